@@ -1,0 +1,1 @@
+"""The cluster controller: publishes ResourceSlices and allocates ResourceClaims."""

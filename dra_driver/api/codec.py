@@ -1,0 +1,133 @@
+"""JSON in and out of the wire structs.
+
+``decode`` ignores unknown fields (objects from an API server that may be newer than we are);
+``decode_strict`` names every one of them (objects that people write).
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar, Union
+
+import msgspec
+
+from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.quantity import Quantity
+from dra_driver.errors import DecodeError, InvalidQuantity
+
+__all__ = ["convert", "decode", "decode_strict", "encode", "to_raw", "unknown_fields"]
+
+_T = TypeVar("_T")
+
+
+def _dec_hook(kind: type, value: object) -> object:
+    if kind is Quantity:
+        if isinstance(value, str):
+            try:
+                return Quantity.parse(value)
+            except InvalidQuantity as e:
+                raise ValueError(str(e)) from e
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Quantity.parse(str(value))
+        raise ValueError(f"expected a quantity such as 32Gi, got {value!r}")
+    raise NotImplementedError(f"no decoding for {kind}")
+
+
+def _enc_hook(value: object) -> object:
+    if isinstance(value, Quantity):
+        return str(value)
+    raise NotImplementedError(f"no encoding for {type(value)}")
+
+
+@cache
+def _decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
+    return msgspec.json.Decoder(kind, dec_hook=_dec_hook)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
+
+
+def decode(kind: type[_T], data: bytes | str | msgspec.Raw) -> _T:
+    """Decodes JSON into ``kind``; unknown fields are ignored.
+
+    Raises:
+        DecodeError: not JSON, or a field has the wrong type (the text names its path).
+    """
+    try:
+        return _decoder(kind).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise DecodeError(f"{kind.__name__}: {e}") from e
+
+
+def convert(kind: type[_T], raw: object) -> _T:
+    """Like ``decode``, from a value that is parsed already (a dict from YAML or from a watch).
+
+    Raises:
+        DecodeError: a field has the wrong type, or the value is not plain data.
+    """
+    # By way of JSON, because msgspec.convert cannot fill msgspec.Raw fields.
+    try:
+        data = msgspec.json.encode(raw, enc_hook=_enc_hook)
+    except (TypeError, msgspec.MsgspecError) as e:
+        raise DecodeError(f"{kind.__name__}: not plain data: {e}") from e
+    return decode(kind, data)
+
+
+def decode_strict(kind: type[_T], data: bytes | str) -> _T:
+    """Like ``decode``, and refuses unknown fields, all of them at once.
+
+    Raises:
+        DecodeError: not JSON, a wrong type, or unknown fields (the text lists their paths).
+    """
+    value = decode(kind, data)
+    unknown = sorted(unknown_fields(kind, msgspec.json.decode(data)))
+    if unknown:
+        raise DecodeError(f"{kind.__name__}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}")
+    return value
+
+
+def encode(value: object) -> bytes:
+    """JSON of a struct, or of plain data with structs in it. Add kind and apiVersion with ``to_raw``."""
+    return _encoder.encode(value)
+
+
+def to_raw(resource: Resource[Any], value: WireObject) -> dict[str, Any]:
+    """The object as plain data with ``apiVersion`` and ``kind``, ready to be sent."""
+    body: dict[str, Any] = msgspec.json.decode(_encoder.encode(value))
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+
+
+# Every object may carry these, whether or not its struct names them.
+_ALWAYS_KNOWN = frozenset({"apiVersion", "kind"})
+_META_KNOWN = frozenset({"managedFields", "selfLink", "deletionGracePeriodSeconds"})
+
+
+def unknown_fields(kind: Any, raw: object, path: str = "") -> Iterator[str]:
+    """Paths of the fields of ``raw`` that ``kind`` does not have, for example ``spec.devices.requests[0].foo``."""
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        for option in typing.get_args(kind):
+            if option is not type(None):
+                yield from unknown_fields(option, raw, path)
+    elif origin is tuple and isinstance(raw, list):
+        for i, item in enumerate(raw):
+            yield from unknown_fields(typing.get_args(kind)[0], item, f"{path}[{i}]")
+    elif origin is not None and isinstance(raw, Mapping) and issubclass(origin, Mapping):
+        for key, item in raw.items():
+            yield from unknown_fields(typing.get_args(kind)[1], item, f"{path}[{key}]")
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, Mapping):
+        fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
+        extra: frozenset[str] = frozenset()
+        if issubclass(kind, WireObject):
+            extra = _ALWAYS_KNOWN
+        elif kind.__name__ == "ObjectMeta":
+            extra = _META_KNOWN
+        for key, item in raw.items():
+            where = f"{path}.{key}" if path else str(key)
+            if key in fields:
+                yield from unknown_fields(fields[key], item, where)
+            elif key not in extra:
+                yield where

@@ -1,0 +1,193 @@
+"""The parts of ``core/v1`` that the driver reads: Node, Pod, Namespace, Event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from dra_driver.api.meta import ObjectMeta, Resource, Uid, Wire, WireObject
+from dra_driver.api.quantity import Quantity
+from dra_driver.api.resource import NodeSelector
+
+__all__ = [
+    "EVENTS",
+    "NAMESPACES",
+    "NODES",
+    "PODS",
+    "Container",
+    "ContainerClaim",
+    "ContainerResources",
+    "Event",
+    "Namespace",
+    "Node",
+    "NodeSpec",
+    "NodeStatus",
+    "ObjectReference",
+    "Pod",
+    "PodResourceClaim",
+    "PodResourceClaimStatus",
+    "PodSchedulingGate",
+    "PodSpec",
+    "PodStatus",
+    "Taint",
+    "Toleration",
+]
+
+
+class Taint(Wire, frozen=True, kw_only=True):
+    """``spec.taints[]`` of a node."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class NodeSpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a node."""
+
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+
+
+class NodeStatus(Wire, frozen=True, kw_only=True):
+    """``status`` of a node. ``conditions`` stay raw: the kubelet's have other fields than metav1's."""
+
+    allocatable: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+    conditions: tuple[Mapping[str, str | None], ...] = ()
+
+
+class Node(WireObject, frozen=True, kw_only=True):
+    """A node."""
+
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class Toleration(Wire, frozen=True, kw_only=True):
+    """``spec.tolerations[]`` of a pod."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class ContainerClaim(Wire, frozen=True, kw_only=True):
+    """``resources.claims[]``: a claim of the pod, or one request of it."""
+
+    name: str
+    request: str = ""
+
+
+class ContainerResources(Wire, frozen=True, kw_only=True):
+    """``resources`` of a container."""
+
+    claims: tuple[ContainerClaim, ...] = ()
+    requests: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+    limits: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+
+
+class Container(Wire, frozen=True, kw_only=True):
+    """``spec.containers[]``."""
+
+    name: str
+    resources: ContainerResources = ContainerResources()
+
+
+class PodResourceClaim(Wire, frozen=True, kw_only=True):
+    """``spec.resourceClaims[]``: a claim by name, or a template."""
+
+    name: str
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class PodSchedulingGate(Wire, frozen=True, kw_only=True):
+    """``spec.schedulingGates[]``."""
+
+    name: str
+
+
+class NodeAffinity(Wire, frozen=True, kw_only=True):
+    """``spec.affinity.nodeAffinity``: only the required part binds us."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+
+
+class Affinity(Wire, frozen=True, kw_only=True):
+    """``spec.affinity``."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class PodSpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a pod."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    node_selector: Mapping[str, str] = msgspec.field(default_factory=dict)
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    scheduling_gates: tuple[PodSchedulingGate, ...] = ()
+    resource_claims: tuple[PodResourceClaim, ...] = ()
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+
+
+class PodResourceClaimStatus(Wire, frozen=True, kw_only=True):
+    """``status.resourceClaimStatuses[]``: the generated claim; None where none is needed."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+class PodStatus(Wire, frozen=True, kw_only=True):
+    """``status`` of a pod."""
+
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[Mapping[str, str | int | None], ...] = ()
+    resource_claim_statuses: tuple[PodResourceClaimStatus, ...] = ()
+
+
+class Pod(WireObject, frozen=True, kw_only=True):
+    """A pod."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class Namespace(WireObject, frozen=True, kw_only=True):
+    """A namespace; its labels say whether admin access and our gate apply."""
+
+
+class ObjectReference(Wire, frozen=True, kw_only=True):
+    """What an Event is about."""
+
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: Uid = Uid("")
+    api_version: str = ""
+    resource_version: str = ""
+
+
+class Event(WireObject, frozen=True, kw_only=True):
+    """``core/v1 Event``."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    involved_object: ObjectReference = ObjectReference()
+    reason: str = ""
+    message: str = ""
+    type: str = "Normal"
+    count: int = 0
+    first_timestamp: str | None = None
+    last_timestamp: str | None = None
+
+
+NODES = Resource("", "v1", "nodes", "Node", Node, namespaced=False)
+PODS = Resource("", "v1", "pods", "Pod", Pod, namespaced=True)
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
+EVENTS = Resource("", "v1", "events", "Event", Event, namespaced=True)

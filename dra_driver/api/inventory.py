@@ -1,0 +1,173 @@
+"""``dra-driver.dev/v1alpha1 DeviceInventory``: what a node's plugin found, and the handshake around publishing.
+
+One object per node and driver, cluster-scoped, owned by the Node, written by the node's plugin. The
+controller writes ``status.publication`` only. ResourceSlices are made of it by
+``dra_driver.resourceslice.build_slices``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from dra_driver.api.meta import DriverName, Resource, Wire, WireObject
+from dra_driver.api.resource import Condition, DeviceAttribute, DeviceCapacity
+
+__all__ = [
+    "API_VERSION",
+    "DEVICE_INVENTORIES",
+    "GROUP",
+    "DeviceHealth",
+    "DeviceInventory",
+    "DeviceInventorySpec",
+    "DeviceInventoryStatus",
+    "DeviceLink",
+    "InventoryDevice",
+    "PartitionPlacement",
+    "PartitionProfile",
+    "Publication",
+    "Registration",
+    "inventory_name",
+]
+
+GROUP = "dra-driver.dev"
+API_VERSION = f"{GROUP}/v1alpha1"
+
+
+class PartitionPlacement(Wire, frozen=True, kw_only=True):
+    """Where a partition can sit, in memory slices of the device."""
+
+    start: int
+    size: int
+
+
+class PartitionProfile(Wire, frozen=True, kw_only=True):
+    """A kind of partition that the device can be cut into (a MIG profile, a VF type).
+
+    Attributes:
+        name: the vendor's name, for example ``1g.5gb``.
+        profile_id: the number by which the vendor's library knows it (NVML ``.id``).
+        placements: every place where it fits on the empty device.
+        attributes: attributes that differ from the whole device.
+        capacity: what a partition of this kind has.
+    """
+
+    name: str
+    profile_id: int = 0
+    placements: tuple[PartitionPlacement, ...] = ()
+    attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
+    capacity: Mapping[str, DeviceCapacity] = msgspec.field(default_factory=dict)
+
+
+class DeviceLink(Wire, frozen=True, kw_only=True):
+    """A direct connection to another device of the node.
+
+    Attributes:
+        peer: name of the other device in the same inventory, or ``switch``.
+        type: ``nvlink`` or ``xgmi``.
+        count: number of parallel links.
+    """
+
+    peer: str
+    type: str
+    count: int = 1
+
+
+class DeviceHealth(Wire, frozen=True, kw_only=True):
+    """Why a device should not be used, as ``health[]`` of a device; none means healthy as far as we can tell.
+
+    Attributes:
+        reason: CamelCase, stable, for example ``XidError``.
+        severity: ``info`` (seen, harmless), ``degraded`` (nothing new on it) or ``failed`` (evict).
+        message: for people.
+        since: RFC 3339.
+    """
+
+    reason: str
+    severity: str
+    message: str = ""
+    since: str = ""
+
+
+class InventoryDevice(Wire, frozen=True, kw_only=True):
+    """One physical device. Attribute and capacity names are those of the ResourceSlice."""
+
+    name: str
+    attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
+    capacity: Mapping[str, DeviceCapacity] = msgspec.field(default_factory=dict)
+    partitions: tuple[PartitionProfile, ...] = ()
+    links: tuple[DeviceLink, ...] = ()
+    health: tuple[DeviceHealth, ...] = ()
+
+
+class DeviceInventorySpec(Wire, frozen=True, kw_only=True):
+    """What the plugin found on its node.
+
+    Attributes:
+        truncated: number of devices that were left out because the object would have grown beyond what the
+            API server stores; 0 where everything is there.
+    """
+
+    node_name: str
+    driver: DriverName
+    devices: tuple[InventoryDevice, ...] = ()
+    truncated: int = 0
+
+
+class Registration(Wire, frozen=True, kw_only=True):
+    """Written by the plugin: whether the kubelet knows it, and how often slices were asked for.
+
+    ``epoch`` grows whenever the kubelet confirms a registration, and whenever the plugin is registered and
+    sees that the slices published for the present epoch are gone. The controller creates slices once per
+    epoch, never without ``registered``.
+    """
+
+    registered: bool = False
+    epoch: int = 0
+
+
+class Publication(Wire, frozen=True, kw_only=True):
+    """Written by the controller: what it published and for which epoch.
+
+    Attributes:
+        epoch: epoch for which the slices in ``slices`` were created.
+        generation: pool generation.
+        slices: names of the ResourceSlices of the pool.
+        devices: number of devices published.
+    """
+
+    epoch: int = 0
+    generation: int = 0
+    slices: tuple[str, ...] = ()
+    devices: int = 0
+
+
+class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
+    """``registration`` belongs to the plugin, ``publication`` and ``conditions`` to the controller."""
+
+    registration: Registration = Registration()
+    publication: Publication = Publication()
+    conditions: tuple[Condition, ...] = ()
+
+
+class DeviceInventory(WireObject, frozen=True, kw_only=True):
+    """The devices of one node and driver."""
+
+    spec: DeviceInventorySpec
+    status: DeviceInventoryStatus = DeviceInventoryStatus()
+
+
+DEVICE_INVENTORIES = Resource(
+    GROUP, "v1alpha1", "deviceinventories", "DeviceInventory", DeviceInventory, namespaced=False
+)
+
+
+def inventory_name(node_name: str, driver: str) -> str:
+    """Name of the DeviceInventory of a node and driver: ``<node>.<driver>``, hashed where that is over 253 bytes."""
+    name = f"{node_name}.{driver.lower()}"
+    if len(name) <= 253:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{name[:236].rstrip('.-')}-{digest}"

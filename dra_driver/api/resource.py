@@ -1,0 +1,442 @@
+"""``resource.k8s.io/v1``: ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass.
+
+Source: the API reference of Kubernetes 1.34 to 1.36. A field that an older server does not know is absent
+there. List-valued fields default to an empty tuple, which is not written to the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from dra_driver.api.meta import DriverName, ObjectMeta, PoolName, Resource, Uid, Wire, WireObject
+from dra_driver.api.quantity import Quantity
+
+__all__ = [
+    "DEVICE_CLASSES",
+    "RESOURCE_CLAIMS",
+    "RESOURCE_CLAIM_TEMPLATES",
+    "RESOURCE_SLICES",
+    "AllocatedDeviceStatus",
+    "AllocationResult",
+    "CapacityRequestPolicy",
+    "CapacityRequestPolicyRange",
+    "CapacityRequirements",
+    "CelSelector",
+    "Condition",
+    "Counter",
+    "CounterSet",
+    "Device",
+    "DeviceAllocationConfiguration",
+    "DeviceAllocationResult",
+    "DeviceAttribute",
+    "DeviceCapacity",
+    "DeviceClaim",
+    "DeviceClaimConfiguration",
+    "DeviceClass",
+    "DeviceClassConfiguration",
+    "DeviceClassSpec",
+    "DeviceConstraint",
+    "DeviceCounterConsumption",
+    "DeviceRequest",
+    "DeviceRequestAllocationResult",
+    "DeviceSelector",
+    "DeviceSubRequest",
+    "DeviceTaint",
+    "DeviceToleration",
+    "ExactDeviceRequest",
+    "NetworkDeviceData",
+    "NodeSelector",
+    "NodeSelectorRequirement",
+    "NodeSelectorTerm",
+    "OpaqueDeviceConfiguration",
+    "ResourceClaim",
+    "ResourceClaimConsumerReference",
+    "ResourceClaimSpec",
+    "ResourceClaimStatus",
+    "ResourceClaimTemplate",
+    "ResourceClaimTemplateSpec",
+    "ResourcePool",
+    "ResourceSlice",
+    "ResourceSliceSpec",
+]
+
+TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
+
+
+# --- node selectors (core/v1) -------------------------------------------------------------------------------
+
+
+class NodeSelectorRequirement(Wire, frozen=True, kw_only=True):
+    """``core/v1 NodeSelectorRequirement``: operator is In, NotIn, Exists, DoesNotExist, Gt or Lt."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+
+class NodeSelectorTerm(Wire, frozen=True, kw_only=True):
+    """Requirements that must all hold."""
+
+    match_expressions: tuple[NodeSelectorRequirement, ...] = ()
+    match_fields: tuple[NodeSelectorRequirement, ...] = ()
+
+
+class NodeSelector(Wire, frozen=True, kw_only=True):
+    """Terms of which one must hold."""
+
+    node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
+
+
+# --- ResourceSlice ------------------------------------------------------------------------------------------
+
+
+class DeviceAttribute(Wire, frozen=True, kw_only=True):
+    """One attribute: exactly one of the values is set. The plural ones need DRAListTypeAttributes."""
+
+    int_value: int | None = msgspec.field(default=None, name="int")
+    bool_value: bool | None = msgspec.field(default=None, name="bool")
+    string_value: str | None = msgspec.field(default=None, name="string")
+    version_value: str | None = msgspec.field(default=None, name="version")
+    ints: tuple[int, ...] | None = None
+    bools: tuple[bool, ...] | None = None
+    strings: tuple[str, ...] | None = None
+    versions: tuple[str, ...] | None = None
+
+
+class CapacityRequestPolicyRange(Wire, frozen=True, kw_only=True):
+    """Values that a request for shared capacity may take: ``min``, ``min + step``, … up to ``max``."""
+
+    min: Quantity
+    max: Quantity | None = None
+    step: Quantity | None = None
+
+
+class CapacityRequestPolicy(Wire, frozen=True, kw_only=True):
+    """How requests for one capacity of a device that is allocated several times are rounded (KEP-5075)."""
+
+    default: Quantity | None = None
+    valid_values: tuple[Quantity, ...] = ()
+    valid_range: CapacityRequestPolicyRange | None = None
+
+
+class DeviceCapacity(Wire, frozen=True, kw_only=True):
+    """One capacity of a device."""
+
+    value: Quantity
+    request_policy: CapacityRequestPolicy | None = None
+
+
+class Counter(Wire, frozen=True, kw_only=True):
+    """An amount in a counter set."""
+
+    value: Quantity
+
+
+class CounterSet(Wire, frozen=True, kw_only=True):
+    """Counters that the partitions of one physical device share (KEP-4815)."""
+
+    name: str
+    counters: Mapping[str, Counter]
+
+
+class DeviceCounterConsumption(Wire, frozen=True, kw_only=True):
+    """What a device takes from a counter set."""
+
+    counter_set: str
+    counters: Mapping[str, Counter]
+
+
+class DeviceTaint(Wire, frozen=True, kw_only=True):
+    """``spec.devices[].taints[]`` (KEP-5055)."""
+
+    key: str
+    effect: str
+    value: str = ""
+    time_added: str | None = None
+
+
+class Device(Wire, frozen=True, kw_only=True):
+    """``spec.devices[]``. ``node_name`` and its siblings apply with ``perDeviceNodeSelection`` only."""
+
+    name: str
+    attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
+    capacity: Mapping[str, DeviceCapacity] = msgspec.field(default_factory=dict)
+    consumes_counters: tuple[DeviceCounterConsumption, ...] = ()
+    node_name: str | None = None
+    node_selector: NodeSelector | None = None
+    all_nodes: bool | None = None
+    taints: tuple[DeviceTaint, ...] = ()
+    binds_to_node: bool | None = None
+    binding_conditions: tuple[str, ...] = ()
+    binding_failure_conditions: tuple[str, ...] = ()
+    allow_multiple_allocations: bool | None = None
+
+
+class ResourcePool(Wire, frozen=True, kw_only=True):
+    """``spec.pool``: readers use a pool only when it has ``resource_slice_count`` slices of its newest generation."""
+
+    name: PoolName
+    generation: int
+    resource_slice_count: int
+
+
+class ResourceSliceSpec(Wire, frozen=True, kw_only=True):
+    """``spec``: devices or shared counters, never both."""
+
+    driver: DriverName
+    pool: ResourcePool
+    node_name: str | None = None
+    node_selector: NodeSelector | None = None
+    all_nodes: bool | None = None
+    per_device_node_selection: bool | None = None
+    devices: tuple[Device, ...] = ()
+    shared_counters: tuple[CounterSet, ...] = ()
+
+
+class ResourceSlice(WireObject, frozen=True, kw_only=True):
+    """A part of a pool of devices."""
+
+    spec: ResourceSliceSpec
+
+
+# --- selectors, requests ------------------------------------------------------------------------------------
+
+
+class CelSelector(Wire, frozen=True, kw_only=True):
+    """A CEL expression over ``device`` that gives a bool."""
+
+    expression: str
+
+
+class DeviceSelector(Wire, frozen=True, kw_only=True):
+    """``selectors[]``; CEL is the only form."""
+
+    cel: CelSelector | None = None
+
+
+class OpaqueDeviceConfiguration(Wire, frozen=True, kw_only=True):
+    """Parameters for a driver; hostile input until the driver has decoded them strictly."""
+
+    driver: DriverName
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class DeviceToleration(Wire, frozen=True, kw_only=True):
+    """``tolerations[]``: operator is Equal (default) or Exists; an empty key with Exists tolerates all."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class CapacityRequirements(Wire, frozen=True, kw_only=True):
+    """``capacity``: least amounts, by capacity name (KEP-5075)."""
+
+    requests: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+
+
+class ExactDeviceRequest(Wire, frozen=True, kw_only=True):
+    """``requests[].exactly``. ``allocation_mode`` is ExactCount (default, with ``count``) or All."""
+
+    device_class_name: str
+    selectors: tuple[DeviceSelector, ...] = ()
+    allocation_mode: str = ""
+    count: int = 0
+    admin_access: bool | None = None
+    tolerations: tuple[DeviceToleration, ...] = ()
+    capacity: CapacityRequirements | None = None
+
+
+class DeviceSubRequest(Wire, frozen=True, kw_only=True):
+    """One alternative of ``firstAvailable`` (KEP-4816)."""
+
+    name: str
+    device_class_name: str
+    selectors: tuple[DeviceSelector, ...] = ()
+    allocation_mode: str = ""
+    count: int = 0
+    tolerations: tuple[DeviceToleration, ...] = ()
+    capacity: CapacityRequirements | None = None
+
+
+class DeviceRequest(Wire, frozen=True, kw_only=True):
+    """``requests[]``: ``exactly`` or ``firstAvailable``."""
+
+    name: str
+    exactly: ExactDeviceRequest | None = None
+    first_available: tuple[DeviceSubRequest, ...] = ()
+
+
+class DeviceConstraint(Wire, frozen=True, kw_only=True):
+    """All devices of ``requests`` (empty: of the claim) have the same / pairwise different attribute."""
+
+    requests: tuple[str, ...] = ()
+    match_attribute: str | None = None
+    distinct_attribute: str | None = None
+
+
+class DeviceClaimConfiguration(Wire, frozen=True, kw_only=True):
+    """``spec.devices.config[]`` of a claim."""
+
+    requests: tuple[str, ...] = ()
+    opaque: OpaqueDeviceConfiguration | None = None
+
+
+class DeviceClaim(Wire, frozen=True, kw_only=True):
+    """``spec.devices`` of a claim. The server writes ``requests: null`` where there are none."""
+
+    requests: tuple[DeviceRequest, ...] | None = None
+    constraints: tuple[DeviceConstraint, ...] = ()
+    config: tuple[DeviceClaimConfiguration, ...] = ()
+
+
+# --- allocation ---------------------------------------------------------------------------------------------
+
+
+class DeviceRequestAllocationResult(Wire, frozen=True, kw_only=True):
+    """One allocated device. ``request`` is ``name`` or ``name/subrequest``."""
+
+    request: str
+    driver: DriverName
+    pool: PoolName
+    device: str
+    admin_access: bool | None = None
+    tolerations: tuple[DeviceToleration, ...] = ()
+    binding_conditions: tuple[str, ...] = ()
+    binding_failure_conditions: tuple[str, ...] = ()
+    share_id: Uid | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+
+
+class DeviceAllocationConfiguration(Wire, frozen=True, kw_only=True):
+    """Configuration for the driver; ``source`` is FromClass or FromClaim, classes come first."""
+
+    source: str
+    requests: tuple[str, ...] = ()
+    opaque: OpaqueDeviceConfiguration | None = None
+
+
+class DeviceAllocationResult(Wire, frozen=True, kw_only=True):
+    """``status.allocation.devices``."""
+
+    results: tuple[DeviceRequestAllocationResult, ...] = ()
+    config: tuple[DeviceAllocationConfiguration, ...] = ()
+
+
+class AllocationResult(Wire, frozen=True, kw_only=True):
+    """``status.allocation``: immutable once written."""
+
+    devices: DeviceAllocationResult = DeviceAllocationResult()
+    node_selector: NodeSelector | None = None
+    allocation_timestamp: str | None = None
+
+
+class ResourceClaimConsumerReference(Wire, frozen=True, kw_only=True):
+    """``status.reservedFor[]``: usually a pod; do not assume it."""
+
+    resource: str
+    name: str
+    uid: Uid
+    api_group: str = ""
+
+
+class Condition(Wire, frozen=True, kw_only=True):
+    """``metav1.Condition``."""
+
+    type: str
+    status: str
+    last_transition_time: str
+    reason: str
+    message: str = ""
+    observed_generation: int = 0
+
+
+class NetworkDeviceData(Wire, frozen=True, kw_only=True):
+    """``status.devices[].networkData``."""
+
+    interface_name: str = ""
+    ips: tuple[str, ...] = ()
+    hardware_address: str = ""
+
+
+class AllocatedDeviceStatus(Wire, frozen=True, kw_only=True):
+    """``status.devices[]``: what a driver says about a device that the claim holds (KEP-4817)."""
+
+    driver: DriverName
+    pool: PoolName
+    device: str
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    conditions: tuple[Condition, ...] = ()
+    data: msgspec.Raw | None = None
+    network_data: NetworkDeviceData | None = None
+
+
+class ResourceClaimStatus(Wire, frozen=True, kw_only=True):
+    """``status`` of a claim."""
+
+    allocation: AllocationResult | None = None
+    reserved_for: tuple[ResourceClaimConsumerReference, ...] = ()
+    devices: tuple[AllocatedDeviceStatus, ...] = ()
+
+
+class ResourceClaimSpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a claim: immutable."""
+
+    devices: DeviceClaim = DeviceClaim()
+
+
+class ResourceClaim(WireObject, frozen=True, kw_only=True):
+    """What a workload asks for, and what it got."""
+
+    spec: ResourceClaimSpec = ResourceClaimSpec()
+    status: ResourceClaimStatus = ResourceClaimStatus()
+
+
+class ResourceClaimTemplateSpec(Wire, frozen=True, kw_only=True):
+    """The claim that is generated for each pod."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: ResourceClaimSpec = ResourceClaimSpec()
+
+
+class ResourceClaimTemplate(WireObject, frozen=True, kw_only=True):
+    """A template: the controller-manager makes a claim of it for each pod that names it."""
+
+    spec: ResourceClaimTemplateSpec = ResourceClaimTemplateSpec()
+
+
+# --- DeviceClass --------------------------------------------------------------------------------------------
+
+
+class DeviceClassConfiguration(Wire, frozen=True, kw_only=True):
+    """``spec.config[]`` of a class."""
+
+    opaque: OpaqueDeviceConfiguration | None = None
+
+
+class DeviceClassSpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a class."""
+
+    selectors: tuple[DeviceSelector, ...] = ()
+    config: tuple[DeviceClassConfiguration, ...] = ()
+    extended_resource_name: str | None = None
+
+
+class DeviceClass(WireObject, frozen=True, kw_only=True):
+    """A name that admins give to a set of devices and their default configuration."""
+
+    spec: DeviceClassSpec = DeviceClassSpec()
+
+
+_GROUP = "resource.k8s.io"
+RESOURCE_SLICES = Resource(_GROUP, "v1", "resourceslices", "ResourceSlice", ResourceSlice, namespaced=False)
+RESOURCE_CLAIMS = Resource(_GROUP, "v1", "resourceclaims", "ResourceClaim", ResourceClaim, namespaced=True)
+RESOURCE_CLAIM_TEMPLATES = Resource(
+    _GROUP, "v1", "resourceclaimtemplates", "ResourceClaimTemplate", ResourceClaimTemplate, namespaced=True
+)
+DEVICE_CLASSES = Resource(_GROUP, "v1", "deviceclasses", "DeviceClass", DeviceClass, namespaced=False)

@@ -1,0 +1,87 @@
+"""Entry point of ``dra-driver``: parses the command line and runs one subcommand.
+
+A subcommand is a module of this package with ``HELP`` (one line), ``add_arguments(parser)`` and
+``run(args) -> int``. Only the module of the chosen subcommand is imported, so that ``kubelet-plugin`` does not
+pay for the allocator's libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import dra_driver
+from dra_driver.cli import common
+from dra_driver.errors import ConfigurationError, DraError, InvalidInput
+
+__all__ = ["main"]
+
+# name → (module, one line of help). The help stands here so that `dra-driver --help` imports nothing.
+COMMANDS = {
+    "demo": (
+        "demo",
+        "the embedded cluster end to end: simulated nodes, example pods, a table of who got what",
+    ),
+    "sim": ("sim", "parts of the embedded cluster alone (sim apiserver)"),
+    "controller": (
+        "controller",
+        "the cluster controller: publishes ResourceSlices, allocates ResourceClaims",
+    ),
+    "kubelet-plugin": ("kubelet_plugin", "the node agent: discovery, registration, prepare and unprepare"),
+    "devices": ("devices", "what discovery finds on this machine"),
+    "allocate": ("allocate", "the allocator on manifests or recorded cases: what would be allocated where"),
+    "explain": ("explain", "why a claim is or is not allocatable"),
+    "cel": ("cel", "device selectors on recorded cases"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Returns:
+        0: done; 1: it failed; 2: bad usage or configuration.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="dra-driver", description=dra_driver.__doc__.splitlines()[0] if dra_driver.__doc__ else None
+    )
+    parser.add_argument("--version", action="version", version=f"dra-driver {dra_driver.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    run = None
+    for name, (module, text) in COMMANDS.items():
+        sub = subparsers.add_parser(
+            name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        if name == chosen:
+            loaded = importlib.import_module(f"dra_driver.cli.{module}")
+            common.add_logging_arguments(sub)
+            loaded.add_arguments(sub)
+            run = loaded.run
+    args = parser.parse_args(arguments)
+    assert run is not None  # argparse has refused everything else
+    common.configure_logging(args.log_level, args.log_format)
+    try:
+        return int(run(args))
+    except ConfigurationError as e:
+        for finding in e.findings:
+            print(f"dra-driver {chosen}: {finding}", file=sys.stderr)
+        return 2
+    except InvalidInput as e:
+        print(f"dra-driver {chosen}: {e}", file=sys.stderr)
+        return 2
+    except DraError as e:
+        print(f"dra-driver {chosen}: {e}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output went away (``| head``): not our failure, and nothing more to say.
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""What the controller and the node agent need of the outside world, as Protocols.
+
+Adapters live in ``dra_driver.kube`` and ``dra_driver.discovery``; tests bring fakes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.meta import Resource, WireObject
+
+__all__ = [
+    "CdiMaterial",
+    "CdiMount",
+    "Clock",
+    "DeviceBackend",
+    "DeviceNode",
+    "DiscoveredDevice",
+    "KubeClient",
+    "ObjectList",
+    "WatchEvent",
+    "WatchEventType",
+]
+
+T = TypeVar("T", bound=WireObject)
+T_co = TypeVar("T_co", bound=WireObject, covariant=True)
+
+
+class Clock(Protocol):
+    """Time, passed in so that tests decide what it is."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectList(Generic[T]):
+    """A consistent list: the items as of ``resource_version``."""
+
+    items: tuple[T, ...]
+    resource_version: str
+
+
+class WatchEventType(enum.Enum):
+    """``type`` of a watch event."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    BOOKMARK = "BOOKMARK"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent(Generic[T_co]):
+    """One event. For a BOOKMARK only ``metadata.resource_version`` of the object means something."""
+
+    type: WatchEventType
+    object: T_co
+
+
+class KubeClient(Protocol):
+    """The API server. Every method raises ``ApiError`` (its subclasses) or ``ApiUnavailable``.
+
+    A namespace of ``""`` means cluster-scoped, or all namespaces where a collection is meant.
+    """
+
+    async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
+        """One object."""
+        ...
+
+    async def list(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+    ) -> ObjectList[T]:
+        """All objects, paged behind the scenes."""
+        ...
+
+    def watch(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        resource_version: str,
+        label_selector: str = "",
+        field_selector: str = "",
+        timeout_seconds: int = 300,
+    ) -> AsyncIterator[WatchEvent[T]]:
+        """Events after ``resource_version`` until the server ends the watch. ``Gone``: list again."""
+        ...
+
+    async def create(
+        self, resource: Resource[T], body: Mapping[str, Any], namespace: str = "", *, dry_run: bool = False
+    ) -> T:
+        """POST. ``body`` is plain data (``codec.to_raw``)."""
+        ...
+
+    async def replace(
+        self, resource: Resource[T], body: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False
+    ) -> T:
+        """PUT; ``body.metadata`` names the object and carries its resourceVersion."""
+        ...
+
+    async def merge_patch(
+        self,
+        resource: Resource[T],
+        name: str,
+        patch: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> T:
+        """JSON merge patch (RFC 7386). Put ``metadata.resourceVersion`` in it for optimistic locking."""
+        ...
+
+    async def apply(
+        self,
+        resource: Resource[T],
+        body: Mapping[str, Any],
+        *,
+        field_manager: str,
+        subresource: str = "",
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> T:
+        """Server-side apply."""
+        ...
+
+    async def delete(
+        self,
+        resource: Resource[T],
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_period_seconds: int | None = None,
+    ) -> None:
+        """DELETE with preconditions where given."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device node for the container.
+
+    Attributes:
+        path: in the container, for example ``/dev/nvidia0``.
+        host_path: on the host, below the dev root; the same as ``path`` where None.
+    """
+
+    path: str
+    host_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CdiMount:
+    """A read-only bind mount for the container."""
+
+    host_path: str
+    container_path: str
+    options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
+
+
+@dataclass(frozen=True, slots=True)
+class CdiMaterial:
+    """What a container needs on the side of the operating system to use one device."""
+
+    device_nodes: tuple[DeviceNode, ...] = ()
+    mounts: tuple[CdiMount, ...] = ()
+    env: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveredDevice:
+    """A physical device as a backend sees it: what goes into the inventory, and what only the node knows.
+
+    Attributes:
+        device: the part for the inventory.
+        uuid: the vendor's identity; prepare refuses a device whose uuid is not the one expected.
+        material: device nodes and mounts for containers.
+    """
+
+    device: InventoryDevice
+    uuid: str
+    material: CdiMaterial = CdiMaterial()
+
+
+class DeviceBackend(Protocol):
+    """A way to look at hardware (``nvml``, ``simulated`` …). Calls block; run them in an executor."""
+
+    @property
+    def name(self) -> str:
+        """As given to ``--backend``."""
+        ...
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        """Every device, in a stable order.
+
+        Raises:
+            DiscoveryError: the backend cannot look at all; one bad device is left out or incomplete instead.
+        """
+        ...
+
+    def close(self) -> None:
+        """Releases library handles; ``discover`` may be called again and takes them anew."""
+        ...

@@ -1,0 +1,1 @@
+"""The node agent: inventory, registration, prepare and unprepare."""
