@@ -1,0 +1,50 @@
+"""Names that several parts agree on: driver, labels, taints, gates, finalizers, field managers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "ALLOCATION_GATE",
+    "ALLOCATOR_LABEL",
+    "CLAIM_FINALIZER",
+    "CONTROLLER_FIELD_MANAGER",
+    "CONTROLLER_TAINT",
+    "DEFAULT_DRIVER_NAME",
+    "NUMA_NODE",
+    "PCIE_ROOT",
+    "PCI_BUS_ID",
+    "PLUGIN_FIELD_MANAGER",
+    "POD_CLAIM_ANNOTATION",
+    "SYSTEM_NAMESPACE",
+    "cdi_kind",
+]
+
+DEFAULT_DRIVER_NAME: Final = "gpu.dra-driver.dev"
+SYSTEM_NAMESPACE: Final = "dra-driver"
+
+# Devices of a pool that our controller allocates carry this NoSchedule taint, so that kube-scheduler's
+# allocator never picks them; the value is "allocates".
+CONTROLLER_TAINT: Final = "dra-driver.dev/controller"
+
+# Scheduling gate of pods whose claims our controller allocates, and the namespace label that turns it on
+# (value "controller").
+ALLOCATION_GATE: Final = "dra-driver.dev/allocation"
+ALLOCATOR_LABEL: Final = "dra-driver.dev/allocator"
+
+# Kubernetes' own: kept on allocated claims; on generated claims, the pod's name for the claim.
+CLAIM_FINALIZER: Final = "resource.kubernetes.io/delete-protection"
+POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
+
+# Standard device attributes.
+PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
+PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
+NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+
+PLUGIN_FIELD_MANAGER: Final = "dra-driver-kubelet-plugin"
+CONTROLLER_FIELD_MANAGER: Final = "dra-driver-controller"
+
+
+def cdi_kind(driver: str) -> str:
+    """CDI kind of the specs that the plugin of ``driver`` writes, ``k8s.<driver>/claim``."""
+    return f"k8s.{driver}/claim"
