@@ -1,0 +1,61 @@
+"""The stubs speak the kubelet's wire format, and are what the sources give."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from dra_driver.wire import dra_v1_pb2, dra_v1beta1_pb2, health_v1alpha1_pb2, pluginregistration_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_services_have_the_names_the_kubelet_calls() -> None:
+    names = {
+        f"{service.full_name}/{method}"
+        for module in (dra_v1_pb2, dra_v1beta1_pb2, health_v1alpha1_pb2, pluginregistration_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods_by_name
+    }
+    assert names == {
+        "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
+        "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources",
+        "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
+        "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
+        "pluginregistration.Registration/GetInfo",
+        "pluginregistration.Registration/NotifyRegistrationStatus",
+        "v1alpha1.DRAResourceHealth/NodeWatchResources",
+    }
+
+
+def test_prepare_response_bytes() -> None:
+    answer = dra_v1_pb2.NodePrepareResourcesResponse()
+    device = answer.claims["u"].devices.add(
+        request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["c"], share_id="s"
+    )
+    assert device.SerializeToString() == b"\x0a\x01r\x12\x01p\x1a\x01d\x22\x01c\x2a\x01s"
+    # Map entry: key 1 "u", value 2 {devices = 1}.
+    inner = device.SerializeToString()
+    value = b"\x0a" + bytes([len(inner)]) + inner
+    entry = b"\x0a\x01u\x12" + bytes([len(value)]) + value
+    assert answer.SerializeToString() == b"\x0a" + bytes([len(entry)]) + entry
+
+
+def test_v1beta1_differs_only_in_share_ids() -> None:
+    fields = {
+        name: {
+            m.name: {(f.name, f.number) for f in m.fields}
+            for m in module.DESCRIPTOR.message_types_by_name.values()
+        }
+        for name, module in (("v1", dra_v1_pb2), ("v1beta1", dra_v1beta1_pb2))
+    }
+    fields["v1"]["Device"].remove(("share_id", 5))
+    assert fields["v1"] == fields["v1beta1"]
+
+
+def test_stubs_are_what_the_sources_give() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "proto" / "generate.py", "--check"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
