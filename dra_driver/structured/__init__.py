@@ -1,1 +1,47 @@
-"""TODO."""
+"""The allocator: which devices on which node serve the claims of a pod.
+
+``Snapshot.build`` indexes a cluster, ``allocate`` answers for one pod. The semantics are those of the
+structured allocator of Kubernetes 1.36 (KEP-4381 and those that extend it); ``Strategy`` says which of
+several possible answers is taken. "It does not fit" is a value with reasons, not an exception.
+
+A pure library: no I/O, no clock, no logging; everything that goes in and comes out is immutable.
+"""
+
+from __future__ import annotations
+
+from dra_driver.structured.allocator import allocate
+from dra_driver.structured.snapshot import Snapshot
+from dra_driver.structured.state import AllocatedState, PoolState
+from dra_driver.structured.types import (
+    DEFAULT,
+    Allocated,
+    DeviceID,
+    DoesNotFit,
+    Exclusion,
+    Failed,
+    Features,
+    NodeReasons,
+    Outcome,
+    PoolID,
+    Rule,
+    Strategy,
+)
+
+__all__ = [
+    "DEFAULT",
+    "Allocated",
+    "AllocatedState",
+    "DeviceID",
+    "DoesNotFit",
+    "Exclusion",
+    "Failed",
+    "Features",
+    "NodeReasons",
+    "Outcome",
+    "PoolID",
+    "PoolState",
+    "Rule",
+    "Snapshot",
+    "Strategy",
+    "allocate",
+]

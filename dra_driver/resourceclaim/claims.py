@@ -1,0 +1,138 @@
+"""Requests, results and configuration of one claim."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.resource import (
+    DeviceAllocationConfiguration,
+    DeviceRequestAllocationResult,
+    ResourceClaim,
+)
+
+__all__ = [
+    "ALL_REQUESTS",
+    "RequestName",
+    "allocated_pools",
+    "config_for_request",
+    "is_allocated",
+    "is_reserved_for",
+    "join_request",
+    "own_results",
+    "request_names",
+    "requests_match",
+    "results_for_request",
+    "split_request",
+]
+
+# A container (or a constraint, or a configuration) that names no request means all of them.
+ALL_REQUESTS: Final = ""
+
+
+class RequestName(NamedTuple):
+    """``request`` or ``request/subrequest``, taken apart."""
+
+    request: str
+    subrequest: str = ""
+
+    def __str__(self) -> str:
+        return join_request(self.request, self.subrequest)
+
+
+def split_request(name: str) -> RequestName:
+    """Takes ``request`` or ``request/subrequest`` apart."""
+    request, _, subrequest = name.partition("/")
+    return RequestName(request, subrequest)
+
+
+def join_request(request: str, subrequest: str = "") -> str:
+    """The name that results carry: ``request``, or ``request/subrequest`` for one of ``firstAvailable``."""
+    return f"{request}/{subrequest}" if subrequest else request
+
+
+def requests_match(requests: Collection[str], name: str) -> bool:
+    """Whether a list of requests (of a constraint or a configuration) covers the request ``name``.
+
+    An empty list covers all; ``req`` covers all its subrequests; ``req/sub`` covers that one only.
+    """
+    return not requests or name in requests or split_request(name).request in requests
+
+
+def request_names(claim: ResourceClaim) -> tuple[RequestName, ...]:
+    """Every request of the claim, subrequests one by one, in the order of the spec."""
+    names: list[RequestName] = []
+    for request in claim.spec.devices.requests or ():
+        if request.first_available:
+            names += [RequestName(request.name, sub.name) for sub in request.first_available]
+        else:
+            names.append(RequestName(request.name))
+    return tuple(names)
+
+
+def is_allocated(claim: ResourceClaim) -> bool:
+    """Whether devices are allocated."""
+    return claim.status.allocation is not None
+
+
+def is_reserved_for(claim: ResourceClaim, uid: str) -> bool:
+    """Whether ``status.reservedFor`` has a pod with this UID."""
+    return any(
+        ref.uid == uid and ref.resource == "pods" and not ref.api_group for ref in claim.status.reserved_for
+    )
+
+
+def own_results(claim: ResourceClaim, driver: str) -> tuple[DeviceRequestAllocationResult, ...]:
+    """The allocated devices that belong to ``driver``; empty where the claim is not allocated."""
+    if claim.status.allocation is None:
+        return ()
+    return tuple(r for r in claim.status.allocation.devices.results if r.driver == driver)
+
+
+def results_for_request(claim: ResourceClaim, request: str) -> tuple[DeviceRequestAllocationResult, ...]:
+    """The allocated devices of one request as a container names it.
+
+    ``ALL_REQUESTS`` gives all; the name of a request with ``firstAvailable`` gives the devices of whichever
+    alternative was taken.
+    """
+    if claim.status.allocation is None:
+        return ()
+    results = claim.status.allocation.devices.results
+    if request == ALL_REQUESTS:
+        return results
+    return tuple(r for r in results if request in (r.request, split_request(r.request).request))
+
+
+def allocated_pools(claim: ResourceClaim) -> frozenset[tuple[DriverName, PoolName]]:
+    """The pools that the claim's devices are from."""
+    if claim.status.allocation is None:
+        return frozenset()
+    return frozenset((r.driver, r.pool) for r in claim.status.allocation.devices.results)
+
+
+def config_for_request(
+    claim: ResourceClaim, request: str, driver: str
+) -> tuple[DeviceAllocationConfiguration, ...]:
+    """The configuration that applies to a result's request for one driver, weakest first.
+
+    Class configuration comes before the claim's, so a driver that applies them in order lets the claim
+    override the class (API field ``allocation.devices.config``).
+    """
+    if claim.status.allocation is None:
+        return ()
+    return tuple(_ordered(claim.status.allocation.devices.config, request, driver))
+
+
+def _ordered(
+    config: Sequence[DeviceAllocationConfiguration], request: str, driver: str
+) -> Iterator[DeviceAllocationConfiguration]:
+    for source in ("FromClass", "FromClaim"):
+        seen: list[DeviceAllocationConfiguration] = []
+        for entry in config:
+            if entry.source != source or entry.opaque is None or entry.opaque.driver != driver:
+                continue
+            # Kubernetes' allocator repeats an entry once for each request that it matches.
+            if requests_match(entry.requests, request) and entry not in seen:
+                seen.append(entry)
+                yield entry

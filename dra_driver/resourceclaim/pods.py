@@ -1,0 +1,99 @@
+"""The claims of a pod: which ones, under which names, generated or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dra_driver.api.core import Container, Pod, PodResourceClaim
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import ResourceClaim, ResourceClaimConsumerReference
+
+__all__ = [
+    "PodClaim",
+    "claim_name",
+    "container_requests",
+    "is_for_pod",
+    "is_generated",
+    "pod_claims",
+    "pod_reference",
+    "pod_uses_claim",
+    "uses_claims",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """One claim that a pod uses.
+
+    Attributes:
+        entry: name in ``spec.resourceClaims``; empty for the claim that the scheduler makes for extended
+            resources.
+        key: the ResourceClaim; None while it is not generated yet.
+        generated: made for this pod from a template, so deleted with it.
+    """
+
+    entry: str
+    key: ObjectKey | None
+    generated: bool
+
+
+def uses_claims(pod: Pod) -> bool:
+    """Whether the pod has ``spec.resourceClaims``."""
+    return bool(pod.spec.resource_claims)
+
+
+def is_generated(entry: PodResourceClaim) -> bool:
+    """Whether the claim of this entry is made from a template."""
+    return entry.resource_claim_template_name is not None
+
+
+def claim_name(pod: Pod, entry: PodResourceClaim) -> tuple[str | None, bool]:
+    """Name of the claim of one entry, and whether it is known.
+
+    Returns:
+        ``(name, True)``; ``(None, True)`` where the controller-manager said that no claim is needed;
+        ``(None, False)`` while the claim is not generated.
+    """
+    if entry.resource_claim_name is not None:
+        return entry.resource_claim_name, True
+    for status in pod.status.resource_claim_statuses:
+        if status.name == entry.name:
+            return status.resource_claim_name, True
+    return None, False
+
+
+def pod_claims(pod: Pod) -> Iterator[PodClaim]:
+    """The claims of the pod in the order of its spec. Entries that need no claim are left out."""
+    for entry in pod.spec.resource_claims:
+        name, known = claim_name(pod, entry)
+        if known and name is None:
+            continue
+        key = ObjectKey(pod.metadata.namespace, name) if name is not None else None
+        yield PodClaim(entry.name, key, is_generated(entry))
+
+
+def pod_uses_claim(pod: Pod, claim: ResourceClaim) -> bool:
+    """Whether the pod names this claim (same namespace, by name or generated)."""
+    return any(used.key == claim.key for used in pod_claims(pod))
+
+
+def is_for_pod(pod: Pod, claim: ResourceClaim) -> bool:
+    """Whether a generated claim belongs to this very pod, not to an earlier one of the same name.
+
+    True for claims that are not generated (no controlling owner of kind Pod).
+    """
+    for owner in claim.metadata.owner_references or ():
+        if owner.controller and owner.kind == "Pod":
+            return owner.uid == pod.metadata.uid
+    return True
+
+
+def pod_reference(pod: Pod) -> ResourceClaimConsumerReference:
+    """The entry for ``status.reservedFor``."""
+    return ResourceClaimConsumerReference(resource="pods", name=pod.metadata.name, uid=pod.metadata.uid)
+
+
+def container_requests(container: Container, entry: str) -> tuple[str, ...]:
+    """The requests of one claim that a container uses: names, or the empty string for all of them."""
+    return tuple(c.request for c in container.resources.claims if c.name == entry)
