@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, TypeVar, Union
 
 import msgspec
@@ -42,9 +41,14 @@ def _enc_hook(value: object) -> object:
     raise NotImplementedError(f"no encoding for {type(value)}")
 
 
-@cache
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
 def _decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
-    return msgspec.json.Decoder(kind, dec_hook=_dec_hook)
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=_dec_hook)
+    return decoder
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
@@ -106,7 +110,7 @@ _META_KNOWN = frozenset({"managedFields", "selfLink", "deletionGracePeriodSecond
 
 
 def unknown_fields(kind: Any, raw: object, path: str = "") -> Iterator[str]:
-    """Paths of the fields of ``raw`` that ``kind`` does not have, for example ``spec.devices.requests[0].foo``."""
+    """Paths of the fields of ``raw`` that ``kind`` does not have, such as ``spec.devices.requests[0].foo``."""
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         for option in typing.get_args(kind):

@@ -1,4 +1,4 @@
-"""``dra-driver.dev/v1alpha1 DeviceInventory``: what a node's plugin found, and the handshake around publishing.
+"""``dra-driver.dev/v1alpha1 DeviceInventory``: what a node's plugin found, and how publishing is agreed.
 
 One object per node and driver, cluster-scoped, owned by the Node, written by the node's plugin. The
 controller writes ``status.publication`` only. ResourceSlices are made of it by
@@ -165,7 +165,7 @@ DEVICE_INVENTORIES = Resource(
 
 
 def inventory_name(node_name: str, driver: str) -> str:
-    """Name of the DeviceInventory of a node and driver: ``<node>.<driver>``, hashed where that is over 253 bytes."""
+    """Name of the DeviceInventory: ``<node>.<driver>``, hashed where that is over 253 bytes."""
     name = f"{node_name}.{driver.lower()}"
     if len(name) <= 253:
         return name

@@ -176,7 +176,7 @@ class Device(Wire, frozen=True, kw_only=True):
 
 
 class ResourcePool(Wire, frozen=True, kw_only=True):
-    """``spec.pool``: readers use a pool only when it has ``resource_slice_count`` slices of its newest generation."""
+    """``spec.pool``: usable only when ``resource_slice_count`` slices of its newest generation are there."""
 
     name: PoolName
     generation: int

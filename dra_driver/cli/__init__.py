@@ -1,3 +1,3 @@
-"""The ``dra-driver`` command. Each subcommand is a module with ``add_parser`` and ``run``; ``main`` finds it."""
+"""The ``dra-driver`` command: each subcommand is a module, ``main`` finds and runs it."""
 
 from __future__ import annotations

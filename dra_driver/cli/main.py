@@ -1,8 +1,8 @@
 """Entry point of ``dra-driver``: parses the command line and runs one subcommand.
 
-A subcommand is a module of this package with ``HELP`` (one line), ``add_arguments(parser)`` and
-``run(args) -> int``. Only the module of the chosen subcommand is imported, so that ``kubelet-plugin`` does not
-pay for the allocator's libraries.
+A subcommand is a module of this package with ``add_arguments(parser)`` and ``run(args) -> int``. Only the
+module of the chosen subcommand is imported, so that ``kubelet-plugin`` does not pay for the allocator's
+libraries.
 """
 
 from __future__ import annotations
