@@ -110,7 +110,7 @@ _META_KNOWN = frozenset({"managedFields", "selfLink", "deletionGracePeriodSecond
 
 
 def unknown_fields(kind: Any, raw: object, path: str = "") -> Iterator[str]:
-    """Paths of the fields of ``raw`` that ``kind`` does not have, such as ``spec.devices.requests[0].foo``."""
+    """Paths of the fields of ``raw`` that ``kind`` does not have, such as ``spec.devices.foo``."""
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         for option in typing.get_args(kind):

@@ -1,4 +1,4 @@
-"""Objects in and out of JSON: nothing that people write is silently dropped, nothing that servers add is refused."""
+"""Objects in and out of JSON: what people write is never dropped, what servers add is never refused."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ def test_opaque_parameters_are_not_ours_to_judge() -> None:
         (b"{", "ResourceClaim"),
         (b'{"spec": {"devices": {"requests": [{"name": 7}]}}}', "$.spec.devices.requests[0].name"),
         (
-            b'{"spec":{"devices":{"requests":[{"name":"g","exactly":{"deviceClassName":"c",'
-            b'"capacity":{"requests":{"memory":"32Gx"}}}}]}}}',
+            (
+                b'{"spec":{"devices":{"requests":[{"name":"g","exactly":{"deviceClassName":"c",'
+                b'"capacity":{"requests":{"memory":"32Gx"}}}}]}}}'
+            ),
             "'32Gx' is not a quantity",
         ),
         (b"\xff", "ResourceClaim"),
