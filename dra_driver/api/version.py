@@ -1,67 +1,77 @@
-"""Semantic versions (semver.org 2.0.0) as Kubernetes compares them: build metadata is ignored."""
+"""Semantic versions (semver.org 2.0.0) as Kubernetes reads and compares them (``blang/semver``).
+
+All three numbers are required; each number, also in a prerelease, is at most 2**64 - 1.
+"""
 
 from __future__ import annotations
 
 import re
-from functools import total_ordering
+from functools import lru_cache, total_ordering
 
 from dra_driver.errors import InvalidVersion
 
 __all__ = ["Version"]
 
-_NUMBER = r"(0|[1-9][0-9]*)"
-_IDENTIFIER = r"(?:0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
+_NUMBER = r"(0|[1-9][0-9]{0,19})"
+_PRERELEASE = r"(?:0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
+_BUILD = r"[0-9A-Za-z-]+"
 _PATTERN = re.compile(
-    rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-({_IDENTIFIER}(?:\.{_IDENTIFIER})*))?(?:\+([0-9A-Za-z.-]+))?",
+    rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}"
+    rf"(?:-({_PRERELEASE}(?:\.{_PRERELEASE})*))?(?:\+({_BUILD}(?:\.{_BUILD})*))?",
     re.ASCII,
 )
+_MAX = 2**64 - 1
 
 
 @total_ordering
 class Version:
-    """An immutable version. Equality and order ignore build metadata."""
+    """An immutable version. Equality, order and hash ignore build metadata."""
 
     __slots__ = ("_key", "build", "major", "minor", "patch", "prerelease")
+
+    _key: tuple[int, int, int, bool, tuple[tuple[int, int, str], ...]]
+    major: int
+    minor: int
+    patch: int
+    prerelease: tuple[str, ...]
+    build: str
 
     def __init__(
         self, major: int, minor: int, patch: int, prerelease: tuple[str, ...] = (), build: str = ""
     ) -> None:
-        self.major = major
-        self.minor = minor
-        self.patch = patch
-        self.prerelease = prerelease
-        self.build = build
         # A version without prerelease is greater; numeric identifiers sort below alphanumeric ones.
         identifiers = tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in prerelease)
-        self._key = (major, minor, patch, not prerelease, identifiers)
+        put = object.__setattr__
+        put(self, "major", major)
+        put(self, "minor", minor)
+        put(self, "patch", patch)
+        put(self, "prerelease", prerelease)
+        put(self, "build", build)
+        put(self, "_key", (major, minor, patch, not prerelease, identifiers))
 
-    @classmethod
-    def parse(cls, text: str) -> Version:
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Version is immutable")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Version, (self.major, self.minor, self.patch, self.prerelease, self.build)
+
+    @staticmethod
+    def parse(text: str) -> Version:
         """Parses ``1.2.3-rc.1+build``.
 
         Raises:
             InvalidVersion: the text is no semantic version.
         """
-        match = _PATTERN.fullmatch(text)
-        if match is None:
-            raise InvalidVersion(
-                f"{text[:80]!r} is not a semantic version: MAJOR.MINOR.PATCH is required, each a number "
-                "without leading zeros, then optionally -prerelease and +build"
-            )
-        major, minor, patch, prerelease, build = match.groups()
-        return cls(
-            int(major),
-            int(minor),
-            int(patch),
-            tuple(prerelease.split(".")) if prerelease else (),
-            build or "",
-        )
+        return _parse(text)
 
     def __eq__(self, other: object) -> bool:
         return self._key == other._key if isinstance(other, Version) else NotImplemented
 
     def __lt__(self, other: Version) -> bool:
         return self._key < other._key
+
+    def __gt__(self, other: Version) -> bool:
+        return self._key > other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -74,3 +84,20 @@ class Version:
 
     def __repr__(self) -> str:
         return f"Version({str(self)!r})"
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Version:
+    match = _PATTERN.fullmatch(text)
+    if match is None:
+        raise InvalidVersion(
+            f"{text[:80]!r} is not a semantic version: MAJOR.MINOR.PATCH is required, each a number "
+            "without leading zeros, then optionally -prerelease and +build"
+        )
+    major, minor, patch = int(match[1]), int(match[2]), int(match[3])
+    prerelease = tuple(match[4].split(".")) if match[4] else ()
+    # Compared as text first: int() of thousands of digits is slow, and refused by Python.
+    too_long = any(len(p) > 20 and p.isdigit() for p in prerelease)
+    if too_long or max(major, minor, patch, *(int(p) for p in prerelease if p.isdigit())) > _MAX:
+        raise InvalidVersion(f"{text[:80]!r} is not a semantic version: a number is above {_MAX}")
+    return Version(major, minor, patch, prerelease, match[5] or "")
