@@ -1,1 +1,29 @@
-"""TODO."""
+"""Adapters to the API server: transport, informers, work queues, leader election, events.
+
+The ``kubernetes`` package reads configuration and credentials; requests go out as plain JSON through aiohttp
+and are decoded by ``dra_driver.api.codec``. Nothing here knows what a GPU or a pool is.
+
+Not allowed here: decisions about devices, claims or slices; imports of the controller or the node agent.
+"""
+
+from __future__ import annotations
+
+from dra_driver.kube.backoff import Backoff
+from dra_driver.kube.clock import SystemClock
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.informer import Handler, Informer
+from dra_driver.kube.leader import LeaderConfig, LeaderElector
+from dra_driver.kube.transport import KubeApi
+from dra_driver.kube.workqueue import WorkQueue
+
+__all__ = [
+    "Backoff",
+    "EventRecorder",
+    "Handler",
+    "Informer",
+    "KubeApi",
+    "LeaderConfig",
+    "LeaderElector",
+    "SystemClock",
+    "WorkQueue",
+]

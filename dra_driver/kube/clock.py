@@ -1,0 +1,30 @@
+"""The real clock, and times as the API writes them."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+__all__ = ["SystemClock", "micro_time", "rfc3339"]
+
+
+class SystemClock:
+    """Implements ``ports.Clock`` with the clocks of the machine."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, UTC."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
+
+def rfc3339(seconds: float) -> str:
+    """``metav1.Time``: UTC with whole seconds, ``2026-01-02T03:04:05Z``."""
+    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_time(seconds: float) -> str:
+    """``metav1.MicroTime``: exactly six decimals; the API server answers 400 to any other number of them."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,219 @@
+"""A local copy of one collection, kept up to date by list and watch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from dra_driver.api.meta import ObjectKey, Resource, WireObject
+from dra_driver.errors import ApiError, ApiUnavailable, DraError, Gone
+from dra_driver.kube.backoff import Backoff
+from dra_driver.ports import KubeClient, WatchEventType
+
+__all__ = ["Handler", "Informer"]
+
+T = TypeVar("T", bound=WireObject)
+
+log = structlog.get_logger(__name__)
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Handler(Generic[T]):
+    """Callbacks; they run in the event loop, must not block, and see the store already changed."""
+
+    added: Callable[[T], None] = _nothing
+    updated: Callable[[T, T], None] = _nothing
+    deleted: Callable[[T], None] = _nothing
+
+
+class Informer(Generic[T]):
+    """Lists, then watches, forever; relists when the server's history no longer reaches back (410).
+
+    Errors are never raised out of ``run``: they are logged and tried again with growing delays, and the store
+    keeps what was last known.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        resource: Resource[T],
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        indices: Mapping[str, Callable[[T], Iterable[Hashable]]] | None = None,
+        watch_seconds: int = 300,
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._namespace = namespace
+        self._label_selector = label_selector
+        self._field_selector = field_selector
+        self._watch_seconds = watch_seconds
+        self._store: dict[ObjectKey, T] = {}
+        self._indexers = dict(indices or {})
+        self._indices: dict[str, dict[Hashable, set[ObjectKey]]] = {name: {} for name in self._indexers}
+        self._handlers: list[Handler[T]] = []
+        self._resource_version = ""
+        self.synced = asyncio.Event()
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    @property
+    def resource(self) -> Resource[T]:
+        """What is watched."""
+        return self._resource
+
+    def get(self, key: ObjectKey) -> T | None:
+        """The object, as last seen."""
+        return self._store.get(key)
+
+    def get_by_name(self, name: str, namespace: str = "") -> T | None:
+        """The object, as last seen."""
+        return self._store.get(ObjectKey(namespace, name))
+
+    def items(self) -> tuple[T, ...]:
+        """All objects, as last seen."""
+        return tuple(self._store.values())
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def by_index(self, index: str, value: Hashable) -> tuple[T, ...]:
+        """Objects whose index function gives ``value``, in order of their keys."""
+        keys = self._indices[index].get(value, ())
+        return tuple(self._store[k] for k in sorted(keys))
+
+    def add_handler(self, handler: Handler[T]) -> None:
+        """Calls ``handler`` for every change from now on, and ``added`` at once for what is there already."""
+        self._handlers.append(handler)
+        for item in tuple(self._store.values()):
+            handler.added(item)
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keeps the store up to date until cancelled."""
+        backoff = Backoff(base=0.1, cap=30.0)
+        while True:
+            try:
+                if not self._resource_version:
+                    await self._list()
+                    backoff.reset()
+                await self._watch(backoff)
+            except Gone:
+                self._resource_version = ""
+                if backoff.failures:
+                    await asyncio.sleep(backoff.next())
+                else:
+                    backoff.next()  # the first time at once; a server that says 410 forever is not hammered
+            except DraError as e:
+                delay = backoff.next()
+                log.warning(
+                    "list or watch failed, will be tried again",
+                    resource=repr(self._resource),
+                    error=f"{type(e).__name__}: {e}",
+                    retry_in=round(delay, 2),
+                )
+                if isinstance(e, ApiError) and not isinstance(e, ApiUnavailable) and backoff.failures > 3:
+                    # Some servers answer 400 or 500 to a resourceVersion that they never gave out.
+                    self._resource_version = ""
+                await asyncio.sleep(delay)
+
+    async def _list(self) -> None:
+        found = await self._client.list(
+            self._resource,
+            self._namespace,
+            label_selector=self._label_selector,
+            field_selector=self._field_selector,
+        )
+        new = {item.key: item for item in found.items}
+        for key in [k for k in self._store if k not in new]:
+            self._remove(key)
+        for key, item in new.items():
+            old = self._store.get(key)
+            if (
+                old is not None
+                and old.metadata.uid == item.metadata.uid
+                and old.metadata.resource_version == item.metadata.resource_version
+            ):
+                continue
+            self._put(item)
+        self._resource_version = found.resource_version
+        self.synced.set()
+
+    async def _watch(self, backoff: Backoff) -> None:
+        events = self._client.watch(
+            self._resource,
+            self._namespace,
+            resource_version=self._resource_version,
+            label_selector=self._label_selector,
+            field_selector=self._field_selector,
+            timeout_seconds=self._watch_seconds,
+        )
+        started = asyncio.get_running_loop().time()
+        seen = False
+        async with contextlib.AsyncExitStack() as stack:
+            close = getattr(events, "aclose", None)
+            if close is not None:
+                stack.push_async_callback(close)
+            async for event in events:
+                seen = True
+                backoff.reset()
+                if event.type is WatchEventType.DELETED:
+                    self._remove(event.object.key)
+                elif event.type is not WatchEventType.BOOKMARK:
+                    self._put(event.object)
+                if event.object.metadata.resource_version:
+                    self._resource_version = event.object.metadata.resource_version
+        if not seen and asyncio.get_running_loop().time() - started < 1.0:
+            # A server that hangs up at once: do not spin.
+            await asyncio.sleep(backoff.next())
+
+    # --- the store ------------------------------------------------------------------------------------------
+
+    def _put(self, item: T) -> None:
+        key = item.key
+        old = self._store.get(key)
+        if old is not None and old.metadata.uid != item.metadata.uid:
+            # Deleted and created again while we were not looking: two objects, not one that changed.
+            self._remove(key)
+            old = None
+        if old is not None:
+            self._unindex(key, old)
+        self._store[key] = item
+        for name, function in self._indexers.items():
+            for value in function(item):
+                self._indices[name].setdefault(value, set()).add(key)
+        for handler in self._handlers:
+            if old is None:
+                handler.added(item)
+            else:
+                handler.updated(old, item)
+
+    def _remove(self, key: ObjectKey) -> None:
+        old = self._store.pop(key, None)
+        if old is None:
+            return
+        self._unindex(key, old)
+        for handler in self._handlers:
+            handler.deleted(old)
+
+    def _unindex(self, key: ObjectKey, old: T) -> None:
+        for name, function in self._indexers.items():
+            index = self._indices[name]
+            for value in function(old):
+                keys = index.get(value)
+                if keys is not None:
+                    keys.discard(key)
+                    if not keys:
+                        del index[value]

@@ -1,0 +1,457 @@
+"""``KubeApi``: the API server over HTTP, as ``ports.KubeClient`` wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+import aiohttp
+import msgspec
+import structlog
+import tenacity
+
+import dra_driver
+from dra_driver.api import codec
+from dra_driver.api.meta import ObjectMeta, Resource, WireObject
+from dra_driver.errors import (
+    ApiError,
+    ApiUnavailable,
+    ConfigurationError,
+    DecodeError,
+    Gone,
+    InvalidInput,
+    ServerBusy,
+)
+from dra_driver.kube import config, status
+from dra_driver.ports import ObjectList, WatchEvent, WatchEventType
+
+__all__ = ["KubeApi"]
+
+T = TypeVar("T", bound=WireObject)
+
+log = structlog.get_logger(__name__)
+
+PAGE = 500  # items a page, as client-go
+CONCURRENT_CALLS = 64  # watches are not counted
+CALL_SECONDS = 30.0
+# The server answers 429 before it has done anything, so every verb may be repeated.
+BUSY_TRIES = 4
+LONGEST_RETRY_AFTER = 10.0
+
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _ListBody(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _MetaOnly(msgspec.Struct):
+    metadata: ObjectMeta = ObjectMeta()
+
+
+_list_decoder = msgspec.json.Decoder(_ListBody)
+_event_decoder = msgspec.json.Decoder(_Event)
+_meta_decoder = msgspec.json.Decoder(_MetaOnly)
+
+
+def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:
+    """A socket that notices a vanished peer in about 45 s; a watch would wait for its whole timeout."""
+    family, kind, proto, _, _ = info
+    result = socket.socket(family=family, type=kind, proto=proto)
+    if family in (socket.AF_INET, socket.AF_INET6):
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                result.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return result
+
+
+class KubeApi:
+    """Implements ``ports.KubeClient``. Use ``async with await KubeApi.connect(path) as api``.
+
+    Calls time out after 30 s (``ApiUnavailable``). 429 is waited out as the server asks, a few times; 401
+    refreshes the credential once. Everything else is raised to the caller, who knows what to do.
+    """
+
+    def __init__(
+        self, connection: config.Connection, *, field_manager: str = "", user_agent: str = ""
+    ) -> None:
+        self._connection = connection
+        self._field_manager = field_manager
+        self._calls = asyncio.Semaphore(CONCURRENT_CALLS)
+        connector = aiohttp.TCPConnector(
+            limit=0,
+            ssl=connection.ssl_context if connection.ssl_context is not None else True,
+            socket_factory=_keepalive_socket,
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers={
+                "Accept": "application/json",
+                "User-Agent": user_agent or f"dra-driver/{dra_driver.__version__}",
+            },
+            # A pushed redirect would carry our token elsewhere; cookies mean nothing here.
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    @classmethod
+    async def connect(
+        cls, kubeconfig: Path | None = None, *, field_manager: str = "", user_agent: str = ""
+    ) -> Self:
+        """Reads the configuration; no request is sent yet.
+
+        Args:
+            kubeconfig: a file; None: the KUBECONFIG variable, then the pod's service account.
+            field_manager: owner of what we write, as ``managedFields`` shows it.
+            user_agent: as the audit log shows it.
+
+        Raises:
+            ConfigurationError: the configuration is missing or cannot be used; says which file and why.
+        """
+        connection = await config.connect(kubeconfig)
+        return cls(connection, field_manager=field_manager, user_agent=user_agent)
+
+    @property
+    def host(self) -> str:
+        """Address of the API server."""
+        return self._connection.host
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- ports.KubeClient -----------------------------------------------------------------------------------
+
+    async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
+        """One object."""
+        data = await self._call("GET", _path(resource, namespace, name))
+        return codec.decode(resource.type, data)
+
+    async def list(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+    ) -> ObjectList[T]:
+        """All objects, in pages of 500. An object that cannot be decoded is logged and left out."""
+        query = _selectors(label_selector, field_selector)
+        try:
+            return await self._pages(resource, namespace, {**query, "limit": str(PAGE)})
+        except Gone:
+            # The continue token outlived the server's history: once more, in one piece.
+            return await self._pages(resource, namespace, query)
+
+    async def watch(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        resource_version: str,
+        label_selector: str = "",
+        field_selector: str = "",
+        timeout_seconds: int = 300,
+    ) -> AsyncGenerator[WatchEvent[T], None]:
+        """Events after ``resource_version`` until the server ends the watch.
+
+        An object that cannot be decoded is logged and passed over.
+
+        Raises:
+            Gone: the resourceVersion is too old: list again.
+        """
+        query = {
+            **_selectors(label_selector, field_selector),
+            "watch": "true",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(timeout_seconds),
+        }
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds + 30, sock_connect=10)
+        async with self._response(
+            "GET", _path(resource, namespace), query=query, timeout=timeout
+        ) as response:
+            if response.status >= 400:
+                raise status.to_error(response.status, await response.read(), response.headers)
+            async with contextlib.aclosing(_lines(response)) as lines:
+                async for line in lines:
+                    event = _decode_event(resource, line)
+                    if event is not None:
+                        yield event
+
+    async def create(
+        self, resource: Resource[T], body: Mapping[str, Any], namespace: str = "", *, dry_run: bool = False
+    ) -> T:
+        """POST."""
+        namespace = namespace or str(body.get("metadata", {}).get("namespace", ""))
+        data = await self._call("POST", _path(resource, namespace), body=body, query=self._query(dry_run))
+        return codec.decode(resource.type, data)
+
+    async def replace(
+        self, resource: Resource[T], body: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False
+    ) -> T:
+        """PUT."""
+        metadata = body["metadata"]
+        path = _path(resource, str(metadata.get("namespace", "")), str(metadata["name"]), subresource)
+        data = await self._call("PUT", path, body=body, query=self._query(dry_run))
+        return codec.decode(resource.type, data)
+
+    async def merge_patch(
+        self,
+        resource: Resource[T],
+        name: str,
+        patch: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> T:
+        """PATCH with RFC 7386."""
+        data = await self._call(
+            "PATCH",
+            _path(resource, namespace, name, subresource),
+            body=patch,
+            query=self._query(dry_run),
+            content_type=MERGE_PATCH,
+        )
+        return codec.decode(resource.type, data)
+
+    async def apply(
+        self,
+        resource: Resource[T],
+        body: Mapping[str, Any],
+        *,
+        field_manager: str,
+        subresource: str = "",
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> T:
+        """Server-side apply."""
+        metadata = body["metadata"]
+        query = {**self._query(dry_run), "fieldManager": field_manager, "force": "true" if force else "false"}
+        data = await self._call(
+            "PATCH",
+            _path(resource, str(metadata.get("namespace", "")), str(metadata["name"]), subresource),
+            body=body,
+            query=query,
+            content_type=APPLY_PATCH,  # JSON is YAML
+        )
+        return codec.decode(resource.type, data)
+
+    async def delete(
+        self,
+        resource: Resource[T],
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_period_seconds: int | None = None,
+    ) -> None:
+        """DELETE, with preconditions where given."""
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        preconditions = {k: v for k, v in (("uid", uid), ("resourceVersion", resource_version)) if v}
+        if preconditions:
+            options["preconditions"] = preconditions
+        if grace_period_seconds is not None:
+            options["gracePeriodSeconds"] = grace_period_seconds
+        await self._call("DELETE", _path(resource, namespace, name), body=options)
+
+    # --- plumbing -------------------------------------------------------------------------------------------
+
+    def _query(self, dry_run: bool) -> dict[str, str]:
+        query = {"fieldManager": self._field_manager} if self._field_manager else {}
+        if dry_run:
+            query["dryRun"] = "All"
+        return query
+
+    async def _pages(self, resource: Resource[T], namespace: str, query: dict[str, str]) -> ObjectList[T]:
+        items: list[T] = []
+        path = _path(resource, namespace)
+        query = dict(query)
+        while True:
+            try:
+                body = _list_decoder.decode(await self._call("GET", path, query=query))
+            except msgspec.DecodeError as e:
+                raise ApiUnavailable(f"GET {path}: not a list: {e}") from e
+            for raw in body.items or ():
+                item = _decode_object(resource, raw)
+                if item is not None:
+                    items.append(item)
+            if not body.metadata.continue_:
+                return ObjectList(tuple(items), body.metadata.resource_version)
+            query["continue"] = body.metadata.continue_
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        data = codec.encode(body) if body is not None else None
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_is_too_many_requests),
+            wait=_wait_as_asked,
+            stop=tenacity.stop_after_attempt(BUSY_TRIES),
+            reraise=True,
+        ):
+            with attempt:
+                return await self._once(method, path, query or {}, data, content_type)
+        raise AssertionError("tenacity gives a result or raises")
+
+    async def _once(
+        self, method: str, path: str, query: Mapping[str, str], data: bytes | None, content_type: str
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=10)
+        async with (
+            self._calls,
+            self._response(
+                method, path, query=query, data=data, content_type=content_type, timeout=timeout
+            ) as response,
+        ):
+            answer = await response.read()
+            if response.status >= 400:
+                raise status.to_error(response.status, answer, response.headers)
+            return answer
+
+    @contextlib.asynccontextmanager
+    async def _response(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+        data: bytes | None = None,
+        content_type: str = "",
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One exchange; after a 401 once more with a fresh credential. No answer: ``ApiUnavailable``."""
+        try:
+            for refresh in (False, True):
+                headers = {"Content-Type": content_type} if data is not None else {}
+                authorization = await self._connection.authorization(refresh=refresh)
+                if authorization:
+                    headers["Authorization"] = authorization
+                async with self._session.request(
+                    method,
+                    self._connection.host + path,
+                    params=query,
+                    data=data,
+                    headers=headers,
+                    timeout=timeout,
+                    proxy=self._connection.proxy,
+                    server_hostname=self._connection.server_name,
+                    allow_redirects=False,
+                ) as response:
+                    if response.status == 401 and not refresh and authorization:
+                        continue
+                    yield response
+                    return
+        except TimeoutError as e:
+            raise ApiUnavailable(f"{method} {self.host}{path}: no answer in {timeout.total:g} s") from e
+        except aiohttp.ClientError as e:
+            raise ApiUnavailable(f"{method} {self.host}{path}: {e}") from e
+        except ConfigurationError as e:
+            raise ApiUnavailable(f"{method} {self.host}{path}: {e}") from e
+
+
+def _is_too_many_requests(error: BaseException) -> bool:
+    return isinstance(error, ServerBusy) and error.code == 429
+
+
+def _wait_as_asked(state: tenacity.RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.retry_after if isinstance(error, ApiError) else None
+    spread: float = tenacity.wait_random_exponential(multiplier=0.2, max=LONGEST_RETRY_AFTER)(state)
+    return min(asked if asked is not None else 0.5, LONGEST_RETRY_AFTER) + spread
+
+
+def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    given = {"labelSelector": label_selector, "fieldSelector": field_selector}
+    return {k: v for k, v in given.items() if v}
+
+
+def _path(resource: Resource[Any], namespace: str = "", name: str = "", subresource: str = "") -> str:
+    for what, part in (("namespace", namespace), ("name", name)):
+        # These come from claims and pods: a slash or a question mark would address something else.
+        if part and (part in (".", "..") or any(c in "/?#%\\" or c <= " " or c > "~" for c in part)):
+            raise InvalidInput(f"{part!r} cannot be the {what} of a {resource.kind}")
+    return resource.path(namespace, name, subresource)
+
+
+def _decode_object(resource: Resource[T], raw: msgspec.Raw) -> T | None:
+    try:
+        return codec.decode(resource.type, raw)
+    except DecodeError as e:
+        log.error("object left out: it cannot be decoded", resource=repr(resource), problem=str(e)[:500])
+        return None
+
+
+def _decode_event(resource: Resource[T], line: bytes) -> WatchEvent[T] | None:
+    try:
+        event = _event_decoder.decode(line)
+    except msgspec.DecodeError as e:
+        raise ApiUnavailable(f"watch of {resource!r}: broken stream: {e}") from e
+    if event.type == "ERROR":
+        raise status.to_error(0, bytes(event.object), {})
+    try:
+        kind = WatchEventType(event.type)
+    except ValueError:
+        log.warning("watch event of unknown type passed over", resource=repr(resource), type=event.type)
+        return None
+    if kind is WatchEventType.BOOKMARK:
+        # A custom resource's bookmark has metadata alone, so the kind's own struct may refuse it.
+        meta = _meta_decoder.decode(event.object).metadata
+        return WatchEvent(kind, cast("T", WireObject(metadata=meta)))
+    item = _decode_object(resource, event.object)
+    return None if item is None else WatchEvent(kind, item)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    """Lines of any length: aiohttp's own readline gives up at 128 KiB, a slice of 128 devices is larger."""
+    pending: list[bytes] = []
+    async for chunk in response.content.iter_any():
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            pending.append(chunk[start:end])
+            line = b"".join(pending)
+            pending.clear()
+            start = end + 1
+            if line.strip():
+                yield line
+        if start < len(chunk):
+            pending.append(chunk[start:])
+    rest = b"".join(pending)
+    if rest.strip():
+        yield rest

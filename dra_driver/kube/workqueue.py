@@ -1,0 +1,135 @@
+"""A queue of keys: each key is worked on by one worker at a time, and once for any number of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+import structlog
+
+from dra_driver.errors import DraError
+from dra_driver.kube.backoff import Backoff
+
+__all__ = ["WorkQueue"]
+
+K = TypeVar("K", bound=Hashable)
+
+log = structlog.get_logger(__name__)
+
+
+class WorkQueue(Generic[K]):
+    """Deduplicating queue with delayed and rate-limited requeues.
+
+    A key that is added while a worker has it is handed out again when that worker is done, so no change is
+    lost and no two workers ever hold one key.
+    """
+
+    def __init__(self, name: str, *, base_delay: float = 0.05, max_delay: float = 60.0) -> None:
+        self.name = name
+        self._base, self._cap = base_delay, max_delay
+        self._ready: asyncio.Queue[K] = asyncio.Queue()
+        self._waiting: set[K] = set()  # in _ready
+        self._active: set[K] = set()
+        self._again: set[K] = set()
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._backoffs: dict[K, Backoff] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._again)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing ready and nothing in work (delayed keys do not count)."""
+        return not self._waiting and not self._active
+
+    def add(self, key: K) -> None:
+        """Asks for the key to be worked on as soon as possible; cancels a delay."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        if key in self._active:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._ready.put_nowait(key)
+
+    def add_after(self, key: K, delay: float) -> None:
+        """Asks for the key after ``delay`` seconds, or earlier where an earlier request stands."""
+        loop = asyncio.get_running_loop()
+        present = self._timers.get(key)
+        if present is not None:
+            if present.when() <= loop.time() + delay:
+                return
+            present.cancel()
+        self._timers[key] = loop.call_later(delay, self._due, key)
+
+    def _due(self, key: K) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    def add_rate_limited(self, key: K) -> float:
+        """Asks for the key after a delay that grows with every call until ``forget``; returns the delay."""
+        backoff = self._backoffs.setdefault(key, Backoff(self._base, self._cap))
+        delay = backoff.next()
+        self.add_after(key, delay)
+        return delay
+
+    def failures(self, key: K) -> int:
+        """Number of rate-limited requests since the last ``forget``."""
+        backoff = self._backoffs.get(key)
+        return backoff.failures if backoff else 0
+
+    def forget(self, key: K) -> None:
+        """The key's work succeeded: its next failure starts with the shortest delay."""
+        self._backoffs.pop(key, None)
+
+    async def get(self) -> K:
+        """The next key; give it back with ``done``."""
+        key = await self._ready.get()
+        self._waiting.discard(key)
+        self._active.add(key)
+        return key
+
+    def done(self, key: K) -> None:
+        """The worker is finished with the key."""
+        self._active.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    async def process(self, work: Callable[[K], Awaitable[None]], *, workers: int = 1) -> None:
+        """Works on keys until cancelled. A ``DraError`` is logged and the key tried again later."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._worker(work))
+
+    async def _worker(self, work: Callable[[K], Awaitable[None]]) -> None:
+        while True:
+            key = await self.get()
+            try:
+                await work(key)
+            except DraError as e:
+                delay = self.add_rate_limited(key)
+                log.warning(
+                    "work failed, will be tried again",
+                    queue=self.name,
+                    key=str(key),
+                    error=f"{type(e).__name__}: {e}",
+                    retry_in=round(delay, 2),
+                )
+            except Exception:
+                # A bug that one object meets must not stop the work on all others.
+                delay = self.add_rate_limited(key)
+                log.exception("unexpected error", queue=self.name, key=str(key), retry_in=round(delay, 2))
+            else:
+                if key not in self._timers:
+                    self.forget(key)
+            finally:
+                self.done(key)
+
+    def close(self) -> None:
+        """Cancels all delayed requests."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
