@@ -1,0 +1,389 @@
+"""KubeApi against a small HTTP server on the loopback interface."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from dra_driver.api.core import NODES, PODS
+from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.errors import (
+    ApiUnavailable,
+    ConfigurationError,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    InvalidInput,
+    NotFound,
+    ServerBusy,
+)
+from dra_driver.kube import KubeApi
+from dra_driver.ports import WatchEventType
+
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def kubeconfig(path: Path, server: str, user: dict | None = None) -> Path:
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": user or {}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            }
+        )
+    )
+    return path
+
+
+@contextlib.asynccontextmanager
+async def serving(tmp_path: Path, handle: Handle, user: dict | None = None) -> AsyncIterator[KubeApi]:
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        config = kubeconfig(tmp_path / "config", f"http://127.0.0.1:{port}", user)
+        async with await KubeApi.connect(config, field_manager="test") as api:
+            yield api
+    finally:
+        await runner.cleanup()
+
+
+def status(code: int, reason: str = "", message: str = "", **details: object) -> web.Response:
+    return web.json_response(
+        {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details},
+        status=code,
+    )
+
+
+def test_list_follows_continue_tokens_and_reports_the_version_of_the_last_page(tmp_path):
+    queries = []
+
+    async def handle(request):
+        queries.append(dict(request.query))
+        second = request.query.get("continue") == "next"
+        return web.json_response(
+            {
+                "metadata": {"resourceVersion": "7", "continue": "" if second else "next"},
+                "items": [{"metadata": {"name": "b" if second else "a"}}],
+            }
+        )
+
+    async def main():
+        async with serving(tmp_path, handle) as api:
+            found = await api.list(NODES, label_selector="x=y")
+            assert [n.metadata.name for n in found.items] == ["a", "b"]
+            assert found.resource_version == "7"
+
+    asyncio.run(main())
+    assert queries[0]["limit"] == "500"
+    assert queries[0]["labelSelector"] == queries[1]["labelSelector"] == "x=y"
+
+
+def test_list_starts_over_without_pages_when_the_continue_token_has_expired(tmp_path):
+    async def handle(request):
+        if "continue" in request.query:
+            return status(410, "Expired", "too old")
+        more = "next" if "limit" in request.query else ""
+        return web.json_response({"metadata": {"resourceVersion": "7", "continue": more}, "items": None})
+
+    async def main():
+        async with serving(tmp_path, handle) as api:
+            assert (await api.list(NODES)).items == ()
+
+    asyncio.run(main())
+
+
+def test_an_undecodable_item_costs_only_itself(tmp_path):
+    async def handle(request):
+        items = [{"metadata": {"name": "bad"}, "spec": {"nodeName": 5}}, _inventory("good")]
+        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})
+
+    async def main():
+        async with serving(tmp_path, handle) as api:
+            found = await api.list(DEVICE_INVENTORIES)
+            assert [i.metadata.name for i in found.items] == ["good"]
+
+    asyncio.run(main())
+
+
+async def collect(api: KubeApi, into: list) -> None:
+    async for event in api.watch(DEVICE_INVENTORIES, resource_version="1"):
+        into.append(event)  # noqa: PERF401 - what came before the error counts
+
+
+def _inventory(name: str) -> dict:
+    return {"metadata": {"name": name}, "spec": {"nodeName": name, "driver": "d"}}
+
+
+def test_watch_gives_typed_events_of_any_length_bookmarks_and_gone(tmp_path):
+    async def handle(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        big = _inventory("n1")
+        big["metadata"]["annotations"] = {"a": "x" * 300_000}
+        line = json.dumps({"type": "ADDED", "object": big}).encode() + b"\n"
+        for start in range(0, len(line), 50_000):
+            await response.write(line[start : start + 50_000])
+        for event in (
+            {"type": "BOOKMARK", "object": {"kind": "DeviceInventory", "metadata": {"resourceVersion": "9"}}},
+            {"type": "DELETED", "object": _inventory("n1")},
+            {
+                "type": "ERROR",
+                "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "old"},
+            },
+        ):
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
+
+    async def main():
+        seen = []
+        async with serving(tmp_path, handle) as api:
+            with pytest.raises(Gone):
+                await collect(api, seen)
+        assert [e.type for e in seen] == [
+            WatchEventType.ADDED,
+            WatchEventType.BOOKMARK,
+            WatchEventType.DELETED,
+        ]
+        assert seen[1].object.metadata.resource_version == "9"
+        assert seen[0].object.spec.node_name == "n1"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (400, Invalid),
+        (401, Forbidden),
+        (403, Forbidden),
+        (404, NotFound),
+        (409, Conflict),
+        (410, Gone),
+        (422, Invalid),
+        (500, ServerBusy),
+        (503, ServerBusy),
+        (504, ServerBusy),
+    ],
+)
+def test_an_error_status_becomes_our_exception_with_its_parts(tmp_path, code, kind):
+    async def handle(request):
+        cause = {"field": "spec.x", "reason": "FieldValueInvalid", "message": "no"}
+        return status(code, "Because", "it is so", causes=[cause], retryAfterSeconds=3)
+
+    async def main():
+        async with serving(tmp_path, handle) as api:
+            with pytest.raises(kind, match="it is so") as caught:
+                await api.get(NODES, "n")
+        assert caught.value.code == code
+        assert caught.value.reason == "Because"
+        assert caught.value.causes == (("spec.x", "FieldValueInvalid", "no"),)
+        assert caught.value.retry_after == 3
+
+    asyncio.run(main())
+
+
+def test_an_error_that_is_no_status_keeps_its_text(tmp_path):
+    async def handle(request):
+        return web.Response(status=404, text="404 page not found\n")
+
+    async def main():
+        async with serving(tmp_path, handle) as api:
+            with pytest.raises(NotFound, match="404 page not found"):
+                await api.get(NODES, "n")
+
+    asyncio.run(main())
+
+
+def test_429_is_waited_out(tmp_path):
+    calls = []
+
+    async def handle(request):
+        calls.append(request.method)
+        if len(calls) == 1:
+            return web.Response(status=429, headers={"Retry-After": "0"}, text="slow down")
+        return web.json_response({"metadata": {"name": "n"}})
+
+    async def main():
+        async with serving(tmp_path, handle) as api:
+            assert (await api.get(NODES, "n")).metadata.name == "n"
+
+    asyncio.run(main())
+    assert len(calls) == 2
+
+
+def test_writes_carry_field_manager_dry_run_content_type_and_preconditions(tmp_path):
+    seen = []
+
+    async def handle(request):
+        body = await request.json() if request.can_read_body else None
+        seen.append((request.method, request.path, dict(request.query), request.content_type, body))
+        return web.json_response({"metadata": {"name": "p"}})
+
+    async def main():
+        async with serving(tmp_path, handle) as api:
+            body = {"metadata": {"name": "p", "namespace": "ns"}}
+            await api.create(PODS, body, dry_run=True)
+            await api.replace(PODS, body, subresource="status")
+            await api.merge_patch(PODS, "p", {"spec": None}, "ns")
+            await api.apply(PODS, body, field_manager="me", force=True)
+            await api.delete(PODS, "p", "ns", uid="u", resource_version="5", grace_period_seconds=0)
+
+    asyncio.run(main())
+    create, replace, patch, apply, delete = seen
+    assert create[:3] == ("POST", "/api/v1/namespaces/ns/pods", {"fieldManager": "test", "dryRun": "All"})
+    assert replace[:2] == ("PUT", "/api/v1/namespaces/ns/pods/p/status")
+    assert patch[3] == "application/merge-patch+json"
+    assert apply[2:4] == ({"fieldManager": "me", "force": "true"}, "application/apply-patch+yaml")
+    assert delete[4]["preconditions"] == {"uid": "u", "resourceVersion": "5"}
+    assert delete[4]["gracePeriodSeconds"] == 0
+
+
+def test_a_token_file_is_sent_and_read_again_after_401(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    seen = []
+
+    async def handle(request):
+        seen.append(request.headers.get("Authorization"))
+        if seen[-1] != "Bearer new":
+            token.write_text("new\n")
+            return status(401, "Unauthorized")
+        return web.json_response({"metadata": {"name": "n"}})
+
+    async def main():
+        async with serving(tmp_path, handle, {"tokenFile": str(token)}) as api:
+            await api.get(NODES, "n")
+
+    asyncio.run(main())
+    assert seen == ["Bearer old", "Bearer new"]
+
+
+def test_an_exec_plugin_gives_the_token(tmp_path):
+    script = tmp_path / "plugin"
+    credential = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "from-exec"},
+    }
+    script.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+    script.chmod(0o755)
+    seen = []
+
+    async def handle(request):
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({"metadata": {"name": "n"}})
+
+    async def main():
+        user = {
+            "exec": {
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "command": str(script),
+                "interactiveMode": "Never",
+            }
+        }
+        async with serving(tmp_path, handle, user) as api:
+            await api.get(NODES, "n")
+
+    asyncio.run(main())
+    assert seen == ["Bearer from-exec"]
+
+
+def test_no_server_is_api_unavailable(tmp_path):
+    async def main():
+        config = kubeconfig(tmp_path / "c", "http://127.0.0.1:9")
+        async with await KubeApi.connect(config) as api:
+            with pytest.raises(ApiUnavailable, match=r"127\.0\.0\.1:9"):
+                await api.get(NODES, "n")
+            with pytest.raises(ApiUnavailable):
+                async for _ in api.watch(NODES, resource_version="1"):
+                    pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["../secrets", "a/b", "a?b", "..", "a b", "ä"])
+def test_a_name_that_would_change_the_path_is_refused(tmp_path, name):
+    async def main():
+        config = kubeconfig(tmp_path / "c", "http://127.0.0.1:9")
+        async with await KubeApi.connect(config) as api:
+            with pytest.raises(InvalidInput):
+                await api.get(PODS, name, "ns")
+
+    asyncio.run(main())
+
+
+def connect_error(path: Path | None) -> str:
+    async def main():
+        async with await KubeApi.connect(path):
+            pass
+
+    with pytest.raises(ConfigurationError) as caught:
+        asyncio.run(main())
+    return str(caught.value)
+
+
+CONTEXTS = "contexts: [{name: c, context: {cluster: c}}]"
+TLS = "{server: 'https://h', certificate-authority: /nowhere}"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "empty"),
+        ("a: [", "not YAML"),
+        ("- 1", "a list"),
+        ("apiVersion: v1", "clusters, contexts, current-context missing"),
+        (
+            f"current-context: x\n{CONTEXTS}\nclusters: [{{name: c, cluster: {{}}}}]",
+            "x",
+        ),
+        (
+            f"current-context: c\n{CONTEXTS}\nclusters: [{{name: c, cluster: {{}}}}]",
+            "server",
+        ),
+        (
+            f"current-context: c\n{CONTEXTS}\nclusters: [{{name: c, cluster: {TLS}}}]",
+            "nowhere",
+        ),
+    ],
+)
+def test_a_malformed_kubeconfig_is_named_with_its_problem(tmp_path, text, problem):
+    path = tmp_path / "config"
+    path.write_text(text)
+    message = connect_error(path)
+    assert str(path) in message
+    assert problem in message
+
+
+def test_an_absent_kubeconfig_is_named(tmp_path, monkeypatch):
+    assert "no such file" in connect_error(tmp_path / "absent")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    assert "KUBECONFIG" in connect_error(None)
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert "--kubeconfig" in connect_error(None)
+
+
+def test_the_kubeconfig_variable_is_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "c", "http://127.0.0.1:9")))
+
+    async def main():
+        async with await KubeApi.connect(None) as api:
+            assert api.host == "http://127.0.0.1:9"
+
+    asyncio.run(main())
