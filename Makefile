@@ -50,11 +50,14 @@ proto-check: $(STAMP)
 e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded|local|kind|existing
 	@CLUSTER=$(or $(CLUSTER),embedded) $(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
-constraints: ## renews constraints.txt: newest versions, with hashes, no download addresses
+COMPILE := build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
+  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header
+
+constraints: ## renews constraints.txt and deploy/requirements.txt: newest versions, with hashes, no addresses
 	@$(PYTHON) -m venv build/pip-tools
 	@build/pip-tools/bin/pip install --quiet pip-tools
-	@build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-emit-index-url \
-	  --no-emit-trusted-host --no-emit-find-links --extra dev --all-build-deps --output-file constraints.txt pyproject.toml
+	@$(COMPILE) --extra dev --all-build-deps --output-file constraints.txt pyproject.toml
+	@$(COMPILE) --output-file deploy/requirements.txt pyproject.toml
 
 clean: ## removes what make made
 	@rm -rf $(VENV) build dist
