@@ -1,1 +1,47 @@
-"""TODO."""
+"""CDI documents: what a container runtime does to a container that gets a device.
+
+Pure: structs, names, the oldest version that a content allows, validity. Files are the business of the node
+agent.
+"""
+
+from __future__ import annotations
+
+from dra_driver.cdi.rules import (
+    minimum_version,
+    qualified_name,
+    split_qualified_name,
+    validate,
+    with_minimum_version,
+)
+from dra_driver.cdi.spec import (
+    ContainerEdits,
+    Device,
+    DeviceNode,
+    Hook,
+    IntelRdt,
+    Mount,
+    NetDevice,
+    Spec,
+    decode,
+    encode,
+    merge,
+)
+
+__all__ = [
+    "ContainerEdits",
+    "Device",
+    "DeviceNode",
+    "Hook",
+    "IntelRdt",
+    "Mount",
+    "NetDevice",
+    "Spec",
+    "decode",
+    "encode",
+    "merge",
+    "minimum_version",
+    "qualified_name",
+    "split_qualified_name",
+    "validate",
+    "with_minimum_version",
+]

@@ -1,1 +1,35 @@
-"""TODO."""
+"""Preparing claims on a node, without the node: planning, state machine, checkpoint, CDI document.
+
+Pure: no I/O, no clock. ``kubelet_plugin`` carries the effects out.
+"""
+
+from __future__ import annotations
+
+from dra_driver.preparation.checkpoint import Checkpoint
+from dra_driver.preparation.claim import ClaimState, PreparedClaim, PreparedDevice
+from dra_driver.preparation.holdings import Conflict, Holdings
+from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transition, transition
+from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
+from dra_driver.preparation.plan import RECORD_ANNOTATION, NodeDevice, plan, recover
+
+__all__ = [
+    "RECORD_ANNOTATION",
+    "TRANSITIONS",
+    "Checkpoint",
+    "ClaimState",
+    "Conflict",
+    "Effect",
+    "Event",
+    "Holdings",
+    "NodeDevice",
+    "PreparedClaim",
+    "PreparedDevice",
+    "Transition",
+    "check_uid",
+    "plan",
+    "recover",
+    "spec_file_name",
+    "spec_file_prefix",
+    "transition",
+    "uid_of_spec_file",
+]
