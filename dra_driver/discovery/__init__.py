@@ -1,1 +1,31 @@
-"""TODO."""
+"""Discovery: backends that look at hardware and say what they found, in one schema for all vendors.
+
+A backend implements ``dra_driver.ports.DeviceBackend``. Its calls block (they read sysfs and call into
+vendors' libraries): run them in an executor. Whatever touches ``/sys`` or ``/dev`` takes its root as a
+parameter. A fact that cannot be read is absent, never invented; a call that fails costs one attribute; a
+device that fails wholly costs only itself.
+
+Third parties add a backend by an entry point of the group ``dra_driver.backends``, see
+``registry.BackendFactory``.
+"""
+
+from dra_driver.discovery.problems import HardwareAbsent, Problem
+from dra_driver.discovery.registry import (
+    BackendFactory,
+    HardwareBackend,
+    backend_names,
+    looked_for,
+    open_backend,
+    open_hardware,
+)
+
+__all__ = [
+    "BackendFactory",
+    "HardwareAbsent",
+    "HardwareBackend",
+    "Problem",
+    "backend_names",
+    "looked_for",
+    "open_backend",
+    "open_hardware",
+]

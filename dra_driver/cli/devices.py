@@ -1,0 +1,130 @@
+"""``dra-driver devices``: what discovery finds on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dra_driver import discovery
+from dra_driver.api import codec, names
+from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.resource import DeviceAttribute
+from dra_driver.cli import common
+from dra_driver.ports import DeviceBackend
+
+__all__ = ["HELP", "add_arguments", "add_backend_arguments", "open_backends", "run"]
+
+HELP = "what discovery finds on this machine"
+
+
+def add_backend_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--backend``, ``--sysfs-root`` and ``--dev-root``."""
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=None,
+        metavar="NAME[=ARG]",
+        help=f"where to look ({', '.join(discovery.backend_names())}; simulated=dgx-h100 for a built-in "
+        "profile); may be repeated; default: every kind of real hardware",
+    )
+    parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is")
+    parser.add_argument(
+        "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="where device nodes are"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    add_backend_arguments(parser)
+    common.add_output_argument(parser)
+
+
+def open_backends(
+    specs: Sequence[str] | None, *, sysfs_root: Path, dev_root: Path, node_name: str
+) -> list[DeviceBackend]:
+    """The backends of ``--backend``, or all kinds of real hardware where the flag was not given.
+
+    Raises:
+        ConfigurationError: a backend is unknown or its argument wrong.
+    """
+    if not specs:
+        return [discovery.open_hardware(sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)]
+    return [
+        discovery.open_backend(spec, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
+        for spec in specs
+    ]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        DiscoveryError: a backend that was asked for cannot look at its hardware.
+    """
+    backends = open_backends(
+        args.backend, sysfs_root=args.sysfs_root, dev_root=args.dev_root, node_name=platform.node()
+    )
+    devices: list[InventoryDevice] = []
+    for backend in backends:
+        try:
+            devices += [found.device for found in backend.discover()]
+        finally:
+            backend.close()
+    if args.output != "table":
+        common.print_data({"devices": [_plain(device) for device in devices]}, args.output)
+    elif devices:
+        print(_table(devices))
+    if not devices:
+        lines = discovery.looked_for(backends, sysfs_root=args.sysfs_root, dev_root=args.dev_root)
+        # Data goes to stdout alone, so that a program can read it.
+        stream = sys.stdout if args.output == "table" else sys.stderr
+        print("No devices were found. Looked for:", *(f"  {line}" for line in lines), sep="\n", file=stream)
+    return 0
+
+
+def _plain(device: InventoryDevice) -> dict[str, object]:
+    raw: dict[str, object] = json.loads(codec.encode(device))
+    return {"name": device.name, "attributes": {}, "capacity": {}} | raw
+
+
+def _value(attribute: DeviceAttribute | None) -> str:
+    if attribute is None:
+        return "-"
+    values = (attribute.string_value, attribute.int_value, attribute.version_value, attribute.bool_value)
+    return next((str(v) for v in values if v is not None), "-")
+
+
+def _table(devices: Sequence[InventoryDevice]) -> str:
+    header = (
+        "NAME",
+        "MODEL",
+        "MEMORY",
+        "ARCHITECTURE",
+        "PCIE ROOT",
+        "NUMA",
+        "DRIVER",
+        "PARTITIONS",
+        "LINKS",
+        "HEALTH",
+    )
+    rows = []
+    for device in devices:
+        memory = device.capacity.get("memory")
+        rows.append(
+            (
+                device.name,
+                *(_value(device.attributes.get("model")), "-" if memory is None else str(memory.value)),
+                *(
+                    _value(device.attributes.get(name))
+                    for name in ("architecture", names.PCIE_ROOT, names.NUMA_NODE, "driverVersion")
+                ),
+                f"{len(device.partitions)} kinds" if device.partitions else "-",
+                " ".join(f"{link.count}x{link.peer}" for link in device.links) or "-",
+                " ".join(h.reason for h in device.health) or "ok",
+            )
+        )
+    return common.table(header, rows)

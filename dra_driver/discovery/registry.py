@@ -1,0 +1,201 @@
+"""Which backends there are, and how ``--backend NAME[=ARG]`` opens one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from dra_driver.discovery import pci
+from dra_driver.discovery.problems import HardwareAbsent
+from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.ports import DeviceBackend, DiscoveredDevice
+
+__all__ = [
+    "ENTRY_POINTS",
+    "BackendFactory",
+    "HardwareBackend",
+    "backend_names",
+    "looked_for",
+    "open_backend",
+    "open_hardware",
+]
+
+ENTRY_POINTS = "dra_driver.backends"
+
+_log = structlog.get_logger(__name__)
+
+
+class BackendFactory(Protocol):
+    """Makes a backend; what an entry point of the group ``dra_driver.backends`` names.
+
+    The name of the entry point is the name for ``--backend``. A factory does not look at hardware:
+    ``discover`` does. It raises ``ConfigurationError`` where the argument is wrong.
+    """
+
+    def __call__(self, arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+        """A backend.
+
+        Args:
+            arg: what follows ``=`` in ``--backend``; empty where there is none.
+            sysfs_root: where sysfs is mounted, ``/sys`` on a machine.
+            dev_root: where device nodes are looked for, ``/dev`` on a machine.
+            node_name: name of the Node.
+        """
+        ...
+
+
+def _nvml(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.nvml import NvmlBackend
+
+    if arg:
+        raise ConfigurationError(
+            f"--backend nvml={arg[:80]}: nvml takes no argument; allowed is --backend nvml"
+        )
+    return NvmlBackend(sysfs_root=sysfs_root, dev_root=dev_root)
+
+
+def _simulated(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery import simulated
+
+    if not arg:
+        raise ConfigurationError(
+            "--backend simulated: a profile is missing: allowed are simulated=NAME with "
+            f"{', '.join(simulated.built_in_profiles())}, or simulated=PATH of a YAML file"
+        )
+    return simulated.SimulatedBackend(arg, seed=node_name)
+
+
+_BUILT_IN: Mapping[str, BackendFactory] = {"nvml": _nvml, "simulated": _simulated}
+# Looked at where no --backend is given.
+_HARDWARE = ("nvml",)
+
+
+def _third_party() -> dict[str, metadata.EntryPoint]:
+    # A built-in name cannot be taken over by whatever happens to be installed.
+    return {e.name: e for e in metadata.entry_points(group=ENTRY_POINTS) if e.name not in _BUILT_IN}
+
+
+def backend_names() -> tuple[str, ...]:
+    """Names that ``--backend`` accepts."""
+    return (*_BUILT_IN, *sorted(_third_party()))
+
+
+def open_backend(spec: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+    """The backend of ``--backend NAME[=ARG]``. It looks at nothing yet.
+
+    Raises:
+        ConfigurationError: the name is unknown, the argument is wrong, or a third party's backend cannot be
+            loaded.
+    """
+    name, _, arg = spec.partition("=")
+    factory = _BUILT_IN.get(name)
+    if factory is None:
+        entry = _third_party().get(name)
+        if entry is None:
+            raise ConfigurationError(
+                f"--backend {spec[:80]}: {name[:80]!r} is unknown; allowed are {', '.join(backend_names())}"
+            )
+        try:
+            factory = entry.load()
+        except Exception as e:
+            # Another's module may raise anything at import.
+            raise ConfigurationError(
+                f"--backend {spec[:80]}: {entry.value} cannot be loaded: {type(e).__name__}: {e}"
+            ) from e
+    return factory(arg, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
+
+
+class HardwareBackend:
+    """Several backends as one: every kind of real hardware that this machine may have.
+
+    A backend whose hardware or library is not there is skipped, and its words are kept in ``absent``. One
+    that is broken, or that is gone after it had devices, fails the whole: half an inventory would withdraw
+    the rest.
+    """
+
+    def __init__(self, backends: Sequence[DeviceBackend]) -> None:
+        self._backends = tuple(backends)
+        self._had_devices: set[str] = set()
+        self.absent: Mapping[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """``hardware``."""
+        return "hardware"
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the backends."""
+        return tuple(backend.name for backend in self._backends)
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        """Every device of every backend.
+
+        Raises:
+            DiscoveryError: a backend is broken, or has vanished since it last had devices.
+        """
+        devices: list[DiscoveredDevice] = []
+        absent: dict[str, str] = {}
+        for backend in self._backends:
+            try:
+                found = backend.discover()
+            except HardwareAbsent as e:
+                if backend.name in self._had_devices:
+                    raise
+                absent[backend.name] = str(e)
+                continue
+            if found:
+                self._had_devices.add(backend.name)
+            devices += found
+        self.absent = absent
+        return devices
+
+    def close(self) -> None:
+        """Releases what the backends hold."""
+        _close_all([b.close for b in self._backends])
+
+
+def _close_all(closers: Sequence[Callable[[], None]]) -> None:
+    for close in closers:
+        try:
+            close()
+        except DraError as e:
+            _log.warning("a backend could not be closed", error=str(e))
+
+
+def open_hardware(*, sysfs_root: Path, dev_root: Path, node_name: str) -> HardwareBackend:
+    """What is used where no ``--backend`` is given: all kinds of real hardware that we know."""
+    return HardwareBackend(
+        [open_backend(n, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name) for n in _HARDWARE]
+    )
+
+
+def looked_for(backends: Sequence[DeviceBackend], *, sysfs_root: Path, dev_root: Path) -> list[str]:
+    """What was looked for and what was there instead, a line each, for a machine where nothing was found.
+
+    Call it after ``discover`` of the backends.
+    """
+    lines: list[str] = []
+    for backend in backends:
+        if isinstance(backend, HardwareBackend):
+            lines += [backend.absent.get(name, f"{name}: no devices") for name in backend.members]
+        else:
+            lines.append(f"{backend.name}: no devices")
+    folder = sysfs_root / "bus" / "pci" / "devices"
+    try:
+        vendors = [pci.display_vendor(entry) for entry in sorted(folder.iterdir())]
+    except OSError as e:
+        lines.append(f"sysfs: {folder}: {e.strerror or e}")
+    else:
+        count = sum(1 for v in vendors if v == pci.NVIDIA)
+        lines.append(
+            f"sysfs: {folder}: {len(vendors)} PCI functions, {count} of them NVIDIA display controllers"
+        )
+    for node in ("nvidiactl", "nvidia0"):
+        state = "there" if (dev_root / node).exists() else "not there"
+        lines.append(f"device node: {dev_root / node}: {state}")
+    return lines
