@@ -1,0 +1,317 @@
+"""The kubelet's knowledge of prepared claims: who uses them, what the plugins answered, on disk.
+
+Texts of errors are those that the recorded kubelet puts into Events.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import msgspec
+import structlog
+
+from dra_driver import resourceclaim
+from dra_driver.api.core import Container, Pod
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
+from dra_driver.errors import ApiError, ApiUnavailable, DraError
+from dra_driver.ports import KubeClient
+from dra_driver.sim.kubelet.plugins import ClaimRef, PluginManager, PreparedDevice
+
+__all__ = ["ClaimInfo", "ClaimManager", "ClaimsNotReady"]
+
+log = structlog.get_logger(__name__)
+
+
+class ClaimsNotReady(DraError):
+    """The claims of a pod cannot be prepared or unprepared now; the text is the kubelet's."""
+
+
+@dataclass(slots=True)
+class ClaimInfo:
+    """One claim on this node.
+
+    Attributes:
+        pods: UIDs of the pods that use it.
+        devices: what each driver of the allocation answered.
+        prepared: whether all of them did, since this kubelet started.
+    """
+
+    key: ObjectKey
+    uid: str
+    pods: set[str] = field(default_factory=set)
+    devices: dict[str, tuple[PreparedDevice, ...]] = field(default_factory=dict)
+    prepared: bool = False
+
+    @property
+    def ref(self) -> ClaimRef:
+        """As the plugins are told of it."""
+        return ClaimRef(self.key.namespace, self.key.name, self.uid)
+
+
+class ClaimManager:
+    """Prepares and unprepares the claims of pods.
+
+    Args:
+        api: to fetch claims.
+        plugins: the registered plugins.
+        checkpoint: file that remembers what must be unprepared.
+    """
+
+    def __init__(self, api: KubeClient, plugins: PluginManager, checkpoint: Path) -> None:
+        self._api = api
+        self._plugins = plugins
+        self._checkpoint = checkpoint
+        self._claims: dict[ObjectKey, ClaimInfo] = _read_checkpoint(checkpoint)
+
+    @property
+    def claims(self) -> Mapping[ObjectKey, ClaimInfo]:
+        """What this node knows of."""
+        return self._claims
+
+    # --- prepare --------------------------------------------------------------------------------------------
+
+    async def prepare(self, pod: Pod) -> None:
+        """Prepares all claims of a pod; claims that are prepared already only get the pod noted.
+
+        Raises:
+            ClaimsNotReady: why not.
+        """
+        batches: dict[str, list[ClaimInfo]] = {}
+        infos: list[ClaimInfo] = []
+        for used in resourceclaim.pod_claims(pod):
+            if used.key is None:
+                raise ClaimsNotReady(
+                    f"prepare resource claim: pod {pod.metadata.name}: claim {used.entry} is not created yet"
+                )
+            claim = await self._fetch(pod, used.key)
+            info = self._note(pod, claim)
+            if info.prepared:
+                continue
+            infos.append(info)
+            for driver in info.devices:
+                batches.setdefault(driver, []).append(info)
+        self._save()
+        for driver in batches:
+            if self._plugins.plugin(driver) is None:
+                raise ClaimsNotReady(f"DRA driver {driver} is not registered")
+        for driver, batch in batches.items():
+            await self._prepare_batch(driver, batch)
+        for info in infos:
+            info.prepared = True
+        self._save()
+
+    async def _fetch(self, pod: Pod, key: ObjectKey) -> ResourceClaim:
+        try:
+            claim = await self._api.get(RESOURCE_CLAIMS, key.name, key.namespace)
+        except (ApiError, ApiUnavailable) as e:
+            raise ClaimsNotReady(f"fetch ResourceClaim {key.name}: {e}") from e
+        if not resourceclaim.is_for_pod(pod, claim):
+            raise ClaimsNotReady(f"ResourceClaim {key.name} was not created for pod {pod.metadata.name}")
+        if claim.status.allocation is None or not resourceclaim.is_reserved_for(claim, pod.metadata.uid):
+            raise ClaimsNotReady(
+                f"pod {pod.metadata.name} ({pod.metadata.uid}) is not allowed to use ResourceClaim "
+                f"{claim.metadata.name} ({claim.metadata.uid})"
+            )
+        return claim
+
+    def _note(self, pod: Pod, claim: ResourceClaim) -> ClaimInfo:
+        info = self._claims.get(claim.key)
+        if info is not None and info.uid != claim.metadata.uid:
+            raise ClaimsNotReady(
+                f"old ResourceClaim with same name {claim.metadata.name} and different UID {info.uid} still "
+                "exists (previous pod force-deleted?!)"
+            )
+        if info is None:
+            assert claim.status.allocation is not None
+            drivers = dict.fromkeys(r.driver for r in claim.status.allocation.devices.results)
+            info = ClaimInfo(claim.key, claim.metadata.uid, devices=dict.fromkeys(drivers, ()))
+            self._claims[claim.key] = info
+        info.pods.add(pod.metadata.uid)
+        return info
+
+    async def _prepare_batch(self, driver: str, batch: Sequence[ClaimInfo]) -> None:
+        plugin = self._plugins.plugin(driver)
+        if plugin is None:
+            raise ClaimsNotReady(f"DRA driver {driver} is not registered")
+        try:
+            answer = await plugin.prepare([info.ref for info in batch])
+        except grpc.aio.AioRpcError as e:
+            raise ClaimsNotReady(f"NodePrepareResources: {_rpc_error(e)}") from e
+        by_uid = {info.uid: info for info in batch}
+        for uid, (devices, error) in answer.items():
+            info = by_uid.get(uid)
+            if info is None:
+                raise ClaimsNotReady(f"NodePrepareResources returned result for unknown claim UID {uid}")
+            if error:
+                raise ClaimsNotReady(
+                    f"NodePrepareResources failed for ResourceClaim {info.key.name}: {error}"
+                )
+            info.devices[driver] = devices
+        missing = len(batch) - len(answer)
+        if missing:
+            raise ClaimsNotReady(f"NodePrepareResources skipped {missing} ResourceClaims")
+
+    # --- what a container gets ------------------------------------------------------------------------------
+
+    def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
+        """The CDI IDs for one container: of the claims and requests that it names, without repetition.
+
+        Raises:
+            ClaimsNotReady: a claim is not known on this node.
+        """
+        ids: list[str] = []
+        for device in self._devices_of(pod, container):
+            ids.extend(device.cdi_ids)
+        return tuple(dict.fromkeys(ids))
+
+    def allocated_resources(
+        self, pod: Pod, container: Container
+    ) -> tuple[tuple[str, PreparedDevice, str], ...]:
+        """``(claim:NAME[/REQUEST], device, driver)`` for ``allocatedResourcesStatus``."""
+        found: list[tuple[str, PreparedDevice, str]] = []
+        for wanted in container.resources.claims:
+            info = self._info(pod, wanted.name)
+            if info is None:
+                continue
+            label = f"claim:{wanted.name}" + (f"/{wanted.request}" if wanted.request else "")
+            found.extend(
+                (label, device, driver)
+                for driver, devices in info.devices.items()
+                for device in devices
+                if not wanted.request or wanted.request in device.requests
+            )
+        return tuple(found)
+
+    def _devices_of(self, pod: Pod, container: Container) -> Iterable[PreparedDevice]:
+        for wanted in container.resources.claims:
+            info = self._info(pod, wanted.name)
+            if info is None:
+                raise ClaimsNotReady(f"unable to get resource claim {wanted.name} of pod {pod.metadata.name}")
+            for devices in info.devices.values():
+                for device in devices:
+                    if not wanted.request or wanted.request in device.requests:
+                        yield device
+
+    def _info(self, pod: Pod, entry: str) -> ClaimInfo | None:
+        for used in resourceclaim.pod_claims(pod):
+            if used.entry == entry and used.key is not None:
+                return self._claims.get(used.key)
+        return None
+
+    # --- unprepare ------------------------------------------------------------------------------------------
+
+    async def unprepare(self, pod_uid: str) -> None:
+        """Unprepares the claims of a pod, except those that another pod of this node still uses.
+
+        Needs no API server. Claims whose prepare failed are unprepared all the same.
+
+        Raises:
+            ClaimsNotReady: a plugin is missing or reports an error; what succeeded is remembered.
+        """
+        batches: dict[str, list[ClaimInfo]] = {}
+        last_user: list[ClaimInfo] = []
+        for info in self._claims.values():
+            if pod_uid not in info.pods:
+                continue
+            if len(info.pods) > 1:
+                info.pods.discard(pod_uid)
+                continue
+            last_user.append(info)
+            info.prepared = False
+            for driver in info.devices:
+                batches.setdefault(driver, []).append(info)
+        for driver, batch in batches.items():
+            await self._unprepare_batch(driver, batch)
+        for info in last_user:
+            info.pods.discard(pod_uid)
+            if not info.pods:
+                self._claims.pop(info.key, None)
+        self._save()
+
+    async def _unprepare_batch(self, driver: str, batch: Sequence[ClaimInfo]) -> None:
+        plugin = self._plugins.plugin(driver)
+        if plugin is None:
+            raise ClaimsNotReady(f"DRA driver {driver} is not registered")
+        try:
+            answer = await plugin.unprepare([info.ref for info in batch])
+        except grpc.aio.AioRpcError as e:
+            raise ClaimsNotReady(f"NodeUnprepareResources: {_rpc_error(e)}") from e
+        for info in batch:
+            error = answer.get(info.uid)
+            if error:
+                raise ClaimsNotReady(
+                    f"NodeUnprepareResources failed for ResourceClaim {info.key.name}: {error}"
+                )
+        missing = sum(info.uid not in answer for info in batch)
+        if missing:
+            raise ClaimsNotReady(f"NodeUnprepareResources skipped {missing} ResourceClaims")
+
+    # --- the checkpoint -------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        data = msgspec.json.encode({"entries": [_entry(info) for info in self._claims.values()]}).decode()
+        content = msgspec.json.encode({"Data": data, "Checksum": zlib.crc32(data.encode())})
+        temporary = self._checkpoint.with_name(f".{self._checkpoint.name}.tmp")
+        temporary.write_bytes(content)
+        temporary.replace(self._checkpoint)
+
+
+def _entry(info: ClaimInfo) -> dict[str, Any]:
+    return {
+        "ClaimUID": info.uid,
+        "ClaimName": info.key.name,
+        "Namespace": info.key.namespace,
+        "PodUIDs": {uid: {} for uid in sorted(info.pods)},
+        "DriverState": {
+            driver: {
+                "Devices": [
+                    {
+                        "PoolName": d.pool,
+                        "DeviceName": d.device,
+                        "ShareID": d.share_id or None,
+                        "RequestNames": list(d.requests),
+                        "CDIDeviceIDs": list(d.cdi_ids),
+                    }
+                    for d in devices
+                ]
+            }
+            for driver, devices in info.devices.items()
+        },
+    }
+
+
+def _read_checkpoint(path: Path) -> dict[ObjectKey, ClaimInfo]:
+    if not path.exists():
+        return {}
+    outer = msgspec.json.decode(path.read_bytes())
+    if zlib.crc32(outer["Data"].encode()) != outer["Checksum"]:
+        raise DraError(f"{path}: checkpoint is corrupted")
+    claims: dict[ObjectKey, ClaimInfo] = {}
+    for entry in msgspec.json.decode(outer["Data"])["entries"]:
+        key = ObjectKey(entry["Namespace"], entry["ClaimName"])
+        devices = {
+            driver: tuple(
+                PreparedDevice(
+                    d["PoolName"],
+                    d["DeviceName"],
+                    tuple(d["RequestNames"]),
+                    tuple(d["CDIDeviceIDs"]),
+                    d["ShareID"] or "",
+                )
+                for d in state["Devices"]
+            )
+            for driver, state in entry["DriverState"].items()
+        }
+        claims[key] = ClaimInfo(key, entry["ClaimUID"], set(entry["PodUIDs"]), devices)
+    return claims
+
+
+def _rpc_error(error: grpc.aio.AioRpcError) -> str:
+    code = "".join(part.capitalize() for part in error.code().name.split("_"))
+    return f"rpc error: code = {code} desc = {error.details()}"

@@ -1,0 +1,118 @@
+"""A stand-in for the container runtime: sandboxes and containers that exist on paper.
+
+Nothing is executed. What a container would see is worked out from the pod's spec and the CDI specs of the
+node; how long it lives is read from its command: ``sleep 2`` in it means that it ends after two seconds
+(``exit 3`` gives the code); without either it runs until it is stopped. Survives restarts of the kubelet.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dra_driver.sim.cdi_reader import CdiRegistry, ContainerView
+from dra_driver.sim.objects import RunContainer
+
+__all__ = ["RunningContainer", "Sandbox", "SimRuntime"]
+
+_SLEEP = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")
+_EXIT = re.compile(r"\bexit (\d{1,3})\b")
+# A container that a manifest keeps alive with a long sleep is alive as far as a simulation goes.
+FOREVER_FROM = 600.0
+
+
+@dataclass(slots=True)
+class RunningContainer:
+    """One container, running or ended.
+
+    Attributes:
+        view: environment, device nodes and mounts as the container sees them.
+        started: monotonic seconds.
+        ends: monotonic seconds at which the command is over; None: not by itself.
+        exit_code: how it ends.
+        restarts: how often it was started again.
+    """
+
+    name: str
+    view: ContainerView
+    started: float
+    ends: float | None
+    exit_code: int
+    restarts: int = 0
+
+    def ended(self, now: float) -> bool:
+        """Whether its command is over."""
+        return self.ends is not None and now >= self.ends
+
+    def output(self) -> str:
+        """What ``env; ls /dev`` inside would print."""
+        lines = [f"{k}={v}" for k, v in sorted(self.view.env.items())]
+        lines += sorted(d.path for d in self.view.devices)
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A pod's sandbox and its containers by name."""
+
+    namespace: str
+    pod: str
+    containers: dict[str, RunningContainer] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SimRuntime:
+    """The runtime of one node.
+
+    Attributes:
+        cdi: the specs that containers are made with.
+        sandboxes: by pod UID.
+    """
+
+    cdi: CdiRegistry
+    sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+
+    def run_sandbox(self, uid: str, namespace: str, pod: str) -> Sandbox:
+        """The pod's sandbox, made if there is none."""
+        return self.sandboxes.setdefault(uid, Sandbox(namespace, pod))
+
+    def start_container(
+        self, uid: str, container: RunContainer, cdi_devices: Sequence[str]
+    ) -> RunningContainer:
+        """Creates and starts a container; one of the same name that ended is replaced.
+
+        Raises:
+            CdiError: the devices cannot be injected; the text is the runtime's.
+        """
+        sandbox = self.sandboxes[uid]
+        self.cdi.refresh()
+        view = self.cdi.inject(cdi_devices, ContainerView(env={e.name: e.value for e in container.env}))
+        old = sandbox.containers.get(container.name)
+        now = time.monotonic()
+        seconds, code = _life(container)
+        running = RunningContainer(
+            container.name,
+            view,
+            now,
+            None if seconds is None else now + seconds,
+            code,
+            old.restarts + 1 if old is not None else 0,
+        )
+        sandbox.containers[container.name] = running
+        return running
+
+    def stop_sandbox(self, uid: str) -> None:
+        """Stops and removes everything of the pod; unknown pods are fine."""
+        self.sandboxes.pop(uid, None)
+
+
+def _life(container: RunContainer) -> tuple[float | None, int]:
+    text = " ".join((*container.command, *container.args))
+    sleep, exit_code = _SLEEP.search(text), _EXIT.search(text)
+    code = int(exit_code[1]) if exit_code else 0
+    if sleep is not None:
+        seconds = float(sleep[1])
+        return (None if seconds >= FOREVER_FROM else seconds), code
+    return (0.0 if exit_code else None), code

@@ -1,0 +1,120 @@
+"""Where a simulated node keeps its files, and how patient its kubelet is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["KubeletSettings", "NodeLayout"]
+
+# sockaddr_un.sun_path has 108 bytes with the closing zero.
+SOCKET_PATH_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLayout:
+    """The directories of one node below its root, which stands for ``/``. Short names: see the 107 bytes."""
+
+    root: Path
+
+    @property
+    def kubelet(self) -> Path:
+        """For ``/var/lib/kubelet``."""
+        return self.root / "k"
+
+    @property
+    def registry(self) -> Path:
+        """For ``/var/lib/kubelet/plugins_registry``."""
+        return self.kubelet / "r"
+
+    @property
+    def plugins(self) -> Path:
+        """For ``/var/lib/kubelet/plugins``."""
+        return self.kubelet / "p"
+
+    @property
+    def cdi(self) -> Path:
+        """For ``/var/run/cdi``."""
+        return self.root / "cdi"
+
+    @property
+    def state(self) -> Path:
+        """Where the plugin keeps its checkpoint."""
+        return self.root / "s"
+
+    @property
+    def dev(self) -> Path:
+        """For ``/dev``."""
+        return self.root / "dev"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The kubelet's own checkpoint of prepared claims."""
+        return self.kubelet / "dra_manager_state"
+
+    def create(self) -> None:
+        """Makes the directories."""
+        for directory in (self.registry, self.plugins, self.cdi, self.state, self.dev):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSettings:
+    """Delays of the kubelet, in seconds. The defaults are those of the real one, as recorded.
+
+    Attributes:
+        registry_tick: how often the registry directory is looked at.
+        registration_backoff: first delay after a failed registration; doubles up to ``registration_cap``.
+        registration_cap: longest such delay.
+        get_info_timeout: deadline of GetInfo.
+        notify_timeout: deadline of NotifyRegistrationStatus.
+        call_timeout: deadline of NodePrepareResources and NodeUnprepareResources.
+        startup_wipe: when, after the start, the slices of the node are deleted; None: never.
+        wipe_delay: how long after a plugin is lost its slices are deleted.
+        prepare_retry: before a failed prepare is tried again.
+        unprepare_retry: before a failed unprepare is tried again, the first time.
+        unprepare_retry_later: the same, every further time.
+        create_retry: before a container that could not be created is tried again.
+        restart_backoff: before a container that ended is started again.
+        health_retry: before an ended health stream is opened again.
+        exit_detection: after a container ended, until that is noticed.
+        reconcile: how often claims of pods that are gone are looked for.
+        heartbeat: between two updates of the Node's Ready condition.
+    """
+
+    registry_tick: float = 1.0
+    registration_backoff: float = 0.5
+    registration_cap: float = 122.0
+    get_info_timeout: float = 1.0
+    notify_timeout: float = 5.0
+    call_timeout: float = 45.0
+    startup_wipe: float | None = 0.35
+    wipe_delay: float = 30.0
+    prepare_retry: float = 65.0
+    unprepare_retry: float = 0.8
+    unprepare_retry_later: float = 10.0
+    create_retry: float = 12.0
+    restart_backoff: float = 10.0
+    health_retry: float = 5.0
+    exit_detection: float = 1.0
+    reconcile: float = 60.0
+    heartbeat: float = 10.0
+
+    @classmethod
+    def quick(cls) -> KubeletSettings:
+        """For the demo and for tests: the same behaviour, less waiting."""
+        return cls(
+            registry_tick=0.1,
+            registration_backoff=0.2,
+            registration_cap=2.0,
+            startup_wipe=0.05,
+            wipe_delay=3.0,
+            prepare_retry=2.0,
+            unprepare_retry=0.3,
+            unprepare_retry_later=1.0,
+            create_retry=1.0,
+            restart_backoff=0.5,
+            health_retry=1.0,
+            exit_detection=0.1,
+            reconcile=5.0,
+        )
