@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from dra_driver.api import core
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import Resource, Wire, WireObject
@@ -58,8 +56,6 @@ class RunPod(core.Pod, frozen=True, kw_only=True):
 
 class MetaObject(WireObject, frozen=True, kw_only=True):
     """Any object: metadata alone."""
-
-    status: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
 RUN_PODS = Resource("", "v1", "pods", "Pod", RunPod, namespaced=True)

@@ -1,0 +1,351 @@
+"""The parts of kube-controller-manager that DRA leans on: resource claim controller, garbage collection.
+
+What they write, and when, follows recordings of Kubernetes 1.36: claims generated from templates (gated pods
+included), reservations of pods that are gone removed, claims deallocated with their last reservation where
+the delete-protection finalizer is present, generated claims deleted once their pod is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from dra_driver import resourceclaim
+from dra_driver.api import codec
+from dra_driver.api.core import PODS, Pod, PodResourceClaim
+from dra_driver.api.meta import ObjectKey, OwnerReference, WireObject
+from dra_driver.api.names import CLAIM_FINALIZER, POD_CLAIM_ANNOTATION
+from dra_driver.api.resource import (
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    ResourceClaim,
+    ResourceClaimConsumerReference,
+)
+from dra_driver.errors import Conflict, NotFound
+from dra_driver.kube import EventRecorder, Handler, Informer, SystemClock, WorkQueue
+from dra_driver.ports import KubeClient
+from dra_driver.sim.objects import OWNED_KINDS, OWNER_KINDS, MetaObject
+
+__all__ = ["ClaimController", "GarbageCollector"]
+
+log = structlog.get_logger(__name__)
+
+FINISHED = ("Succeeded", "Failed")
+
+
+def _done(pod: Pod) -> bool:
+    """Whether the pod will never run (again): ended, or deleted before it was bound."""
+    return pod.status.phase in FINISHED or (
+        pod.metadata.deletion_timestamp is not None and not pod.spec.node_name
+    )
+
+
+class ClaimController:
+    """The resource claim controller. Two queues: pods that need claims, claims that need looking after."""
+
+    def __init__(self, api: KubeClient) -> None:
+        self._api = api
+        self._pods = Informer(api, PODS, indices={"claim": _claims_of})
+        self._claims = Informer(api, RESOURCE_CLAIMS, indices={"owner": _owner_uids})
+        self._templates = Informer(api, RESOURCE_CLAIM_TEMPLATES)
+        self._recorder = EventRecorder(api, "resource_claim", SystemClock())
+        self._pod_queue: WorkQueue[ObjectKey] = WorkQueue("claims from templates")
+        self._claim_queue: WorkQueue[ObjectKey] = WorkQueue("claims")
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._pods.add_handler(
+            Handler(added=self._pod_seen, updated=lambda _, pod: self._pod_seen(pod), deleted=self._pod_seen)
+        )
+        self._claims.add_handler(
+            Handler(
+                added=self._claim_seen,
+                updated=lambda _, claim: self._claim_seen(claim),
+                deleted=self._claim_gone,
+            )
+        )
+        self._templates.add_handler(Handler(added=lambda _: self._all_pods()))
+        async with asyncio.TaskGroup() as group:
+            informers: tuple[Informer[Any], ...] = (self._pods, self._claims, self._templates)
+            for informer in informers:
+                group.create_task(informer.run())
+            group.create_task(self._recorder.run())
+            for informer in informers:
+                await informer.synced.wait()
+            group.create_task(self._pod_queue.process(self._sync_pod, workers=2))
+            group.create_task(self._claim_queue.process(self._sync_claim, workers=4))
+
+    # --- what changed -----------------------------------------------------------------------------------
+
+    def _pod_seen(self, pod: Pod) -> None:
+        if not resourceclaim.uses_claims(pod):
+            return
+        self._pod_queue.add(pod.key)
+        for used in resourceclaim.pod_claims(pod):
+            if used.key is not None:
+                self._claim_queue.add(used.key)
+        for claim in self._claims.by_index("owner", pod.metadata.uid):
+            self._claim_queue.add(claim.key)
+
+    def _all_pods(self) -> None:
+        for pod in self._pods.items():
+            self._pod_seen(pod)
+
+    def _claim_seen(self, claim: ResourceClaim) -> None:
+        self._claim_queue.add(claim.key)
+        for pod in self._pods.by_index("claim", claim.key):
+            self._pod_queue.add(pod.key)
+
+    def _claim_gone(self, claim: ResourceClaim) -> None:
+        for owner in claim.metadata.owner_references or ():
+            for pod in self._pods.items():
+                if pod.metadata.uid == owner.uid:
+                    self._pod_queue.add(pod.key)
+
+    # --- pods: generate claims, reserve for pods bound by hand --------------------------------------------
+
+    async def _sync_pod(self, key: ObjectKey) -> None:
+        pod = self._pods.get(key)
+        if pod is None or _done(pod) or pod.metadata.deletion_timestamp is not None:
+            return
+        names: dict[str, str | None] = {}
+        for entry in pod.spec.resource_claims:
+            if entry.resource_claim_template_name is not None:
+                names[entry.name] = await self._generated(pod, entry)
+        known = {s.name: s.resource_claim_name for s in pod.status.resource_claim_statuses}
+        if names and names != known and None not in names.values():
+            status = [{"name": k, "resourceClaimName": v} for k, v in names.items()]
+            await self._api.merge_patch(
+                PODS,
+                key.name,
+                {"metadata": {"uid": pod.metadata.uid}, "status": {"resourceClaimStatuses": status}},
+                key.namespace,
+                subresource="status",
+            )
+        if pod.spec.node_name:
+            await self._reserve_for_bound(pod)
+
+    async def _generated(self, pod: Pod, entry: PodResourceClaim) -> str | None:
+        """Name of the claim of one entry; it is created if there is none yet."""
+        for claim in self._claims.by_index("owner", pod.metadata.uid):
+            if (claim.metadata.annotations or {}).get(POD_CLAIM_ANNOTATION) == entry.name:
+                return claim.metadata.name
+        assert entry.resource_claim_template_name is not None
+        template = self._templates.get_by_name(entry.resource_claim_template_name, pod.metadata.namespace)
+        if template is None:
+            name = entry.resource_claim_template_name
+            self._recorder.event(
+                PODS,
+                pod,
+                "Warning",
+                "FailedResourceClaimCreation",
+                f'PodResourceClaim {entry.name}: resource claim template "{name}": '
+                f'resourceclaimtemplate.resource.k8s.io "{name}" not found',
+            )
+            return None
+        inner = template.spec.metadata
+        body = {
+            "apiVersion": RESOURCE_CLAIMS.api_version,
+            "kind": RESOURCE_CLAIMS.kind,
+            "metadata": {
+                "generateName": _generate_name(pod.metadata.name, entry.name),
+                "namespace": pod.metadata.namespace,
+                "labels": dict(inner.labels or {}),
+                "annotations": {**(inner.annotations or {}), POD_CLAIM_ANNOTATION: entry.name},
+                "ownerReferences": [
+                    {
+                        "apiVersion": "v1",
+                        "kind": "Pod",
+                        "name": pod.metadata.name,
+                        "uid": pod.metadata.uid,
+                        "controller": True,
+                    }
+                ],
+            },
+            "spec": _raw(template.spec.spec),
+        }
+        claim = await self._api.create(RESOURCE_CLAIMS, body, pod.metadata.namespace)
+        # The informer has not seen it yet; without waiting, the next sync would create a second one.
+        await self._until_seen(claim)
+        return claim.metadata.name
+
+    async def _until_seen(self, claim: ResourceClaim) -> None:
+        for _ in range(200):
+            if self._claims.get(claim.key) is not None:
+                return
+            await asyncio.sleep(0.01)
+        log.warning("the watch is behind: a new claim has not been seen for 2 s", claim=str(claim.key))
+
+    async def _reserve_for_bound(self, pod: Pod) -> None:
+        """A pod that was bound by hand: kube-scheduler reserved nothing for it."""
+        for used in resourceclaim.pod_claims(pod):
+            claim = self._claims.get(used.key) if used.key is not None else None
+            if (
+                claim is None
+                or claim.status.allocation is None
+                or claim.metadata.deletion_timestamp is not None
+            ):
+                continue
+            if resourceclaim.is_reserved_for(claim, pod.metadata.uid) or not resourceclaim.is_for_pod(
+                pod, claim
+            ):
+                continue
+            reserved = [*claim.status.reserved_for, resourceclaim.pod_reference(pod)]
+            await self._write_status(claim, {"reservedFor": _raw(reserved)})
+
+    # --- claims: reservations, deallocation, deletion -----------------------------------------------------
+
+    async def _sync_claim(self, key: ObjectKey) -> None:
+        claim = self._claims.get(key)
+        if claim is None:
+            return
+        if any(ref.resource != "pods" or ref.api_group for ref in claim.status.reserved_for):
+            return  # a consumer that we know nothing about: as recorded, the claim is left alone altogether
+        valid = [ref for ref in claim.status.reserved_for if not await self._stale(claim, ref)]
+        protected = CLAIM_FINALIZER in (claim.metadata.finalizers or ())
+        if len(valid) < len(claim.status.reserved_for):
+            deallocate = protected and not valid and claim.status.allocation is not None
+            status: dict[str, Any] = {"reservedFor": _raw(valid) or None}
+            claim = await self._write_status(claim, {**status, **(_NOT_ALLOCATED if deallocate else {})})
+            if deallocate:
+                await self._remove_finalizer(claim)
+        elif protected and not valid and claim.metadata.deletion_timestamp is not None:
+            if claim.status.allocation is not None:
+                claim = await self._write_status(claim, _NOT_ALLOCATED)
+            await self._remove_finalizer(claim)
+        if not valid:
+            await self._delete_generated(claim)
+
+    async def _stale(self, claim: ResourceClaim, reference: ResourceClaimConsumerReference) -> bool:
+        pod = self._pods.get_by_name(reference.name, claim.metadata.namespace)
+        if pod is None or pod.metadata.uid != reference.uid:
+            # The watch may be behind: ask before taking a reservation away.
+            try:
+                pod = await self._api.get(PODS, reference.name, claim.metadata.namespace)
+            except NotFound:
+                return True
+        return pod.metadata.uid != reference.uid or _done(pod)
+
+    async def _remove_finalizer(self, claim: ResourceClaim) -> None:
+        finalizers = [f for f in claim.metadata.finalizers or () if f != CLAIM_FINALIZER]
+        patch = {
+            "metadata": {
+                "finalizers": finalizers or None,
+                "resourceVersion": claim.metadata.resource_version,
+            }
+        }
+        with contextlib.suppress(NotFound):
+            await self._api.merge_patch(RESOURCE_CLAIMS, claim.metadata.name, patch, claim.metadata.namespace)
+
+    async def _delete_generated(self, claim: ResourceClaim) -> None:
+        """A generated claim goes once its pod is done; if the pod is gone, that is garbage collection's."""
+        if claim.metadata.deletion_timestamp is not None:
+            return
+        for owner in claim.metadata.owner_references or ():
+            if not owner.controller or owner.kind != "Pod":
+                continue
+            pod = self._pods.get_by_name(owner.name, claim.metadata.namespace)
+            if pod is not None and pod.metadata.uid == owner.uid and _done(pod):
+                with contextlib.suppress(NotFound, Conflict):
+                    await self._api.delete(
+                        RESOURCE_CLAIMS, claim.metadata.name, claim.metadata.namespace, uid=claim.metadata.uid
+                    )
+
+    async def _write_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
+        patch = {"metadata": {"resourceVersion": claim.metadata.resource_version}, "status": status}
+        return await self._api.merge_patch(
+            RESOURCE_CLAIMS, claim.metadata.name, patch, claim.metadata.namespace, subresource="status"
+        )
+
+
+_NOT_ALLOCATED: Mapping[str, Any] = {"allocation": None, "devices": None}
+
+
+def _raw(value: object) -> Any:
+    """Structs as plain data."""
+    return msgspec.json.decode(codec.encode(value))
+
+
+def _generate_name(pod: str, entry: str) -> str:
+    """``<pod>-<claim>-``, cut so that with five random characters it is a DNS label."""
+    longest = 57
+    if len(pod) + len(entry) + 1 > longest:
+        pod = pod[: longest // 2]
+        entry = entry[: longest - 1 - len(pod)]
+    return f"{pod}-{entry}-"
+
+
+def _claims_of(pod: Pod) -> Iterable[Hashable]:
+    return [used.key for used in resourceclaim.pod_claims(pod) if used.key is not None]
+
+
+def _owner_uids(item: WireObject) -> Iterable[Hashable]:
+    return [owner.uid for owner in item.metadata.owner_references or ()]
+
+
+class GarbageCollector:
+    """Deletes objects whose owners are all gone (background propagation; no foreground, no orphans)."""
+
+    def __init__(self, api: KubeClient) -> None:
+        self._api = api
+        self._informers: dict[str, Informer[MetaObject]] = {
+            f"{kind.api_version}/{kind.kind}": Informer(api, kind, indices={"owner": _owner_uids})
+            for kind in {k.path(): k for k in (*OWNED_KINDS, *OWNER_KINDS.values())}.values()
+        }
+        self._queue: WorkQueue[tuple[str, ObjectKey]] = WorkQueue("garbage")
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in self._informers.values():
+                group.create_task(informer.run())
+            for informer in self._informers.values():
+                await informer.synced.wait()
+            for name, informer in self._informers.items():
+                informer.add_handler(
+                    Handler(added=functools.partial(self._seen, name), deleted=self._owner_gone)
+                )
+            group.create_task(self._queue.process(self._sync, workers=2))
+
+    def _seen(self, kind: str, item: MetaObject) -> None:
+        if item.metadata.owner_references:
+            self._queue.add((kind, item.key))
+
+    def _owner_gone(self, owner: MetaObject) -> None:
+        for kind, informer in self._informers.items():
+            for item in informer.by_index("owner", owner.metadata.uid):
+                self._queue.add((kind, item.key))
+
+    async def _sync(self, key: tuple[str, ObjectKey]) -> None:
+        informer = self._informers[key[0]]
+        item = informer.get(key[1])
+        if item is None or item.metadata.deletion_timestamp is not None:
+            return
+        for owner in item.metadata.owner_references or ():
+            if await self._exists(owner, item.metadata.namespace):
+                return
+        with contextlib.suppress(NotFound, Conflict):
+            await self._api.delete(
+                informer.resource, item.metadata.name, item.metadata.namespace, uid=item.metadata.uid
+            )
+
+    async def _exists(self, owner: OwnerReference, namespace: str) -> bool:
+        kind = OWNER_KINDS.get((owner.api_version, owner.kind))
+        if kind is None:
+            return True  # a kind that we do not follow: never delete on a guess
+        namespace = namespace if kind.namespaced else ""
+        informer = self._informers.get(f"{kind.api_version}/{kind.kind}")
+        known = informer.get_by_name(owner.name, namespace) if informer is not None else None
+        if known is not None and known.metadata.uid == owner.uid:
+            return True
+        try:
+            found = await self._api.get(kind, owner.name, namespace)
+        except NotFound:
+            return False
+        return found.metadata.uid == owner.uid
