@@ -133,12 +133,15 @@ class Publication(Wire, frozen=True, kw_only=True):
 
     Attributes:
         epoch: epoch for which the slices in ``slices`` were created.
+        attempted: epoch for which creating slices was begun, noted before the first of them. Where it is
+            ahead of ``epoch``, a controller was killed in between and nobody knows what it had created.
         generation: pool generation.
         slices: names of the ResourceSlices of the pool.
         devices: number of devices published.
     """
 
     epoch: int = 0
+    attempted: int = 0
     generation: int = 0
     slices: tuple[str, ...] = ()
     devices: int = 0

@@ -371,7 +371,7 @@ class AllocatedDeviceStatus(Wire, frozen=True, kw_only=True):
     pool: PoolName
     device: str
     share_id: str | None = msgspec.field(default=None, name="shareID")
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[Condition, ...] | None = None  # the server writes null where there are none
     data: msgspec.Raw | None = None
     network_data: NetworkDeviceData | None = None
 

@@ -1,0 +1,208 @@
+"""``plan``: from the slices that exist to those that should.
+
+Readers (kube-scheduler, our allocator) take the slices of a pool's highest generation, and only if there are
+exactly ``resourceSliceCount`` of them. Hence:
+
+* one slice differs and the number stays: it is written in place, with the same generation;
+* anything else: every slice is written with a new generation. Until the last one is there, the pool counts as
+  incomplete, so nobody sees a mix;
+* slices that are no longer wanted have an older generation by then, so nobody looks at them; they go last.
+
+Names are deterministic, other than those of Kubernetes' own slice controller (``generateName``): a controller
+that was killed between creating a slice and noting it meets its own slice again and not a second one, and
+``status.publication.slices`` can name slices before their answers are in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from dra_driver.api.core import Node
+from dra_driver.api.meta import ObjectMeta, OwnerReference
+from dra_driver.api.resource import Device, ResourcePool, ResourceSlice, ResourceSliceSpec
+from dra_driver.resourceslice.types import DesiredPool
+
+__all__ = ["Plan", "SliceWrite", "altered", "owner_of", "plan", "slice_name"]
+
+_MAX_NAME: Final = 253
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWrite:
+    """A slice as it should be stored.
+
+    Attributes:
+        slice: complete; an update carries the resourceVersion and uid of the slice that it replaces.
+        replaces: None for a slice that is to be created.
+    """
+
+    slice: ResourceSlice
+    replaces: ResourceSlice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps, to be taken in the order creates, updates, deletes.
+
+    Attributes:
+        creates: slices that do not exist.
+        updates: slices whose content changes.
+        deletes: slices that are not wanted; delete them only after they are out of the record.
+        generation: pool generation when all is done.
+        names: of all slices of the pool when all is done, in order.
+    """
+
+    creates: tuple[SliceWrite, ...]
+    updates: tuple[SliceWrite, ...]
+    deletes: tuple[ResourceSlice, ...]
+    generation: int
+    names: tuple[str, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything is as it should be."""
+        return not (self.creates or self.updates or self.deletes)
+
+
+def slice_name(node_name: str, driver: str, index: int) -> str:
+    """Name of the n-th slice: readable, and unique however node and driver names are put together.
+
+    Slices sort in the order of their index, in which kube-scheduler reads them.
+    """
+    digest = hashlib.sha256(f"{node_name}/{driver}".encode()).hexdigest()[:8]
+    tail = f"-{digest}-{index:03x}"
+    head = f"{node_name}-{driver.lower()}"[: _MAX_NAME - len(tail)].rstrip(".-")
+    return head + tail
+
+
+def owner_of(node: Node) -> OwnerReference:
+    """Slices are garbage when their Node is gone, this very Node and not a later one of the same name."""
+    return OwnerReference(
+        api_version="v1", kind="Node", name=node.metadata.name, uid=node.metadata.uid, controller=True
+    )
+
+
+def plan(
+    existing: Iterable[ResourceSlice],
+    desired: DesiredPool,
+    owner: OwnerReference,
+    *,
+    least_generation: int = 1,
+    labels: Mapping[str, str] | None = None,
+) -> Plan:
+    """Compares and decides.
+
+    Args:
+        existing: every slice of the driver with this pool's name, whoever made it.
+        desired: from ``build_slices``.
+        owner: the Node.
+        least_generation: a new generation is at least this one: the one noted before, plus one.
+        labels: for slices that are created.
+    """
+    there = {s.metadata.name: s for s in existing}
+    names = tuple(slice_name(desired.node_name, desired.driver, i) for i in range(len(desired.slices)))
+    generation = max((s.spec.pool.generation for s in there.values()), default=0)
+    present = [there.get(name) for name in names]
+    stale = [s for name, s in sorted(there.items()) if name not in names]
+
+    same = _writes(desired, names, present, generation, owner, labels)
+    in_place = (
+        all(p is not None and p.spec.pool.generation == generation for p in present)
+        and all(s.spec.pool.generation < generation for s in stale)
+        and len(same) <= 1
+    )
+    if in_place:
+        writes = same
+    else:
+        generation = max(generation + 1, least_generation)
+        writes = _writes(desired, names, present, generation, owner, labels)
+    return Plan(
+        creates=tuple(w for w in writes if w.replaces is None),
+        updates=tuple(w for w in writes if w.replaces is not None),
+        deletes=tuple(stale),
+        generation=generation,
+        names=names,
+    )
+
+
+def _writes(
+    desired: DesiredPool,
+    names: Sequence[str],
+    present: Sequence[ResourceSlice | None],
+    generation: int,
+    owner: OwnerReference,
+    labels: Mapping[str, str] | None,
+) -> list[SliceWrite]:
+    """The slices that are not as they should be with this generation."""
+    pool = ResourcePool(name=desired.pool, generation=generation, resource_slice_count=len(names))
+    writes: list[SliceWrite] = []
+    for name, content, old in zip(names, desired.slices, present, strict=True):
+        spec = ResourceSliceSpec(
+            driver=desired.driver,
+            pool=pool,
+            node_name=desired.node_name,
+            devices=_with_times(content.devices, old),
+            shared_counters=content.shared_counters,
+        )
+        if old is None:
+            meta = ObjectMeta(name=name, labels=labels, owner_references=(owner,))
+            writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec)))
+        elif altered(spec, old.spec) or not _owned(old, owner):
+            others = tuple(o for o in old.metadata.owner_references or () if not o.controller)
+            meta = msgspec.structs.replace(old.metadata, owner_references=(*others, owner))
+            writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec), old))
+    return writes
+
+
+def _owned(slice_: ResourceSlice, owner: OwnerReference) -> bool:
+    return any(
+        o.uid == owner.uid and o.kind == owner.kind and o.controller
+        for o in slice_.metadata.owner_references or ()
+    )
+
+
+def _with_times(devices: tuple[Device, ...], old: ResourceSlice | None) -> tuple[Device, ...]:
+    """Taints keep the time at which they were added: eviction counts from it."""
+    if old is None:
+        return devices
+    times = {(d.name, t.key, t.value, t.effect): t.time_added for d in old.spec.devices for t in d.taints}
+    result = []
+    for device in devices:
+        taints = tuple(
+            msgspec.structs.replace(t, time_added=times.get((device.name, t.key, t.value, t.effect)))
+            if t.time_added is None
+            else t
+            for t in device.taints
+        )
+        result.append(msgspec.structs.replace(device, taints=taints) if taints else device)
+    return tuple(result)
+
+
+def altered(sent: ResourceSliceSpec, stored: ResourceSliceSpec) -> bool:
+    """Whether the server holds something else than we mean (it drops fields of disabled gates in silence).
+
+    The time of a taint that was sent without one is the server's to set.
+    """
+    return _comparable(sent, sent) != _comparable(stored, sent)
+
+
+def _comparable(spec: ResourceSliceSpec, sent: ResourceSliceSpec) -> ResourceSliceSpec:
+    timed = {(d.name, t.key, t.effect) for d in sent.devices for t in d.taints if t.time_added is not None}
+    devices = tuple(
+        msgspec.structs.replace(
+            d,
+            taints=tuple(
+                t if (d.name, t.key, t.effect) in timed else msgspec.structs.replace(t, time_added=None)
+                for t in d.taints
+            ),
+        )
+        if d.taints
+        else d
+        for d in spec.devices
+    )
+    return msgspec.structs.replace(spec, devices=devices)
