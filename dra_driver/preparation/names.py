@@ -65,7 +65,7 @@ def uid_of_spec_file(driver: str, file_name: str) -> Uid | None:
 def cdi_device_name(uid: Uid, request: str, device: str, share_id: str | None) -> str:
     """Name of a CDI device: ``claim-<uid>_<request>_<device>[_<share>]``.
 
-    The prefix keeps a digit from the first place (CDI before 0.5.0 refuses it, and half of all UIDs have one).
+    The prefix keeps digits from the first place, where CDI before 0.5.0 refuses them and most UIDs have one.
     The separator does not occur in the parts, so different parts never make one name.
 
     Raises:
@@ -73,7 +73,7 @@ def cdi_device_name(uid: Uid, request: str, device: str, share_id: str | None) -
     """
     for what, value in (("request", request), ("device", device)):
         if not _LABEL.fullmatch(value):
-            raise InvalidInput(f"{what} name {value[:80]!r}: expected a DNS label (a-z, 0-9, dashes)")
+            raise InvalidInput(f"{what} {value[:80]!r}: expected a DNS label (a-z, 0-9, dashes)")
     parts = [f"claim-{check_uid(uid)}", request, device]
     if share_id is not None:
         parts.append(check_uid(share_id))
@@ -83,11 +83,13 @@ def cdi_device_name(uid: Uid, request: str, device: str, share_id: str | None) -
 def environment_fragment(name: str) -> str:
     """A claim or request name as part of a variable name: upper case, dashes become underscores.
 
-    A name that is longer than 63 characters, or has other characters than ``a-z0-9-``, ends with eight
-    digits of its SHA-256, so that two names never become one.
+    A name that is longer than 63 characters, has other characters than ``a-z0-9-``, or two dashes in a row,
+    ends with eight digits of its SHA-256: two names never become one, and a fragment has no two underscores
+    in a row, so that they can separate fragments.
     """
     fragment = re.sub(r"[^A-Z0-9]", "_", name.upper())
-    if len(fragment) <= _FRAGMENT_LENGTH and re.fullmatch(r"[a-z0-9-]+", name):
+    if len(fragment) <= _FRAGMENT_LENGTH and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         return fragment
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8].upper()
-    return f"{fragment[: _FRAGMENT_LENGTH - 9]}_{digest}"
+    shortened = re.sub(r"_+", "_", fragment)[: _FRAGMENT_LENGTH - 9].strip("_")
+    return f"{shortened}_{digest}" if shortened else f"X_{digest}"

@@ -228,7 +228,11 @@ def _edits(claim_name: str, grant: Grant, shared: cdi.ContainerEdits) -> cdi.Con
 
 
 def _variables(claim_name: str, grant: Grant) -> tuple[str, ...]:
-    """``DRA_<CLAIM>_<REQUEST>_<INDEX>_{DEVICE,UUID,MODEL,MEMORY,SHARE}``; unknown facts are absent."""
+    """``DRA_<CLAIM>__<REQUEST>__<INDEX>_{DEVICE,UUID,MODEL,MEMORY,SHARE}``; unknown facts are absent.
+
+    Two underscores between the names: request ``b`` of claim ``c-a`` and request ``a-b`` of claim ``c`` can meet
+    in one container.
+    """
     claim, request = names.environment_fragment(claim_name), names.environment_fragment(grant.request)
     # A share is told what it may use, not what the device has.
     consumed = grant.result.consumed_capacity.get("memory")
@@ -239,5 +243,5 @@ def _variables(claim_name: str, grant: Grant) -> tuple[str, ...]:
         "MEMORY": str(consumed) if consumed is not None else grant.device.memory,
         "SHARE": grant.result.share_id or "",
     }
-    prefix = f"DRA_{claim}_{request}_{grant.index}"
+    prefix = f"DRA_{claim}__{request}__{grant.index}"
     return tuple(f"{prefix}_{fact}={_CONTROL.sub(' ', value)}" for fact, value in facts.items() if value)

@@ -24,4 +24,6 @@ def deploy_directory(part: str) -> Path:
         if candidate.is_dir():
             return candidate
     looked = " and ".join(str(c) for c in candidates)
-    raise ConfigurationError(f"the manifests deploy/{part} are not part of this installation: looked in {looked}")
+    raise ConfigurationError(
+        f"the manifests deploy/{part} are not part of this installation: looked in {looked}"
+    )
