@@ -1,31 +1,330 @@
-"""Backend ``nvml``: NVIDIA GPUs through NVIDIA's management library (placeholder while it is written)."""
+"""Backend ``nvml``: NVIDIA GPUs through NVIDIA's management library, NUMA node and PCIe root from sysfs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import dataclasses
+import re
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-from dra_driver.discovery.problems import HardwareAbsent
-from dra_driver.ports import DiscoveredDevice
+import msgspec
+import pynvml
+
+from dra_driver.api import names
+from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
+from dra_driver.discovery import links as link_groups
+from dra_driver.discovery import pci, products, schema
+from dra_driver.discovery.nvml_gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
+from dra_driver.discovery.problems import HardwareAbsent, Problem, ProblemLog
+from dra_driver.errors import DiscoveryError
+from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 
 __all__ = ["NvmlBackend"]
 
+_LIBRARY: Final = "libnvidia-ml.so.1"
+
+# Nodes that every GPU needs beside its own; which of them exist depends on the driver's modules.
+_COMMON_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+
+# CUDA images ask for all GPUs with this variable, and NVIDIA's container runtime obeys it, whatever was
+# allocated; "void" makes that runtime add nothing to what CDI says.
+_ENV: Final = {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+# More than any machine has; guards against a library that answers nonsense.
+_MAX_GPUS: Final = 256
+
 
 class NvmlBackend:
-    """Not there yet."""
+    """NVIDIA GPUs of this machine.
+
+    The library is opened by the first ``discover`` and stays open until ``close``; an open library keeps the
+    driver's modules in use. Where the driver was reloaded meanwhile, the next ``discover`` opens it again.
+
+    A GPU that falls off the bus while the library is open stays in the result as it was last seen, with a
+    health entry ``GpuLost``. One that is not counted any more is not in the result any more.
+
+    Attributes:
+        problems: what the last ``discover`` could not learn.
+
+    Args:
+        sysfs_root: where sysfs is mounted.
+        dev_root: where device nodes are looked for; in containers' specs they are paths below ``/dev``.
+    """
 
     def __init__(self, *, sysfs_root: Path, dev_root: Path) -> None:
         self._sysfs_root = sysfs_root
         self._dev_root = dev_root
+        self._lock = threading.Lock()
+        self._open = False
+        self._last: dict[int, DiscoveredDevice] = {}
+        self._log = ProblemLog(self.name)
 
     @property
     def name(self) -> str:
         """``nvml``."""
         return "nvml"
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What the last ``discover`` could not learn."""
+        return self._log.current
+
     def discover(self) -> Sequence[DiscoveredDevice]:
-        """Raises."""
-        raise HardwareAbsent("nvml: not implemented yet")
+        """Every GPU, by PCI address.
+
+        Raises:
+            HardwareAbsent: there is no library, or no driver is loaded.
+            DiscoveryError: the library or the driver is broken.
+        """
+        with self._lock:
+            count = self._count()
+            driver = Asker("")
+            common = _driver_facts(driver)
+            problems = driver.problems
+            readings: list[GpuReading] = []
+            lost: dict[int, DiscoveredDevice] = {}
+            for index in range(count):
+                ask = Asker(f"GPU {index}")
+                try:
+                    readings.append(_read(index, ask))
+                except GpuLost as e:
+                    ask.note("GPU", str(e))
+                    if index in self._last:
+                        lost[index] = self._last[index]
+                except DiscoveryError as e:
+                    ask.note("GPU", str(e))
+                problems += ask.problems
+            devices = self._devices(readings, common, problems)
+            present = {d.device.name for d in devices.values()}
+            lost = {i: d for i, d in lost.items() if d.device.name not in present}
+            self._last = devices | lost
+            self._log.replace(problems)
+            return sorted([*devices.values(), *map(_as_lost, lost.values())], key=lambda d: d.device.name)
 
     def close(self) -> None:
-        """Nothing."""
+        """Closes the library. What was lost is forgotten."""
+        with self._lock:
+            self._shut_down()
+            self._last = {}
+
+    def _count(self) -> int:
+        was_open = self._open
+        self._initialize()
+        try:
+            count = int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as first:
+            self._shut_down()
+            if not was_open:
+                raise DiscoveryError(f"nvml: the GPUs cannot be counted: {error_text(first)}") from first
+            # The driver was reloaded under us: what the library holds is stale.
+            self._last = {}
+            return self._count()
+        if count > _MAX_GPUS:
+            raise DiscoveryError(f"nvml: {count} GPUs are not plausible; at most {_MAX_GPUS} are looked at")
+        return count
+
+    def _initialize(self) -> None:
+        if self._open:
+            return
+        try:
+            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+        except pynvml.NVMLError as e:
+            raise _initialization_error(e) from e
+        self._open = True
+
+    def _shut_down(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError as e:
+            # Nothing can be done about it, and the next opening will say what is wrong.
+            self._log.replace([*self._log.current, Problem("", "nvmlShutdown", error_text(e))])
+
+    def _devices(
+        self, readings: Sequence[GpuReading], common: schema.Facts, problems: list[Problem]
+    ) -> dict[int, DiscoveredDevice]:
+        by_name: dict[str, GpuReading] = {}
+        for reading in readings:
+            first = by_name.setdefault(_name(reading), reading)
+            if first is not reading:
+                message = f"left out: GPU {first.index} has the same address"
+                problems.append(Problem(f"GPU {reading.index}", "GPU", message))
+        links = {name: _links(reading, by_name) for name, reading in by_name.items()}
+        groups = link_groups.groups({name: [link.peer for link in ls] for name, ls in links.items()})
+        return {
+            reading.index: self._device(
+                name, reading, {**common, "nvlinkGroup": groups.get(name)}, links[name], problems
+            )
+            for name, reading in by_name.items()
+        }
+
+    def _device(
+        self,
+        name: str,
+        reading: GpuReading,
+        common: schema.Facts,
+        links: tuple[DeviceLink, ...],
+        problems: list[Problem],
+    ) -> DiscoveredDevice:
+        address = reading.address
+        partitions = tuple(
+            products.mig_partition(
+                name=row.name,
+                profile_id=row.profile_id,
+                placements=row.placements,
+                capacity=row.capacity,
+                parent_uuid=reading.uuid,
+            )
+            for row in reading.partitions
+        )
+        properties = schema.build(
+            {
+                **common,
+                **reading.facts,
+                "type": "gpu",
+                "vendor": "nvidia",
+                "uuid": reading.uuid,
+                "index": reading.index,
+                names.PCI_BUS_ID: None if address is None else str(address),
+                names.PCIE_ROOT: None if address is None else pci.pcie_root(self._sysfs_root, address),
+                names.NUMA_NODE: None if address is None else pci.numa_node(self._sysfs_root, address),
+            },
+            {
+                **schema.partition_maxima(partitions),
+                "memory": reading.memory,
+                "multiprocessors": reading.multiprocessors,
+            },
+        )
+        problems += [Problem(name, subject, why) for subject, why in properties.rejected]
+        return DiscoveredDevice(
+            device=InventoryDevice(
+                name=name,
+                attributes=properties.attributes,
+                capacity=properties.capacity,
+                partitions=partitions,
+                links=links,
+                health=tuple(_health(reading)),
+            ),
+            uuid=reading.uuid or f"pci:{address}",
+            material=self._material(name, reading, problems),
+        )
+
+    def _material(self, name: str, reading: GpuReading, problems: list[Problem]) -> CdiMaterial:
+        nodes: list[DeviceNode] = []
+        if reading.minor is not None:
+            own = f"nvidia{reading.minor}"
+            nodes.append(DeviceNode(f"/dev/{own}"))
+            if not (self._dev_root / own).exists():
+                # Kept all the same: a container that fails to start is better than one without its GPU.
+                problems.append(Problem(name, "device node", f"{self._dev_root / own} is not there"))
+        nodes += [DeviceNode(f"/dev/{n}") for n in _COMMON_NODES if (self._dev_root / n).exists()]
+        return CdiMaterial(device_nodes=tuple(nodes), env=_ENV)
+
+
+def _initialization_error(error: pynvml.NVMLError) -> DiscoveryError:
+    text = error_text(error)
+    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        return HardwareAbsent(
+            f"nvml: {_LIBRARY} cannot be loaded ({_why_not_loaded()}): NVIDIA's driver is not installed "
+            "here, or its libraries are not visible (LD_LIBRARY_PATH and the linker's cache are searched)"
+        )
+    if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
+        return HardwareAbsent(
+            f"nvml: {_LIBRARY} is there, but NVIDIA's kernel driver is not loaded, or its device nodes "
+            f"are not visible: {text}"
+        )
+    if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return DiscoveryError(
+            f"nvml: {_LIBRARY} and the loaded kernel driver are of different versions (the driver was "
+            f"upgraded): start this process again, or load the new driver: {text}"
+        )
+    return DiscoveryError(f"nvml: the library cannot be initialized: {text}")
+
+
+def _why_not_loaded() -> str:
+    # pynvml keeps the linker's words to itself.
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError as e:
+        return str(e)
+    return "it can now"
+
+
+def _driver_facts(ask: Asker) -> dict[str, str | int | bool | None]:
+    try:
+        driver = ask("driverVersion", pynvml.nvmlSystemGetDriverVersion)
+        cuda = ask("cudaDriverVersion", pynvml.nvmlSystemGetCudaDriverVersion_v2)
+    except GpuLost as e:
+        ask.note("driverVersion", str(e))
+        return {}
+    return {"driverVersion": driver, "cudaDriverVersion": None if cuda is None else schema.cuda_version(cuda)}
+
+
+def _read(index: int, ask: Asker) -> GpuReading:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as e:
+        if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+            raise GpuLost(error_text(e)) from e
+        raise DiscoveryError(f"NVML gives no handle: {error_text(e)}") from e
+    reading = read_gpu(index, handle, ask)
+    if reading.address is None and reading.uuid is None:
+        raise DiscoveryError("NVML tells neither its PCI address nor its UUID: it cannot be named")
+    return reading
+
+
+def _name(reading: GpuReading) -> str:
+    if reading.address is not None:
+        return schema.device_name(reading.address)
+    # A DNS label, whatever the text is.
+    text = re.sub(r"[^a-z0-9]+", "-", (reading.uuid or "").lower().removeprefix("gpu-"))
+    return f"gpu-{text[:59].strip('-')}"
+
+
+def _links(reading: GpuReading, by_name: Mapping[str, GpuReading]) -> tuple[DeviceLink, ...]:
+    counts: dict[str, int] = {}
+    for remote in reading.links:
+        if remote is None:
+            peer = "switch"
+        else:
+            peer = schema.device_name(remote)
+            if peer not in by_name:
+                continue  # A GPU that we do not see: of another virtual machine, or lost.
+        counts[peer] = counts.get(peer, 0) + 1
+    return tuple(DeviceLink(peer=peer, type="nvlink", count=n) for peer, n in sorted(counts.items()))
+
+
+def _health(reading: GpuReading) -> list[DeviceHealth]:
+    health = []
+    if reading.minor is None:
+        health.append(
+            DeviceHealth(
+                reason="DeviceNodeUnknown",
+                severity="degraded",
+                message="NVML does not tell the device node, so that no container can be given this GPU",
+            )
+        )
+    if reading.mig_enabled:
+        health.append(
+            DeviceHealth(
+                reason="MigEnabled",
+                severity="degraded",
+                message="MIG mode is on: the GPU cannot be used as a whole; nvidia-smi -mig 0 turns it off",
+            )
+        )
+    return health
+
+
+def _as_lost(device: DiscoveredDevice) -> DiscoveredDevice:
+    lost = DeviceHealth(
+        reason="GpuLost",
+        severity="failed",
+        message="the GPU has fallen off the bus or become inaccessible; it was there before",
+    )
+    health = (*(h for h in device.device.health if h.reason != lost.reason), lost)
+    return dataclasses.replace(device, device=msgspec.structs.replace(device.device, health=health))

@@ -1,0 +1,346 @@
+/* A libnvidia-ml.so.1 without hardware: answers what a text file tells it to.
+ *
+ * NVML_STUB_CONFIG names the file; it is read by every nvmlInit and, so that hardware can change while the
+ * library is open, by every nvmlDeviceGetCount. One "key value" a line:
+ *
+ *   driver 570.148.08        cuda 12080        count_override 2
+ *   fail FUNCTION CODE       (before the first gpu: a call of the system)
+ *   gpu                      (the lines that follow belong to it)
+ *   bus 00000000:07:00.0     uuid GPU-...      name NVIDIA A100-SXM4-40GB
+ *   memory BYTES   minor N   arch N   brand N   cc 8.0   cores N   ecc 1   mode 1   virt 1   mig 0
+ *   fabric STATE STATUS CLIQUE CLUSTER(32 hex digits)
+ *   nvlink LINK ACTIVE TYPE BUS
+ *   profile ENUM ID SLICES COUNT MIB SM CE DEC ENC JPEG OFA SIZE START,START... [NAME]
+ *   fail FUNCTION CODE       ("fail * 15": every call, the handle too)
+ *
+ * What a GPU does not have (arch, mig, ...) is NOT_SUPPORTED. Configuration (struct gpu) is apart from state
+ * (struct state), which outlives the reading of the file: that is where instances and events go.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { MAX_GPUS = 32, MAX_FAILS = 64, MAX_LINKS = 18, MAX_PROFILES = 18, MAX_STARTS = 16 };
+
+typedef struct { char function[64]; int code; } failure;
+typedef struct { int active, type; char bus[32]; } link_t;
+typedef struct {
+    int used, id, slices, count, mib, sm, ce, dec, enc, jpeg, ofa, size, starts, start[MAX_STARTS];
+    char name[96];
+} profile;
+
+struct gpu {
+    char bus[32], uuid[96], name[96];
+    unsigned long long memory;
+    int minor, arch, brand, major_cc, minor_cc, cores, ecc, mode, virt, mig, links;
+    int fabric, fabric_state, fabric_status;
+    unsigned clique;
+    unsigned char cluster[16];
+    link_t link[MAX_LINKS];
+    profile profiles[MAX_PROFILES];
+    failure fails[MAX_FAILS];
+    int nfails;
+};
+
+struct state { int references; };
+
+static struct gpu gpus[MAX_GPUS];
+static int ngpus, count_override, cuda;
+static char driver[80];
+static failure system_fails[MAX_FAILS];
+static int system_nfails;
+static struct state state;
+
+static void clear_gpu(struct gpu *g) {
+    memset(g, 0, sizeof *g);
+    g->minor = g->arch = g->brand = g->major_cc = g->cores = g->ecc = g->mode = g->virt = g->mig = -1;
+}
+
+static void read_profile(struct gpu *g, const char *value) {
+    profile p;
+    int number, used = 0;
+    char starts[128];
+    memset(&p, 0, sizeof p);
+    if (sscanf(value, "%i %d %d %d %d %d %d %d %d %d %d %d %127s%n", &number, &p.id, &p.slices, &p.count, &p.mib,
+               &p.sm, &p.ce, &p.dec, &p.enc, &p.jpeg, &p.ofa, &p.size, starts, &used) < 13 ||
+        number < 0 || number >= MAX_PROFILES)
+        return;
+    for (char *s = strtok(starts, ","); s && p.starts < MAX_STARTS; s = strtok(NULL, ","))
+        p.start[p.starts++] = atoi(s);
+    if (value[used] == ' ') snprintf(p.name, sizeof p.name, "%s", value + used + 1);
+    p.used = 1;
+    g->profiles[number] = p;
+}
+
+static void read_gpu_line(struct gpu *g, const char *key, const char *value) {
+    if (!strcmp(key, "bus")) snprintf(g->bus, sizeof g->bus, "%s", value);
+    else if (!strcmp(key, "uuid")) snprintf(g->uuid, sizeof g->uuid, "%s", value);
+    else if (!strcmp(key, "name")) snprintf(g->name, sizeof g->name, "%s", value);
+    else if (!strcmp(key, "memory")) g->memory = strtoull(value, NULL, 10);
+    else if (!strcmp(key, "minor")) g->minor = atoi(value);
+    else if (!strcmp(key, "arch")) g->arch = atoi(value);
+    else if (!strcmp(key, "brand")) g->brand = atoi(value);
+    else if (!strcmp(key, "cc")) sscanf(value, "%d.%d", &g->major_cc, &g->minor_cc);
+    else if (!strcmp(key, "cores")) g->cores = atoi(value);
+    else if (!strcmp(key, "ecc")) g->ecc = atoi(value);
+    else if (!strcmp(key, "mode")) g->mode = atoi(value);
+    else if (!strcmp(key, "virt")) g->virt = atoi(value);
+    else if (!strcmp(key, "mig")) g->mig = atoi(value);
+    else if (!strcmp(key, "profile")) read_profile(g, value);
+    else if (!strcmp(key, "fabric")) {
+        char hex[33] = "";
+        g->fabric = 1;
+        sscanf(value, "%d %d %u %32s", &g->fabric_state, &g->fabric_status, &g->clique, hex);
+        for (int i = 0; i < 16; i++) {
+            unsigned byte = 0;
+            sscanf(hex + 2 * i, "%2x", &byte);
+            g->cluster[i] = (unsigned char)byte;
+        }
+    } else if (!strcmp(key, "nvlink")) {
+        int number = -1;
+        link_t l;
+        memset(&l, 0, sizeof l);
+        sscanf(value, "%d %d %d %31s", &number, &l.active, &l.type, l.bus);
+        if (number >= 0 && number < MAX_LINKS) {
+            g->link[number] = l;
+            if (number >= g->links) g->links = number + 1;
+        }
+    }
+}
+
+static void read_config(void) {
+    const char *path = getenv("NVML_STUB_CONFIG");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[512];
+    struct gpu *g = NULL;
+    ngpus = system_nfails = cuda = 0;
+    count_override = -1;
+    driver[0] = 0;
+    if (!file) return;
+    while (fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\r\n")] = 0;
+        char *value = strchr(line, ' ');
+        if (value) *value++ = 0;
+        else value = line + strlen(line);
+        if (!strcmp(line, "gpu") && ngpus < MAX_GPUS) {
+            g = &gpus[ngpus++];
+            clear_gpu(g);
+        } else if (!strcmp(line, "fail")) {
+            failure *fails = g ? g->fails : system_fails;
+            int *n = g ? &g->nfails : &system_nfails;
+            if (*n < MAX_FAILS && sscanf(value, "%63s %d", fails[*n].function, &fails[*n].code) == 2) (*n)++;
+        } else if (g) read_gpu_line(g, line, value);
+        else if (!strcmp(line, "driver")) snprintf(driver, sizeof driver, "%s", value);
+        else if (!strcmp(line, "cuda")) cuda = atoi(value);
+        else if (!strcmp(line, "count_override")) count_override = atoi(value);
+    }
+    fclose(file);
+}
+
+static int failing(const failure *fails, int n, const char *function) {
+    for (int i = 0; i < n; i++)
+        if (!strcmp(fails[i].function, function) || !strcmp(fails[i].function, "*")) return fails[i].code;
+    return OK;
+}
+
+static int check_system(const char *function) {
+    return state.references ? failing(system_fails, system_nfails, function) : UNINITIALIZED;
+}
+
+static int check(const struct gpu *g, const char *function) {
+    if (!state.references) return UNINITIALIZED;
+    if (g < gpus || g >= gpus + ngpus) return INVALID_ARGUMENT;
+    return failing(g->fails, g->nfails, function);
+}
+
+#define SYSTEM() do { int r_ = check_system(__func__); if (r_) return r_; } while (0)
+#define GPU(g) do { int r_ = check(g, __func__); if (r_) return r_; } while (0)
+
+static int put(const char *text, char *buffer, unsigned size) {
+    if (strlen(text) + 1 > size) return INSUFFICIENT_SIZE;
+    memcpy(buffer, text, strlen(text) + 1);
+    return OK;
+}
+
+static int number(int value, unsigned *out) {
+    if (value < 0) return NOT_SUPPORTED;
+    *out = (unsigned)value;
+    return OK;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    read_config();
+    int code = failing(system_fails, system_nfails, __func__);
+    if (code == OK) state.references++;
+    return code;
+}
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+int nvmlShutdown(void) {
+    SYSTEM();
+    state.references--;
+    return OK;
+}
+
+const char *nvmlErrorString(int code) { (void)code; return "an error of the stub"; }
+
+int nvmlSystemGetDriverVersion(char *buffer, unsigned size) { SYSTEM(); return put(driver, buffer, size); }
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { SYSTEM(); *version = cuda; return OK; }
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    if (state.references) read_config();
+    SYSTEM();
+    *count = (unsigned)(count_override >= 0 ? count_override : ngpus);
+    return OK;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **handle) {
+    if (!state.references) return UNINITIALIZED;
+    if (index >= (unsigned)ngpus) return INVALID_ARGUMENT;
+    GPU(&gpus[index]);
+    *handle = &gpus[index];
+    return OK;
+}
+
+int nvmlDeviceGetUUID(struct gpu *g, char *buffer, unsigned size) { GPU(g); return put(g->uuid, buffer, size); }
+
+int nvmlDeviceGetName(struct gpu *g, char *buffer, unsigned size) { GPU(g); return put(g->name, buffer, size); }
+
+int nvmlDeviceGetMinorNumber(struct gpu *g, unsigned *minor) { GPU(g); return number(g->minor, minor); }
+
+int nvmlDeviceGetArchitecture(struct gpu *g, unsigned *arch) { GPU(g); return number(g->arch, arch); }
+
+int nvmlDeviceGetBrand(struct gpu *g, unsigned *brand) { GPU(g); return number(g->brand, brand); }
+
+int nvmlDeviceGetNumGpuCores(struct gpu *g, unsigned *cores) { GPU(g); return number(g->cores, cores); }
+
+int nvmlDeviceGetVirtualizationMode(struct gpu *g, unsigned *mode) { GPU(g); return number(g->virt, mode); }
+
+int nvmlDeviceGetEccMode(struct gpu *g, unsigned *current, unsigned *pending) {
+    GPU(g);
+    int code = number(g->ecc, current);
+    if (code == OK) *pending = *current;
+    return code;
+}
+
+int nvmlDeviceGetMigMode(struct gpu *g, unsigned *current, unsigned *pending) {
+    GPU(g);
+    int code = number(g->mig, current);
+    if (code == OK) *pending = *current;
+    return code;
+}
+
+int nvmlDeviceGetCudaComputeCapability(struct gpu *g, int *major, int *minor) {
+    GPU(g);
+    if (g->major_cc < 0) return NOT_SUPPORTED;
+    *major = g->major_cc;
+    *minor = g->minor_cc;
+    return OK;
+}
+
+typedef struct { unsigned version, value; } addressing_mode;
+int nvmlDeviceGetAddressingMode(struct gpu *g, addressing_mode *mode) { GPU(g); return number(g->mode, &mode->value); }
+
+typedef struct { unsigned long long total, free, used; } memory_info;
+int nvmlDeviceGetMemoryInfo(struct gpu *g, memory_info *info) {
+    GPU(g);
+    if (!g->memory) return NOT_SUPPORTED;
+    info->total = info->free = g->memory;
+    info->used = 0;
+    return OK;
+}
+
+typedef struct {
+    char legacy[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
+} pci_info;
+
+static void fill_pci(const char *bus, pci_info *info) {
+    memset(info, 0, sizeof *info);
+    snprintf(info->bus_id, sizeof info->bus_id, "%s", bus);
+    if (sscanf(bus, "%x:%x:%x", &info->domain, &info->bus, &info->device) != 3) info->bus = 0xFFFF;
+}
+
+int nvmlDeviceGetPciInfo_v3(struct gpu *g, pci_info *info) { GPU(g); fill_pci(g->bus, info); return OK; }
+
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    unsigned status, clique;
+    unsigned char state;
+    unsigned health;
+} fabric_info;
+int nvmlDeviceGetGpuFabricInfoV(struct gpu *g, fabric_info *info) {
+    GPU(g);
+    if (!g->fabric) return NOT_SUPPORTED;
+    memcpy(info->cluster, g->cluster, 16);
+    info->status = (unsigned)g->fabric_status;
+    info->clique = g->clique;
+    info->state = (unsigned char)g->fabric_state;
+    return OK;
+}
+
+int nvmlDeviceGetNvLinkState(struct gpu *g, unsigned link, unsigned *active) {
+    GPU(g);
+    if (!g->links) return NOT_SUPPORTED;
+    if (link >= (unsigned)g->links) return INVALID_ARGUMENT;
+    *active = (unsigned)g->link[link].active;
+    return OK;
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(struct gpu *g, unsigned link, unsigned *type) {
+    GPU(g);
+    if (link >= (unsigned)g->links) return INVALID_ARGUMENT;
+    return number(g->link[link].type, type);
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(struct gpu *g, unsigned link, pci_info *info) {
+    GPU(g);
+    if (link >= (unsigned)g->links) return INVALID_ARGUMENT;
+    fill_pci(g->link[link].bus, info);
+    return OK;
+}
+
+typedef struct {
+    unsigned version, id, p2p, slices, count, sm, ce, dec, enc, jpeg, ofa;
+    unsigned long long mib;
+    char name[96];
+} profile_info;
+int nvmlDeviceGetGpuInstanceProfileInfoV(struct gpu *g, unsigned number_, profile_info *info) {
+    GPU(g);
+    if (number_ >= MAX_PROFILES) return INVALID_ARGUMENT;
+    const profile *p = &g->profiles[number_];
+    if (!p->used) return NOT_SUPPORTED;
+    profile_info filled = {.version = info->version, .id = (unsigned)p->id, .slices = (unsigned)p->slices,
+                           .count = (unsigned)p->count, .sm = (unsigned)p->sm, .ce = (unsigned)p->ce,
+                           .dec = (unsigned)p->dec, .enc = (unsigned)p->enc, .jpeg = (unsigned)p->jpeg,
+                           .ofa = (unsigned)p->ofa, .mib = (unsigned long long)p->mib};
+    snprintf(filled.name, sizeof filled.name, "%s", p->name);
+    *info = filled;
+    return OK;
+}
+
+typedef struct { unsigned start, size; } placement;
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(struct gpu *g, unsigned id, placement *out, unsigned *count) {
+    GPU(g);
+    for (int i = 0; i < MAX_PROFILES; i++) {
+        const profile *p = &g->profiles[i];
+        if (!p->used || (unsigned)p->id != id) continue;
+        if (out) {
+            if (*count < (unsigned)p->starts) return INSUFFICIENT_SIZE;
+            for (int k = 0; k < p->starts; k++) {
+                out[k].start = (unsigned)p->start[k];
+                out[k].size = (unsigned)p->size;
+            }
+        }
+        *count = (unsigned)p->starts;
+        return OK;
+    }
+    return INVALID_ARGUMENT;
+}
