@@ -1,0 +1,93 @@
+"""``dra-driver kubelet-plugin``: the node agent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from kubelet_plugin import plugin
+from kubelet_plugin.configuration import Configuration
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "the node agent: discovery, registration, prepare and unprepare"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the subcommand."""
+    parser.add_argument("--node-name", required=True, help="name of the Node; in a pod: spec.nodeName")
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="how to reach the API server; without it the KUBECONFIG variable, then the service account",
+    )
+    parser.add_argument("--driver-name", default=DEFAULT_DRIVER_NAME, help="driver name in ResourceSlices")
+    parser.add_argument(
+        "--kubelet-dir", type=Path, default=Path("/var/lib/kubelet"), help="the kubelet's --root-dir"
+    )
+    parser.add_argument("--plugins-dir", type=Path, help="where our socket goes (KUBELET_DIR/plugins)")
+    parser.add_argument(
+        "--registry-dir", type=Path, help="where the kubelet looks for plugins (KUBELET_DIR/plugins_registry)"
+    )
+    parser.add_argument(
+        "--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where the container runtime reads CDI"
+    )
+    parser.add_argument("--state-dir", type=Path, help="where the checkpoint goes (PLUGINS_DIR/DRIVER_NAME)")
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=[],
+        metavar="NAME[=ARG]",
+        help="how to look at hardware, for example nvml or simulated=dgx-h100; may be repeated; "
+        "without it all real hardware that we know",
+    )
+    parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), help="where sysfs is mounted")
+    parser.add_argument("--dev-root", type=Path, default=Path("/dev"), help="where device nodes are")
+    parser.add_argument(
+        "--rescan-interval",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time between two looks at the hardware",
+    )
+    parser.add_argument(
+        "--publish", choices=("controller",), default="controller", help="who publishes ResourceSlices"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the node agent until SIGTERM or SIGINT.
+
+    Returns:
+        0 after an orderly end.
+
+    Raises:
+        ConfigurationError: the flags or what they name cannot be used.
+        DraError: it cannot go on.
+    """
+    configuration = Configuration(
+        node_name=args.node_name,
+        driver_name=args.driver_name,
+        kubeconfig=args.kubeconfig,
+        plugins_dir=args.plugins_dir or args.kubelet_dir / "plugins",
+        registry_dir=args.registry_dir or args.kubelet_dir / "plugins_registry",
+        cdi_dir=args.cdi_dir,
+        state_dir=args.state_dir,
+        backends=tuple(args.backend),
+        sysfs_root=args.sysfs_root,
+        dev_root=args.dev_root,
+        rescan_seconds=args.rescan_interval,
+    )
+    return asyncio.run(_main(configuration))
+
+
+async def _main(configuration: Configuration) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await plugin.run(configuration, stop)
+    return 0

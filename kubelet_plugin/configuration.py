@@ -1,0 +1,114 @@
+"""What the node agent is told, checked as a whole before anything starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from kubelet_plugin import files
+
+__all__ = ["MAX_SOCKET_PATH", "Configuration"]
+
+# sockaddr_un has 108 bytes, the last one is NUL.
+MAX_SOCKET_PATH: Final = 107
+
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """All settings of the node agent.
+
+    Attributes:
+        node_name: name of the Node, which is also the name of its pool.
+        kubeconfig: None: the KUBECONFIG variable, then the pod's service account.
+        plugins_dir: the kubelet's ``plugins``; our socket is in ``<plugins_dir>/<driver>``.
+        registry_dir: the kubelet's ``plugins_registry``.
+        state_dir: where the checkpoint is; None: beside the socket.
+        backends: ``NAME[=ARG]``; none: all real hardware that we know.
+        rescan_seconds: time between two looks at the hardware.
+    """
+
+    node_name: str
+    driver_name: str = DEFAULT_DRIVER_NAME
+    kubeconfig: Path | None = None
+    plugins_dir: Path = Path("/var/lib/kubelet/plugins")
+    registry_dir: Path = Path("/var/lib/kubelet/plugins_registry")
+    cdi_dir: Path = Path("/var/run/cdi")
+    state_dir: Path | None = None
+    backends: tuple[str, ...] = ()
+    sysfs_root: Path = Path("/sys")
+    dev_root: Path = Path("/dev")
+    rescan_seconds: float = 60.0
+
+    @property
+    def plugin_dir(self) -> Path:
+        """Directory of our socket."""
+        return self.plugins_dir.absolute() / self.driver_name
+
+    @property
+    def dra_socket(self) -> Path:
+        """Where the kubelet calls us; absolute, because the kubelet connects to it as it stands."""
+        return self.plugin_dir / "dra.sock"
+
+    @property
+    def registrar_socket(self) -> Path:
+        """Where the kubelet finds us."""
+        return self.registry_dir.absolute() / f"{self.driver_name}-reg.sock"
+
+    @property
+    def state(self) -> Path:
+        """Directory of the checkpoint."""
+        return self.state_dir.absolute() if self.state_dir is not None else self.plugin_dir
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint."""
+        return self.state / "checkpoint.json"
+
+    def findings(self) -> tuple[str, ...]:
+        """Everything that is wrong; directories that are missing are created on the way."""
+        names = tuple(self._name_findings())
+        # A name that is wrong must not become a directory.
+        return names or (*self._value_findings(), *self._directory_findings())
+
+    def _name_findings(self) -> Iterator[str]:
+        if not _SUBDOMAIN.fullmatch(self.node_name) or len(self.node_name) > 253:
+            yield (
+                f"--node-name {self.node_name[:80]!r}: expected the name of a Node "
+                "(a-z, 0-9, '-' and '.', up to 253 characters)"
+            )
+        if not _SUBDOMAIN.fullmatch(self.driver_name) or len(self.driver_name) > 63:
+            yield (
+                f"--driver-name {self.driver_name[:80]!r}: expected a DNS subdomain such as "
+                f"{DEFAULT_DRIVER_NAME} (a-z, 0-9, '-' and '.', up to 63 characters)"
+            )
+
+    def _value_findings(self) -> Iterator[str]:
+        for flag, path in (("--plugins-dir", self.dra_socket), ("--registry-dir", self.registrar_socket)):
+            length = len(str(path).encode())
+            if length > MAX_SOCKET_PATH:
+                yield (
+                    f"{flag}: the socket {path} has {length} bytes, a Unix socket path has at most "
+                    f"{MAX_SOCKET_PATH}; choose a shorter directory or --driver-name"
+                )
+        if not self.rescan_seconds >= 1:
+            yield f"--rescan-interval {self.rescan_seconds:g}: expected 1 second or more"
+
+    def _directory_findings(self) -> Iterator[str]:
+        directories: Sequence[tuple[str, Path, int]] = (
+            ("--plugins-dir", self.plugin_dir, 0o700),
+            ("--registry-dir", self.registry_dir, 0o755),
+            ("--cdi-dir", self.cdi_dir, 0o755),
+            ("--state-dir", self.state, 0o700),
+        )
+        for flag, path, mode in directories:
+            try:
+                files.make_directory(path, mode)
+                files.probe(path)
+            except OSError as e:
+                yield f"{flag}: cannot write in {path}: {e.strerror}"

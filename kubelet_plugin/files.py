@@ -1,0 +1,106 @@
+"""Durable files: a reader sees the old content or the new, also after a power failure.
+
+Everything here blocks; run it in an executor.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["keep_previous", "make_directory", "probe", "remove", "sync_directory", "write"]
+
+
+def write(path: Path, data: bytes, mode: int) -> None:
+    """Replaces a file: temporary file beside it, fsync, rename, fsync of the directory.
+
+    The temporary name begins with a dot and ends with ``.tmp``, which CDI readers ignore.
+
+    Raises:
+        OSError: the file is as it was before; no temporary file is left.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        try:
+            os.fchmod(descriptor, mode)  # whatever the umask says
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def keep_previous(path: Path, previous: Path) -> None:
+    """Makes ``previous`` another name of what ``path`` is now; nothing where there is no such file.
+
+    Raises:
+        OSError: ``previous`` is as it was before.
+    """
+    temporary = previous.with_name(f".{previous.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.hardlink_to(path)
+    except FileNotFoundError:
+        return
+    try:
+        temporary.rename(previous)
+    finally:
+        # Two names of one file: rename does nothing then, and the temporary name stays.
+        temporary.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> bool:
+    """Removes a file durably; False where there was none.
+
+    Raises:
+        OSError: it could not be removed.
+    """
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    sync_directory(path.parent)
+    return True
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames and removals in a directory durable.
+
+    Raises:
+        OSError: the device reports an error.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path, mode: int) -> None:
+    """Creates a directory and its parents (0755); a directory that exists keeps its mode.
+
+    Raises:
+        OSError: it is not there and cannot be made, or is no directory.
+    """
+    if path.is_dir():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=mode, exist_ok=True)
+
+
+def probe(path: Path) -> None:
+    """Writes and removes a file, because permission bits say nothing to root or about read-only mounts.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    file = path / f".dra-driver-{secrets.token_hex(4)}.tmp"
+    file.touch(mode=0o600, exist_ok=False)
+    file.unlink()

@@ -1,0 +1,263 @@
+"""Puts the node agent together: start, run, orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dra_driver.api.meta import PoolName
+from dra_driver.discovery import open_backend, open_hardware
+from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.kube import KubeApi, SystemClock
+from dra_driver.ports import Clock, DeviceBackend, KubeClient
+from kubelet_plugin import files, services
+from kubelet_plugin.cdi_directory import CdiDirectory
+from kubelet_plugin.checkpoint_file import CheckpointFile
+from kubelet_plugin.configuration import Configuration
+from kubelet_plugin.devices import DeviceTable
+from kubelet_plugin.engine import Engine, Timing
+from kubelet_plugin.inventory import InventoryKeeper
+from kubelet_plugin.registration import RegistrationState
+from kubelet_plugin.sockets import SocketServer
+
+__all__ = ["Plugin", "open_backends", "run"]
+
+# Longer than any call may take; the DaemonSet's grace period is longer still.
+SHUTDOWN_GRACE: Final = 45.0
+# A library that hangs must not keep the kubelet from unpreparing.
+FIRST_SCAN_SECONDS: Final = 10.0
+SILENCE_SECONDS: Final = 30.0
+GUARD_SECONDS: Final = 1.0
+LOCK_SECONDS: Final = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+def open_backends(configuration: Configuration) -> tuple[DeviceBackend, ...]:
+    """The backends that the configuration names.
+
+    Raises:
+        ConfigurationError: one of them is unknown or has a wrong argument; all findings at once.
+    """
+    roots = (configuration.sysfs_root, configuration.dev_root, configuration.node_name)
+    if not configuration.backends:
+        return (open_hardware(sysfs_root=roots[0], dev_root=roots[1], node_name=roots[2]),)
+    backends: list[DeviceBackend] = []
+    findings: list[str] = []
+    for spec in configuration.backends:
+        try:
+            backends.append(open_backend(spec, sysfs_root=roots[0], dev_root=roots[1], node_name=roots[2]))
+        except ConfigurationError as e:
+            findings += e.findings
+    if findings:
+        raise ConfigurationError(findings)
+    return tuple(backends)
+
+
+async def run(configuration: Configuration, stop: asyncio.Event) -> None:
+    """Runs the node agent until ``stop`` is set.
+
+    Raises:
+        ConfigurationError: the settings are wrong; all findings at once, nothing was started.
+        DraError: it cannot go on.
+    """
+    findings = list(configuration.findings())
+    backends: Sequence[DeviceBackend] = ()
+    try:
+        backends = open_backends(configuration)
+    except ConfigurationError as e:
+        findings += e.findings
+    api: KubeApi | None = None
+    try:
+        api = await KubeApi.connect(configuration.kubeconfig)
+    except ConfigurationError as e:
+        findings += e.findings
+    if findings or api is None:
+        if api is not None:
+            await api.close()
+        raise ConfigurationError(findings)
+    async with api:
+        await Plugin(configuration, client=api, backends=backends).run(stop)
+
+
+class Plugin:
+    """One node agent. ``client``, ``backends`` and times are given, so that tests decide them.
+
+    Attributes:
+        ready: set when the kubelet can find and call the plugin.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        client: KubeClient,
+        backends: Sequence[DeviceBackend],
+        clock: Clock | None = None,
+        timing: Timing | None = None,
+        settle_seconds: float = 1.0,
+    ) -> None:
+        pool = PoolName(configuration.node_name)
+        self._configuration = configuration
+        self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
+        # Vendors' libraries get a thread of their own: what hangs there must not hold up files.
+        self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
+        self._table = DeviceTable(backends, self._discovery)
+        self._engine = Engine(
+            driver=configuration.driver_name,
+            pool=pool,
+            client=client,
+            checkpoints=CheckpointFile(configuration.checkpoint, self._io),
+            specs=CdiDirectory(configuration.cdi_dir, configuration.driver_name, self._io),
+            devices=lambda: self._table.for_prepare,
+            timing=timing,
+        )
+        self._calls = services.Calls(self._engine)
+        self._state = RegistrationState(lambda: self._registrar.present and self._dra.present)
+        self._health = services.Health(
+            pool=pool, table=self._table, state=self._state, clock=clock or SystemClock()
+        )
+        served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
+        self._dra = SocketServer(configuration.dra_socket, lambda s: services.register(s, served))
+        registrar = services.Registrar(configuration.driver_name, str(configuration.dra_socket), self._state)
+        self._registrar = SocketServer(
+            configuration.registrar_socket, lambda s: services.register(s, (registrar,))
+        )
+        self._keeper = InventoryKeeper(
+            client=client,
+            node_name=configuration.node_name,
+            driver=configuration.driver_name,
+            table=self._table,
+            registration=self._state,
+            settle_seconds=settle_seconds,
+        )
+        self._scanned = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until ``stop`` is set, then ends in order.
+
+        Raises:
+            DraError: it cannot go on.
+        """
+        try:
+            async with _lock(self._configuration.state / "plugin.lock"):
+                await self._engine.restore()
+                async with asyncio.TaskGroup() as group:
+                    background = group.create_task(self._background())
+                    try:
+                        await self._start()
+                        await stop.wait()
+                    finally:
+                        await self._end()
+                        background.cancel()
+        except BaseExceptionGroup as e:
+            raise _first(e) from e
+        finally:
+            self._discovery.submit(self._table.close)
+            self._discovery.shutdown(wait=False)
+            self._io.shutdown(wait=True)
+
+    async def _background(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._calls.run())
+            tasks.create_task(self._keeper.run())
+            tasks.create_task(self._scan())
+            tasks.create_task(self._guard())
+            tasks.create_task(self._listen_for_silence())
+
+    async def _scan(self) -> None:
+        await self._table.scan()
+        self._scanned.set()
+        await self._table.scan_forever(self._configuration.rescan_seconds)
+
+    async def _start(self) -> None:
+        # Who registers before it knows its devices gets claims that it cannot serve yet.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_SCAN_SECONDS):
+                await self._scanned.wait()
+        # The kubelet calls as soon as it finds the registrar.
+        await self._dra.start()
+        await self._registrar.start()
+        self.ready.set()
+        log.info(
+            "ready",
+            driver=self._configuration.driver_name,
+            node=self._configuration.node_name,
+            devices=len(self._table.devices),
+            registrar=str(self._configuration.registrar_socket),
+        )
+
+    async def _end(self) -> None:
+        self.ready.clear()
+        await self._registrar.stop(1.0)
+        self._state.withdrawn()
+        self._health.stop()
+        await self._dra.stop(SHUTDOWN_GRACE)
+        await self._calls.drain()
+        await self._keeper.withdraw()
+        log.info("stopped")
+
+    async def _guard(self) -> None:
+        """Puts sockets back that somebody removed: the kubelet drops a plugin whose socket is gone."""
+        while True:
+            await asyncio.sleep(GUARD_SECONDS)
+            for server, path in (
+                (self._dra, self._configuration.dra_socket),
+                (self._registrar, self._configuration.registrar_socket),
+            ):
+                if not self.ready.is_set() or server.present:
+                    continue
+                log.warning("a socket is gone; listening anew", path=str(path))
+                self._state.withdrawn()
+                try:
+                    files.make_directory(path.parent, 0o755)
+                    await server.restart()
+                except (OSError, DraError) as e:
+                    log.error("cannot listen", path=str(path), error=str(e))
+
+    async def _listen_for_silence(self) -> None:
+        await self.ready.wait()
+        await asyncio.sleep(SILENCE_SECONDS)
+        if self._state.registered is None:
+            log.warning(
+                "no kubelet has asked for the plugin; is this the directory that it watches?",
+                registry=str(self._configuration.registry_dir),
+                seconds=SILENCE_SECONDS,
+            )
+            self._state.silent()
+
+
+@contextlib.asynccontextmanager
+async def _lock(path: Path) -> AsyncIterator[None]:
+    """One plugin at a time may keep a checkpoint; the one before us gets a while to end."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = asyncio.get_running_loop().time() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise DraError(
+                        f"another kubelet-plugin of this driver runs on the node: it holds {path}"
+                    ) from None
+                await asyncio.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception that is no group; the others are in the traceback."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
