@@ -2,7 +2,7 @@
 
 Allocates first-fit with our own allocator, honours taints (so a pool that our controller allocates is left
 alone), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
-one: when no node fits and one was ruled out by the allocation of a claim that nobody else uses. No priorities,
+one: when no node fits and one was ruled out by the allocation of a claim that nobody else uses. No priority,
 preemption, scores beyond "fewest pods", volumes or extended resources.
 """
 

@@ -1,0 +1,122 @@
+"""Child processes of the embedded cluster: started, logged to a file, stopped; never orphaned."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dra_driver.errors import DraError
+
+__all__ = ["ManagedProcess", "ProcessFailed", "dra_driver_command"]
+
+# Runs before the real command, in the same process: asks the kernel (PR_SET_PDEATHSIG) to kill it should the
+# parent die without a chance to clean up. A preexec_fn would do the same, but runs Python code between fork
+# and exec of a process that has gRPC threads.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class ProcessFailed(DraError):
+    """A process of the cluster ended by itself; the text has the end of its log."""
+
+
+def dra_driver_command(*arguments: str) -> tuple[str, ...]:
+    """A command line of ``dra-driver`` with the present interpreter."""
+    return (sys.executable, "-m", "dra_driver.cli.main", *arguments)
+
+
+class ManagedProcess:
+    """One child process.
+
+    Args:
+        name: for messages, for example ``plugin node1``.
+        command: absolute path of the program and its arguments.
+        log: file that gets stdout and stderr.
+        environment: added to ours.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.command = tuple(command)
+        self.log = log
+        self._environment = dict(environment or {})
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Starts it; output is appended to the log."""
+        self._stopping = False
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-ISc",
+                _LAUNCHER,
+                str(os.getpid()),
+                *self.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._environment},
+                # Ctrl-C in a terminal is for us; we stop our children in our own order.
+                start_new_session=True,
+            )
+
+    async def supervise(self) -> None:
+        """Returns when it was stopped by us.
+
+        Raises:
+            ProcessFailed: it ended by itself.
+        """
+        assert self._process is not None
+        code = await self._process.wait()
+        if not self._stopping:
+            raise ProcessFailed(f"{self.name} ended with status {code}\n{self.tail()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal; the end that it brings is no failure."""
+        self._stopping = True
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """SIGTERM, then SIGKILL after ``grace`` seconds. Returns when it is gone."""
+        if self._process is None:
+            return
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace):
+                await self._process.wait()
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            await self._process.wait()
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of its log, for messages."""
+        try:
+            text = self.log.read_text(errors="replace").splitlines()[-lines:]
+        except OSError as e:
+            return f"({self.log}: {e.strerror})"
+        return "\n".join([f"--- end of the log of {self.name}", *text, "---"])
