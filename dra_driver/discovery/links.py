@@ -29,7 +29,7 @@ def groups(links: Mapping[str, Iterable[str]]) -> dict[str, str]:
         for peer in peers:
             if peer != "switch" and peer not in links:
                 continue
-            linked.add(device)
+            linked |= {device, peer} - {"switch"}
             a, b = root(device), root(peer)
             if a != b:
                 parent[max(a, b)] = min(a, b)

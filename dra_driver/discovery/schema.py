@@ -201,7 +201,9 @@ def _trim(attributes: dict[str, DeviceAttribute], capacity: dict[str, DeviceCapa
     return dropped
 
 
-_VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?(?:\.[0-9.]*)?([-+].*)?", re.ASCII)
+_VERSION = re.compile(
+    r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?(?:\.[0-9]{1,9})*([-+].*)?", re.ASCII
+)
 
 
 def semantic_version(text: str) -> str | None:

@@ -167,7 +167,7 @@ def _gpu(reader: strict.Reader, value: object, path: str) -> SimulatedGpu | None
     address = _address(reader, raw.get("pciAddress"), f"{path}.pciAddress")
     key = reader.choice(raw.get("product"), f"{path}.product", tuple(products()))
     product = products()[key] if key else None
-    if raw and "product" not in raw and "productName" not in raw:
+    if isinstance(value, Mapping) and "product" not in raw and "productName" not in raw:
         reader.finding(path, "product or productName is missing")
     facts = _facts(reader, raw, path, product)
     memory = reader.byte_count(raw.get("memory"), f"{path}.memory")

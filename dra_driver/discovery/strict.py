@@ -54,14 +54,16 @@ def parse_yaml(text: str, what: str) -> object:
         raise ConfigurationError(f"{what}: not valid YAML: {e.problem or e.context}{mark}") from e
     except yaml.YAMLError as e:
         raise ConfigurationError(f"{what}: not valid YAML: {str(e).splitlines()[0]}") from e
-    except (RecursionError, ValueError) as e:
-        raise ConfigurationError(f"{what}: not valid YAML: {type(e).__name__}: nested too deeply") from e
+    except RecursionError as e:
+        raise ConfigurationError(f"{what}: nested too deeply") from e
 
 
 def _show(value: object) -> str:
     # Never the repr of a container: aliases make a document of one kilobyte expand to gigabytes.
+    if value is None or value == "":
+        return "nothing"
     if isinstance(value, str):
-        return repr(value[:80]) if value else "nothing"
+        return repr(value[:80])
     if isinstance(value, Mapping):
         return "a mapping"
     return "a list" if isinstance(value, Sequence) else type(value).__name__

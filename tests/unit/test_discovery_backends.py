@@ -1,0 +1,185 @@
+"""Which backend ``--backend`` opens, third parties' among them, and what ``devices`` says of none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dra_driver import discovery
+from dra_driver.api.inventory import InventoryDevice
+from dra_driver.cli import main
+from dra_driver.discovery.problems import HardwareAbsent
+from dra_driver.discovery.registry import HardwareBackend, looked_for
+from dra_driver.errors import ConfigurationError, DiscoveryError
+from dra_driver.ports import DeviceBackend, DiscoveredDevice
+
+ROOTS = {"sysfs_root": Path("/nonexistent/sys"), "dev_root": Path("/nonexistent/dev")}
+
+
+def open_backend(spec: str) -> DeviceBackend:
+    return discovery.open_backend(spec, **ROOTS, node_name="node-1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "'' is unknown; allowed are nvml, simulated"),
+        ("nvmll", "'nvmll' is unknown; allowed are nvml, simulated"),
+        ("nvml=x", "nvml takes no argument"),
+        ("simulated", "a profile is missing: allowed are simulated=NAME with dgx-a100-40"),
+        ("simulated=", "a profile is missing"),
+    ],
+)
+def test_a_wrong_backend_is_refused_with_what_is_allowed(spec: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_backend(spec)
+    assert message in str(caught.value)
+
+
+def test_the_seed_of_simulated_devices_is_the_node() -> None:
+    def first(node: str) -> str:
+        return discovery.open_backend("simulated=t4x2", **ROOTS, node_name=node).discover()[0].uuid
+
+    assert first("a") == first("a") != first("b")
+
+
+def install(folder: Path, module: str, code: str, entry: str) -> None:
+    """An installed package with one entry point, as pip would leave it."""
+    (folder / f"{module}.py").write_text(code)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[dra_driver.backends]\n{entry}\n")
+
+
+THIRD_PARTY = """
+from dra_driver.api.inventory import InventoryDevice
+from dra_driver.ports import DiscoveredDevice
+
+class Backend:
+    name = "acme"
+    def __init__(self, arg): self.arg = arg
+    def discover(self): return [DiscoveredDevice(InventoryDevice(name="acme-" + self.arg), uuid="u")]
+    def close(self): pass
+
+def factory(arg, *, sysfs_root, dev_root, node_name):
+    return Backend(arg)
+"""
+
+
+def test_a_third_party_brings_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "acme_good", THIRD_PARTY, "acme = acme_good:factory")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert discovery.backend_names() == ("nvml", "simulated", "acme")
+    assert [d.device.name for d in open_backend("acme=7").discover()] == ["acme-7"]
+
+
+def test_a_third_party_cannot_take_a_built_in_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "acme_evil", THIRD_PARTY, "simulated = acme_evil:factory")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert len(open_backend("simulated=t4x2").discover()) == 2
+
+
+def test_a_third_party_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "acme_bad", "raise OSError('no firmware')", "acme = acme_bad:factory")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="acme_bad:factory cannot be loaded: OSError: no firmware"):
+        open_backend("acme")
+
+
+class Fake:
+    def __init__(self, name: str, *results: list[str] | Exception) -> None:
+        self.name = name
+        self.results = list(results)
+        self.closed = 0
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return [DiscoveredDevice(InventoryDevice(name=n), uuid=n) for n in result]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_hardware_that_is_absent_costs_nothing_and_is_remembered() -> None:
+    both = HardwareBackend([Fake("a", HardwareAbsent("a: no library")), Fake("b", ["x"])])
+    assert [d.uuid for d in both.discover()] == ["x"]
+    assert both.absent == {"a": "a: no library"}
+
+
+def test_hardware_that_was_there_must_not_vanish_in_silence() -> None:
+    one = HardwareBackend([Fake("a", ["x"], HardwareAbsent("gone"))])
+    one.discover()
+    with pytest.raises(HardwareAbsent, match="gone"):
+        one.discover()
+
+
+def test_a_broken_backend_fails_the_whole() -> None:
+    with pytest.raises(DiscoveryError, match="broken"):
+        HardwareBackend([Fake("a", ["x"]), Fake("b", DiscoveryError("broken"))]).discover()
+
+
+def test_closing_closes_all() -> None:
+    fakes = [Fake("a"), Fake("b")]
+    HardwareBackend(fakes).close()
+    assert [f.closed for f in fakes] == [1, 1]
+
+
+def test_what_was_looked_for_counts_the_gpus_without_driver(tmp_path: Path) -> None:
+    for i, (kind, vendor) in enumerate(
+        (("0x030200", "0x10de"), ("0x030000", "0x1002"), ("0x020000", "0x10de"))
+    ):
+        function = tmp_path / "bus" / "pci" / "devices" / f"0000:0{i}:00.0"
+        function.mkdir(parents=True)
+        (function / "class").write_text(f"{kind}\n")
+        (function / "vendor").write_text(f"{vendor}\n")
+    lines = looked_for([Fake("a")], sysfs_root=tmp_path, dev_root=tmp_path)
+    assert "a: no devices" in lines
+    assert (
+        f"sysfs: {tmp_path}/bus/pci/devices: 3 PCI functions, 1 of them NVIDIA display controllers" in lines
+    )
+
+
+def test_devices_prints_the_documented_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["devices", "--backend", "simulated=mixed", "--output", "json"]) == 0
+    devices = json.loads(capsys.readouterr().out)["devices"]
+    assert len(devices) == 5
+    for device in devices:
+        assert {"name", "attributes", "capacity"} <= device.keys()
+        for value in device["attributes"].values():
+            assert len(value) == 1
+            assert value.keys() <= {"string", "int", "bool", "version"}
+        assert device["capacity"]["memory"].keys() == {"value"}
+
+
+def test_devices_prints_yaml_and_a_table_of_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["devices", "--backend", "simulated=t4x2", "--output", "yaml"]) == 0
+    names = [d["name"] for d in yaml.safe_load(capsys.readouterr().out)["devices"]]
+    assert main.main(["devices", "--backend", "simulated=t4x2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["NAME", "MODEL", "MEMORY"]
+    assert [line.split()[:3] for line in lines[1:]] == [[name, "T4", "15Gi"] for name in names]
+
+
+def test_several_backends_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--backend", "simulated=t4x2", "--backend", "simulated=l4x4", "--output", "json"]
+    assert main.main(["devices", *flags]) == 0
+    assert len(json.loads(capsys.readouterr().out)["devices"]) == 6
+
+
+def test_a_wrong_profile_is_a_usage_error_with_every_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.yaml").write_text("a: 1\nb: 2\ngpus: []\n")
+    assert main.main(["devices", "--backend", f"simulated={tmp_path}/p.yaml"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 2
