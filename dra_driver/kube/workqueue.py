@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from dra_driver.errors import DraError
+from dra_driver.errors import Conflict, DraError
 from dra_driver.kube.backoff import Backoff
 
 __all__ = ["WorkQueue"]
@@ -109,6 +109,10 @@ class WorkQueue(Generic[K]):
             key = await self.get()
             try:
                 await work(key)
+            except Conflict as e:
+                # Expected under optimistic concurrency: the informer is about to show the newer object.
+                self.add_rate_limited(key)
+                log.debug("conflict, will be tried again", queue=self.name, key=str(key), error=str(e))
             except DraError as e:
                 delay = self.add_rate_limited(key)
                 log.warning(

@@ -1,0 +1,143 @@
+"""Puts the controller together and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from controller.config import ControllerConfig
+from controller.publisher import POOL_INDEX, Publisher, pool_of
+from dra_driver.api.core import NODES, PODS, Node, Pod
+from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceClass,
+    ResourceClaim,
+    ResourceSlice,
+)
+from dra_driver.errors import ConfigurationError
+from dra_driver.kube import EventRecorder, Informer, LeaderConfig, LeaderElector, SystemClock
+from dra_driver.ports import Clock, KubeClient
+
+__all__ = ["Controller"]
+
+log = structlog.get_logger(__name__)
+
+LEASE = "dra-driver-controller"
+
+
+@dataclass(frozen=True, slots=True)
+class Informers:
+    """Everything that the controller watches."""
+
+    inventories: Informer[DeviceInventory]
+    slices: Informer[ResourceSlice]
+    nodes: Informer[Node]
+    classes: Informer[DeviceClass]
+    claims: Informer[ResourceClaim]
+    pods: Informer[Pod]
+
+    @classmethod
+    def of(cls, client: KubeClient) -> Informers:
+        """Not started yet."""
+        return cls(
+            inventories=Informer(client, DEVICE_INVENTORIES),
+            slices=Informer(client, RESOURCE_SLICES, indices={POOL_INDEX: pool_of}),
+            nodes=Informer(client, NODES),
+            classes=Informer(client, DEVICE_CLASSES),
+            claims=Informer(client, RESOURCE_CLAIMS),
+            pods=Informer(client, PODS),
+        )
+
+    def all(self) -> tuple[Informer[Any], ...]:
+        """All of them."""
+        return (self.inventories, self.slices, self.nodes, self.classes, self.claims, self.pods)
+
+
+class Controller:
+    """The controller in one object. ``run`` ends when it is cancelled, or raises when the lease is lost."""
+
+    def __init__(self, client: KubeClient, config: ControllerConfig, clock: Clock | None = None) -> None:
+        self._client = client
+        self._config = config
+        self._clock = clock or SystemClock()
+        self.ready = asyncio.Event()
+
+    async def run(self) -> None:
+        """Works until cancelled.
+
+        Raises:
+            LeadershipLost: another controller took over; the process should end and start again.
+            ConfigurationError: the health port cannot be bound.
+        """
+        async with self._health():
+            if not self._config.leader_elect:
+                await self._lead()
+                return
+            lease = LeaderConfig(self._config.namespace, LEASE, self._config.identity)
+            await LeaderElector(self._client, lease, self._clock).run(self._lead)
+
+    async def _lead(self) -> None:
+        """Everything is listed anew after the lease is ours: what a predecessor wrote last is seen."""
+        informers = Informers.of(self._client)
+        recorder = EventRecorder(self._client, "dra-driver-controller", self._clock)
+        publisher = Publisher(
+            self._client,
+            self._config,
+            self._clock,
+            recorder,
+            inventories=informers.inventories,
+            slices=informers.slices,
+            nodes=informers.nodes,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for informer in informers.all():
+                    group.create_task(informer.run())
+                group.create_task(recorder.run())
+                for informer in informers.all():
+                    await informer.synced.wait()
+                log.info("caches are filled", **{i.resource.plural: len(i) for i in informers.all()})
+                group.create_task(publisher.run())
+                self.ready.set()
+        finally:
+            self.ready.clear()
+            publisher.queue.close()
+
+    @contextlib.asynccontextmanager
+    async def _health(self) -> AsyncIterator[None]:
+        if self._config.health_port is None:
+            yield
+            return
+        app = web.Application()
+        app.router.add_get("/healthz", _answer(lambda: True))
+        # A standby waits for the lease and is ready to take over.
+        app.router.add_get("/readyz", _answer(lambda: self._config.leader_elect or self.ready.is_set()))
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, self._config.health_host, self._config.health_port).start()
+            except OSError as e:
+                where = f"{self._config.health_host}:{self._config.health_port}"
+                raise ConfigurationError(f"--health-port: cannot listen on {where}: {e.strerror}") from e
+            log.info("serving health", address=str(runner.addresses[0]))
+            yield
+        finally:
+            await runner.cleanup()
+
+
+def _answer(healthy: Callable[[], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(_: web.Request) -> web.Response:
+        good = healthy()
+        return web.Response(text="ok\n" if good else "not ready\n", status=200 if good else 503)
+
+    return handle

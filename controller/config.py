@@ -1,0 +1,75 @@
+"""Configuration of the controller: one frozen value, checked at once."""
+
+from __future__ import annotations
+
+import re
+import socket
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dra_driver.api.meta import DriverName
+from dra_driver.api.names import DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.errors import ConfigurationError
+from dra_driver.resourceslice import PoolAllocator
+
+__all__ = ["ControllerConfig"]
+
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def _identity() -> str:
+    # A restarted container keeps its host name, but must not take its predecessor's lease for its own.
+    return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """Everything that can be set.
+
+    Attributes:
+        drivers: only inventories, slices and claims of these drivers are ours.
+        kubeconfig: None: the KUBECONFIG variable, then the service account.
+        allocator: who allocates: the controller, or kube-scheduler.
+        leader_elect: whether to wait for the lease; off where there is one process for sure.
+        namespace: of the lease.
+        identity: in the lease.
+        health_port: for /healthz and /readyz; None: not served.
+        health_host: address that they are served on.
+        workers: pods whose allocations are written at the same time.
+
+    Raises:
+        ConfigurationError: with every finding.
+    """
+
+    drivers: tuple[DriverName, ...] = (DriverName(DEFAULT_DRIVER_NAME),)
+    kubeconfig: Path | None = None
+    allocator: PoolAllocator = PoolAllocator.CONTROLLER
+    leader_elect: bool = True
+    namespace: str = SYSTEM_NAMESPACE
+    identity: str = field(default_factory=_identity)
+    health_port: int | None = None
+    health_host: str = "127.0.0.1"
+    workers: int = 16
+
+    def __post_init__(self) -> None:
+        findings: list[str] = []
+        if not self.drivers:
+            findings.append("--driver-name: at least one is needed")
+        findings += [
+            f"--driver-name {driver!r}: must be a DNS name in lower case of at most 63 characters, "
+            "such as gpu.dra-driver.dev"
+            for driver in self.drivers
+            if len(driver) > 63 or not _SUBDOMAIN.fullmatch(driver)
+        ]
+        if len(set(self.drivers)) != len(self.drivers):
+            findings.append("--driver-name: the same name is given twice")
+        if not _LABEL.fullmatch(self.namespace):
+            findings.append(f"--namespace {self.namespace!r}: must be a DNS label of at most 63 characters")
+        if self.health_port is not None and not 0 <= self.health_port <= 65535:
+            findings.append(f"--health-port {self.health_port}: must be between 0 and 65535 (0: any)")
+        if not 1 <= self.workers <= 256:
+            findings.append(f"--workers {self.workers}: must be between 1 and 256")
+        if findings:
+            raise ConfigurationError(findings)

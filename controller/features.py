@@ -1,0 +1,88 @@
+"""What the API server keeps of a ResourceSlice, found out before the first one is published.
+
+The server drops fields of disabled feature gates in silence, and a slice without its counters or taints means
+something else than the one that was sent. Version numbers say nothing about gates, so each field is sent once
+in a dry run and looked for in the answer.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from dra_driver.api import codec
+from dra_driver.api.meta import DriverName, ObjectMeta, PoolName
+from dra_driver.api.quantity import Quantity
+from dra_driver.api.resource import (
+    RESOURCE_SLICES,
+    Counter,
+    CounterSet,
+    Device,
+    DeviceCapacity,
+    DeviceTaint,
+    ResourcePool,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
+from dra_driver.errors import Invalid
+from dra_driver.ports import KubeClient
+from dra_driver.resourceslice import ServerFeatures, altered
+
+__all__ = ["probe_features"]
+
+log = structlog.get_logger(__name__)
+
+_NAME = "dra-driver-probe"
+_ONE = Quantity.of(1)
+
+
+async def probe_features(client: KubeClient, driver: DriverName) -> ServerFeatures:
+    """Asks the server by dry runs; nothing is stored.
+
+    Raises:
+        ApiError, ApiUnavailable: the server could not be asked (``Forbidden``: no right to create slices).
+    """
+    features = ServerFeatures(
+        taints=await _survives(client, driver, _tainted()),
+        counters=await _survives(client, driver, None, counters=True),
+        multi_allocation=await _survives(client, driver, _shareable()),
+    )
+    log.info(
+        "API server asked which fields of slices it keeps",
+        taints=features.taints,
+        counters=features.counters,
+        multi_allocation=features.multi_allocation,
+        gates_off=",".join(features.missing_gates()) or "none",
+    )
+    return features
+
+
+def _tainted() -> Device:
+    return Device(name="probe", taints=(DeviceTaint(key="dra-driver.dev/probe", effect="NoSchedule"),))
+
+
+def _shareable() -> Device:
+    return Device(
+        name="probe", allow_multiple_allocations=True, capacity={"memory": DeviceCapacity(value=_ONE)}
+    )
+
+
+async def _survives(
+    client: KubeClient, driver: DriverName, device: Device | None, *, counters: bool = False
+) -> bool:
+    spec = ResourceSliceSpec(
+        driver=driver,
+        pool=ResourcePool(name=PoolName(_NAME), generation=1, resource_slice_count=1),
+        node_name=_NAME,
+        devices=(device,) if device is not None else (),
+        shared_counters=(CounterSet(name="probe", counters={"memory": Counter(value=_ONE)}),)
+        if counters
+        else (),
+    )
+    slice_ = ResourceSlice(metadata=ObjectMeta(generate_name=f"{_NAME}-"), spec=spec)
+    try:
+        answer = await client.create(RESOURCE_SLICES, codec.to_raw(RESOURCE_SLICES, slice_), dry_run=True)
+    except Invalid as e:
+        # What is left after dropping the field may not be a valid slice; then the field was dropped.
+        log.debug("probe refused", problem=str(e))
+        return False
+    return not altered(spec, answer.spec)

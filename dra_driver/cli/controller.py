@@ -1,0 +1,89 @@
+"""``dra-driver controller``: the cluster controller as a process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import structlog
+
+from controller.app import Controller
+from controller.config import ControllerConfig
+from dra_driver.api.meta import DriverName
+from dra_driver.api.names import CONTROLLER_FIELD_MANAGER, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.kube import KubeApi
+from dra_driver.resourceslice import PoolAllocator
+
+HELP = "the cluster controller: publishes ResourceSlices, allocates ResourceClaims"
+
+log = structlog.get_logger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="default: the KUBECONFIG variable, then the pod's service account"
+    )
+    parser.add_argument(
+        "--driver-name",
+        action="append",
+        metavar="NAME",
+        help=f"driver that is handled; may be repeated; default: {DEFAULT_DRIVER_NAME}",
+    )
+    parser.add_argument(
+        "--allocator",
+        choices=[a.value for a in PoolAllocator],
+        default=PoolAllocator.CONTROLLER.value,
+        help="who allocates: this controller (best fit; devices are protected by a taint) or kube-scheduler",
+    )
+    parser.add_argument(
+        "--leader-elect",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait for a Lease before working, so that several replicas can run",
+    )
+    parser.add_argument("--namespace", default=SYSTEM_NAMESPACE, help="of the Lease")
+    parser.add_argument("--health-port", type=int, help="serve /healthz and /readyz; default: not served")
+    parser.add_argument("--health-host", default="127.0.0.1", help="address for --health-port")
+    parser.add_argument(
+        "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs until SIGTERM or SIGINT (exit 0), or until the lease is lost (exit 1)."""
+    config = ControllerConfig(
+        drivers=tuple(DriverName(name) for name in args.driver_name or [DEFAULT_DRIVER_NAME]),
+        kubeconfig=args.kubeconfig,
+        allocator=PoolAllocator(args.allocator),
+        leader_elect=args.leader_elect,
+        namespace=args.namespace,
+        health_port=args.health_port,
+        health_host=args.health_host,
+        workers=args.workers,
+    )
+    asyncio.run(_main(config))
+    return 0
+
+
+async def _main(config: ControllerConfig) -> None:
+    async with await KubeApi.connect(
+        config.kubeconfig, field_manager=CONTROLLER_FIELD_MANAGER, user_agent="dra-driver-controller"
+    ) as client:
+        log.info(
+            "controller starts",
+            server=client.host,
+            drivers=",".join(config.drivers),
+            allocator=config.allocator.value,
+            leader_elect=config.leader_elect,
+        )
+        task = asyncio.create_task(Controller(client, config).run())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        log.info("controller ends")

@@ -1,0 +1,443 @@
+"""When slices are published, and when they must not be."""
+
+import asyncio
+import contextlib
+
+import pytest
+from support.fake_cluster import FakeCluster, unreachable
+
+from controller.config import ControllerConfig
+from controller.publisher import POOL_INDEX, Publisher, pool_of
+from dra_driver.api.core import EVENTS, NODES
+from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.names import CONTROLLER_TAINT
+from dra_driver.api.resource import RESOURCE_SLICES
+from dra_driver.errors import ServerBusy
+from dra_driver.kube import EventRecorder, Informer
+from dra_driver.resourceslice import slice_name
+
+DRIVER = "gpu.example.com"
+NAME = f"n1.{DRIVER}"
+SLICE = slice_name("n1", DRIVER, 0)
+
+
+class Clock:
+    def now(self) -> float:
+        return 1_800_000_000.0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+def devices(count: int) -> list[dict]:
+    return [
+        {
+            "name": f"gpu-{i:03}",
+            "attributes": {"type": {"string": "gpu"}},
+            "capacity": {"memory": {"value": "40Gi"}},
+        }
+        for i in range(count)
+    ]
+
+
+def cluster_with_node(count: int = 2, *, registered: bool = True, epoch: int = 1) -> FakeCluster:
+    cluster = FakeCluster()
+    cluster.put(NODES, {"metadata": {"name": "n1", "uid": "node-uid"}})
+    cluster.put(
+        DEVICE_INVENTORIES,
+        {
+            "metadata": {
+                "name": NAME,
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-uid"}],
+            },
+            "spec": {"nodeName": "n1", "driver": DRIVER, "devices": devices(count)},
+            "status": {"registration": {"registered": registered, "epoch": epoch}},
+        },
+    )
+    return cluster
+
+
+class Harness:
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.inventories = Informer(cluster, DEVICE_INVENTORIES)
+        self.slices = Informer(cluster, RESOURCE_SLICES, indices={POOL_INDEX: pool_of})
+        self.nodes = Informer(cluster, NODES)
+        self.recorder = EventRecorder(cluster, "test", Clock())
+        self.publisher = Publisher(
+            cluster,
+            ControllerConfig(drivers=(DRIVER,)),
+            Clock(),
+            self.recorder,
+            inventories=self.inventories,
+            slices=self.slices,
+            nodes=self.nodes,
+        )
+
+    async def quiet(self, seconds: float = 0.15) -> None:
+        """Waits until nothing has been written for a while."""
+        count = -1
+        while count != len(self.cluster.writes) or not self.publisher.queue.idle:
+            count = len(self.cluster.writes)
+            await asyncio.sleep(seconds)
+
+    def publication(self):
+        return self.cluster.obj(DEVICE_INVENTORIES, NAME).status.publication
+
+    def slice_names(self) -> list[str]:
+        return [s.metadata.name for s in self.cluster.all(RESOURCE_SLICES)]
+
+    def epoch(self, epoch: int, *, registered: bool = True) -> None:
+        patch = {"status": {"registration": {"registered": registered, "epoch": epoch}}}
+        self.cluster.edit(DEVICE_INVENTORIES, NAME, patch)
+
+    def discover(self, count: int) -> None:
+        self.cluster.edit(DEVICE_INVENTORIES, NAME, {"spec": {"devices": devices(count)}})
+
+
+@contextlib.asynccontextmanager
+async def publishing(cluster: FakeCluster):
+    harness = Harness(cluster)
+    async with asyncio.TaskGroup() as group:
+        informers = (harness.inventories, harness.slices, harness.nodes)
+        tasks = [group.create_task(i.run()) for i in informers]
+        tasks.append(group.create_task(harness.recorder.run()))
+        for informer in informers:
+            await informer.synced.wait()
+        tasks.append(group.create_task(harness.publisher.run()))
+        try:
+            await harness.quiet()
+            yield harness
+        finally:
+            harness.publisher.queue.close()
+            for task in tasks:
+                task.cancel()
+
+
+def run(scenario, cluster: FakeCluster) -> None:
+    async def main():
+        async with asyncio.timeout(20), publishing(cluster) as harness:
+            await scenario(harness)
+
+    asyncio.run(main())
+
+
+def test_a_registered_node_is_published_once_and_noted():
+    async def scenario(h):
+        (published,) = h.cluster.all(RESOURCE_SLICES)
+        assert published.metadata.name == SLICE
+        assert published.spec.node_name == "n1"
+        assert published.spec.pool.name == "n1"
+        owner = published.metadata.owner_references[0]
+        assert (owner.kind, owner.uid, owner.controller) == ("Node", "node-uid", True)
+        assert {t.key for d in published.spec.devices for t in d.taints} == {CONTROLLER_TAINT}
+        publication = h.publication()
+        assert (publication.epoch, publication.devices, publication.slices) == (1, 2, (SLICE,))
+        assert publication.generation == published.spec.pool.generation
+        condition = h.cluster.obj(DEVICE_INVENTORIES, NAME).status.conditions[0]
+        assert (condition.type, condition.status) == ("Published", "True")
+
+    run(scenario, cluster_with_node())
+
+
+def test_a_restart_with_everything_in_place_writes_nothing():
+    cluster = cluster_with_node()
+
+    async def nothing(h):
+        pass
+
+    run(nothing, cluster)
+    cluster.writes.clear()
+    run(nothing, cluster)
+    assert cluster.writes == []
+
+
+def test_nothing_is_published_before_the_kubelet_has_confirmed_the_plugin():
+    async def scenario(h):
+        assert h.slice_names() == []
+        h.epoch(1)
+        await h.quiet()
+        assert h.slice_names() == [SLICE]
+
+    run(scenario, cluster_with_node(registered=False, epoch=0))
+
+
+def test_slices_that_the_kubelet_deleted_stay_away_until_the_plugin_asks():
+    async def scenario(h):
+        generation = h.publication().generation
+        h.cluster.remove(RESOURCE_SLICES, SLICE)
+        await h.quiet()
+        assert h.slice_names() == []
+        h.discover(5)  # an inventory that changes does not bring them back either
+        await h.quiet()
+        assert h.slice_names() == []
+        h.epoch(2)
+        await h.quiet()
+        assert h.slice_names() == [SLICE]
+        assert h.publication().epoch == 2
+        assert h.publication().devices == 5
+        assert h.publication().generation > generation
+
+    run(scenario, cluster_with_node())
+
+
+def test_a_dead_plugin_is_not_advertised_by_a_restarted_controller():
+    cluster = cluster_with_node()
+
+    async def wipe(h):
+        cluster.remove(RESOURCE_SLICES, SLICE)
+        await h.quiet()
+
+    async def nothing(h):
+        assert h.slice_names() == []
+
+    run(wipe, cluster)
+    run(nothing, cluster)
+
+
+def test_a_raised_epoch_with_slices_still_there_only_notes_the_epoch():
+    async def scenario(h):
+        before = h.cluster.raw(RESOURCE_SLICES, SLICE)["metadata"]["resourceVersion"]
+        h.epoch(2)
+        await h.quiet()
+        assert h.publication().epoch == 2
+        assert h.cluster.raw(RESOURCE_SLICES, SLICE)["metadata"]["resourceVersion"] == before
+
+    run(scenario, cluster_with_node())
+
+
+def test_a_controller_killed_between_create_and_note_never_advertises_a_plugin_that_died_since():
+    cluster = cluster_with_node()
+
+    def no_note(verb, kind, name, subresource):
+        if kind == "DeviceInventory" and verb == "patch" and cluster.all(RESOURCE_SLICES):
+            unreachable()
+
+    async def killed(h):
+        assert h.slice_names() == [SLICE]
+        assert h.publication().epoch == 0
+        assert h.publication().attempted == 1
+
+    cluster.before = no_note
+    run(killed, cluster)
+    cluster.before = lambda *_: None
+    cluster.remove(RESOURCE_SLICES, SLICE)  # the kubelet, 30 s after the plugin died
+
+    async def restarted(h):
+        assert h.slice_names() == []
+        # A plugin that lives sees its slices missing for its epoch, and asks again.
+        assert h.publication().epoch == 1
+        h.epoch(2)
+        await h.quiet()
+        assert h.slice_names() == [SLICE]
+
+    run(restarted, cluster)
+
+
+def test_a_controller_killed_between_create_and_note_finds_its_slices_again():
+    cluster = cluster_with_node(100)
+
+    def no_note(verb, kind, name, subresource):
+        if kind == "DeviceInventory" and verb == "patch" and cluster.all(RESOURCE_SLICES):
+            unreachable()
+
+    async def killed(h):
+        assert len(h.slice_names()) == 2
+
+    cluster.before = no_note
+    run(killed, cluster)
+    cluster.before = lambda *_: None
+
+    async def restarted(h):
+        assert len(h.slice_names()) == 2
+        assert h.publication().epoch == 1
+        assert list(h.publication().slices) == h.slice_names()
+
+    run(restarted, cluster)
+
+
+def test_a_slice_whose_creation_was_not_answered_is_not_created_twice():
+    cluster = cluster_with_node()
+    failed = []
+
+    def once(verb, kind, name, subresource):
+        if verb == "create" and kind == "ResourceSlice" and not failed:
+            failed.append(name)
+            unreachable()
+
+    cluster.after = once
+
+    async def scenario(h):
+        assert h.slice_names() == [SLICE]
+        assert h.publication().epoch == 1
+
+    run(scenario, cluster)
+
+
+def test_inventory_changes_within_the_epoch_update_the_slices():
+    async def scenario(h):
+        h.discover(3)
+        await h.quiet()
+        (published,) = h.cluster.all(RESOURCE_SLICES)
+        assert len(published.spec.devices) == 3
+        assert h.publication().devices == 3
+        assert h.publication().epoch == 1
+        assert published.spec.pool.generation == h.publication().generation
+
+    run(scenario, cluster_with_node())
+
+
+def test_growing_and_shrinking_pools_keep_record_and_slices_together():
+    async def scenario(h):
+        h.discover(100)
+        await h.quiet()
+        assert list(h.publication().slices) == h.slice_names() == [SLICE, slice_name("n1", DRIVER, 1)]
+        h.cluster.writes.clear()
+        h.discover(3)
+        await h.quiet()
+        assert list(h.publication().slices) == h.slice_names() == [SLICE]
+        verbs = [(verb, kind) for verb, kind, _, _ in h.cluster.writes if kind != "Event"]
+        # Out of the record first, or the deletion would read as a wipe by the kubelet.
+        assert verbs.index(("patch", "DeviceInventory")) < verbs.index(("delete", "ResourceSlice"))
+
+    run(scenario, cluster_with_node())
+
+
+def test_an_outage_deletes_nothing_and_is_recovered_from():
+    cluster = cluster_with_node()
+
+    async def scenario(h):
+        def busy(verb, kind, name, subresource):
+            if verb not in ("watch", "list"):
+                raise ServerBusy("later", code=503)
+
+        cluster.before = busy
+        h.discover(3)
+        await asyncio.sleep(0.3)
+        cluster.before = lambda *_: None
+        cluster.expire()
+        await asyncio.sleep(0.5)
+        await h.quiet()
+        (published,) = cluster.all(RESOURCE_SLICES)
+        assert len(published.spec.devices) == 3
+
+    run(scenario, cluster)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"spec": {"nodeName": "n2"}},
+        {
+            "metadata": {
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "other"}]
+            }
+        },
+        {"metadata": {"ownerReferences": None}},
+    ],
+)
+def test_an_inventory_that_is_not_its_own_node_s_is_refused(patch):
+    cluster = cluster_with_node()
+    cluster.put(NODES, {"metadata": {"name": "n2", "uid": "node-2"}})
+    cluster.edit(DEVICE_INVENTORIES, NAME, patch)
+
+    async def scenario(h):
+        assert h.slice_names() == []
+        condition = h.cluster.obj(DEVICE_INVENTORIES, NAME).status.conditions[0]
+        assert (condition.status, condition.reason) == ("False", "Refused")
+
+    run(scenario, cluster)
+
+
+def test_other_drivers_are_left_alone():
+    cluster = cluster_with_node()
+    body = cluster.raw(DEVICE_INVENTORIES, NAME)
+    cluster.put(
+        DEVICE_INVENTORIES,
+        {
+            "metadata": {"name": "n1.other", "ownerReferences": body["metadata"]["ownerReferences"]},
+            "spec": {**body["spec"], "driver": "other"},
+            "status": {"registration": {"registered": True, "epoch": 1}},
+        },
+    )
+    cluster.put(
+        RESOURCE_SLICES,
+        {
+            "metadata": {"name": "foreign"},
+            "spec": {
+                "driver": "other",
+                "nodeName": "n1",
+                "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+            },
+        },
+    )
+
+    async def scenario(h):
+        assert h.slice_names() == ["foreign", SLICE]
+
+    run(scenario, cluster)
+
+
+def drop_taints(raw):
+    if raw["kind"] == "ResourceSlice":
+        for device in raw["spec"].get("devices", ()):
+            device.pop("taints", None)
+
+
+def test_without_taints_the_pool_is_left_to_the_scheduler_and_the_gate_is_named():
+    cluster = cluster_with_node()
+    cluster.drop = drop_taints
+
+    async def scenario(h):
+        (published,) = cluster.all(RESOURCE_SLICES)
+        assert all(not d.taints for d in published.spec.devices)
+        condition = cluster.obj(DEVICE_INVENTORIES, NAME).status.conditions[0]
+        assert condition.reason == "FeatureGateDisabled"
+        assert "DRADeviceTaints" in condition.message
+        await h.recorder.drain()
+        assert any("DRADeviceTaints" in e.message for e in cluster.all(EVENTS))
+
+    run(scenario, cluster)
+
+
+def test_a_slice_that_the_server_altered_is_deleted_and_published_anew_with_what_survives():
+    cluster = cluster_with_node()
+
+    async def scenario(h):
+        # The gate goes off after the probe: an upgrade that was rolled back.
+        cluster.drop = drop_taints
+        h.discover(3)
+        await h.quiet()
+        await asyncio.sleep(0.3)
+        await h.quiet()
+        for published in cluster.all(RESOURCE_SLICES):
+            assert all(not d.taints for d in published.spec.devices)
+        h.epoch(2)
+        await h.quiet()
+        (published,) = cluster.all(RESOURCE_SLICES)
+        assert len(published.spec.devices) == 3
+        assert cluster.obj(DEVICE_INVENTORIES, NAME).status.conditions[0].reason == "FeatureGateDisabled"
+
+    run(scenario, cluster)
+
+
+def test_a_strange_slice_in_the_pool_goes():
+    cluster = cluster_with_node()
+    cluster.put(
+        RESOURCE_SLICES,
+        {
+            "metadata": {"name": "stray"},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": "n1",
+                "pool": {"name": "n1", "generation": 7, "resourceSliceCount": 1},
+                "devices": [{"name": "ghost"}],
+            },
+        },
+    )
+
+    async def scenario(h):
+        assert h.slice_names() == [SLICE]
+        assert h.publication().generation == 8
+
+    run(scenario, cluster)
