@@ -139,14 +139,14 @@ class CounterSet(Wire, frozen=True, kw_only=True):
     """Counters that the partitions of one physical device share (KEP-4815)."""
 
     name: str
-    counters: Mapping[str, Counter]
+    counters: Mapping[str, Counter] = msgspec.field(default_factory=dict)
 
 
 class DeviceCounterConsumption(Wire, frozen=True, kw_only=True):
     """What a device takes from a counter set."""
 
     counter_set: str
-    counters: Mapping[str, Counter]
+    counters: Mapping[str, Counter] = msgspec.field(default_factory=dict)
 
 
 class DeviceTaint(Wire, frozen=True, kw_only=True):

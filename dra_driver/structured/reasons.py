@@ -1,14 +1,250 @@
-"""Why nothing fits, in words."""
+"""Why nothing fits: per node, request and device, and in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
-from dra_driver.structured.types import NodeReasons
+from dra_driver.api.core import Node
+from dra_driver.api.quantity import Quantity
+from dra_driver.errors import InvalidQuantity
+from dra_driver.structured.node import Candidate, NodeProblem, Verdict
+from dra_driver.structured.plan import Alternative, ClaimPlan
+from dra_driver.structured.pools import DeviceEntry, PoolView
+from dra_driver.structured.types import Exclusion, NodeReasons, Rule
 
-__all__ = ["summary"]
+__all__ = ["node_reasons", "refused_node", "summary"]
+
+# How near a device was to be taken: of the devices of a node those excluded latest tell most.
+_NEARNESS: Final = {
+    rule: i
+    for i, rule in enumerate(
+        (
+            Rule.NODE_SELECTOR,
+            Rule.NO_DEVICES,
+            Rule.POOL_NOT_USABLE,
+            Rule.CLASS,
+            Rule.POOL_INVALID,
+            Rule.POOL_INCOMPLETE,
+            Rule.SELECTOR,
+            Rule.SELECTOR_ERROR,
+            Rule.CAPACITY,
+            Rule.TAINT,
+            Rule.IN_USE,
+            Rule.CAPACITY_IN_USE,
+            Rule.COUNTERS,
+            Rule.CONSTRAINT,
+        )
+    )
+}
+# Names that a sentence lists before it says "and N more".
+_LISTED: Final = 3
+_EXPRESSION: Final = 120
+
+
+# --- per device ---------------------------------------------------------------------------------------------
+
+
+def node_reasons(problem: NodeProblem) -> NodeReasons:
+    """The first rule that excluded each device, for each request and subrequest."""
+    found: list[Exclusion] = []
+    for claim in problem.claims:
+        for request in claim.requests:
+            for alternative in request.alternatives:
+                devices = [
+                    _exclude(problem, alternative, entry, pool)
+                    for pool in problem.pools
+                    for entry in pool.devices
+                ]
+                found += devices or [Exclusion(alternative.claim, alternative.request, None, Rule.NO_DEVICES)]
+    return NodeReasons(problem.node.metadata.name, tuple(found))
+
+
+def refused_node(node: Node, plans: Sequence[ClaimPlan]) -> NodeReasons:
+    """A node that is excluded by the allocation of another claim of the pod."""
+    held = [plan for plan in plans if plan.allocation is not None]
+    return NodeReasons(
+        node.metadata.name, tuple(Exclusion(plan.name, "", None, Rule.NODE_SELECTOR) for plan in held)
+    )
+
+
+def _exclude(problem: NodeProblem, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Exclusion:
+    def because(rule: Rule, wanted: str = "", found: str = "") -> Exclusion:
+        return Exclusion(alternative.claim, alternative.request, entry.id, rule, wanted, found)
+
+    looked = problem.look(alternative, entry, pool)
+    if isinstance(looked, Verdict):
+        return because(looked.rule, looked.wanted, looked.found)
+    if looked.error is not None:
+        return because(Rule.SELECTOR_ERROR, "", looked.error)
+    if pool.invalid or pool.incomplete:
+        return because(Rule.POOL_INVALID if pool.invalid else Rule.POOL_INCOMPLETE, "", str(pool.id))
+    if looked.tainted:
+        taints = problem.blocking_taints(alternative, entry)
+        return because(Rule.TAINT, "", ", ".join(f"{t.key}={t.value}:{t.effect}" for t in taints))
+    if looked.allocated and not alternative.admin:
+        holder = problem.snapshot.allocated.pool(pool.id).devices[entry.id.device]
+        return because(Rule.IN_USE, "", holder)
+    short = next((key for key, amount, left in looked.counters if amount > left), None)
+    if short is not None:
+        return because(Rule.COUNTERS, f"counter {short[2]} of {short[1]}")
+    return because(Rule.CONSTRAINT, _demand(problem, alternative, looked))
+
+
+def _demand(problem: NodeProblem, alternative: Alternative, candidate: Candidate) -> str:
+    """What a device that fits by itself fails to be part of."""
+    claim = next(c for c in problem.claims if c.name == alternative.claim)
+    parts = [f"{alternative.count} devices" if alternative.count is not None else "all devices"]
+    for index in alternative.constraints:
+        constraint = claim.constraints[index]
+        name = constraint.match_attribute or constraint.distinct_attribute
+        kind = "the same" if constraint.match_attribute is not None else "a different"
+        missing = "" if candidate.values[index] else " (absent)"
+        parts.append(f"{kind} {name}{missing}")
+    return ", ".join(parts)
+
+
+# --- in words -----------------------------------------------------------------------------------------------
 
 
 def summary(reasons: Sequence[NodeReasons]) -> str:
-    """One sentence over all nodes."""
-    return f"0 of {len(reasons)} nodes"
+    """One sentence over all nodes: what they have, and why it is not enough.
+
+    Nodes with the same text are counted together. On a node, the request that is farthest from being served
+    speaks for it.
+    """
+    if not reasons:
+        return "0 of 0 nodes: there is no node to look at"
+    groups: dict[str, list[NodeReasons]] = defaultdict(list)
+    for node in reasons:
+        groups[_shape(node)].append(node)
+    parts = [
+        f"{len(nodes)} {_sentence(nodes)}"
+        for _, nodes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].node))
+    ]
+    return f"0 of {len(reasons)} node{'s' * (len(reasons) != 1)}: {', '.join(parts)}"
+
+
+def _decisive(node: NodeReasons) -> list[Exclusion]:
+    """The exclusions of the request that decides, and of it those that came latest."""
+    requests: dict[tuple[str, str], list[Exclusion]] = defaultdict(list)
+    for exclusion in node.exclusions:
+        requests[exclusion.claim, exclusion.request].append(exclusion)
+    if not requests:
+        return []
+    # Of several requests the one without anything near; alternatives of one request are near each other.
+    worst = min(requests.values(), key=lambda es: (max(_NEARNESS[e.rule] for e in es), len(es)))
+    rule = max((e.rule for e in worst), key=_NEARNESS.__getitem__)
+    if rule is Rule.CONSTRAINT:
+        return [
+            e for e in worst if e.rule in (Rule.CONSTRAINT, Rule.IN_USE, Rule.CAPACITY_IN_USE, Rule.COUNTERS)
+        ]
+    return [e for e in worst if e.rule is rule]
+
+
+def _shape(node: NodeReasons) -> str:
+    decisive = _decisive(node)
+    if not decisive:
+        return ""
+    rules = Counter(e.rule for e in decisive)
+    wanted = sorted({e.wanted for e in decisive if e.rule is not Rule.IN_USE})
+    free = rules.get(Rule.CONSTRAINT, 0)
+    return "|".join([*sorted(r.value for r in rules), *wanted, str(free)])
+
+
+def _sentence(nodes: Sequence[NodeReasons]) -> str:
+    have = "has" if len(nodes) == 1 else "have"
+    exclusions = [e for node in nodes for e in _decisive(node)]
+    if not exclusions:
+        return f"{have} nothing to offer"
+    count = _devices(len(exclusions))
+    rule = max((e.rule for e in exclusions), key=_NEARNESS.__getitem__)
+    match rule:
+        case Rule.NODE_SELECTOR:
+            claims = _list(sorted({e.claim for e in exclusions}))
+            return f"{'is' if len(nodes) == 1 else 'are'} not where the allocated claim {claims} can be used"
+        case Rule.NO_DEVICES | Rule.POOL_NOT_USABLE:
+            return f"{have} no devices in a pool that can be used"
+        case Rule.CLASS:
+            return f"{have} no device of class {exclusions[0].wanted}"
+        case Rule.SELECTOR:
+            expressions = _list([_short(e) for e in dict.fromkeys(e.wanted for e in exclusions)])
+            return f"{have} {count} of the class, none selected by {expressions}"
+        case Rule.SELECTOR_ERROR:
+            return f"{have} {count} that a selector cannot judge ({exclusions[0].found})"
+        case Rule.POOL_INVALID | Rule.POOL_INCOMPLETE:
+            what = "an invalid pool" if rule is Rule.POOL_INVALID else "a pool that is being updated"
+            return f"{have} {count} in {what} ({_list(sorted({e.found for e in exclusions}))})"
+        case Rule.CAPACITY:
+            return f"{have} {_too_small(exclusions)}"
+        case Rule.TAINT:
+            return f"{have} {count} that fit, tainted {_list(sorted({e.found for e in exclusions}))}"
+        case Rule.IN_USE:
+            return f"{have} {count} that fit, all allocated{_holders(exclusions)}"
+        case Rule.CAPACITY_IN_USE:
+            return f"{have} {count} that fit, with too little left of {_left(exclusions)}"
+        case Rule.COUNTERS:
+            return f"{have} {count} that fit, excluded by partitions in use ({exclusions[0].wanted} used up)"
+        case Rule.CONSTRAINT:
+            return f"{have} {_together(exclusions)}"
+
+
+def _devices(number: int) -> str:
+    return f"{number} device{'s' * (number != 1)}"
+
+
+def _too_small(exclusions: Sequence[Exclusion]) -> str:
+    wanted = exclusions[0].wanted
+    found = [e.found for e in exclusions if e.wanted == wanted and e.found]
+    if not wanted:
+        return f"{_devices(len(exclusions))} whose request policy does not allow the amount"
+    name, _, amount = wanted.partition(" ")
+    if not found:
+        return f"{_devices(len(exclusions))} without capacity {name}"
+    return f"{_devices(len(exclusions))} with {name} below {amount} (largest {_largest(found)})"
+
+
+def _left(exclusions: Sequence[Exclusion]) -> str:
+    name, _, amount = exclusions[0].wanted.partition(" ")
+    return f"{name}: {amount} asked for (most {_largest([e.found for e in exclusions])})"
+
+
+def _largest(amounts: Iterable[str]) -> str:
+    def size(text: str) -> int:
+        try:
+            return Quantity.parse(text).nano
+        except InvalidQuantity:
+            return 0
+
+    return max(amounts, key=size)
+
+
+def _holders(exclusions: Sequence[Exclusion]) -> str:
+    holders = sorted({e.found for e in exclusions if e.found})
+    return (
+        f": by claims {_list(holders)}" if len(holders) > 1 else f": by claim {holders[0]}" if holders else ""
+    )
+
+
+def _together(exclusions: Sequence[Exclusion]) -> str:
+    free = [e for e in exclusions if e.rule is Rule.CONSTRAINT]
+    busy = [e for e in exclusions if e.rule is Rule.IN_USE]
+    text = f"{_devices(len(free))} that fit one by one, not together ({_list(list(_distinct(free)))})"
+    return f"{text}, {len(busy)} more allocated{_holders(busy)}" if busy else text
+
+
+def _distinct(exclusions: Iterable[Exclusion]) -> Iterator[str]:
+    seen: Mapping[str, None] = dict.fromkeys(e.wanted for e in exclusions)
+    yield from seen
+
+
+def _short(expression: str) -> str:
+    text = " ".join(expression.split())
+    return text if len(text) <= _EXPRESSION else text[: _EXPRESSION - 1] + "…"
+
+
+def _list(names: Sequence[str]) -> str:
+    if len(names) <= _LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[:_LISTED])} and {len(names) - _LISTED} more"

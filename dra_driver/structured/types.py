@@ -201,10 +201,12 @@ class Failed:
     Attributes:
         message: what is wrong, with claim and request.
         only_this_node: other nodes may give an answer (invalid pools).
+        node: where it was found; empty where the claims themselves are wrong.
     """
 
     message: str
     only_this_node: bool = False
+    node: str = ""
 
 
 Outcome = Allocated | DoesNotFit | Failed

@@ -1,0 +1,44 @@
+"""``dra-driver allocate``: the allocator on manifests, or on recorded cases."""
+
+from __future__ import annotations
+
+import argparse
+
+from dra_driver.cli import allocator_cases, allocator_manifests, common
+from dra_driver.errors import ConfigurationError
+from dra_driver.structured import Strategy
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "the allocator on manifests or recorded cases: what would be allocated where"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this command."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    allocator_manifests.add_file_argument(source)
+    source.add_argument("--cases", metavar="FILE", help="recorded cases (JSON); prints every outcome")
+    allocator_manifests.add_claim_argument(parser)
+    parser.add_argument(
+        "--strategy",
+        choices=[s.value for s in Strategy],
+        default=Strategy.BEST_FIT.value,
+        help="first-fit: the devices that Kubernetes takes; best-fit: the best of all that fit",
+    )
+    common.add_output_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Returns:
+        0: everything fits (always 0 with ``--cases``); 1: a claim does not fit.
+    """
+    strategy = Strategy(args.strategy)
+    if args.cases is not None:
+        if args.claim:
+            raise ConfigurationError("--claim goes with -f, not with --cases")
+        form = "json" if args.output == "table" else args.output
+        common.print_data(allocator_cases.run_file(args.cases, strategy), form)
+        return 0
+    return allocator_manifests.run_allocate(args.file, args.claim, strategy, args.output)

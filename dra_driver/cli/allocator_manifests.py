@@ -1,0 +1,332 @@
+"""The allocator on manifests: reading them, and showing what comes out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.api import codec
+from dra_driver.api.core import NODES, Node
+from dra_driver.api.meta import ObjectMeta, Resource, WireObject
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceClass,
+    ResourceClaim,
+    ResourceClaimTemplate,
+    ResourceSlice,
+)
+from dra_driver.cli import common
+from dra_driver.errors import DecodeError, InvalidInput
+from dra_driver.structured import (
+    Allocated,
+    AllocatedState,
+    DoesNotFit,
+    Failed,
+    Outcome,
+    Snapshot,
+    Strategy,
+    allocate,
+)
+
+__all__ = ["Manifests", "add_claim_argument", "add_file_argument", "read", "run_allocate", "run_explain"]
+
+_KINDS: dict[str, Resource[Any]] = {
+    r.kind: r for r in (RESOURCE_SLICES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, DEVICE_CLASSES, NODES)
+}
+# Nodes come out of a cluster with many fields that are no business of ours; the others are written by people.
+_LENIENT = frozenset({"Node"})
+
+
+def add_file_argument(parser: argparse._ActionsContainer) -> None:
+    """Adds ``-f FILE…``."""
+    parser.add_argument(
+        "-f",
+        "--file",
+        metavar="FILE",
+        nargs="+",
+        action="extend",
+        help="manifests (YAML or JSON, several documents a file; - for stdin): ResourceSlices, "
+        "DeviceClasses, ResourceClaims, ResourceClaimTemplates, Nodes; other kinds are ignored",
+    )
+
+
+def add_claim_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--claim NS/NAME``."""
+    parser.add_argument(
+        "--claim",
+        metavar="NS/NAME",
+        action="append",
+        default=[],
+        help="only this claim or template (repeatable); all of the manifests by default",
+    )
+
+
+@dataclass(slots=True)
+class Manifests:
+    """What the files have. A template stands for one claim that is made of it."""
+
+    nodes: list[Node] = field(default_factory=list)
+    slices: list[ResourceSlice] = field(default_factory=list)
+    classes: list[DeviceClass] = field(default_factory=list)
+    claims: list[ResourceClaim] = field(default_factory=list)
+
+    def snapshot(self) -> Snapshot:
+        """The cluster that they describe. Nodes that only slices name exist too."""
+        names = {n.metadata.name for n in self.nodes}
+        named = {s.spec.node_name for s in self.slices if s.spec.node_name}
+        named |= {d.node_name for s in self.slices for d in s.spec.devices if d.node_name}
+        implied = [Node(metadata=ObjectMeta(name=name)) for name in sorted(named - names)]
+        return Snapshot.build(
+            slices=self.slices,
+            classes=self.classes,
+            nodes=[*self.nodes, *implied],
+            allocated=AllocatedState.from_claims(self.claims),
+        )
+
+    def select(self, wanted: Sequence[str]) -> list[ResourceClaim]:
+        """The claims with these ``namespace/name`` (or ``name``, in namespace default); none means all.
+
+        Raises:
+            InvalidInput: there is no such claim, or there are no claims at all.
+        """
+        if not self.claims:
+            raise InvalidInput("the manifests have no ResourceClaim and no ResourceClaimTemplate")
+        if not wanted:
+            return self.claims
+        by_name = {str(c.key): c for c in self.claims}
+        chosen = []
+        for name in wanted:
+            full = name if "/" in name else f"default/{name}"
+            if full not in by_name:
+                raise InvalidInput(f"--claim {name}: no such claim; there are {', '.join(sorted(by_name))}")
+            chosen.append(by_name[full])
+        return chosen
+
+
+def read(files: Sequence[str]) -> Manifests:
+    """Reads manifests.
+
+    Raises:
+        InvalidInput: a file cannot be read or a document is wrong; names file, document and field.
+    """
+    manifests = Manifests()
+    for name in files:
+        for number, document in enumerate(_documents(name), 1):
+            for where, item in _items(document, f"{name}, document {number}"):
+                _add(manifests, item, where)
+    return manifests
+
+
+def _documents(name: str) -> Iterator[Any]:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidInput(f"{name}: {getattr(e, 'strerror', None) or e}") from e
+    try:
+        yield from (d for d in yaml.load_all(text, Loader=_Loader) if d is not None)
+    except yaml.YAMLError as e:
+        raise InvalidInput(f"{name}: not YAML: {' '.join(str(e).split())}") from e
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: times stay text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _items(document: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        raise InvalidInput(f"{where}: no Kubernetes object (apiVersion, kind, …)")
+    kind = document["kind"]
+    if isinstance(document.get("items"), list) and kind.endswith("List"):
+        inner = {"kind": kind.removesuffix("List"), "apiVersion": document.get("apiVersion")}
+        for i, item in enumerate(document["items"]):
+            if not isinstance(item, dict):
+                raise InvalidInput(f"{where}: items[{i}] is no object")
+            yield from _items(item if kind == "List" else {**inner, **item}, f"{where}, items[{i}]")
+    else:
+        yield where, document
+
+
+def _add(manifests: Manifests, raw: dict[str, Any], where: str) -> None:
+    kind, version = raw["kind"], str(raw.get("apiVersion", ""))
+    resource = _KINDS.get(kind)
+    if resource is None:
+        if version.startswith("resource.k8s.io/"):
+            raise InvalidInput(f"{where}: unknown kind {kind}; known are {', '.join(sorted(_KINDS))}")
+        return
+    if version != resource.api_version:
+        raise InvalidInput(f"{where}: {kind} of apiVersion {version!r}; {resource.api_version} is supported")
+    value = _decode(resource, raw, where)
+    if not value.metadata.name:
+        raise InvalidInput(f"{where}: {kind}: metadata.name is missing")
+    match value:
+        case Node():
+            manifests.nodes.append(value)
+        case ResourceSlice():
+            manifests.slices.append(value)
+        case DeviceClass():
+            manifests.classes.append(value)
+        case ResourceClaim():
+            manifests.claims.append(_namespaced(value))
+        case ResourceClaimTemplate():
+            manifests.claims.append(_namespaced(ResourceClaim(metadata=value.metadata, spec=value.spec.spec)))
+        case _:
+            raise AssertionError(f"{kind} has no place")
+
+
+def _decode(resource: Resource[Any], raw: dict[str, Any], where: str) -> WireObject:
+    try:
+        value: WireObject = codec.convert(resource.type, raw)
+    except DecodeError as e:
+        raise InvalidInput(f"{where}: {e}") from e
+    unknown = [] if resource.kind in _LENIENT else sorted(codec.unknown_fields(resource.type, raw))
+    if unknown:
+        plural = "s" * (len(unknown) > 1)
+        raise InvalidInput(
+            f"{where}: {resource.kind} {value.metadata.name}: unknown field{plural} {', '.join(unknown)}"
+        )
+    return value
+
+
+def _namespaced(claim: ResourceClaim) -> ResourceClaim:
+    meta = claim.metadata
+    full = ObjectMeta(
+        name=meta.name,
+        namespace=meta.namespace or "default",
+        uid=meta.uid,
+        labels=meta.labels,
+        annotations=meta.annotations,
+    )
+    return ResourceClaim(metadata=full, spec=claim.spec, status=claim.status)
+
+
+# --- allocate -----------------------------------------------------------------------------------------------
+
+
+def run_allocate(files: Sequence[str], wanted: Sequence[str], strategy: Strategy, output: str) -> int:
+    """Allocates claims one after the other, in the order of the files, and prints where.
+
+    Returns:
+        0: all fit; 1: one does not.
+    """
+    manifests = read(files)
+    snapshot = manifests.snapshot()
+    outcomes: list[tuple[ResourceClaim, Outcome]] = []
+    for claim in manifests.select(wanted):
+        outcome = allocate(snapshot, [claim], strategy=strategy)
+        outcomes.append((claim, outcome))
+        if isinstance(outcome, Allocated) and claim.status.allocation is None:
+            made = [(str(claim.key), outcome.results[0])]
+            snapshot = snapshot.with_allocated(snapshot.allocated.with_allocations(made))
+    if output == "table":
+        rows = [row for claim, outcome in outcomes for row in _rows(claim, outcome)]
+        print(common.table(("CLAIM", "REQUEST", "NODE", "DEVICE", "DETAILS"), rows))
+    else:
+        common.print_data({"claims": [_plain(claim, outcome) for claim, outcome in outcomes]}, output)
+    return 0 if all(isinstance(outcome, Allocated) for _, outcome in outcomes) else 1
+
+
+def _reason(outcome: DoesNotFit | Failed) -> str:
+    return outcome.summary() if isinstance(outcome, DoesNotFit) else outcome.message
+
+
+def _rows(claim: ResourceClaim, outcome: Outcome) -> Iterator[tuple[str, ...]]:
+    if not isinstance(outcome, Allocated):
+        yield str(claim.key), "-", "-", "-", _reason(outcome)
+        return
+    for result in outcome.results[0].devices.results:
+        details = [f"{name} {amount}" for name, amount in sorted(result.consumed_capacity.items())]
+        if result.admin_access:
+            details.append("admin access")
+        if claim.status.allocation is not None:
+            details.append("allocated before")
+        device = f"{result.driver}/{result.pool}/{result.device}"
+        yield str(claim.key), result.request, outcome.node, device, ", ".join(details)
+
+
+def _plain(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
+    plain: dict[str, Any] = {"claim": str(claim.key)}
+    match outcome:
+        case Allocated(node, results):
+            allocation = yaml.safe_load(codec.encode(results[0]))
+            return plain | {"outcome": "allocated", "node": node, "allocation": allocation}
+        case DoesNotFit():
+            return plain | {"outcome": "unschedulable", "reason": outcome.summary()}
+        case Failed(message):
+            return plain | {"outcome": "error", "reason": message}
+
+
+# --- explain ------------------------------------------------------------------------------------------------
+
+
+def run_explain(files: Sequence[str], wanted: Sequence[str], output: str) -> int:
+    """Prints for each claim by itself why it can be allocated or not.
+
+    Returns:
+        0, whatever the answer is.
+    """
+    manifests = read(files)
+    snapshot = manifests.snapshot()
+    explained = [(claim, allocate(snapshot, [claim])) for claim in manifests.select(wanted)]
+    if output != "table":
+        common.print_data({"claims": [_explained(claim, outcome) for claim, outcome in explained]}, output)
+        return 0
+    for i, (claim, outcome) in enumerate(explained):
+        if i:
+            print()
+        _print_explained(claim, outcome)
+    return 0
+
+
+def _explained(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
+    plain = _plain(claim, outcome)
+    if isinstance(outcome, DoesNotFit):
+        plain["nodes"] = [
+            {
+                "node": node.node,
+                "exclusions": [
+                    {
+                        "request": e.request,
+                        "device": str(e.device) if e.device is not None else None,
+                        "rule": e.rule.value,
+                        "wanted": e.wanted,
+                        "found": e.found,
+                    }
+                    for e in node.exclusions
+                ],
+            }
+            for node in outcome.reasons
+        ]
+    return plain
+
+
+def _print_explained(claim: ResourceClaim, outcome: Outcome) -> None:
+    match outcome:
+        case Allocated(node):
+            before = "is allocated" if claim.status.allocation is not None else "fits"
+            print(f"{claim.key} {before} on node {node}:")
+            print(common.table(("REQUEST", "DEVICE"), [(r[1], r[3]) for r in _rows(claim, outcome)]))
+        case Failed(message):
+            print(f"{claim.key} cannot be judged: {message}")
+        case DoesNotFit():
+            print(f"{claim.key} does not fit: {outcome.summary()}")
+            rows = [
+                (n.node, e.request or "-", e.device or "-", e.rule.value, e.wanted or "-", e.found or "-")
+                for n in outcome.reasons
+                for e in n.exclusions
+            ]
+            print(common.table(("NODE", "REQUEST", "DEVICE", "EXCLUDED BY", "WANTED", "FOUND"), rows))

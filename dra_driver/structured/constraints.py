@@ -1,0 +1,107 @@
+"""``matchAttribute`` and ``distinctAttribute``: what the devices of a claim must have in common, or not.
+
+A device without the attribute never satisfies a constraint. Values of different types are different.
+``distinctAttribute`` holds pairwise over all devices, as the API documents it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+from dra_driver.api.resource import Device, DeviceAttribute, DeviceConstraint
+
+__all__ = ["Constraint", "Value", "attribute_of", "attribute_values", "make_constraint"]
+
+Value = tuple[str, object]
+
+
+def attribute_of(device: Device, driver: str, name: str) -> DeviceAttribute | None:
+    """The attribute by its qualified name; a bare name on the device belongs to the driver's domain."""
+    found = device.attributes.get(name)
+    if found is not None:
+        return found
+    domain, _, bare = name.partition("/")
+    if bare and domain == driver:
+        return device.attributes.get(bare)
+    return None
+
+
+def attribute_values(attribute: DeviceAttribute | None, *, lists: bool) -> frozenset[Value]:
+    """The values with their types; empty where there is none that can be compared.
+
+    Args:
+        attribute: may be None: the device does not have it.
+        lists: whether list-typed attributes count (feature ListTypeAttributes).
+    """
+    if attribute is None:
+        return frozenset()
+    if attribute.string_value is not None:
+        return frozenset({("string", attribute.string_value)})
+    if attribute.int_value is not None:
+        return frozenset({("int", attribute.int_value)})
+    if attribute.bool_value is not None:
+        return frozenset({("bool", attribute.bool_value)})
+    if attribute.version_value is not None:
+        return frozenset({("version", attribute.version_value)})
+    if not lists:
+        return frozenset()
+    typed: Iterable[tuple[str, tuple[object, ...] | None]] = (
+        ("string", attribute.strings),
+        ("int", attribute.ints),
+        ("bool", attribute.bools),
+        ("version", attribute.versions),
+    )
+    return frozenset((kind, v) for kind, values in typed for v in values or ())
+
+
+class Constraint(Protocol):
+    """The state of one constraint during a search: devices are added and removed like on a stack."""
+
+    def add(self, values: frozenset[Value]) -> bool:
+        """Adds a device with these values; False (and nothing added) where that violates the constraint."""
+        ...
+
+    def remove(self, values: frozenset[Value]) -> None:
+        """Removes the device that was added last."""
+        ...
+
+
+class _Match:
+    __slots__ = ("_common",)
+
+    def __init__(self) -> None:
+        # What all devices up to here have in common, one entry per device: removing restores the former.
+        self._common: list[frozenset[Value]] = []
+
+    def add(self, values: frozenset[Value]) -> bool:
+        common = values & self._common[-1] if self._common else values
+        if not common:
+            return False
+        self._common.append(common)
+        return True
+
+    def remove(self, values: frozenset[Value]) -> None:
+        self._common.pop()
+
+
+class _Distinct:
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: Counter[Value] = Counter()
+
+    def add(self, values: frozenset[Value]) -> bool:
+        if not values or any(self._seen[v] for v in values):
+            return False
+        self._seen.update(values)
+        return True
+
+    def remove(self, values: frozenset[Value]) -> None:
+        self._seen.subtract(values)
+
+
+def make_constraint(constraint: DeviceConstraint) -> Constraint:
+    """Fresh state for one constraint of a claim."""
+    return _Match() if constraint.match_attribute is not None else _Distinct()

@@ -1,0 +1,162 @@
+"""What best fit minimises: unused capacity, destroyed partitions, distance between devices.
+
+All numbers are integers, so that sums are exact and ties are ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.api import names
+from dra_driver.structured.constraints import Value, attribute_values
+from dra_driver.structured.node import Candidate, NodeProblem
+from dra_driver.structured.plan import Alternative
+from dra_driver.structured.pools import DeviceEntry, PoolView
+
+__all__ = ["TOPOLOGY", "Costs", "DeviceCost", "topology_of", "topology_spread"]
+
+# From the tightest: devices with the same value are close. Attributes are found by the last part of their
+# name, because the first two belong to the vendor's domain.
+TOPOLOGY: Final = ("nvlinkGroup", "xgmiHive", "pcieRoot", "numaNode")
+_STANDARD: Final = {"pcieRoot": names.PCIE_ROOT, "numaNode": names.NUMA_NODE}
+
+# Resolution of a fraction of the largest amount in the cluster.
+_PARTS: Final = 10**6
+_PRIMARY: Final = "memory"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeviceCost:
+    """What it costs to take a device; the fields in the order of their weight.
+
+    Attributes:
+        binding: 1 where the device has binding conditions (it may not become ready).
+        waste: unused part of the capacity that counts: what was asked for, else memory, else everything.
+        destroyed: capacity of the partitions that become impossible.
+        other_waste: unused part of the rest.
+    """
+
+    binding: int
+    waste: int
+    destroyed: int
+    other_waste: int
+
+
+class Costs:
+    """Costs of the candidates of one node, computed when needed."""
+
+    def __init__(self, problem: NodeProblem) -> None:
+        self._problem = problem
+        self._scale = problem.snapshot.index.capacity_scale
+        self._known: dict[tuple[Alternative, DeviceEntry], DeviceCost] = {}
+
+    def of(self, alternative: Alternative, candidate: Candidate) -> DeviceCost:
+        """The cost of serving this request with this device."""
+        key = (alternative, candidate.entry)
+        cost = self._known.get(key)
+        if cost is None:
+            waste, other = self._waste(alternative, candidate)
+            cost = self._known[key] = DeviceCost(
+                binding=int(bool(candidate.entry.device.binding_conditions)),
+                waste=waste,
+                destroyed=self._destroyed(candidate) if candidate.counters else 0,
+                other_waste=other,
+            )
+        return cost
+
+    def _waste(self, alternative: Alternative, candidate: Candidate) -> tuple[int, int]:
+        device = candidate.entry.device
+        primary = {n for n in device.capacity if n in alternative.capacity}
+        if not primary:
+            primary = {n for n in device.capacity if _bare(n) == _PRIMARY} or set(device.capacity)
+        waste = other = 0
+        for name, capacity in device.capacity.items():
+            left = capacity.value.nano
+            if candidate.entry.shareable:
+                # What remains of a shared device stays usable, but a fuller device is the better place.
+                left -= candidate.consumption[name].nano if name in candidate.consumption else 0
+                left -= candidate.used[name].nano if name in candidate.used else 0
+            elif name in alternative.capacity:
+                left -= alternative.capacity[name].nano
+            part = left * _PARTS // self._scale[_bare(name)]
+            if name in primary:
+                waste += part
+            else:
+                other += part
+        return waste, other
+
+    def _destroyed(self, candidate: Candidate) -> int:
+        """Capacity (parts of the largest device) of the partitions that fit now and would not any more."""
+        left = self._problem.snapshot.counters_left(candidate.pool)
+        total = 0
+        touched = {key[1] for key, _, _ in candidate.counters}
+        taken = {(key[1], key[2]): amount for key, amount, _ in candidate.counters}
+        for entry in self._partitions(candidate.pool, touched):
+            if entry is candidate.entry:
+                continue
+            needs = [
+                ((c.counter_set, name), amount.value.nano)
+                for c in entry.device.consumes_counters
+                for name, amount in c.counters.items()
+            ]
+            if all(left.get(k, 0) >= n for k, n in needs) and any(
+                left.get(k, 0) - taken.get(k, 0) < n for k, n in needs
+            ):
+                total += 1 + self._size(entry)
+        return total
+
+    def _partitions(self, pool: PoolView, sets: set[str]) -> Sequence[DeviceEntry]:
+        by_set = self._problem.snapshot.index.consumers(pool)
+        if len(sets) == 1:
+            return by_set.get(next(iter(sets)), ())
+        return list({id(e): e for s in sorted(sets) for e in by_set.get(s, ())}.values())
+
+    def _size(self, entry: DeviceEntry) -> int:
+        return sum(
+            c.value.nano * _PARTS // self._scale[_bare(n)]
+            for n, c in entry.device.capacity.items()
+            if _bare(n) == _PRIMARY
+        )
+
+
+def _bare(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def topology_of(entry: DeviceEntry) -> Mapping[str, frozenset[Value]]:
+    """The topology attributes that the device has, by their name in ``TOPOLOGY``."""
+    found: dict[str, frozenset[Value]] = {}
+    for name, attribute in entry.device.attributes.items():
+        bare = _bare(name)
+        if bare not in TOPOLOGY:
+            continue
+        standard = _STANDARD.get(bare)
+        # The standard attribute wins over one of the vendor's with the same last part.
+        if bare not in found or name == standard:
+            found[bare] = attribute_values(attribute, lists=True)
+    return found
+
+
+def topology_spread(entries: Sequence[DeviceEntry]) -> tuple[int, ...]:
+    """For each level of ``TOPOLOGY`` how many groups the devices are spread over, beyond the first.
+
+    A device without the attribute is a group of its own where other devices of its driver have it; elsewhere
+    the level says nothing about it (a network card has no NVLink).
+    """
+    if len(entries) < 2:
+        return (0,) * len(TOPOLOGY)
+    facts = [(e.id.driver, topology_of(e)) for e in entries]
+    spread: list[int] = []
+    for level in TOPOLOGY:
+        drivers = {driver for driver, topology in facts if level in topology}
+        groups: set[object] = set()
+        lonely = 0
+        for driver, topology in facts:
+            if level in topology:
+                groups.add(topology[level])
+            elif driver in drivers:
+                lonely += 1
+        spread.append(max(0, len(groups) + lonely - 1))
+    return tuple(spread)

@@ -1,0 +1,353 @@
+"""The claims of a pod on one node: which devices can serve which request, before any choice is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.resource import DeviceConstraint, DeviceTaint
+from dra_driver.structured import capacity, taints
+from dra_driver.structured.capacity import Amounts
+from dra_driver.structured.constraints import Value, attribute_of, attribute_values
+from dra_driver.structured.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
+from dra_driver.structured.pools import DeviceEntry, NodeView, PoolView
+from dra_driver.structured.snapshot import Snapshot
+from dra_driver.structured.types import PoolID, Rule
+
+__all__ = ["Candidate", "CounterNeed", "NodeProblem", "Options", "Verdict"]
+
+# (pool, counter set, counter), what the device takes of it, and what is left of it: in 1e-9.
+CounterNeed = tuple[tuple[PoolID, str, str], int, int]
+Values = Mapping[int, frozenset[Value]]
+
+_NONE: Amounts = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller of ``allocate`` decides."""
+
+    ignore_taint: Callable[[DeviceTaint], bool] | None = None
+    usable: Callable[[DriverName, PoolName], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a device is no candidate."""
+
+    rule: Rule
+    wanted: str = ""
+    found: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A device that may serve a request.
+
+    Attributes:
+        allocated: in use as a whole by another claim (admin access may still have it).
+        tainted: a taint is not tolerated.
+        error: a selector cannot be evaluated.
+        consumption: what a share gives to this request.
+        used: what other claims' shares take.
+        counters: what it takes of shared counters; empty where it takes nothing more.
+        values: of the attributes that constraints of the claim look at, by index of the constraint.
+    """
+
+    entry: DeviceEntry
+    pool: PoolView
+    allocated: bool
+    used: Amounts
+    counters: tuple[CounterNeed, ...]
+    consumption: Amounts
+    values: Values
+    tainted: bool = False
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    allocated: bool
+    used: Amounts
+    counters: tuple[CounterNeed, ...]
+
+
+class NodeProblem:
+    """The claims, with the devices of one node; devices are looked at when somebody asks for them."""
+
+    def __init__(
+        self, snapshot: Snapshot, claims: tuple[ClaimPlan, ...], view: NodeView, options: Options
+    ) -> None:
+        self.snapshot = snapshot
+        self.claims = claims
+        self.node = view.node
+        self.options = options
+        usable = options.usable
+        self.pools = tuple(p for p in view.pools if usable is None or usable(p.id.driver, p.id.pool))
+        self._states: dict[DeviceEntry, _State] = {}
+        self._values: dict[tuple[str, DeviceEntry], Values] = {}
+        self._candidates: dict[Alternative, list[Candidate]] = {}
+        self._all: dict[Alternative, list[Candidate]] = {}
+        self._twins: dict[DeviceEntry, object] = {}
+        self._constraints: dict[str, tuple[DeviceConstraint, ...]] = {c.name: c.constraints for c in claims}
+
+    def prepare(self, *, strict: bool) -> None:
+        """Checks what can be said before the search, in Kubernetes' order.
+
+        Raises:
+            FatalError: "all devices" of a pool that is not complete, or too many devices.
+        """
+        for claim in self.claims:
+            least = 0
+            for request in claim.requests:
+                least += min(self._size(alternative, strict=strict) for alternative in request.alternatives)
+            if least > MAX_RESULTS:
+                raise FatalError(
+                    f"claim {claim.name}: asks for {least} devices; a claim can have {MAX_RESULTS} at most"
+                )
+
+    def _size(self, alternative: Alternative, *, strict: bool) -> int:
+        if alternative.count is not None:
+            return alternative.count
+        devices = self.all_devices(alternative)
+        if strict:
+            for candidate in self._all[alternative]:
+                if candidate.error is not None:
+                    raise FatalError(candidate.error)
+        return len(devices)
+
+    def candidates(self, alternative: Alternative) -> Sequence[Candidate]:
+        """Devices for a request with a count, in the order of the pools. Those in use are left out."""
+        found = self._candidates.get(alternative)
+        if found is None:
+            found = self._candidates[alternative] = [
+                candidate
+                for pool in self.pools
+                if not (pool.incomplete or pool.invalid)
+                for entry in pool.devices
+                if alternative.admin or not self._state(entry, pool).allocated
+                if isinstance(candidate := self.look(alternative, entry, pool), Candidate)
+                and not candidate.tainted
+            ]
+        return found
+
+    def all_devices(self, alternative: Alternative) -> Sequence[Candidate]:
+        """What "all devices" means for the request; devices whose selector fails are left out.
+
+        Raises:
+            FatalError: a pool of the node is being updated or invalid.
+        """
+        if alternative not in self._all:
+            found: list[Candidate] = []
+            for pool in self.pools:
+                if pool.incomplete or pool.invalid:
+                    why = "being updated" if pool.incomplete else "invalid"
+                    raise FatalError(f"{alternative}: asks for all devices, but pool {pool.id} is {why}")
+                looked = (self.look(alternative, entry, pool) for entry in pool.devices)
+                found += [c for c in looked if isinstance(c, Candidate)]
+            self._all[alternative] = found
+        return [c for c in self._all[alternative] if c.error is None]
+
+    def look(self, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Candidate | Verdict:
+        """Everything about a device and a request that does not depend on what else is chosen."""
+        state = self._state(entry, pool)
+        candidate = Candidate(
+            entry,
+            pool,
+            state.allocated,
+            state.used,
+            state.counters,
+            _NONE,
+            self._values_of(alternative, entry),
+        )
+        matches = self.snapshot.selectors
+        for i, expression in enumerate(alternative.selectors):
+            result = matches.matches(expression, entry)
+            if result is True:
+                continue
+            of_class = i < alternative.class_selectors
+            if result is False:
+                return (
+                    Verdict(Rule.CLASS, alternative.device_class.metadata.name)
+                    if of_class
+                    else Verdict(Rule.SELECTOR, expression)
+                )
+            where = f"class {alternative.device_class.metadata.name}" if of_class else str(alternative)
+            candidate.error = f"{where}: selector fails on device {entry.id}: {result}"
+            return candidate
+        if entry.id.device in pool.off_node:
+            return Verdict(Rule.NODE_SELECTOR)
+        if not self._measure(alternative, candidate):
+            return self._too_small(alternative, candidate)
+        candidate.tainted = self.snapshot.features.device_taints and any(
+            self._taint_counts(alternative, taint) for taint in entry.device.taints
+        )
+        return candidate
+
+    def _measure(self, alternative: Alternative, candidate: Candidate) -> bool:
+        """Whether the device's capacity is enough for the request, other claims' shares considered."""
+        device = candidate.entry.device
+        if not self.snapshot.features.consumable_capacity or not (device.capacity or alternative.capacity):
+            return True
+        taken = capacity.consumption(alternative.capacity, device.capacity)
+        if taken is None:
+            return False
+        if candidate.entry.shareable:
+            candidate.consumption = taken
+        return capacity.fits(taken, device.capacity, candidate.used)
+
+    def _too_small(self, alternative: Alternative, candidate: Candidate) -> Verdict:
+        device = candidate.entry.device
+        taken = capacity.consumption(alternative.capacity, device.capacity)
+        if taken is not None and capacity.fits(taken, device.capacity, _NONE):
+            short = capacity.shortfall(taken, device.capacity, candidate.used) or ""
+            left = device.capacity[short].value - candidate.used[short]
+            return Verdict(Rule.CAPACITY_IN_USE, f"{short} {taken[short]}", str(left))
+        for name, amount in alternative.capacity.items():
+            have = device.capacity.get(name)
+            if have is None:
+                return Verdict(Rule.CAPACITY, f"{name} {amount}", "")
+            if taken is None or amount > have.value or taken[name] > have.value:
+                return Verdict(Rule.CAPACITY, f"{name} {amount}", str(have.value))
+        return Verdict(Rule.CAPACITY)
+
+    def _taint_counts(self, alternative: Alternative, taint: DeviceTaint) -> bool:
+        ignore = self.options.ignore_taint
+        return (
+            taints.blocks(taint)
+            and not (ignore is not None and ignore(taint))
+            and not taints.tolerates(alternative.tolerations, taint)
+        )
+
+    def blocking_taints(self, alternative: Alternative, entry: DeviceEntry) -> tuple[DeviceTaint, ...]:
+        """The taints that exclude the device."""
+        return tuple(t for t in entry.device.taints if self._taint_counts(alternative, t))
+
+    def has_errors(self, alternative: Alternative) -> bool:
+        """Whether a selector fails on one of the candidates."""
+        if alternative not in self._errors:
+            self._errors[alternative] = any(c.error is not None for c in self.candidates(alternative))
+        return self._errors[alternative]
+
+    @cached_property
+    def _errors(self) -> dict[Alternative, bool]:
+        return {}
+
+    @cached_property
+    def has_all_requests(self) -> bool:
+        """Whether a request asks for all devices."""
+        return any(a.count is None for c in self.claims for r in c.requests for a in r.alternatives)
+
+    def doubtful(self) -> bool:
+        """Whether Kubernetes' search may end in an error where ours finds that nothing fits.
+
+        That is so where a selector fails, where "all devices" meet a constraint or a pool that is not
+        complete, and where a pool is invalid. Otherwise both look at everything and agree.
+        """
+        if any(pool.invalid or pool.incomplete for pool in self.pools):
+            return True
+        if any(entry.ambiguous_selector for pool in self.pools for entry in pool.devices):
+            return True
+        alternatives = [a for c in self.claims for r in c.requests for a in r.alternatives]
+        if any(a.count is None or a.count > MAX_RESULTS for a in alternatives):
+            return True
+        return any(self.has_errors(a) for a in alternatives) or self._too_many()
+
+    def _too_many(self) -> bool:
+        try:
+            self.prepare(strict=True)
+        except FatalError:
+            return True
+        return False
+
+    def twin(self, candidate: Candidate) -> object:
+        """The same value for devices that no part of the claims can tell apart; None: like no other."""
+        entry = candidate.entry
+        if entry.shareable:
+            return None
+        if entry not in self._twins:
+            self._twins[entry] = (
+                candidate.allocated,
+                tuple((key, amount) for key, amount, _ in candidate.counters),
+                tuple(sorted_values(self._values_of_claim(claim.name, entry)) for claim in self.claims),
+                tuple(self._membership.get(entry, ())),
+            )
+        return self._twins[entry]
+
+    @cached_property
+    def _membership(self) -> dict[DeviceEntry, list[tuple[int, bool]]]:
+        """For each device the alternatives that it is a candidate of, and whether a selector fails."""
+        members: dict[DeviceEntry, list[tuple[int, bool]]] = {}
+        number = 0
+        for claim in self.claims:
+            for request in claim.requests:
+                for alternative in request.alternatives:
+                    devices = (
+                        self.candidates(alternative)
+                        if alternative.count is not None
+                        else self.all_devices(alternative)
+                    )
+                    for c in devices:
+                        members.setdefault(c.entry, []).append((number, c.error is not None))
+                    number += 1
+        return members
+
+    def values(self, claim: ClaimPlan, constraint: int, entry: DeviceEntry) -> frozenset[Value]:
+        """What a device has for one constraint of a claim."""
+        return self._values_of_claim(claim.name, entry)[constraint]
+
+    def _state(self, entry: DeviceEntry, pool: PoolView) -> _State:
+        state = self._states.get(entry)
+        if state is None:
+            taken = self.snapshot.allocated.pool(pool.id)
+            name = entry.id.device
+            shared = name in taken.shares
+            counters: tuple[CounterNeed, ...] = ()
+            if entry.device.consumes_counters and not (entry.shareable and shared):
+                counters = self._counter_needs(entry, pool)
+            used = taken.capacity.get(name, _NONE) if entry.shareable else _NONE
+            state = self._states[entry] = _State(name in taken.devices, used, counters)
+        return state
+
+    def _counter_needs(self, entry: DeviceEntry, pool: PoolView) -> tuple[CounterNeed, ...]:
+        if not self.snapshot.features.partitionable_devices:
+            return ()
+        left = self.snapshot.counters_left(pool)
+        return tuple(
+            (
+                (pool.id, consumed.counter_set, name),
+                counter.value.nano,
+                left.get((consumed.counter_set, name), 0),
+            )
+            for consumed in entry.device.consumes_counters
+            for name, counter in consumed.counters.items()
+        )
+
+    def _values_of(self, alternative: Alternative, entry: DeviceEntry) -> Values:
+        return self._values_of_claim(alternative.claim, entry)
+
+    def _values_of_claim(self, claim: str, entry: DeviceEntry) -> Values:
+        constraints = self._constraints[claim]
+        if not constraints:
+            return {}
+        key = (claim, entry)
+        values = self._values.get(key)
+        if values is None:
+            lists = self.snapshot.features.list_type_attributes
+            values = self._values[key] = {
+                i: attribute_values(
+                    attribute_of(
+                        entry.device, entry.id.driver, c.match_attribute or c.distinct_attribute or ""
+                    ),
+                    lists=lists,
+                )
+                for i, c in enumerate(constraints)
+            }
+        return values
+
+
+def sorted_values(values: Values) -> tuple[frozenset[Value], ...]:
+    """The values in the order of the constraints, to compare them."""
+    return tuple(values[i] for i in sorted(values))

@@ -1,0 +1,199 @@
+"""Claims, checked and taken apart for the search. Nothing here depends on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.api.resource import (
+    AllocationResult,
+    DeviceClass,
+    DeviceConstraint,
+    DeviceRequest,
+    DeviceSelector,
+    DeviceSubRequest,
+    DeviceToleration,
+    ExactDeviceRequest,
+    ResourceClaim,
+)
+from dra_driver.structured.capacity import Amounts
+from dra_driver.structured.types import Features
+
+__all__ = ["MAX_RESULTS", "Alternative", "ClaimPlan", "FatalError", "RequestPlan", "compile_claims"]
+
+# AllocationResultsMaxSize of the API.
+MAX_RESULTS: Final = 32
+
+
+class FatalError(Exception):
+    """The search cannot go on; becomes ``Failed``."""
+
+    def __init__(self, message: str, *, only_this_node: bool = False) -> None:
+        super().__init__(message)
+        self.only_this_node = only_this_node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alternative:
+    """A request, or one of the subrequests of ``firstAvailable``.
+
+    Attributes:
+        request: the name that results carry, ``request`` or ``request/subrequest``.
+        selectors: expressions, those of the class first, each with what it belongs to.
+        class_selectors: how many of them are the class's.
+        count: number of devices; None for all of them.
+        constraints: indices of the claim's constraints that cover it.
+    """
+
+    claim: str
+    request: str
+    parent: str
+    device_class: DeviceClass
+    selectors: tuple[str, ...]
+    class_selectors: int
+    count: int | None
+    admin: bool
+    tolerations: tuple[DeviceToleration, ...]
+    capacity: Amounts
+    constraints: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"claim {self.claim}, request {self.request}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestPlan:
+    """A request: its alternatives in order of preference (one where there is no ``firstAvailable``)."""
+
+    name: str
+    alternatives: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClaimPlan:
+    """A claim. One that is allocated has no requests to solve."""
+
+    name: str
+    claim: ResourceClaim
+    requests: tuple[RequestPlan, ...]
+    constraints: tuple[DeviceConstraint, ...]
+    allocation: AllocationResult | None = None
+
+
+def compile_claims(
+    claims: Sequence[ResourceClaim], classes: Mapping[str, DeviceClass], features: Features
+) -> tuple[ClaimPlan, ...]:
+    """Checks claims against the classes that exist.
+
+    Raises:
+        FatalError: a class does not exist, or a field asks for something that is not supported.
+    """
+    return tuple(_claim(claim, classes, features) for claim in claims)
+
+
+def _claim(claim: ResourceClaim, classes: Mapping[str, DeviceClass], features: Features) -> ClaimPlan:
+    name = str(claim.key)
+    if claim.status.allocation is not None:
+        return ClaimPlan(name, claim, (), (), claim.status.allocation)
+    constraints = claim.spec.devices.constraints
+    requests = tuple(
+        RequestPlan(request.name, tuple(_alternatives(name, request, constraints, classes, features)))
+        for request in claim.spec.devices.requests or ()
+    )
+    for i, constraint in enumerate(constraints):
+        if constraint.match_attribute is None and constraint.distinct_attribute is None:
+            raise FatalError(f"claim {name}, constraint #{i}: neither matchAttribute nor distinctAttribute")
+    return ClaimPlan(name, claim, requests, constraints)
+
+
+def _alternatives(
+    claim: str,
+    request: DeviceRequest,
+    constraints: Sequence[DeviceConstraint],
+    classes: Mapping[str, DeviceClass],
+    features: Features,
+) -> list[Alternative]:
+    if request.first_available:
+        if not features.prioritized_list:
+            raise FatalError(
+                f"claim {claim}, request {request.name}: has subrequests (firstAvailable), but the "
+                "DRAPrioritizedList feature is disabled"
+            )
+        return [
+            _alternative(claim, request.name, sub.name, sub, constraints, classes, features)
+            for sub in request.first_available
+        ]
+    exactly = request.exactly or ExactDeviceRequest(device_class_name="")
+    return [_alternative(claim, request.name, "", exactly, constraints, classes, features)]
+
+
+def _alternative(
+    claim: str,
+    parent: str,
+    sub: str,
+    spec: ExactDeviceRequest | DeviceSubRequest,
+    constraints: Sequence[DeviceConstraint],
+    classes: Mapping[str, DeviceClass],
+    features: Features,
+) -> Alternative:
+    name = f"{parent}/{sub}" if sub else parent
+    where = f"claim {claim}, request {name}"
+    admin = isinstance(spec, ExactDeviceRequest) and bool(spec.admin_access)
+    requested = _expressions(spec.selectors, where)
+    _check_features(spec, where, features, admin=admin)
+    if not spec.device_class_name:
+        raise FatalError(f"{where}: no device class is named; exactly or firstAvailable must name one")
+    device_class = classes.get(spec.device_class_name)
+    if device_class is None:
+        known = ", ".join(sorted(classes)[:8]) or "none"
+        raise FatalError(
+            f"{where}: DeviceClass {spec.device_class_name!r} does not exist (there are: {known})"
+        )
+    class_expressions = _expressions(device_class.spec.selectors, f"class {spec.device_class_name}")
+    return Alternative(
+        claim=claim,
+        request=name,
+        parent=parent,
+        device_class=device_class,
+        selectors=class_expressions + requested,
+        class_selectors=len(class_expressions),
+        count=_count(spec, where),
+        admin=admin,
+        tolerations=spec.tolerations,
+        capacity=spec.capacity.requests if spec.capacity is not None else {},
+        constraints=tuple(
+            i
+            for i, c in enumerate(constraints)
+            if not c.requests or parent in c.requests or name in c.requests
+        ),
+    )
+
+
+def _expressions(selectors: Sequence[DeviceSelector], where: str) -> tuple[str, ...]:
+    expressions: list[str] = []
+    for i, selector in enumerate(selectors):
+        if selector.cel is None:
+            raise FatalError(f"{where}, selector #{i}: has no CEL expression, and no other kind is known")
+        expressions.append(selector.cel.expression)
+    return tuple(expressions)
+
+
+def _check_features(
+    spec: ExactDeviceRequest | DeviceSubRequest, where: str, features: Features, *, admin: bool
+) -> None:
+    if admin and not features.admin_access:
+        raise FatalError(f"{where}: asks for admin access, but the DRAAdminAccess feature is disabled")
+    if spec.capacity is not None and spec.capacity.requests and not features.consumable_capacity:
+        raise FatalError(f"{where}: asks for capacity, but the DRAConsumableCapacity feature is disabled")
+
+
+def _count(spec: ExactDeviceRequest | DeviceSubRequest, where: str) -> int | None:
+    match spec.allocation_mode:
+        case "" | "ExactCount":
+            # The API server writes these defaults into claims; manifests do not have them.
+            return spec.count or 1
+        case "All":
+            return None
+        case mode:
+            raise FatalError(f"{where}: unknown allocation mode {mode!r}; ExactCount and All are supported")

@@ -1,0 +1,283 @@
+"""Depth-first search for devices on one node, over all claims of a pod.
+
+The order is that of Kubernetes' allocator: claims, requests, subrequests and devices in their order, and
+within a request only forward. What differs is that everything is given back on the way back: counters, shares
+and constraints are exactly what the devices that are chosen at that moment take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dra_driver.api.quantity import Quantity
+from dra_driver.structured.capacity import Amounts, fits
+from dra_driver.structured.constraints import Constraint, make_constraint
+from dra_driver.structured.node import Candidate, NodeProblem
+from dra_driver.structured.plan import MAX_RESULTS, Alternative, FatalError
+from dra_driver.structured.pools import DeviceEntry
+from dra_driver.structured.types import PoolID
+
+__all__ = ["MAX_STEPS", "Pick", "Search", "SearchLimitError"]
+
+# Devices that are tried on one node before the search gives up, about two seconds (Kubernetes: 10 s).
+MAX_STEPS: Final = 200_000
+
+_NONE: Amounts = {}
+
+
+class SearchLimitError(Exception):
+    """Too many combinations."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pick:
+    """A chosen device.
+
+    Attributes:
+        consumed: what a share takes of it; None for a device that is allocated as a whole.
+    """
+
+    alternative: Alternative
+    candidate: Candidate
+    consumed: Amounts | None
+
+    @property
+    def entry(self) -> DeviceEntry:
+        """The device."""
+        return self.candidate.entry
+
+
+@dataclass(slots=True, eq=False)
+class _Taken:
+    """What the devices chosen so far take."""
+
+    whole: Counter[DeviceEntry] = field(default_factory=Counter)
+    by_claim: set[tuple[int, DeviceEntry]] = field(default_factory=set)
+    shares: dict[DeviceEntry, list[Amounts]] = field(default_factory=lambda: defaultdict(list))
+    counters: dict[tuple[PoolID, str, str], int] = field(default_factory=lambda: defaultdict(int))
+
+
+class Search:
+    """One search on one node.
+
+    Args:
+        problem: the claims with the candidates of this node.
+        on_solution: called for every solution, which ``picks`` and ``chosen`` then hold; True ends it.
+        order: gives the candidates of an alternative in the order in which they are tried.
+        twin: devices for which it gives the same value (other than None) are interchangeable: where one
+            leads to nothing, the others are not tried.
+        promising: whether the devices chosen so far can still become a better solution.
+        strict: whether a selector that fails, or a constraint that "all devices" violate, ends the search,
+            as in Kubernetes; otherwise it makes the device unsuitable, and the set impossible.
+    """
+
+    def __init__(
+        self,
+        problem: NodeProblem,
+        *,
+        on_solution: Callable[[Search], bool],
+        order: Callable[[Alternative], Sequence[Candidate]] | None = None,
+        twin: Callable[[Candidate], object] | None = None,
+        promising: Callable[[Search], bool] | None = None,
+        strict: bool = True,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        self._problem = problem
+        self._claims = problem.claims
+        self._on_solution = on_solution
+        self._order = order or problem.candidates
+        # The order of "all devices" decides which of two refusals comes first, null or an error.
+        self._twin = twin or (problem.twin if not problem.has_all_requests else _no_twin)
+        self._promising = promising
+        self._strict = strict
+        self._steps = max_steps
+        self._taken = _Taken()
+        self._constraints: list[list[Constraint]] = [
+            [make_constraint(c) for c in claim.constraints] for claim in problem.claims
+        ]
+        self._at = (0, 0)
+        self.picks: list[list[Pick]] = [[] for _ in problem.claims]
+        self.chosen: list[list[int]] = [[0] * len(claim.requests) for claim in problem.claims]
+
+    def run(self) -> bool:
+        """Searches.
+
+        Returns:
+            Whether ``on_solution`` ended the search.
+
+        Raises:
+            FatalError: with ``strict``, the search reached something that Kubernetes refuses.
+            SearchLimitError: too many combinations.
+        """
+        return self._request(0, 0)
+
+    def ranks(self) -> tuple[int, ...]:
+        """The alternative of each request, up to the one that is being served."""
+        ci, ri = self._at
+        done = [rank for claim in self.chosen[:ci] for rank in claim]
+        return (*done, *(self.chosen[ci][: ri + 1] if ci < len(self.chosen) else ()))
+
+    def limit(self, steps: int) -> None:
+        """Leaves at most so many more steps."""
+        self._steps = min(self._steps, steps)
+
+    def _request(self, ci: int, ri: int) -> bool:
+        while ci < len(self._claims) and ri == len(self._claims[ci].requests):
+            ci, ri = ci + 1, 0
+        if ci == len(self._claims):
+            self._at = (ci, 0)
+            return self._on_solution(self)
+        for index, alternative in enumerate(self._claims[ci].requests[ri].alternatives):
+            self.chosen[ci][ri] = index
+            self._at = (ci, ri)
+            if alternative.count is None:
+                candidates = self._problem.all_devices(alternative)
+                if candidates and self._fill_all(ci, ri, alternative, candidates):
+                    return True
+            elif self._fill(ci, ri, alternative, self._order(alternative), alternative.count, 0):
+                return True
+        return False
+
+    def _fill_all(self, ci: int, ri: int, alternative: Alternative, candidates: Sequence[Candidate]) -> bool:
+        if len(self.picks[ci]) + len(candidates) > MAX_RESULTS:
+            return False
+        before = len(self.picks[ci])
+        found = False
+        for candidate in candidates:
+            if not self._take(ci, alternative, candidate, must=True):
+                break
+        else:
+            found = self._request(ci, ri + 1)
+        if not found:
+            while len(self.picks[ci]) > before:
+                self._give_back(ci)
+        return found
+
+    def _fill(
+        self,
+        ci: int,
+        ri: int,
+        alternative: Alternative,
+        candidates: Sequence[Candidate],
+        missing: int,
+        start: int,
+    ) -> bool:
+        if missing == 0:
+            return self._request(ci, ri + 1)
+        if len(self.picks[ci]) + missing > MAX_RESULTS:
+            return False
+        # Without devices whose selector fails, too few candidates need no look at each of them.
+        last = len(candidates)
+        if not (self._strict and self._problem.has_errors(alternative)):
+            last -= missing - 1
+        tried: set[object] = set()
+        for i in range(start, last):
+            candidate = candidates[i]
+            if self._in_use(ci, alternative, candidate):
+                continue
+            if candidate.error is not None:
+                if self._strict:
+                    raise FatalError(candidate.error)
+                continue
+            twin = self._twin(candidate)
+            if twin in tried:
+                continue
+            if not self._take(ci, alternative, candidate, must=False):
+                continue
+            self._at = (ci, ri)
+            if (self._promising is None or self._promising(self)) and self._fill(
+                ci, ri, alternative, candidates, missing - 1, i + 1
+            ):
+                return True
+            self._give_back(ci)
+            if twin is not None:
+                tried.add(twin)
+        return False
+
+    def _in_use(self, ci: int, alternative: Alternative, candidate: Candidate) -> bool:
+        if alternative.admin:
+            return (ci, candidate.entry) in self._taken.by_claim
+        return candidate.allocated or self._taken.whole[candidate.entry] > 0
+
+    def _take(self, ci: int, alternative: Alternative, candidate: Candidate, *, must: bool) -> bool:
+        """Chooses the device if nothing speaks against it; False leaves everything as it was."""
+        self._steps -= 1
+        if self._steps < 0:
+            raise SearchLimitError
+        entry = candidate.entry
+        if self._in_use(ci, alternative, candidate) or candidate.tainted:
+            return False
+        counts = bool(candidate.counters) and not (entry.shareable and self._taken.shares[entry])
+        if counts and not self._counters_left(candidate):
+            return False
+        if not self._constrain(ci, alternative, candidate):
+            if must and self._strict:
+                raise FatalError(
+                    f"{alternative}: asks for all devices, but a constraint of the claim excludes {entry.id}"
+                )
+            return False
+        consumed = candidate.consumption if entry.shareable else None
+        if consumed is not None and not self._share_fits(candidate, consumed):
+            self._release(ci, alternative, candidate)
+            return False
+        if counts:
+            for key, amount, _ in candidate.counters:
+                self._taken.counters[key] += amount
+        if entry.shareable:
+            self._taken.shares[entry].append(consumed or _NONE)
+        else:
+            self._taken.whole[entry] += 1
+            self._taken.by_claim.add((ci, entry))
+        self.picks[ci].append(Pick(alternative, candidate, consumed))
+        return True
+
+    def _give_back(self, ci: int) -> None:
+        pick = self.picks[ci].pop()
+        entry = pick.entry
+        if entry.shareable:
+            self._taken.shares[entry].pop()
+        else:
+            self._taken.whole[entry] -= 1
+            self._taken.by_claim.discard((ci, entry))
+        if pick.candidate.counters and not (entry.shareable and self._taken.shares[entry]):
+            for key, amount, _ in pick.candidate.counters:
+                self._taken.counters[key] -= amount
+        self._release(ci, pick.alternative, pick.candidate)
+
+    def _counters_left(self, candidate: Candidate) -> bool:
+        taken = self._taken.counters
+        return all(taken[key] + amount <= left for key, amount, left in candidate.counters)
+
+    def _share_fits(self, candidate: Candidate, consumed: Amounts) -> bool:
+        used: Amounts = candidate.used
+        for share in self._taken.shares[candidate.entry]:
+            used = _sum(used, share)
+        return fits(consumed, candidate.entry.device.capacity, used)
+
+    def _constrain(self, ci: int, alternative: Alternative, candidate: Candidate) -> bool:
+        done: list[int] = []
+        for index in alternative.constraints:
+            if not self._constraints[ci][index].add(candidate.values[index]):
+                for i in done:
+                    self._constraints[ci][i].remove(candidate.values[i])
+                return False
+            done.append(index)
+        return True
+
+    def _release(self, ci: int, alternative: Alternative, candidate: Candidate) -> None:
+        for index in alternative.constraints:
+            self._constraints[ci][index].remove(candidate.values[index])
+
+
+def _no_twin(_: Candidate) -> object:
+    return None
+
+
+def _sum(a: Amounts, b: Amounts) -> Amounts:
+    total: dict[str, Quantity] = dict(a)
+    for name, amount in b.items():
+        total[name] = total[name] + amount if name in total else amount
+    return total
