@@ -219,7 +219,7 @@ class Engine:
         try:
             async for attempt in tenacity.AsyncRetrying(
                 retry=tenacity.retry_if_exception(_may_pass),
-                wait=tenacity.wait_exponential_jitter(initial=0.1, max=2.0, jitter=0.1),
+                wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
                 stop=give_up,
                 reraise=True,
             ):

@@ -1,0 +1,175 @@
+"""What the tests of the node agent share: devices, claims, a plugin on directories of its own, a kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from fake_kube import FakeKube
+
+from dra_driver.api.core import NODES
+from dra_driver.api.inventory import DEVICE_INVENTORIES, InventoryDevice, inventory_name
+from dra_driver.api.quantity import Quantity
+from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute, DeviceCapacity
+from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.wire import pluginregistration_pb2, pluginregistration_pb2_grpc
+from kubelet_plugin.configuration import Configuration
+from kubelet_plugin.engine import Timing
+from kubelet_plugin.plugin import Plugin
+
+NODE = "node-a"
+DRIVER = "gpu.dra-driver.dev"
+QUICK = Timing(budget=2.0, patience=0.3)
+
+
+def device(index: int, *, uuid_: str = "", memory: str = "40Gi") -> DiscoveredDevice:
+    """A GPU as discovery reports it."""
+    identity = uuid_ or f"GPU-{index}"
+    return DiscoveredDevice(
+        device=InventoryDevice(
+            name=f"gpu-{index}",
+            attributes={
+                "uuid": DeviceAttribute(string_value=identity),
+                "model": DeviceAttribute(string_value="A100"),
+            },
+            capacity={"memory": DeviceCapacity(value=Quantity.parse(memory))},
+        ),
+        uuid=identity,
+        material=CdiMaterial(device_nodes=(DeviceNode("/dev/ctl"), DeviceNode(f"/dev/gpu{index}"))),
+    )
+
+
+class Backend:
+    """Devices that a test sets."""
+
+    name = "test"
+
+    def __init__(self, devices: Sequence[DiscoveredDevice]) -> None:
+        self.devices = tuple(devices)
+        self.closed = False
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        return self.devices
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def claim(
+    name: str,
+    *devices: str,
+    uid: str = "",
+    driver: str = DRIVER,
+    pool: str = NODE,
+    request: str = "gpu",
+    **more: Any,
+) -> dict[str, Any]:
+    """An allocated claim as the API server has it; more goes into each result."""
+    return {
+        "metadata": {"name": name, "namespace": "ns", "uid": uid or str(uuid.uuid4())},
+        "spec": {"devices": {"requests": [{"name": request, "exactly": {"deviceClassName": "gpu"}}]}},
+        "status": {
+            "allocation": {
+                "devices": {
+                    "results": [
+                        {"request": request, "driver": driver, "pool": pool, "device": d, **more}
+                        for d in devices
+                    ]
+                }
+            }
+        },
+    }
+
+
+def add_claim(kube: FakeKube, body: dict[str, Any]) -> dict[str, Any]:
+    """Stores a claim."""
+    return kube.put(RESOURCE_CLAIMS, body)
+
+
+def inventory(kube: FakeKube) -> dict[str, Any] | None:
+    """The node's inventory as stored."""
+    return kube.raw(DEVICE_INVENTORIES, inventory_name(NODE, DRIVER))
+
+
+def configuration(root: Path, **more: Any) -> Configuration:
+    """Directories below ``root``."""
+    return Configuration(
+        node_name=NODE,
+        driver_name=DRIVER,
+        plugins_dir=root / "plugins",
+        registry_dir=root / "registry",
+        cdi_dir=root / "cdi",
+        **{"rescan_seconds": 3600.0, **more},
+    )
+
+
+async def eventually(condition: Any, seconds: float = 5.0) -> Any:
+    """Waits until ``condition()`` is true, and gives what it gave."""
+    async with asyncio.timeout(seconds):
+        while not (value := condition()):
+            await asyncio.sleep(0.01)
+        return value
+
+
+class Node:
+    """A running plugin and a kubelet's side of its sockets."""
+
+    def __init__(self, plugin: Plugin, kube: FakeKube, config: Configuration, stop: asyncio.Event) -> None:
+        self.plugin = plugin
+        self.kube = kube
+        self.config = config
+        self.stop = stop
+
+    @contextlib.asynccontextmanager
+    async def channel(self, path: Path | None = None) -> AsyncIterator[grpc.aio.Channel]:
+        """To the DRA socket, or another one."""
+        async with grpc.aio.insecure_channel(f"unix:{path or self.config.dra_socket}") as channel:
+            yield channel
+
+    async def register(self) -> pluginregistration_pb2.PluginInfo:
+        """What the kubelet does when it finds the registrar."""
+        async with self.channel(self.config.registrar_socket) as channel:
+            stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
+            info = await stub.GetInfo(pluginregistration_pb2.InfoRequest())
+            await stub.NotifyRegistrationStatus(
+                pluginregistration_pb2.RegistrationStatus(plugin_registered=True)
+            )
+            return info
+
+    def specs(self) -> list[str]:
+        """Names in the CDI directory."""
+        return sorted(p.name for p in self.config.cdi_dir.iterdir())
+
+
+@contextlib.asynccontextmanager
+async def running(
+    root: Path, kube: FakeKube, devices: Sequence[DiscoveredDevice] = (), **more: Any
+) -> AsyncIterator[Node]:
+    """A plugin that is ready; it has ended when the block ends."""
+    if kube.raw(NODES, NODE) is None:
+        kube.put(NODES, {"metadata": {"name": NODE}})
+    config = configuration(root)
+    assert config.findings() == ()
+    plugin = Plugin(
+        config,
+        client=kube,
+        backends=[Backend(devices)],
+        timing=more.get("timing", QUICK),
+        settle_seconds=0.05,
+    )
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(plugin.run(stop))
+        ready = tasks.create_task(plugin.ready.wait())
+        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if not task.done():
+            try:
+                yield Node(plugin, kube, config, stop)
+            finally:
+                stop.set()
