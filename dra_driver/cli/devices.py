@@ -16,13 +16,13 @@ from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cli import common
 from dra_driver.ports import DeviceBackend
 
-__all__ = ["HELP", "add_arguments", "add_backend_arguments", "open_backends", "run"]
+__all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "what discovery finds on this machine"
 
 
-def add_backend_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--backend``, ``--sysfs-root`` and ``--dev-root``."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
     parser.add_argument(
         "--backend",
         action="append",
@@ -35,28 +35,14 @@ def add_backend_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="where device nodes are"
     )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
-    add_backend_arguments(parser)
     common.add_output_argument(parser)
 
 
-def open_backends(
-    specs: Sequence[str] | None, *, sysfs_root: Path, dev_root: Path, node_name: str
-) -> list[DeviceBackend]:
-    """The backends of ``--backend``, or all kinds of real hardware where the flag was not given.
-
-    Raises:
-        ConfigurationError: a backend is unknown or its argument wrong.
-    """
-    if not specs:
-        return [discovery.open_hardware(sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)]
-    return [
-        discovery.open_backend(spec, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
-        for spec in specs
-    ]
+def _open_backends(args: argparse.Namespace) -> list[DeviceBackend]:
+    roots = {"sysfs_root": args.sysfs_root, "dev_root": args.dev_root}
+    if not args.backend:
+        return [discovery.open_hardware(**roots, node_name=platform.node())]
+    return [discovery.open_backend(spec, **roots, node_name=platform.node()) for spec in args.backend]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         DiscoveryError: a backend that was asked for cannot look at its hardware.
     """
-    backends = open_backends(
-        args.backend, sysfs_root=args.sysfs_root, dev_root=args.dev_root, node_name=platform.node()
-    )
+    backends = _open_backends(args)
     devices: list[InventoryDevice] = []
     for backend in backends:
         try:

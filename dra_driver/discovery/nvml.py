@@ -219,10 +219,10 @@ class NvmlBackend:
         if reading.minor is not None:
             own = f"nvidia{reading.minor}"
             nodes.append(DeviceNode(f"/dev/{own}"))
-            if not (self._dev_root / own).exists():
+            if not pci.exists(self._dev_root / own):
                 # Kept all the same: a container that fails to start is better than one without its GPU.
                 problems.append(Problem(name, "device node", f"{self._dev_root / own} is not there"))
-        nodes += [DeviceNode(f"/dev/{n}") for n in _COMMON_NODES if (self._dev_root / n).exists()]
+        nodes += [DeviceNode(f"/dev/{n}") for n in _COMMON_NODES if pci.exists(self._dev_root / n)]
         return CdiMaterial(device_nodes=tuple(nodes), env=_ENV)
 
 

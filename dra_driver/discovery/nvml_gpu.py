@@ -75,6 +75,14 @@ _MIG_SUFFIXES: Final = {
 }  # fmt: skip
 _MIG_NAME: Final = re.compile(r"(?:MIG )?([1-9][0-9]?g\.[1-9][0-9]{0,3}gb(?:[+-][a-z.]{1,12})*)", re.ASCII)
 
+# How NVML says that this GPU, this library or this driver does not know a call or the form of its answer.
+_UNSUPPORTED: Final = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    pynvml.NVML_ERROR_DEPRECATED,
+)
+
 # More than any GPU has; guards against a library that answers nonsense.
 _MAX_PLACEMENTS: Final = 64
 
@@ -109,7 +117,7 @@ class Asker:
         except pynvml.NVMLError as e:
             if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise GpuLost(error_text(e)) from e
-            if e.value not in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            if e.value not in _UNSUPPORTED:
                 self.note(subject, error_text(e))
         except UnicodeDecodeError:
             self.note(subject, "NVML answered with bytes that are no text")
@@ -233,11 +241,7 @@ def _links(handle: Any, ask: Asker) -> Iterator[PciAddress | None]:
             if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise GpuLost(error_text(e)) from e
             # Past the last link (or without NVLink) NVML says so; there is no call for the number of links.
-            if e.value in (
-                pynvml.NVML_ERROR_NOT_SUPPORTED,
-                pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            ):
+            if e.value in (*_UNSUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
                 return
             ask.note(f"nvlink {link}", error_text(e))
             continue
@@ -259,7 +263,7 @@ def _read_mig(reading: GpuReading, handle: Any, ask: Asker) -> None:
     except pynvml.NVMLError as e:
         if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
             raise GpuLost(error_text(e)) from e
-        if e.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+        if e.value in _UNSUPPORTED:
             reading.facts["migCapable"] = False
             return
         ask.note("migCapable", error_text(e))
@@ -285,8 +289,8 @@ def _mig_info(number: int, handle: Any, ask: Asker) -> Any:
         except pynvml.NVMLError as e:
             if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise GpuLost(error_text(e)) from e
-            if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-                continue  # Drivers before 470 know the first form only.
+            if e.value in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
+                continue  # An older driver: it knows the first form only.
             if e.value not in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
                 ask.note(f"MIG profile {number}", error_text(e))
             return None

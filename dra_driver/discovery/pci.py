@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NVIDIA", "PciAddress", "display_vendor", "numa_node", "pcie_root", "read_sysfs"]
+__all__ = ["NVIDIA", "PciAddress", "display_vendor", "exists", "numa_node", "pcie_root", "read_sysfs"]
 
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([01][0-9a-f])\.([0-7])", re.IGNORECASE | re.ASCII)
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
@@ -57,6 +57,14 @@ def read_sysfs(path: Path) -> str | None:
             return file.read(_PAGE).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def exists(path: Path) -> bool:
+    """Whether something is there; what may not be looked at is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _function_directory(sysfs_root: Path, address: PciAddress) -> Path:

@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from dra_driver.discovery import pci
-from dra_driver.discovery.problems import HardwareAbsent
+from dra_driver.discovery.problems import HardwareAbsent, Problem
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.ports import DeviceBackend, DiscoveredDevice
 
@@ -132,6 +132,11 @@ class HardwareBackend:
         """Names of the backends."""
         return tuple(backend.name for backend in self._backends)
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What the last ``discover`` could not learn, of all backends that tell."""
+        return tuple(p for backend in self._backends for p in getattr(backend, "problems", ()))
+
     def discover(self) -> Sequence[DiscoveredDevice]:
         """Every device of every backend.
 
@@ -196,6 +201,6 @@ def looked_for(backends: Sequence[DeviceBackend], *, sysfs_root: Path, dev_root:
             f"sysfs: {folder}: {len(vendors)} PCI functions, {count} of them NVIDIA display controllers"
         )
     for node in ("nvidiactl", "nvidia0"):
-        state = "there" if (dev_root / node).exists() else "not there"
+        state = "there" if pci.exists(dev_root / node) else "not there"
         lines.append(f"device node: {dev_root / node}: {state}")
     return lines

@@ -326,6 +326,24 @@ int nvmlDeviceGetGpuInstanceProfileInfoV(struct gpu *g, unsigned number_, profil
     return OK;
 }
 
+/* The form before driver 470: neither version nor name. */
+typedef struct {
+    unsigned id, p2p, slices, count, sm, ce, dec, enc, jpeg, ofa;
+    unsigned long long mib;
+} old_profile_info;
+int nvmlDeviceGetGpuInstanceProfileInfo(struct gpu *g, unsigned number_, old_profile_info *info) {
+    GPU(g);
+    if (number_ >= MAX_PROFILES) return INVALID_ARGUMENT;
+    const profile *p = &g->profiles[number_];
+    if (!p->used) return NOT_SUPPORTED;
+    old_profile_info filled = {.id = (unsigned)p->id, .slices = (unsigned)p->slices, .count = (unsigned)p->count,
+                               .sm = (unsigned)p->sm, .ce = (unsigned)p->ce, .dec = (unsigned)p->dec,
+                               .enc = (unsigned)p->enc, .jpeg = (unsigned)p->jpeg, .ofa = (unsigned)p->ofa,
+                               .mib = (unsigned long long)p->mib};
+    *info = filled;
+    return OK;
+}
+
 typedef struct { unsigned start, size; } placement;
 int nvmlDeviceGetGpuInstancePossiblePlacements_v2(struct gpu *g, unsigned id, placement *out, unsigned *count) {
     GPU(g);

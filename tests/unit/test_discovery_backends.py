@@ -98,6 +98,7 @@ class Fake:
         self.name = name
         self.results = list(results)
         self.closed = 0
+        self.problems: tuple[discovery.Problem, ...] = ()
 
     def discover(self) -> Sequence[DiscoveredDevice]:
         result = self.results.pop(0)
@@ -125,6 +126,12 @@ def test_hardware_that_was_there_must_not_vanish_in_silence() -> None:
 def test_a_broken_backend_fails_the_whole() -> None:
     with pytest.raises(DiscoveryError, match="broken"):
         HardwareBackend([Fake("a", ["x"]), Fake("b", DiscoveryError("broken"))]).discover()
+
+
+def test_problems_of_all_backends_are_told_together() -> None:
+    one, two = Fake("a", []), Fake("b", [])
+    one.problems = (discovery.Problem("gpu", "uuid", "unknown"),)
+    assert HardwareBackend([one, two]).problems == one.problems
 
 
 def test_closing_closes_all() -> None:

@@ -359,6 +359,22 @@ def test_a_mig_profile_that_fails_costs_only_itself(probe: stub.Probe) -> None:
     assert sum("placements of" in p for p in answer["problems"]) == 7
 
 
+def test_an_older_driver_tells_less_and_is_no_problem(probe: stub.Probe) -> None:
+    unknown = dict.fromkeys(
+        ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetAddressingMode", "nvmlDeviceGetNumGpuCores"),
+        13,
+    )
+    other_form = {"nvmlDeviceGetGpuFabricInfoV": 25}
+    probe.open(stub.config(dgx_a100({0: {**unknown, **other_form}})[:1]))
+    answer = probe.discover()
+    (device,) = answer["devices"]
+    assert [p["name"] for p in device["partitions"]] == [
+        m.name for m in stub.products()["A100-40"].mig_profiles
+    ]
+    assert "addressingMode" not in device["attributes"]
+    assert [p for p in answer["problems"] if "device node" not in p] == []
+
+
 def test_hostile_texts_are_left_out_not_published(probe: stub.Probe) -> None:
     gpu = t4()
     gpu.extra = ["name " + "x" * 90, "uuid GPU-" + "y" * 80, "bus garbage"]
