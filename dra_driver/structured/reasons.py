@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dra_driver.api.core import Node
@@ -95,7 +95,8 @@ def _exclude(problem: NodeProblem, alternative: Alternative, entry: DeviceEntry,
 def _demand(problem: NodeProblem, alternative: Alternative, candidate: Candidate) -> str:
     """What a device that fits by itself fails to be part of."""
     claim = next(c for c in problem.claims if c.name == alternative.claim)
-    parts = [f"{alternative.count} devices" if alternative.count is not None else "all devices"]
+    count = alternative.count
+    parts = [f"{count} device{'s' * (count != 1)}" if count is not None else "all devices"]
     for index in alternative.constraints:
         constraint = claim.constraints[index]
         name = constraint.match_attribute or constraint.distinct_attribute
@@ -123,7 +124,7 @@ def summary(reasons: Sequence[NodeReasons]) -> str:
         f"{len(nodes)} {_sentence(nodes)}"
         for _, nodes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].node))
     ]
-    return f"0 of {len(reasons)} node{'s' * (len(reasons) != 1)}: {', '.join(parts)}"
+    return f"0 of {len(reasons)} node{'s' * (len(reasons) != 1)}: {'; '.join(parts)}"
 
 
 def _decisive(node: NodeReasons) -> list[Exclusion]:
@@ -159,6 +160,7 @@ def _sentence(nodes: Sequence[NodeReasons]) -> str:
     if not exclusions:
         return f"{have} nothing to offer"
     count = _devices(len(exclusions))
+    fit = f"{count} that fit{'s' * (len(exclusions) == 1)}"
     rule = max((e.rule for e in exclusions), key=_NEARNESS.__getitem__)
     match rule:
         case Rule.NODE_SELECTOR:
@@ -179,15 +181,15 @@ def _sentence(nodes: Sequence[NodeReasons]) -> str:
         case Rule.CAPACITY:
             return f"{have} {_too_small(exclusions)}"
         case Rule.TAINT:
-            return f"{have} {count} that fit, tainted {_list(sorted({e.found for e in exclusions}))}"
+            return f"{have} {fit}, tainted {_list(sorted({e.found for e in exclusions}))}"
         case Rule.IN_USE:
-            return f"{have} {count} that fit, all allocated{_holders(exclusions)}"
+            return f"{have} {fit}, all allocated{_holders(exclusions)}"
         case Rule.CAPACITY_IN_USE:
-            return f"{have} {count} that fit, with too little left of {_left(exclusions)}"
+            return f"{have} {fit}, with too little left of {_left(exclusions)}"
         case Rule.COUNTERS:
-            return f"{have} {count} that fit, excluded by partitions in use ({exclusions[0].wanted} used up)"
+            return f"{have} {fit}, excluded by partitions in use ({exclusions[0].wanted} used up)"
         case Rule.CONSTRAINT:
-            return f"{have} {_together(exclusions)}"
+            return f"{have} {_together(exclusions, len(nodes))}"
 
 
 def _devices(number: int) -> str:
@@ -227,16 +229,20 @@ def _holders(exclusions: Sequence[Exclusion]) -> str:
     )
 
 
-def _together(exclusions: Sequence[Exclusion]) -> str:
+def _together(exclusions: Sequence[Exclusion], nodes: int) -> str:
+    """Devices that are free and would fit: how many each of the nodes has, and what they cannot do together."""
     free = [e for e in exclusions if e.rule is Rule.CONSTRAINT]
     busy = [e for e in exclusions if e.rule is Rule.IN_USE]
-    text = f"{_devices(len(free))} that fit one by one, not together ({_list(list(_distinct(free)))})"
+    number, wanted = len(free) // nodes, list(dict.fromkeys(e.wanted for e in free))
+    fit = f"{number} free device{'s' * (number != 1)} that fit{'s' * (number == 1)}"
+    if nodes > 1:
+        fit += " each"
+    needed = wanted[0].removesuffix(" devices") if len(wanted) == 1 else ""
+    if needed.isdecimal() and number < int(needed):
+        text = f"only {fit}, {needed} are needed"
+    else:
+        text = f"{fit} one by one, not together ({_list(wanted)})"
     return f"{text}, {len(busy)} more allocated{_holders(busy)}" if busy else text
-
-
-def _distinct(exclusions: Iterable[Exclusion]) -> Iterator[str]:
-    seen: Mapping[str, None] = dict.fromkeys(e.wanted for e in exclusions)
-    yield from seen
 
 
 def _short(expression: str) -> str:
