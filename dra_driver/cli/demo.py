@@ -1,0 +1,80 @@
+"""``dra-driver demo``: the embedded cluster from end to end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+
+from dra_driver.discovery import simulated
+from dra_driver.sim import assets, container_runtime
+from dra_driver.sim.cluster import ClusterConfig
+from dra_driver.sim.demo import Demo, DemoOptions
+
+HELP = "the embedded cluster end to end: simulated nodes, example pods, a table of who got what"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument("--nodes", type=int, default=3, metavar="N", help="number of simulated nodes")
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="hardware of all nodes: a built-in profile or a YAML file; default: a mix "
+        f"({', '.join(simulated.built_in_profiles())})",
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the cluster up for kubectl until Ctrl-C or SIGTERM"
+    )
+    parser.add_argument(
+        "--kubeconfig", type=Path, metavar="FILE", help="where to write the kubeconfig of the cluster"
+    )
+    parser.add_argument(
+        "--examples", type=Path, metavar="DIR", help="manifests to apply; default: deploy/examples"
+    )
+    parser.add_argument(
+        "--runtime",
+        action="store_true",
+        help="run each example's container for real (needs root and runc, crun or podman)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the demo.
+
+    Returns:
+        0: every example pod got what it asked for; 1: not; 130: interrupted.
+
+    Raises:
+        ConfigurationError: a flag is wrong, or ``--runtime`` cannot be had here.
+    """
+    if args.profile is not None:
+        simulated.load(args.profile)
+    options = DemoOptions(
+        cluster=ClusterConfig.of(args.nodes, args.profile, args.kubeconfig),
+        examples=args.examples or assets.deploy_directory("examples"),
+        keep=args.keep,
+        runtime=container_runtime.find_runtime() if args.runtime else None,
+    )
+    return asyncio.run(_main(options))
+
+
+async def _main(options: DemoOptions) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    interrupted: list[int] = []
+
+    def stop(number: int) -> None:
+        interrupted.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, int(number))
+    try:
+        return await Demo(options).run()
+    except asyncio.CancelledError:
+        if options.keep:
+            return 0
+        return 128 + interrupted[0] if interrupted else 1

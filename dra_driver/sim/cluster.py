@@ -1,0 +1,347 @@
+"""The embedded cluster: everything around the driver stood in for, the driver itself as real processes.
+
+::
+
+    one process                                     child processes
+    ┌────────────────────────────────────────┐      ┌──────────────────────┐
+    │ API server ◀─HTTP─ claim controller,   │◀HTTP─┤ dra-driver controller│
+    │                    garbage collector,  │      ├──────────────────────┤
+    │                    scheduler,          │◀HTTP─┤ dra-driver           │
+    │                    N kubelets ─────────┼─gRPC─┤ kubelet-plugin × N   │
+    └────────────────────────────────────────┘      └──────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import structlog
+
+from dra_driver.api.core import NODES
+from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
+from dra_driver.errors import ConfigurationError, DraError, NotFound
+from dra_driver.kube import KubeApi
+from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.controllers import ClaimController, GarbageCollector
+from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
+from dra_driver.sim.processes import ManagedProcess, dra_driver_command
+from dra_driver.sim.scheduler import Scheduler
+
+__all__ = ["ClusterConfig", "ClusterFailed", "EmbeddedCluster", "SimNode"]
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# What a cluster of three nodes should have to show something, then more of the same.
+DEFAULT_PROFILES = ("dgx-a100-40", "mixed", "l4x4", "dgx-h100", "t4x2")
+MAX_NODES = 64
+POLL = 0.03
+
+
+class ClusterFailed(DraError):
+    """The cluster did not come to where it should be; the text has the ends of the logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What is to be started.
+
+    Attributes:
+        profiles: hardware of each node: a built-in profile or a file. Its length is the number of nodes.
+        kubeconfig: where to write the kubeconfig; None: below the cluster's directory.
+        driver_name: of the driver under test.
+        allocator: ``controller`` or ``scheduler``.
+        kubelet: delays of the kubelets.
+        run_controller: off for tests that bring their own.
+        log_level: of the child processes.
+    """
+
+    profiles: tuple[str, ...] = DEFAULT_PROFILES[:3]
+    kubeconfig: Path | None = None
+    driver_name: str = DEFAULT_DRIVER_NAME
+    allocator: str = "controller"
+    kubelet: KubeletSettings = field(default_factory=KubeletSettings.quick)
+    run_controller: bool = True
+    log_level: str = "info"
+
+    @classmethod
+    def of(cls, nodes: int, profile: str | None = None, kubeconfig: Path | None = None) -> ClusterConfig:
+        """The demo's choice: one profile for all nodes, or a mix.
+
+        Raises:
+            ConfigurationError: not a number of nodes that can be had.
+        """
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigurationError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
+        mix = [profile or DEFAULT_PROFILES[i % len(DEFAULT_PROFILES)] for i in range(nodes)]
+        return cls(profiles=tuple(mix), kubeconfig=kubeconfig)
+
+
+@dataclass(slots=True)
+class SimNode:
+    """One simulated node.
+
+    Attributes:
+        kubelet: the stand-in kubelet that runs now.
+        plugin: the node agent's process.
+    """
+
+    name: str
+    profile: str
+    layout: NodeLayout
+    kubelet: SimKubelet
+    plugin: ManagedProcess
+    task: asyncio.Task[None] | None = None
+
+
+class EmbeddedCluster:
+    """Use as ``async with EmbeddedCluster(config) as cluster``; then ``await cluster.ready()``.
+
+    Leaving the block ends all child processes, waits for them, and removes the directory.
+
+    Attributes:
+        root: the cluster's directory, below the system's temporary directory.
+        kubeconfig: for clients.
+        api: an administrator's client.
+        nodes: by name.
+        controller: the controller's process.
+    """
+
+    root: Path
+    kubeconfig: Path
+    api: KubeApi
+    controller: ManagedProcess
+
+    def __init__(self, config: ClusterConfig | None = None) -> None:
+        self.config = config or ClusterConfig()
+        self.nodes: dict[str, SimNode] = {}
+        self._stack = contextlib.AsyncExitStack()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: list[str] = []
+        self._processes: list[ManagedProcess] = []
+
+    # --- start and end --------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    async def _start(self) -> None:
+        # Short: the sockets of a node's plugin have to fit into 107 bytes.
+        self.root = Path(tempfile.mkdtemp(prefix="dra-"))
+        self._stack.callback(shutil.rmtree, self.root, ignore_errors=True)
+        self.kubeconfig = self.config.kubeconfig or self.root / "kubeconfig"
+        server = ApiServer()
+        await server.start()
+        self._stack.push_async_callback(server.stop)
+        server.write_kubeconfig(self.kubeconfig)
+        if self.config.kubeconfig is not None:
+            # It names a server that is about to go; a file left behind would only mislead.
+            self._stack.callback(self.kubeconfig.unlink, missing_ok=True)
+        self.api = await self._connect("dra-driver-demo")
+        self._stack.push_async_callback(self._cancel_tasks)
+        self._run("claim controller", ClaimController(await self._connect("resource-claim-controller")).run())
+        self._run("garbage collector", GarbageCollector(await self._connect("garbage-collector")).run())
+        self._run("scheduler", Scheduler(await self._connect("kube-scheduler")).run())
+        self._stack.push_async_callback(self._stop_processes)
+        for i, profile in enumerate(self.config.profiles, start=1):
+            await self._start_node(f"node{i}", profile)
+        if self.config.run_controller:
+            self.controller = self._process("controller", self._controller_command())
+            await self.start_process(self.controller)
+
+    async def _connect(self, agent: str) -> KubeApi:
+        return await self._stack.enter_async_context(await KubeApi.connect(self.kubeconfig, user_agent=agent))
+
+    async def _close(self) -> None:
+        # Cleaning up must come to its end even when the second Ctrl-C arrives meanwhile.
+        closing = asyncio.get_running_loop().create_task(self._stack.aclose())
+        while not closing.done():
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                if closing.cancelled():
+                    raise
+
+    async def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in list(self._tasks):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _stop_processes(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for process in self._processes:
+                group.create_task(process.stop())
+
+    def _run(self, name: str, work: Awaitable[None]) -> asyncio.Task[None]:
+        """Runs a part of the cluster; its failure is the cluster's."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as e:
+                log.exception("a part of the cluster failed", part=name)
+                self._failures.append(f"{name} failed: {type(e).__name__}: {e}")
+
+        task = asyncio.get_running_loop().create_task(guarded(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- nodes ----------------------------------------------------------------------------------------------
+
+    async def _start_node(self, name: str, profile: str) -> None:
+        layout = NodeLayout(self.root / name)
+        api = await self._connect(f"kubelet-{name}")
+        kubelet = SimKubelet(api, name, layout, self.config.kubelet)
+        plugin = self._process(f"plugin-{name}", self._plugin_command(name, profile, layout))
+        node = SimNode(name, profile, layout, kubelet, plugin)
+        node.task = self._run(f"kubelet of {name}", kubelet.run())
+        self.nodes[name] = node
+        await self.start_process(plugin)
+
+    def _plugin_command(self, name: str, profile: str, layout: NodeLayout) -> tuple[str, ...]:
+        return dra_driver_command(
+            "kubelet-plugin",
+            f"--node-name={name}",
+            f"--kubeconfig={self.kubeconfig}",
+            f"--driver-name={self.config.driver_name}",
+            f"--plugins-dir={layout.plugins}",
+            f"--registry-dir={layout.registry}",
+            f"--cdi-dir={layout.cdi}",
+            f"--state-dir={layout.state}",
+            f"--dev-root={layout.dev}",
+            f"--backend=simulated={profile}",
+            f"--log-level={self.config.log_level}",
+        )
+
+    def _controller_command(self) -> tuple[str, ...]:
+        return dra_driver_command(
+            "controller",
+            f"--kubeconfig={self.kubeconfig}",
+            f"--driver-name={self.config.driver_name}",
+            f"--allocator={self.config.allocator}",
+            "--no-leader-elect",
+            f"--log-level={self.config.log_level}",
+        )
+
+    def _process(self, name: str, command: Sequence[str]) -> ManagedProcess:
+        process = ManagedProcess(name, command, self.root / f"{name}.log")
+        self._processes.append(process)
+        return process
+
+    async def start_process(self, process: ManagedProcess) -> None:
+        """Starts a process of the cluster, for the first time or again."""
+        await process.start()
+        self._run(process.name, process.supervise())
+
+    async def restart_kubelet(self, name: str) -> None:
+        """Stops the kubelet of a node and starts a new one under the running containers."""
+        node = self.nodes[name]
+        if node.task is not None:
+            node.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await node.task
+        api = await self._connect(f"kubelet-{name}")
+        node.kubelet = SimKubelet(api, name, node.layout, self.config.kubelet, runtime=node.kubelet.runtime)
+        node.task = self._run(f"kubelet of {name}", node.kubelet.run())
+
+    async def kill_plugin(self, name: str) -> None:
+        """SIGKILL for a node's plugin, files left as they are; returns when it is gone."""
+        self.nodes[name].plugin.signal(signal.SIGKILL)
+        await self.nodes[name].plugin.stop()
+
+    # --- waiting --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises ``ClusterFailed`` if a part or a process has ended by itself."""
+        if self._failures:
+            raise ClusterFailed("\n".join(self._failures))
+
+    async def wait_for(
+        self, what: str, condition: Callable[[], Awaitable[T | None]], seconds: float = 30.0
+    ) -> T:
+        """Polls until ``condition`` gives something true.
+
+        Raises:
+            ClusterFailed: it did not within the time, or a part of the cluster failed.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            self.check()
+            result = await condition()
+            if result:
+                return result
+            if asyncio.get_running_loop().time() >= deadline:
+                tails = "\n".join(p.tail(8) for p in self._processes)
+                raise ClusterFailed(f"waited {seconds:g} s in vain for: {what}\n{tails}")
+            await asyncio.sleep(POLL)
+
+    async def ready(self, seconds: float = 60.0) -> None:
+        """Waits until every node has its devices published."""
+        async for _ in self.published(seconds):
+            pass
+
+    async def published(self, seconds: float = 60.0) -> AsyncIterator[tuple[SimNode, list[ResourceSlice]]]:
+        """Gives each node and its slices as soon as they are complete for the plugin's present epoch."""
+        waiting = dict(self.nodes)
+        deadline = asyncio.get_running_loop().time() + seconds
+        while waiting:
+            for name, node in list(waiting.items()):
+                slices = await self._slices(name)
+                if slices:
+                    del waiting[name]
+                    yield node, slices
+            if waiting:
+                left = deadline - asyncio.get_running_loop().time()
+                check = functools.partial(self._any_slices, tuple(waiting))
+                await self.wait_for(f"ResourceSlices of {', '.join(waiting)}", check, left)
+
+    async def _any_slices(self, names: Sequence[str]) -> bool:
+        for name in names:
+            if await self._slices(name):
+                return True
+        return False
+
+    async def _slices(self, node: str) -> list[ResourceSlice] | None:
+        """The slices of a node's pool; None until they are those of the present epoch."""
+        try:
+            await self.api.get(NODES, node)
+            inventory = await self.api.get(DEVICE_INVENTORIES, inventory_name(node, self.config.driver_name))
+        except NotFound:
+            return None
+        registration, publication = inventory.status.registration, inventory.status.publication
+        if not registration.registered or publication.epoch != registration.epoch:
+            return None
+        found = await self.api.list(RESOURCE_SLICES, field_selector=f"spec.nodeName={node}")
+        slices = [s for s in found.items if s.spec.driver == self.config.driver_name]
+        if not slices or len(slices) != slices[0].spec.pool.resource_slice_count:
+            return None
+        return slices
