@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.errors import ConfigurationError
 from kubelet_plugin import files
 
 __all__ = ["MAX_SOCKET_PATH", "Configuration"]
@@ -71,10 +72,22 @@ class Configuration:
         return self.state / "checkpoint.json"
 
     def findings(self) -> tuple[str, ...]:
-        """Everything that is wrong; directories that are missing are created on the way."""
+        """Everything that is wrong. Looks at the file system, leaves nothing behind."""
         names = tuple(self._name_findings())
-        # A name that is wrong must not become a directory.
+        # A name that is wrong must not become a path.
         return names or (*self._value_findings(), *self._directory_findings())
+
+    def create_directories(self) -> None:
+        """Creates the directories that are missing.
+
+        Raises:
+            ConfigurationError: one cannot be created.
+        """
+        for flag, path, mode in self._directories():
+            try:
+                files.make_directory(path, mode)
+            except OSError as e:
+                raise ConfigurationError(f"{flag}: cannot create {path}: {e.strerror}") from e
 
     def _name_findings(self) -> Iterator[str]:
         if not _SUBDOMAIN.fullmatch(self.node_name) or len(self.node_name) > 253:
@@ -99,16 +112,17 @@ class Configuration:
         if not self.rescan_seconds >= 1:
             yield f"--rescan-interval {self.rescan_seconds:g}: expected 1 second or more"
 
-    def _directory_findings(self) -> Iterator[str]:
-        directories: Sequence[tuple[str, Path, int]] = (
+    def _directories(self) -> Sequence[tuple[str, Path, int]]:
+        return (
             ("--plugins-dir", self.plugin_dir, 0o700),
-            ("--registry-dir", self.registry_dir, 0o755),
-            ("--cdi-dir", self.cdi_dir, 0o755),
+            ("--registry-dir", self.registry_dir.absolute(), 0o755),
+            ("--cdi-dir", self.cdi_dir.absolute(), 0o755),
             ("--state-dir", self.state, 0o700),
         )
-        for flag, path, mode in directories:
+
+    def _directory_findings(self) -> Iterator[str]:
+        for flag, path, _ in self._directories():
             try:
-                files.make_directory(path, mode)
                 files.probe(path)
             except OSError as e:
                 yield f"{flag}: cannot write in {path}: {e.strerror}"

@@ -98,9 +98,12 @@ def make_directory(path: Path, mode: int) -> None:
 def probe(path: Path) -> None:
     """Writes and removes a file, because permission bits say nothing to root or about read-only mounts.
 
+    Where the directory is not there, its nearest ancestor is tried; nothing is created that stays.
+
     Raises:
         OSError: nothing can be written there.
     """
-    file = path / f".dra-driver-{secrets.token_hex(4)}.tmp"
+    there = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+    file = there / f".dra-driver-{secrets.token_hex(4)}.tmp"
     file.touch(mode=0o600, exist_ok=False)
     file.unlink()

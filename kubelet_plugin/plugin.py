@@ -149,6 +149,7 @@ class Plugin:
             DraError: it cannot go on.
         """
         try:
+            self._configuration.create_directories()
             async with _lock(self._configuration.state / "plugin.lock"):
                 await self._engine.restore()
                 async with asyncio.TaskGroup() as group:
