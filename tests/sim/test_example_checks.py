@@ -1,0 +1,147 @@
+"""What the checks on example pods accept and refuse, and which manifests are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.api import codec
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import Device, DeviceRequestAllocationResult
+from dra_driver.errors import ConfigurationError
+from dra_driver.sim import assets, examples
+from dra_driver.sim.cdi_reader import ContainerView
+from dra_driver.sim.examples import AllocatedDevice, Example, Expectation, Outcome
+from dra_driver.sim.objects import RunPod
+
+
+def outcome(
+    *devices: AllocatedDevice, phase: str = "Running", name: str = "p", node: str = "n1", **expect: Any
+) -> Outcome:
+    pod = codec.convert(
+        RunPod,
+        {
+            "metadata": {"name": name, "namespace": "ns"},
+            "spec": {
+                "nodeName": node,
+                "resourceClaims": [{"name": "g", "resourceClaimName": "c"}],
+                "containers": [{"name": "main"}],
+            },
+            "status": {"phase": phase},
+        },
+    )
+    return Outcome(Example(ObjectKey("ns", name), Expectation(**expect), "x.yaml"), pod, list(devices))
+
+
+def device(name: str, memory: str = "40Gi", model: str = "A", claim: str = "c") -> AllocatedDevice:
+    found = codec.convert(
+        Device,
+        {
+            "name": name,
+            "attributes": {"model": {"string": model}, "uuid": {"string": f"GPU-{name}"}},
+            "capacity": {"memory": {"value": memory}},
+        },
+    )
+    result = codec.convert(
+        DeviceRequestAllocationResult, {"request": "r", "driver": "d", "pool": "n1", "device": name}
+    )
+    return AllocatedDevice(claim, result, found)
+
+
+def seen(*names: str) -> dict[str, ContainerView]:
+    env = {f"DRA_C__R__{i}_DEVICE": n for i, n in enumerate(names)}
+    env |= {f"DRA_C__R__{i}_UUID": f"GPU-{n}" for i, n in enumerate(names)}
+    return {"main": ContainerView(env=env)}
+
+
+def pod_expecting(text: str) -> str:
+    metadata = {"name": "p", "annotations": {examples.EXPECT_ANNOTATION: text}}
+    return yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+
+
+def findings(one: Outcome, *others: Outcome) -> str:
+    return "; ".join(examples.verify(one, [one, *others]))
+
+
+def test_what_is_as_promised() -> None:
+    one = outcome(device("a"), devices=1, min_memory="32Gi", same_attribute="model")
+    assert findings(one) == ""
+    one.containers = seen("a")
+    assert findings(one) == ""
+    shared = outcome(device("a"), devices=1, shares_claim_with="q")
+    assert findings(shared, outcome(device("a"), name="q", devices=1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("one", "finding"),
+    [
+        (outcome(device("a"), devices=2), "has 1 devices instead of 2"),
+        (outcome(device("a"), devices=1, phase="Failed"), "is Failed"),
+        (outcome(device("a", "24Gi"), devices=1, min_memory="32Gi"), "has 24Gi memory, less than 32Gi"),
+        (
+            outcome(device("a"), device("b", model="B"), devices=2, same_attribute="model"),
+            "different model: A, B",
+        ),
+        (outcome(device("a"), devices=1, shares_claim_with="q"), "which is no example"),
+        (outcome(unschedulable=True, phase="Running"), "although it cannot be satisfied"),
+        (outcome(unschedulable=True, phase="Pending"), "without a reason"),
+    ],
+)
+def test_what_is_not_as_promised(one: Outcome, finding: str) -> None:
+    assert finding in findings(one)
+
+
+def test_a_container_that_sees_another_device() -> None:
+    one = outcome(device("a"), devices=1)
+    one.containers = seen("b")
+    assert "sees no DRA_*_DEVICE=a" in findings(one)
+    assert "does not see the UUID GPU-a" in findings(one)
+
+
+def test_a_device_that_no_slice_shows() -> None:
+    one = outcome(dataclasses.replace(device("a"), device=None), devices=1)
+    assert "in no ResourceSlice" in findings(one)
+
+
+def test_sharing_on_another_node() -> None:
+    one = outcome(device("a"), devices=1, shares_claim_with="q")
+    assert "runs on n1, but q on n2" in findings(one, outcome(device("a"), name="q", node="n2", devices=1))
+
+
+def test_a_device_in_two_claims_is_found() -> None:
+    first, second = outcome(device("a", claim="c1")), outcome(device("a", claim="c2"))
+    assert examples.twice_allocated([first, second]) == ["d/n1/a is allocated to c1 and c2"]
+    assert examples.twice_allocated([first, first]) == []
+
+
+def test_the_projects_own_examples_can_be_read() -> None:
+    objects, pods = examples.load_manifests(assets.deploy_directory("examples"))
+    assert objects[0]["kind"] == "Namespace"
+    assert len(pods) >= 5
+    assert any(p.expect.unschedulable for p in pods)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read"),
+        ("- 1", "every document needs apiVersion, kind and metadata.name"),
+        ("{apiVersion: v1, kind: Secret, metadata: {name: s}}", "v1 Secret cannot be applied here"),
+        (pod_expecting('{"x": 1}'), "annotation demo.dra-driver.dev/expect"),
+        (pod_expecting('{"minMemory": "lots"}'), "annotation demo.dra-driver.dev/expect"),
+    ],
+)
+def test_manifests_that_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        examples.load_manifests(tmp_path)
+
+
+def test_a_directory_without_manifests_is_refused(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ConfigurationError, match="a directory with"):
+            examples.load_manifests(directory)
