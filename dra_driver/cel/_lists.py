@@ -1,0 +1,261 @@
+"""Functions of lists, sets, maps and optionals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cmp_to_key
+
+from dra_driver.cel._standard import FUNCTIONS as STANDARD
+from dra_driver.cel._values import (
+    NONE,
+    Duration,
+    Optional,
+    Timestamp,
+    UInt,
+    Value,
+    compare,
+    equal,
+    key_of,
+)
+from dra_driver.cel.errors import CelRuntimeError, no_such_overload
+
+__all__ = ["FUNCTIONS", "contains"]
+
+_List = Sequence[Value]
+
+
+def contains(items: _List, value: Value) -> bool:
+    """Whether an item equals the value; a comparison that fails counts as unequal."""
+    for item in items:
+        try:
+            if equal(value, item):
+                return True
+        except CelRuntimeError:
+            continue
+    return False
+
+
+# --- lists --------------------------------------------------------------------------------------------------
+
+
+def _distinct(items: _List) -> list[Value]:
+    found: list[Value] = []
+    seen: set[Value] = set()
+    for item in items:
+        if type(item) is str:
+            if item not in seen:
+                seen.add(item)
+                found.append(item)
+        elif not contains(found, item):
+            found.append(item)
+    return found
+
+
+def _flatten(items: _List, depth: int = 1) -> list[Value]:
+    if depth < 0:
+        raise CelRuntimeError("level must be non-negative")
+    flat: list[Value] = []
+    for item in items:
+        if type(item) in (list, tuple) and depth > 0:
+            flat += _flatten(item, depth - 1)
+        else:
+            flat.append(item)
+    return flat
+
+
+def _range(count: int) -> list[int]:
+    if count > 10_000_000:
+        raise CelRuntimeError("lists.range: too many items")
+    return list(range(count))
+
+
+def _slice(items: _List, start: int, end: int) -> _List:
+    if start < 0 or end < 0:
+        raise CelRuntimeError(f"cannot slice({start}, {end}), negative indexes not supported")
+    if start > end:
+        raise CelRuntimeError(
+            f"cannot slice({start}, {end}), start index must be less than or equal to end index"
+        )
+    if end > len(items):
+        raise CelRuntimeError(f"cannot slice({start}, {end}), list is length {len(items)}")
+    return items[start:end]
+
+
+def _sort_by_keys(items: _List, keys: _List) -> list[Value]:
+    if len(items) != len(keys):
+        raise CelRuntimeError(
+            f"@sortByAssociatedKeys() expected a list of the same size: {len(items)}, {len(keys)}"
+        )
+    _check_sortable(keys)
+    order = sorted(range(len(items)), key=cmp_to_key(lambda i, j: compare(keys[i], keys[j])))
+    return [items[i] for i in order]
+
+
+def _check_sortable(keys: _List) -> None:
+    if not keys:
+        return
+    first = type(keys[0])
+    if first not in (bool, int, UInt, float, str, bytes, Duration, Timestamp):
+        raise CelRuntimeError("list elements must be comparable")
+    if any(type(k) is not first for k in keys):
+        raise CelRuntimeError("list elements must have the same type")
+
+
+def _is_sorted(items: _List) -> bool:
+    return all(compare(a, b) <= 0 for a, b in zip(items, items[1:], strict=False))
+
+
+def _extreme(name: str, sign: int) -> Callable[[_List], Value]:
+    def extreme(items: _List) -> Value:
+        if not items:
+            raise CelRuntimeError(f"{name} called on empty list")
+        best = items[0]
+        for item in items[1:]:
+            if compare(item, best) * sign > 0:
+                best = item
+        return best
+
+    return extreme
+
+
+def _sum(start: Value) -> Callable[[_List], Value]:
+    adders = {
+        int: STANDARD["add_int64"],
+        UInt: STANDARD["add_uint64"],
+        float: STANDARD["add_double"],
+        Duration: STANDARD["add_duration_duration"],
+    }
+
+    def total(items: _List) -> Value:
+        result = start
+        for i, item in enumerate(items):
+            if i == 0 and type(item) in adders:
+                result = item
+                continue
+            if type(item) is not type(result) or type(item) not in adders:
+                raise no_such_overload()
+            result = adders[type(item)](result, item)
+        return result
+
+    return total
+
+
+def _index_of(items: _List, value: Value) -> int:
+    return next((i for i, item in enumerate(items) if contains([item], value)), -1)
+
+
+def _last_index_of(items: _List, value: Value) -> int:
+    return next((i for i in range(len(items) - 1, -1, -1) if contains([items[i]], value)), -1)
+
+
+def _first(items: _List) -> Optional:
+    return Optional(True, items[0]) if items else NONE
+
+
+def _last(items: _List) -> Optional:
+    return Optional(True, items[-1]) if items else NONE
+
+
+# --- sets ---------------------------------------------------------------------------------------------------
+
+
+def _set_contains(items: _List, others: _List) -> bool:
+    return all(contains(items, o) for o in others)
+
+
+def _set_equivalent(items: _List, others: _List) -> bool:
+    return _set_contains(items, others) and _set_contains(others, items)
+
+
+def _set_intersects(items: _List, others: _List) -> bool:
+    return any(contains(items, o) for o in others)
+
+
+# --- maps ---------------------------------------------------------------------------------------------------
+
+
+def _insert(container: dict[Value, Value], key: Value, value: Value) -> dict[Value, Value]:
+    encoded = key_of(key)
+    if encoded in container:
+        raise CelRuntimeError(f"insert failed: key {key} already exists")
+    return {**container, encoded: value}
+
+
+def _merge(container: dict[Value, Value], other: dict[Value, Value]) -> dict[Value, Value]:
+    for key in other:
+        if key in container:
+            raise CelRuntimeError(f"insert failed: key {key} already exists")
+    return {**container, **other}
+
+
+# --- optionals ----------------------------------------------------------------------------------------------
+
+
+def _value(optional: Optional) -> Value:
+    if not optional.has:
+        raise CelRuntimeError("optional.none() dereference")
+    return optional.value
+
+
+def _of_non_zero(value: Value) -> Optional:
+    zero = (
+        value is None
+        or value is False
+        or (isinstance(value, int | float | str | bytes | list | tuple | dict) and not value)
+        or (isinstance(value, Duration) and value.ns == 0)
+        or (isinstance(value, Optional) and not value.has)
+    )
+    return NONE if zero else Optional(True, value)
+
+
+def _unwrap(items: _List) -> list[Value]:
+    found: list[Value] = []
+    for item in items:
+        if type(item) is not Optional:
+            raise CelRuntimeError(f"value {item!r} is not optional")
+        if item.has:
+            found.append(item.value)
+    return found
+
+
+_ORDERED = ("int", "uint", "double", "bool", "string", "bytes")
+
+FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "list_distinct": _distinct,
+    "list_flatten": _flatten,
+    "list_flatten_int": _flatten,
+    "lists_range": _range,
+    "list_reverse": lambda a: a[::-1],
+    "list_slice": _slice,
+    "list_first": _first,
+    "list_last": _last,
+    **{
+        f"list_{t}_sort": lambda a: _sort_by_keys(a, a)
+        for t in (*_ORDERED, "google.protobuf.Duration", "google.protobuf.Timestamp")
+    },
+    **{
+        f"list_{t}_sortByAssociatedKeys": _sort_by_keys
+        for t in (*_ORDERED, "google.protobuf.Duration", "google.protobuf.Timestamp")
+    },
+    **{f"list_{t}_is_sorted_bool": _is_sorted for t in (*_ORDERED, "duration", "timestamp")},
+    **{f"list_{t}_min_{t}": _extreme("min", -1) for t in (*_ORDERED, "duration", "timestamp")},
+    **{f"list_{t}_max_{t}": _extreme("max", 1) for t in (*_ORDERED, "duration", "timestamp")},
+    "list_int_sum_int": _sum(0),
+    "list_uint_sum_uint": _sum(UInt(0)),
+    "list_double_sum_double": _sum(0.0),
+    "list_duration_sum_duration": _sum(Duration(0)),
+    "list_a_index_of_int": _index_of,
+    "list_a_last_index_of_int": _last_index_of,
+    "list_sets_contains_list": _set_contains,
+    "list_sets_equivalent_list": _set_equivalent,
+    "list_sets_intersects_list": _set_intersects,
+    "@mapInsert_map_key_value": _insert,
+    "@mapInsert_map_map": _merge,
+    "optional_none": lambda: NONE,
+    "optional_of": lambda a: Optional(True, a),
+    "optional_ofNonZeroValue": _of_non_zero,
+    "optional_value": _value,
+    "optional_hasValue": lambda a: a.has,
+    "optional_unwrap": _unwrap,
+    "optional_unwrapOpt": _unwrap,
+}

@@ -1,0 +1,171 @@
+"""What of a device an expression can see."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, Literal, Select
+from dra_driver.cel._checker import children
+from dra_driver.cel._values import DomainMap, Value
+
+__all__ = ["References", "find_references"]
+
+# These tell quantities of equal amount apart.
+_SENSITIVE = frozenset({"isInteger", "asInteger", "asApproximateFloat", "add", "sub"})
+_ABSENT = ("absent",)
+
+
+class _Device(Protocol):
+    driver: str
+    attributes: DomainMap
+    capacity: DomainMap
+    allow_multiple_allocations: bool
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The projection of a device that the result of an expression depends on.
+
+    Attributes:
+        attributes: (domain, name) of the attributes that are looked up by constant keys.
+        capacity: the same of the capacities.
+        driver: whether the driver's name is read.
+        allow_multiple_allocations: whether that field is read.
+        everything: whether the expression computes a key, takes a size or iterates: then all of it counts.
+        representation: whether it matters how quantities are written, not only their amounts.
+    """
+
+    attributes: tuple[tuple[str, str], ...] = ()
+    capacity: tuple[tuple[str, str], ...] = ()
+    driver: bool = False
+    allow_multiple_allocations: bool = False
+    everything: bool = False
+    representation: bool = False
+
+    def key(self, device: _Device) -> Hashable:
+        """The projected content as a key for memoising results; equal content, equal result."""
+        if device.error is not None:
+            return ("error", device.error)
+        parts: list[Hashable] = []
+        if self.driver or self.everything:
+            parts.append(device.driver)
+        if self.allow_multiple_allocations or self.everything:
+            parts.append(device.allow_multiple_allocations)
+        if self.everything:
+            for domains in (device.attributes, device.capacity):
+                parts.append(
+                    tuple(
+                        (d, tuple((n, self._item(v)) for n, v in sorted(names.items())))
+                        for d, names in sorted(domains.items())
+                    )
+                )
+            return tuple(parts)
+        for domain, name in self.attributes:
+            value = device.attributes[domain].get(name)
+            parts.append(value if type(value) is str else self._item(value))
+        for domain, name in self.capacity:
+            parts.append(self._item(device.capacity[domain].get(name)))
+        return tuple(parts)
+
+    def _item(self, value: Value) -> Hashable:
+        if value is None:
+            return _ABSENT
+        if self.representation and hasattr(value, "is_big"):
+            return (value.nano, value.scale, value.is_big)
+        # 1, True and 1.0 are one key for Python.
+        return (type(value).__name__, value)
+
+
+class _Finder:
+    def __init__(self) -> None:
+        self.found: dict[str, set[tuple[str, str]]] = {"attributes": set(), "capacity": set()}
+        self.driver = False
+        self.multiple = False
+        self.everything = False
+        self.representation = False
+
+    def visit(self, e: Expr, paths: dict[str, tuple[str, ...] | None]) -> None:
+        """Notes what a node reads. ``paths`` tells which local variables are parts of the device."""
+        path = _path(e, paths)
+        if path is not None:
+            self.note(path)
+            return
+        if isinstance(e, Call) and e.function in _SENSITIVE:
+            self.representation = True
+        if isinstance(e, Call) and e.function == "@in" and isinstance(e.args[0], Literal):
+            container = _path(e.args[1], paths)
+            if container is not None and len(container) == 3:
+                self.note((*container, str(e.args[0].value)))
+                return
+        if isinstance(e, Comprehension):
+            self.fold(e, paths)
+            return
+        for child in children(e):
+            self.visit(child, paths)
+
+    def fold(self, e: Comprehension, paths: dict[str, tuple[str, ...] | None]) -> None:
+        bound = _path(e.accu_init, paths) if e.is_bind else None
+        if bound is None or len(bound) == 4:
+            self.visit(e.accu_init, paths)
+        self.visit(e.iter_range, paths)
+        inner = {**paths, e.accu_var: bound}
+        if e.is_bind:
+            self.visit(e.result, inner)
+            return
+        loop = {**inner, e.iter_var: None, **({e.iter_var2: None} if e.iter_var2 else {})}
+        self.visit(e.condition, loop)
+        self.visit(e.step, loop)
+        self.visit(e.result, inner)
+
+    def note(self, path: tuple[str, ...]) -> None:
+        match path:
+            case ("device", "driver", *_):
+                self.driver = True
+            case ("device", "allowMultipleAllocations", *_):
+                self.multiple = True
+            case ("device", ("attributes" | "capacity") as which, domain, name, *_):
+                self.found[which].add((domain, name))
+            case _:
+                self.everything = True
+
+
+def _path(e: Expr, paths: dict[str, tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """``("device", "attributes", domain, name)`` or the start of it, where the node is such a chain."""
+    if isinstance(e, Ident):
+        return paths.get(e.name, ("device",) if e.name == "device" else None)
+    key: str | None = None
+    operand: Expr | None = None
+    if isinstance(e, Select):
+        if e.as_ident:
+            return None
+        operand, key = e.operand, e.field
+        if e.test_only:
+            inner = _path(operand, paths)
+            # has(device.driver) reads nothing, and every domain is there.
+            if inner is not None and len(inner) <= 2:
+                return None
+    elif isinstance(e, Call) and e.function in ("_[_]", "_[?_]", "_?._"):
+        operand, constant = e.args
+        if isinstance(constant, Literal) and isinstance(constant.value, str):
+            key = constant.value
+    if key is None or operand is None:
+        return None
+    base = _path(operand, paths)
+    return None if base is None else (*base, key)
+
+
+def find_references(root: Expr) -> References:
+    """What the expression can see; more than it does see where that is not plain."""
+    finder = _Finder()
+    finder.visit(root, {})
+    return References(
+        attributes=tuple(sorted(finder.found["attributes"])),
+        capacity=tuple(sorted(finder.found["capacity"])),
+        driver=finder.driver,
+        allow_multiple_allocations=finder.multiple,
+        everything=finder.everything,
+        representation=finder.representation,
+    )

@@ -1,0 +1,102 @@
+"""What the environment checks of literals beyond their types."""
+
+from __future__ import annotations
+
+from dra_driver.cel import _format, _regex, _time
+from dra_driver.cel._ast import Call, Expr, ListExpr, Literal, MapExpr
+from dra_driver.cel._checker import children
+from dra_driver.cel._types import Type
+from dra_driver.cel.errors import CelCompileError, CelRuntimeError
+
+__all__ = ["validate"]
+
+_ACCEPTED = {
+    "s": frozenset(
+        "string bool bytes int uint double map list type duration timestamp null_type dyn error".split()  # noqa: SIM905
+    ),
+    "d": frozenset({"int", "uint", "dyn", "error"}),
+    "f": frozenset({"double", "int", "uint", "dyn", "error"}),
+    "e": frozenset({"double", "int", "uint", "dyn", "error"}),
+    "b": frozenset({"int", "uint", "bool", "dyn", "error"}),
+    "x": frozenset({"int", "uint", "string", "bytes", "dyn", "error"}),
+    "X": frozenset({"int", "uint", "string", "bytes", "dyn", "error"}),
+    "o": frozenset({"int", "uint", "dyn", "error"}),
+}
+
+
+def validate(root: Expr, expression: str) -> None:
+    """Checks durations, timestamps, patterns, format strings, and that literals of lists and maps are uniform.
+
+    Raises:
+        CelCompileError: the first finding.
+    """
+    todo = [(root, False)]
+    while todo:
+        e, exempt = todo.pop()
+        try:
+            if isinstance(e, Call):
+                _check_call(e)
+                exempt = exempt or e.function == "format"
+            elif not exempt and isinstance(e, ListExpr):
+                _check_uniform(e.elements, e.optional)
+            elif not exempt and isinstance(e, MapExpr):
+                _check_uniform([k for k, _ in e.entries], frozenset())
+                _check_uniform([v for _, v in e.entries], e.optional)
+        except CelCompileError as error:
+            raise CelCompileError(str(error), error.position, expression) from None
+        todo += [(c, exempt) for c in reversed(children(e))]
+
+
+def _check_uniform(items: list[Expr], optional: frozenset[int]) -> None:
+    first: Type | None = None
+    for i, item in enumerate(items):
+        t = item.type.params[0] if i in optional and item.type.name == "optional_type" else item.type
+        if first is None:
+            first = t
+        elif t != first:
+            raise CelCompileError(f"expected type '{first}' but found '{t}'", item.position)
+
+
+def _check_call(e: Call) -> None:
+    if e.function in ("duration", "timestamp") and len(e.args) == 1:
+        parse = _time.parse_duration if e.function == "duration" else _time.parse_timestamp
+        arg = e.args[0]
+        if isinstance(arg, Literal) and isinstance(arg.value, str):
+            _attempt(parse, arg, f"invalid {e.function} argument")
+    elif e.function == "matches":
+        arg = e.args[-1]
+        if isinstance(arg, Literal) and isinstance(arg.value, str):
+            _attempt(_regex.compile_pattern, arg, "invalid matches argument")
+    elif e.function == "format" and e.target is not None:
+        _check_format(e, e.target)
+
+
+def _attempt(parse: object, arg: Literal, message: str) -> None:
+    assert callable(parse)
+    try:
+        parse(arg.value)
+    except CelRuntimeError as error:
+        raise CelCompileError(f"{message}: {error}", arg.position) from None
+
+
+def _check_format(e: Call, target: Expr) -> None:
+    args = e.args[0]
+    if not (isinstance(target, Literal) and isinstance(target.value, str) and isinstance(args, ListExpr)):
+        return
+    try:
+        letters = [c.letter for c in _format.clauses(target.value) if c.letter]
+    except CelRuntimeError as error:
+        raise CelCompileError(str(error), target.position) from None
+    for i, letter in enumerate(letters):
+        if i >= len(args.elements):
+            raise CelCompileError(f"index {i} out of range", e.position)
+        item = args.elements[i]
+        if item.type.kind not in _ACCEPTED[letter]:
+            raise CelCompileError(
+                f"error during formatting: %{letter} cannot be used on {item.type}", item.position
+            )
+    if len(letters) < len(args.elements):
+        raise CelCompileError(
+            f"too many arguments supplied to string.format (expected {len(letters)}, got {len(args.elements)})",
+            e.position,
+        )

@@ -1,0 +1,202 @@
+"""Selectors: compiled once per expression, evaluated per device."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dra_driver.api.resource import Device, DeviceAttribute
+from dra_driver.api.version import Version
+from dra_driver.cel import _checker, _declarations, _parser, _types, _validators
+from dra_driver.cel._compiler import Closure, Compiler, Frame
+from dra_driver.cel._references import References, find_references
+from dra_driver.cel._values import DomainMap, Value, type_name
+from dra_driver.cel.errors import CelCompileError, CelRuntimeError
+from dra_driver.errors import InvalidVersion
+
+__all__ = ["MAX_EXPRESSION_LENGTH", "STORED", "DeviceView", "Environment", "Selector", "compile_selector"]
+
+MAX_EXPRESSION_LENGTH = 10 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Which variables and functions exist.
+
+    Attributes:
+        new: the environment for validating new objects, which obeys feature gates; the scheduler's (for stored
+            objects) always has ``device.allowMultipleAllocations`` and ``includes``.
+        list_type_attributes: the gate DRAListTypeAttributes.
+        consumable_capacity: the gate DRAConsumableCapacity.
+    """
+
+    new: bool = False
+    list_type_attributes: bool = False
+    consumable_capacity: bool = True
+
+
+STORED = Environment()
+
+
+class DeviceView:
+    """A device as expressions see it. Make one per device and keep it; nothing may change it.
+
+    Attributes:
+        driver: the driver's name, which is the domain of unqualified names.
+        attributes: values by domain and name.
+        capacity: quantities by domain and name.
+        allow_multiple_allocations: false where the device does not say.
+        error: why no expression can be evaluated on the device, or None.
+    """
+
+    __slots__ = ("allow_multiple_allocations", "attributes", "capacity", "driver", "error")
+
+    def __init__(self, driver: str, device: Device, *, list_attributes: bool = False) -> None:
+        self.driver = driver
+        self.allow_multiple_allocations = bool(device.allow_multiple_allocations)
+        self.error: str | None = None
+        attributes, capacity = DomainMap(), DomainMap()
+        for key, attribute in device.attributes.items():
+            domain, slash, name = key.partition("/")
+            if not slash:
+                domain, name = driver, key
+            value = attribute.string_value
+            if value is None or list_attributes:
+                try:
+                    value = _value_of(attribute, list_attributes)
+                except InvalidVersion as e:
+                    self.error = f"attribute {key}: {e}"
+                    continue
+                if value is None:
+                    self.error = f"attribute {key}: unsupported attribute value"
+                    continue
+            if domain in attributes:
+                attributes[domain][name] = value
+            else:
+                attributes[domain] = {name: value}
+        for key, amount in device.capacity.items():
+            domain, slash, name = key.partition("/")
+            if not slash:
+                domain, name = driver, key
+            if domain in capacity:
+                capacity[domain][name] = amount.value
+            else:
+                capacity[domain] = {name: amount.value}
+        self.attributes = attributes
+        self.capacity = capacity
+
+
+def _value_of(attribute: DeviceAttribute, list_attributes: bool) -> Value:
+    if list_attributes:
+        for values in (attribute.ints, attribute.bools, attribute.strings):
+            if values is not None:
+                return values
+        if attribute.versions is not None:
+            return tuple(map(Version.parse, attribute.versions))
+    if attribute.int_value is not None:
+        return attribute.int_value
+    if attribute.bool_value is not None:
+        return attribute.bool_value
+    if attribute.string_value is not None:
+        return attribute.string_value
+    return None if attribute.version_value is None else Version.parse(attribute.version_value)
+
+
+class Selector:
+    """A compiled expression. Immutable; may be used by several threads.
+
+    Attributes:
+        expression: the text.
+        references: what of a device the result depends on.
+    """
+
+    __slots__ = ("_closure", "_slots", "expression", "references")
+
+    def __init__(self, expression: str, closure: Closure, slots: int, references: References) -> None:
+        self.expression = expression
+        self.references = references
+        self._closure = closure
+        self._slots = slots
+
+    def matches(self, device: DeviceView) -> bool:
+        """Whether the expression is true for the device.
+
+        Raises:
+            CelRuntimeError: it has no value for the device (an absent attribute …), or its value is no bool.
+        """
+        if device.error is not None:
+            raise CelRuntimeError(device.error)
+        try:
+            result = self._closure(Frame(device, self._slots) if self._slots else device)
+        except RecursionError as e:
+            raise CelRuntimeError("the expression is nested too deeply") from e
+        if result is True or result is False:
+            return bool(result)
+        raise CelRuntimeError(f"CEL result of type {type_name(result)} could not be converted to bool")
+
+    def projection_key(self, device: DeviceView) -> Hashable:
+        """A key such that devices with equal keys have equal results (or equal failures)."""
+        return self.references.key(device)
+
+    def __repr__(self) -> str:
+        return f"Selector({self.expression!r})"
+
+
+def compile_selector(expression: str, *, environment: Environment = STORED) -> Selector:
+    """Compiles a selector as the scheduler does; the 1024 last used are kept.
+
+    Neither the length nor the estimated cost is limited here: that is for ``validate_selector``.
+
+    Raises:
+        CelCompileError: the expression is no selector; says why and where.
+    """
+    compiled = _compiled(expression, environment)
+    if isinstance(compiled, Selector):
+        return compiled
+    raise CelCompileError(compiled)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(expression: str, environment: Environment) -> Selector | str:
+    try:
+        return _compile(expression, environment)
+    except CelCompileError as e:
+        return str(e)
+
+
+def _compile(expression: str, environment: Environment) -> Selector:
+    root = _parser.parse(expression)
+    functions = _declarations.functions(environment.list_type_attributes or not environment.new)
+    _checker.check(root, expression, functions, _VARIABLES, {_DEVICE.name: _fields(environment)})
+    _validators.validate(root, expression)
+    allowed = (
+        (_types.BOOL, _types.ANY, _types.DYN)
+        if environment.list_type_attributes
+        else (_types.BOOL, _types.ANY)
+    )
+    if root.type not in allowed:
+        raise CelCompileError(f"must evaluate to bool or the unknown type, not {root.type}")
+    compiler = Compiler(expression, functions)
+    try:
+        closure = compiler.compile(root)
+    except RecursionError as e:
+        raise CelCompileError("the expression is nested too deeply") from e
+    return Selector(expression, closure, compiler.slots, find_references(root))
+
+
+_DEVICE = _types.parse_type("kubernetes.DRADevice")
+_VARIABLES = {"device": _DEVICE}
+
+
+@lru_cache
+def _fields(environment: Environment) -> dict[str, _types.Type]:
+    value = "dyn" if environment.list_type_attributes else "any"
+    fields = {
+        "driver": _types.STRING,
+        "attributes": _types.parse_type(f"map(string, map(string, {value}))"),
+        "capacity": _types.parse_type("map(string, map(string, kubernetes.Quantity))"),
+    }
+    if environment.consumable_capacity or not environment.new:
+        fields["allowMultipleAllocations"] = _types.BOOL
+    return fields
