@@ -1,0 +1,236 @@
+"""A plugin that starts anew: lost CDI files, corrupt checkpoints, strangers' files, configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kube import FakeKube
+from node_agent import (
+    DRIVER,
+    NODE,
+    Backend,
+    add_claim,
+    claim,
+    configuration,
+    device,
+    eventually,
+    inventory,
+    running,
+)
+from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
+
+from dra_driver.api.inventory import DeviceInventorySpec, InventoryDevice
+from dra_driver.api.meta import DriverName
+from dra_driver.errors import DraError
+from kubelet_plugin.configuration import Configuration
+from kubelet_plugin.inventory import fit
+from kubelet_plugin.plugin import Plugin
+
+
+def prepared(tmp_path: Path) -> tuple[FakeKube, dict[str, Any], dict[str, Any]]:
+    """Two prepared claims, plugin ended."""
+
+    async def main() -> tuple[FakeKube, dict[str, Any], dict[str, Any]]:
+        kube = FakeKube()
+        one, two = add_claim(kube, claim("one", "gpu-0")), add_claim(kube, claim("two", "gpu-1"))
+        async with running(tmp_path, kube, [device(0), device(1)]) as node:
+            answers = await prepare(node, one)
+            answers = await prepare(node, two)
+            assert not answers[two["metadata"]["uid"]].error
+        return kube, one, two
+
+    return asyncio.run(main())
+
+
+def file_of(body: dict[str, Any]) -> str:
+    return f"k8s.{DRIVER}-claim_{body['metadata']['uid']}.json"
+
+
+def test_lost_cdi_files_are_written_again_without_api_server_and_hardware(tmp_path: Path) -> None:
+    _, one, two = prepared(tmp_path)
+    contents = {p.name: p.read_bytes() for p in (tmp_path / "cdi").iterdir()}
+    assert set(contents) == {file_of(one), file_of(two)}
+    for p in (tmp_path / "cdi").iterdir():
+        p.unlink()
+    (tmp_path / "cdi").rmdir()
+
+    async def main() -> None:
+        kube = FakeKube()
+        kube.down = True
+        async with running(tmp_path, kube, []) as node:
+            assert {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()} == contents
+            # And prepare of what is prepared needs neither.
+            answer = (await prepare(node, one))[one["metadata"]["uid"]]
+            assert [d.device_name for d in answer.devices] == ["gpu-0"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "gone", "both gone", "all corrupt"])
+def test_a_lost_checkpoint_is_recovered(tmp_path: Path, damage: str) -> None:
+    kube, one, two = prepared(tmp_path)
+    checkpoint = configuration(tmp_path).checkpoint
+    previous = checkpoint.with_name("checkpoint.json.previous")
+    # The previous version has the second claim half-way.
+    states = {c["name"]: c["state"] for c in json.loads(previous.read_bytes())["payload"]["claims"].values()}
+    assert states == {"one": "PrepareCompleted", "two": "PrepareStarted"}
+    match damage:
+        case "truncated":
+            checkpoint.write_bytes(checkpoint.read_bytes()[:-50])
+            previous.unlink()
+        case "garbage":
+            checkpoint.write_bytes(b"\0" * 4096)
+            previous.write_bytes(b"")
+        case "gone":
+            checkpoint.unlink()
+            previous.unlink()
+        case "both gone":
+            checkpoint.unlink()
+            previous.unlink()
+            (tmp_path / "cdi" / file_of(two)).unlink()
+        case "all corrupt":
+            checkpoint.write_bytes(b"x")
+            previous.write_bytes(b"x")
+            (tmp_path / "cdi" / file_of(two)).write_bytes(b"{}")
+
+    async def main() -> None:
+        async with running(tmp_path, kube, [device(0), device(1)]) as node:
+            lost = damage in ("both gone", "all corrupt")
+            assert {c["name"] for c in checkpointed(node).values()} == ({"one"} if lost else {"one", "two"})
+            thief = add_claim(kube, claim("thief", "gpu-0"))
+            assert "is held by claim ns/one" in (await prepare(node, thief))[thief["metadata"]["uid"]].error
+            done = await unprepare(node, one, two)
+            assert {d.error for d in done.values()} == {""}
+            assert node.specs() == []
+            assert checkpointed(node) == {}
+
+    asyncio.run(main())
+
+
+def test_a_corrupt_checkpoint_falls_back_to_the_previous_version(tmp_path: Path) -> None:
+    kube, one, two = prepared(tmp_path)
+    checkpoint = configuration(tmp_path).checkpoint
+    good = checkpoint.read_bytes()
+    checkpoint.write_bytes(good[:100])
+
+    async def main() -> None:
+        async with running(tmp_path, kube, [device(0), device(1)]) as node:
+            # The second claim was half-way in the previous version: undone, to be prepared again.
+            assert {c["name"] for c in checkpointed(node).values()} == {"one"}
+            assert node.specs() == [file_of(one)]
+            assert not (await prepare(node, two))[two["metadata"]["uid"]].error
+            assert (node.config.state / "checkpoint.json.corrupt").read_bytes() == good[:100]
+
+    asyncio.run(main())
+
+
+def test_orphans_of_ours_are_removed_and_strangers_files_are_not_touched(tmp_path: Path) -> None:
+    _, one, two = prepared(tmp_path)
+    folder = tmp_path / "cdi"
+    orphan = json.loads((folder / file_of(one)).read_bytes())
+    stray = {"metadata": {"uid": "99999999-0000"}}
+    text = json.dumps(orphan).replace(one["metadata"]["uid"], stray["metadata"]["uid"])
+    (folder / file_of(stray)).write_text(text)
+    strangers = {
+        "nvidia.yaml": b"cdiVersion: 0.5.0\n",
+        "k8s.other.example.com-claim_99999999-0000.json": b"{}",
+        file_of({"metadata": {"uid": "not-a-document"}}): b"what",
+        file_of(
+            {"metadata": {"uid": "other-kind"}}
+        ): b'{"cdiVersion":"0.5.0","kind":"a.com/gpu","devices":[]}',
+    }
+    for name, data in strangers.items():
+        (folder / name).write_bytes(data)
+    (folder / f".{file_of(stray)}.0123abcd.tmp").write_bytes(b"cut short")
+
+    async def main() -> None:
+        async with running(tmp_path, FakeKube(), [device(0)]) as node:
+            assert set(node.specs()) == {file_of(one), file_of(two), *strangers}
+            assert {n: (folder / n).read_bytes() for n in strangers} == strangers
+
+    asyncio.run(main())
+
+
+def test_a_device_that_was_replaced_under_its_name_is_refused(tmp_path: Path) -> None:
+    kube, one, two = prepared(tmp_path)
+
+    async def main() -> None:
+        async with running(tmp_path, kube, [device(0, uuid_="GPU-new"), device(1)]) as node:
+            answers = await prepare(node, one, two)
+            assert answers[one["metadata"]["uid"]].error == (
+                "device gpu-0 was prepared with uuid 'GPU-0', but the hardware now says 'GPU-new': "
+                "it was replaced; delete the pod to get another device"
+            )
+            assert not answers[two["metadata"]["uid"]].error
+            assert not (await unprepare(node, one))[one["metadata"]["uid"]].error
+
+    asyncio.run(main())
+
+
+def test_a_rescan_reaches_the_inventory(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube = FakeKube()
+        async with running(tmp_path, kube, [device(0)]) as node:
+            await eventually(lambda: inventory(kube))
+            table = node.plugin._table
+            backend = table._backends[0]
+            assert isinstance(backend, Backend)
+            backend.devices = (device(0), device(1))
+            await table.scan()
+            await eventually(lambda: len(inventory(kube)["spec"]["devices"]) == 2)
+
+    asyncio.run(main())
+
+
+def test_a_second_plugin_on_the_same_state_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubelet_plugin.plugin.LOCK_SECONDS", 0.05)
+
+    async def main() -> None:
+        kube = FakeKube()
+        async with running(tmp_path, kube, [device(0)]) as node:
+            second = Plugin(node.config, client=kube, backends=[])
+            with pytest.raises(DraError, match="another kubelet-plugin of this driver runs on the node"):
+                await second.run(asyncio.Event())
+
+    asyncio.run(main())
+
+
+def test_an_inventory_that_is_too_large_is_cut_and_says_so() -> None:
+    devices = tuple(InventoryDevice(name=f"gpu-{i}") for i in range(100))
+    whole = DeviceInventorySpec(node_name="n", driver=DriverName("d"), devices=devices)
+    assert fit(whole) == whole
+    cut = fit(whole, limit=1000)
+    assert 0 < len(cut.devices) < 100
+    assert cut.truncated == 100 - len(cut.devices)
+    assert cut.devices == devices[: len(cut.devices)]
+    assert fit(whole, most=7).truncated == 93
+
+
+def test_configuration_names_every_mistake_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = Configuration(
+        node_name=NODE,
+        plugins_dir=tmp_path / ("x" * 100),
+        registry_dir=tmp_path / "registry",
+        cdi_dir=tmp_path / "file" / "cdi",
+        state_dir=Path("/proc/nowhere"),
+        rescan_seconds=0,
+    )
+    findings = config.findings()
+    assert [f.split()[0].rstrip(":") for f in findings] == [
+        "--plugins-dir",
+        "--rescan-interval",
+        "--cdi-dir",
+        "--state-dir",
+    ]
+    assert "a Unix socket path has at most 107" in findings[0]
+    assert f"cannot write in {tmp_path}/file/cdi: Not a directory" in findings[2]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+    bad = Configuration(node_name="A/../b", driver_name="../x").findings()
+    assert [f.split()[0] for f in bad] == ["--node-name", "--driver-name"]
