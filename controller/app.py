@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from controller.allocator import CLAIM_INDEX, Allocator, claims_of
 from controller.config import ControllerConfig
 from controller.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api.core import NODES, PODS, Node, Pod
@@ -23,8 +24,8 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceSlice,
 )
-from dra_driver.errors import ConfigurationError
-from dra_driver.kube import EventRecorder, Informer, LeaderConfig, LeaderElector, SystemClock
+from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.kube import Backoff, EventRecorder, Informer, LeaderConfig, LeaderElector, SystemClock
 from dra_driver.ports import Clock, KubeClient
 
 __all__ = ["Controller"]
@@ -54,7 +55,7 @@ class Informers:
             nodes=Informer(client, NODES),
             classes=Informer(client, DEVICE_CLASSES),
             claims=Informer(client, RESOURCE_CLAIMS),
-            pods=Informer(client, PODS),
+            pods=Informer(client, PODS, indices={CLAIM_INDEX: claims_of}),
         )
 
     def all(self) -> tuple[Informer[Any], ...]:
@@ -98,6 +99,18 @@ class Controller:
             slices=informers.slices,
             nodes=informers.nodes,
         )
+        allocator = Allocator(
+            self._client,
+            self._config,
+            self._clock,
+            recorder,
+            lambda: publisher.allocator,
+            pods=informers.pods,
+            claims=informers.claims,
+            slices=informers.slices,
+            classes=informers.classes,
+            nodes=informers.nodes,
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in informers.all():
@@ -106,11 +119,14 @@ class Controller:
                 for informer in informers.all():
                     await informer.synced.wait()
                 log.info("caches are filled", **{i.resource.plural: len(i) for i in informers.all()})
+                await _until_probed(publisher)
                 group.create_task(publisher.run())
+                group.create_task(allocator.run())
                 self.ready.set()
         finally:
             self.ready.clear()
             publisher.queue.close()
+            allocator.close()
 
     @contextlib.asynccontextmanager
     async def _health(self) -> AsyncIterator[None]:
@@ -133,6 +149,20 @@ class Controller:
             yield
         finally:
             await runner.cleanup()
+
+
+async def _until_probed(publisher: Publisher) -> None:
+    """What the server keeps decides who allocates, so nothing starts before that is known."""
+    backoff = Backoff(base=0.5, cap=10.0)
+    while True:
+        try:
+            await publisher.probe()
+        except DraError as e:
+            delay = backoff.next()
+            log.error("cannot ask the API server what it keeps", error=str(e), retry_in=round(delay, 2))
+            await asyncio.sleep(delay)
+        else:
+            return
 
 
 def _answer(healthy: Callable[[], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:

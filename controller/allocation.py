@@ -1,0 +1,259 @@
+"""Decides, for one pod, what is to be done about its claims. Synchronous: a decision sees one state.
+
+``Decider`` reads the informers and the ledger and gives a ``Decision``; ``controller.allocator`` carries it
+out. The claims of a pod are solved together, so that a pod never holds a part of what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from controller.interest import ClaimInterest, Interest, InterestIndex, is_our_taint, own_pools
+from controller.ledger import Ledger
+from controller.placement import NodeUsage, candidates
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.kube import Informer
+from dra_driver.resourceclaim import is_for_pod, pod_claims
+from dra_driver.structured import (
+    Allocated,
+    AllocatedState,
+    DoesNotFit,
+    Failed,
+    Outcome,
+    PoolID,
+    Snapshot,
+    Strategy,
+    allocate,
+)
+
+__all__ = ["Decider", "Decision", "Proceed", "Refuse", "Wait", "Write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something is missing that will come as an event, such as a claim to be generated.
+
+    Attributes:
+        reason: what.
+        poll: seconds after which to look again all the same; 0: not.
+    """
+
+    reason: str
+    poll: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Nothing for us to do (any more): the pod goes to kube-scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The claims cannot be allocated now; people are told, and it is tried again when something changes.
+
+    Attributes:
+        message: what was asked, what is there, and why it does not fit.
+        claims: that are ours and wait.
+        undo: allocations of the same pod, written before, that nobody has reserved: they pin the pod to a
+            node where the rest does not fit.
+    """
+
+    message: str
+    claims: tuple[ResourceClaim, ...] = ()
+    undo: tuple[ResourceClaim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The answer: these allocations, all on one node."""
+
+    node: str
+    allocations: tuple[tuple[ResourceClaim, AllocationResult], ...]
+
+
+Decision = Wait | Proceed | Refuse | Write
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """The cluster without allocations; made anew when slices, classes or nodes change."""
+
+    snapshot: Snapshot
+    own: frozenset[PoolID]
+    interest: InterestIndex
+
+
+class Decider:
+    """See the module."""
+
+    def __init__(
+        self,
+        drivers: Collection[DriverName],
+        ledger: Ledger,
+        usage: NodeUsage,
+        *,
+        slices: Informer[ResourceSlice],
+        classes: Informer[DeviceClass],
+        nodes: Informer[Node],
+    ) -> None:
+        self._drivers = drivers
+        self._ledger = ledger
+        self._usage = usage
+        self._slices = slices
+        self._classes = classes
+        self._nodes = nodes
+        self._world: _World | None = None
+
+    def forget(self) -> None:
+        """Slices, classes or nodes have changed."""
+        self._world = None
+
+    def _current(self) -> _World:
+        if self._world is None:
+            slices = self._slices.items()
+            snapshot = Snapshot.build(
+                slices=slices,
+                classes=self._classes.items(),
+                nodes=self._nodes.items(),
+                allocated=AllocatedState(),
+            )
+            own = own_pools(slices, self._drivers)
+            self._world = _World(snapshot, own, InterestIndex(snapshot, own, self._drivers))
+        return self._world
+
+    def is_ours(self, allocation: AllocationResult) -> bool:
+        """Whether every device of an allocation is from a pool of ours."""
+        own = self._current().own
+        return all(PoolID(r.driver, r.pool) in own for r in allocation.devices.results)
+
+    def decide(self, pod: Pod, avoid: Collection[str] = ()) -> Decision:
+        """What to do about a pod that uses claims and is neither finished nor being deleted."""
+        claims = self._claims(pod)
+        if isinstance(claims, Wait):
+            return claims
+        pending = [c for c in claims if c.status.allocation is None]
+        if not pending:
+            return Proceed()
+        interests = [self._current().interest.claim(c) for c in pending]
+        problem = _first_problem(interests)
+        ours = [c for c, i in zip(pending, interests, strict=True) if i.interest is Interest.OURS]
+        if all(i.interest is Interest.THEIRS for i in interests):
+            return Proceed()
+        if problem:
+            pairs = zip(pending, interests, strict=True)
+            told = tuple(c for c, i in pairs if i.interest in (Interest.OURS, Interest.MIXED))
+            return Refuse(problem, told)
+        if any(self._ledger.in_flight(c) for c in claims):
+            return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
+        return self._solve(pod, claims, ours, avoid)
+
+    def _claims(self, pod: Pod) -> list[ResourceClaim] | Wait:
+        claims: list[ResourceClaim] = []
+        for used in pod_claims(pod):
+            if used.key is None:
+                return Wait(f"the claim for {used.entry} is not generated yet")
+            claim = self._ledger.get(used.key)
+            if claim is None or not is_for_pod(pod, claim):
+                return Wait(f"claim {used.key} does not exist")
+            if claim.metadata.deletion_timestamp and claim.status.allocation is None:
+                return Wait(f"claim {used.key} is being deleted")
+            claims.append(claim)
+        return claims
+
+    def _solve(
+        self, pod: Pod, claims: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], avoid: Collection[str]
+    ) -> Decision:
+        placement = candidates(pod, self._nodes.items(), self._usage, avoid)
+        if not placement.nodes:
+            return Refuse(placement.summary(), tuple(ours), self._undo(pod, claims))
+        pending = [c for c in claims if c.status.allocation is None]
+        outcome = (
+            self._own_only(claims, placement.nodes)
+            if len(pending) == len(ours)
+            else self._beside_others(claims, ours, placement.nodes)
+        )
+        match outcome:
+            case Allocated(node, results):
+                wanted = {c.metadata.uid for c in ours}
+                pairs = zip(claims, results, strict=True)
+                return Write(node, tuple((c, r) for c, r in pairs if c.metadata.uid in wanted))
+            case DoesNotFit():
+                text = outcome.summary()
+                if placement.rejected:
+                    text = f"{text}; {placement.summary()}"
+                return Refuse(text, tuple(ours), self._undo(pod, claims))
+            case Failed(message):
+                return Refuse(message, tuple(ours), self._undo(pod, claims))
+
+    def _own_only(self, claims: Sequence[ResourceClaim], nodes: Sequence[str]) -> Outcome:
+        world = self._current()
+        return allocate(
+            world.snapshot.with_allocated(self._ledger.allocated()),
+            claims,
+            strategy=Strategy.BEST_FIT,
+            nodes=nodes,
+            ignore_taint=is_our_taint,
+            usable=lambda driver, pool: PoolID(driver, pool) in world.own,
+        )
+
+    def _beside_others(
+        self, claims: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], nodes: Sequence[str]
+    ) -> Outcome:
+        """The pod also has claims of other drivers: a node must suit those too, but only ours are written.
+
+        Raises nothing; the answer has one result per claim, those of others for the choice of node only.
+        """
+        world = self._current()
+        snapshot = world.snapshot.with_allocated(self._ledger.allocated())
+        left = list(nodes)
+        mine = {c.metadata.uid for c in ours}
+
+        def anything(_driver: DriverName, _pool: PoolName) -> bool:
+            return True
+
+        while True:
+            outcome = allocate(
+                snapshot,
+                claims,
+                strategy=Strategy.BEST_FIT,
+                nodes=left,
+                ignore_taint=is_our_taint,
+                usable=anything,
+            )
+            if not isinstance(outcome, Allocated):
+                return outcome
+            answers = dict(zip([c.metadata.uid for c in claims], outcome.results, strict=True))
+            if all(self.is_ours(answers[uid]) for uid in mine):
+                return outcome
+            # A class of ours also has devices of others, and those were chosen: our claims alone, here.
+            fixed = [c for c in claims if c.metadata.uid in mine or c.status.allocation is not None]
+            alone = self._own_only(fixed, [outcome.node])
+            if isinstance(alone, Allocated):
+                answers.update(zip([c.metadata.uid for c in fixed], alone.results, strict=True))
+                return Allocated(outcome.node, tuple(answers[c.metadata.uid] for c in claims))
+            left.remove(outcome.node)
+            if not left:
+                return alone
+
+    def _undo(self, pod: Pod, claims: Sequence[ResourceClaim]) -> tuple[ResourceClaim, ...]:
+        if pod.spec.node_name:
+            return ()
+        return tuple(
+            c
+            for c in claims
+            if c.status.allocation is not None
+            and not c.status.reserved_for
+            and not c.metadata.deletion_timestamp
+            and self.is_ours(c.status.allocation)
+        )
+
+
+def _first_problem(interests: Sequence[ClaimInterest]) -> str:
+    for kind in (Interest.MIXED, Interest.UNKNOWN):
+        for interest in interests:
+            if interest.interest is kind:
+                return interest.reason
+    return ""

@@ -1,0 +1,334 @@
+"""The allocator loop: pods whose claims are not allocated yet → allocations, then the gate comes off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from controller.allocation import Decider, Proceed, Refuse, Wait, Write
+from controller.config import ControllerConfig
+from controller.ledger import Ledger, node_of
+from controller.placement import NodeUsage, is_finished
+from controller.writer import Writer
+from dra_driver.api import names
+from dra_driver.api.core import PODS, Node, Pod
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.errors import ApiError
+from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
+from dra_driver.ports import Clock, KubeClient
+from dra_driver.resourceclaim import pod_claims, uses_claims
+from dra_driver.resourceslice import PoolAllocator
+
+__all__ = ["CLAIM_INDEX", "Allocator", "claims_of"]
+
+log = structlog.get_logger(__name__)
+
+CLAIM_INDEX = "claim"
+
+# Waiting pods are looked at again this long after a change, so that a burst of changes costs one look.
+WAKE_SECONDS = 0.05
+# A pod that was refused many times in a row waits up to this long after a change.
+LONGEST_WAKE_SECONDS = 5.0
+# A node where kube-scheduler could not place the pod is left alone for so long, doubled each time.
+AVOID_SECONDS = 15.0
+LONGEST_AVOID_SECONDS = 600.0
+
+
+# An allocation that no pod uses and nobody reserved is taken back after this long.
+UNUSED_SECONDS = 2.0
+
+
+def claims_of(pod: Pod) -> Iterable[ObjectKey]:
+    """Index function of the pod informer: the claims that the pod uses."""
+    return [used.key for used in pod_claims(pod) if used.key is not None]
+
+
+class Allocator:
+    """Works on pods. Decisions are made one at a time, writes of several pods go on side by side."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        config: ControllerConfig,
+        clock: Clock,
+        recorder: EventRecorder,
+        mode: Callable[[], PoolAllocator],
+        *,
+        pods: Informer[Pod],
+        claims: Informer[ResourceClaim],
+        slices: Informer[ResourceSlice],
+        classes: Informer[DeviceClass],
+        nodes: Informer[Node],
+    ) -> None:
+        """Connects the parts.
+
+        Args:
+            client: for writes.
+            config: drivers and number of workers.
+            clock: for timestamps, and for how long nodes are avoided.
+            recorder: for Events.
+            mode: who allocates at present; SCHEDULER: gates are removed, nothing is allocated.
+            pods: with the index ``CLAIM_INDEX``.
+            claims: all namespaces.
+            slices: all drivers: claims of others decide where a pod can go.
+            classes: all.
+            nodes: all.
+        """
+        self._config = config
+        self._clock = clock
+        self._recorder = recorder
+        self._mode = mode
+        self._pods = pods
+        self._usage = NodeUsage()
+        self._ledger = Ledger(claims, self._wake)
+        self._writer = Writer(client, self._ledger, clock)
+        self._decider = Decider(
+            config.drivers, self._ledger, self._usage, slices=slices, classes=classes, nodes=nodes
+        )
+        self._waiting: dict[ObjectKey, int] = {}  # pod → refusals in a row
+        self._avoid: dict[Uid, dict[str, float]] = {}  # pod → node → until when
+        self._bounces: dict[Uid, int] = {}
+        self._undone: set[Uid] = set()
+        self._ungated: set[Uid] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self.queue: WorkQueue[ObjectKey] = WorkQueue("allocator", max_delay=30.0)
+        self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
+        pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
+        claims.add_handler(Handler(self._claim_seen, self._claim_updated, self._claim_seen))
+        for informer in (slices, classes):
+            informer.add_handler(
+                Handler(
+                    added=lambda _: self._world_changed(),
+                    updated=lambda _old, _new: self._world_changed(),
+                    deleted=lambda _: self._world_changed(),
+                )
+            )
+        nodes.add_handler(
+            Handler(
+                added=lambda _: self._world_changed(),
+                updated=self._node_updated,
+                deleted=lambda _: self._world_changed(),
+            )
+        )
+
+    async def run(self) -> None:
+        """Allocates until cancelled. The informers must be synced: what is taken must be known."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.queue.process(self.reconcile, workers=self._config.workers))
+            group.create_task(self.unused.process(self.free_unused))
+
+    def close(self) -> None:
+        """Cancels timers."""
+        self.queue.close()
+        self.unused.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def _pod_added(self, pod: Pod) -> None:
+        self._usage.seen(pod)
+        if uses_claims(pod) or _is_gated(pod):
+            self.queue.add(pod.key)
+
+    def _pod_updated(self, old: Pod, pod: Pod) -> None:
+        self._pod_added(pod)
+        if is_finished(pod) and not is_finished(old):
+            self._wake()
+            self._check_claims(pod)
+
+    def _pod_deleted(self, pod: Pod) -> None:
+        self._usage.gone(pod)
+        self._forget(pod)
+        self._check_claims(pod)
+        if pod.spec.node_name:
+            self._wake()
+
+    def _check_claims(self, pod: Pod) -> None:
+        for key in claims_of(pod):
+            self.unused.add_after(key, UNUSED_SECONDS)
+
+    def _claim_seen(self, claim: ResourceClaim) -> None:
+        if claim.status.allocation is not None and not claim.status.reserved_for:
+            self.unused.add_after(claim.key, UNUSED_SECONDS)
+        for pod in self._pods.by_index(CLAIM_INDEX, claim.key):
+            self.queue.add(pod.key)
+
+    def _claim_updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
+        if old.status.allocation is not None and claim.status.allocation is None:
+            self._deallocated(old)
+        self._claim_seen(claim)
+
+    def _deallocated(self, old: ResourceClaim) -> None:
+        """An allocation is gone. If it was kube-scheduler's doing, its node does not suit the pod."""
+        if old.metadata.uid in self._undone:
+            self._undone.discard(old.metadata.uid)
+            return
+        assert old.status.allocation is not None
+        node = node_of(old.status.allocation)
+        holders = {r.uid for r in old.status.reserved_for}
+        for pod in self._pods.by_index(CLAIM_INDEX, old.key):
+            uid = pod.metadata.uid
+            waits = not (pod.spec.node_name or _is_gated(pod) or is_finished(pod))
+            # Where the claim was reserved for others only, the controller-manager took it from those.
+            if node is None or not waits or (holders and uid not in holders):
+                continue
+            bounces = self._bounces[uid] = self._bounces.get(uid, 0) + 1
+            seconds = min(AVOID_SECONDS * 2 ** min(bounces - 1, 16), LONGEST_AVOID_SECONDS)
+            self._avoid.setdefault(uid, {})[node] = self._clock.monotonic() + seconds
+            self._usage.gone(pod)
+            self.queue.add_after(pod.key, seconds + 0.1)
+            log.info(
+                "kube-scheduler could not place the pod and deallocated; trying elsewhere",
+                pod=str(pod.key),
+                claim=str(old.key),
+                node=node,
+                avoided_for=seconds,
+            )
+
+    def _world_changed(self) -> None:
+        self._decider.forget()
+        self._wake()
+
+    def _node_updated(self, old: Node, node: Node) -> None:
+        # Kubelets write their status all the time; only this matters for allocations.
+        if (old.metadata.labels, old.metadata.uid) != (node.metadata.labels, node.metadata.uid):
+            self._world_changed()
+        elif (old.spec, old.status.allocatable) != (node.spec, node.status.allocatable):
+            self._wake()
+
+    def _wake(self) -> None:
+        """Something changed for the better, perhaps: waiting pods are looked at again soon."""
+        if self._timer is None and self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake_now)
+
+    def _wake_now(self) -> None:
+        self._timer = None
+        for key, refusals in self._waiting.items():
+            if refusals <= 3:
+                self.queue.add(key)
+            else:
+                delay = min(WAKE_SECONDS * 2 ** min(refusals - 3, 16), LONGEST_WAKE_SECONDS)
+                self.queue.add_after(key, delay)
+
+    def _forget(self, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        self._waiting.pop(pod.key, None)
+        self._avoid.pop(uid, None)
+        self._bounces.pop(uid, None)
+        self._ungated.discard(uid)
+
+    # --- one pod --------------------------------------------------------------------------------------------
+
+    async def reconcile(self, key: ObjectKey) -> None:
+        """Does what is to be done about one pod."""
+        pod = self._pods.get(key)
+        if pod is None:
+            return
+        if is_finished(pod) or pod.metadata.deletion_timestamp:
+            self._waiting.pop(key, None)
+            return
+        if not uses_claims(pod) or self._mode() is PoolAllocator.SCHEDULER:
+            await self._proceed(pod)
+            return
+        decision = self._decider.decide(pod, self._avoided(pod))
+        match decision:
+            case Wait(reason, poll):
+                log.debug("pod waits", pod=str(key), reason=reason)
+                self._waiting.pop(key, None)
+                if poll:
+                    self.queue.add_after(key, poll)
+            case Proceed():
+                await self._proceed(pod)
+            case Refuse():
+                await self._refuse(pod, decision)
+            case Write():
+                await self._write(pod, decision)
+
+    def _avoided(self, pod: Pod) -> set[str]:
+        now = self._clock.monotonic()
+        return {node for node, until in self._avoid.get(pod.metadata.uid, {}).items() if until > now}
+
+    async def _proceed(self, pod: Pod) -> None:
+        self._waiting.pop(pod.key, None)
+        if _is_gated(pod) and pod.metadata.uid not in self._ungated:
+            await self._writer.ungate(pod)
+            self._ungated.add(pod.metadata.uid)
+
+    async def free_unused(self, key: ObjectKey) -> None:
+        """Takes back an allocation of ours whose pods went away before kube-scheduler reserved the claim.
+
+        The controller-manager deallocates when a reservation ends, so it never looks at such a claim.
+        """
+        claim = self._ledger.get(key)
+        if (
+            claim is None
+            or claim.status.allocation is None
+            or claim.status.reserved_for
+            or claim.metadata.deletion_timestamp
+            or self._ledger.in_flight(claim)
+            or self._mode() is PoolAllocator.SCHEDULER
+            or not self._decider.is_ours(claim.status.allocation)
+        ):
+            return
+        if any(not is_finished(pod) for pod in self._pods.by_index(CLAIM_INDEX, key)):
+            return
+        log.info("taking back an allocation that no pod uses", claim=str(key))
+        self._undone.add(claim.metadata.uid)
+        await self._writer.deallocate(claim)
+
+    async def _refuse(self, pod: Pod, decision: Refuse) -> None:
+        if decision.undo:
+            for claim in decision.undo:
+                log.info(
+                    "taking back an allocation that pins the pod", pod=str(pod.key), claim=str(claim.key)
+                )
+                self._undone.add(claim.metadata.uid)
+                try:
+                    await self._writer.deallocate(claim)
+                except ApiError:
+                    self._undone.discard(claim.metadata.uid)
+                    raise
+            self.queue.add(pod.key)
+            return
+        self._waiting[pod.key] = self._waiting.get(pod.key, 0) + 1
+        if not (decision.claims or _is_gated(pod)):
+            return  # not ours; kube-scheduler says what is wrong with it
+        log.info("pod cannot be served now", pod=str(pod.key), reason=decision.message)
+        self._recorder.event(PODS, pod, "Warning", "FailedAllocation", decision.message)
+        for claim in decision.claims:
+            self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", "FailedAllocation", decision.message)
+
+    async def _write(self, pod: Pod, decision: Write) -> None:
+        # No await between the decision and here: no other decision can have taken the same devices.
+        for claim, allocation in decision.allocations:
+            self._ledger.assume(claim, allocation)
+        self._usage.place(pod, decision.node)
+        bound = pod if pod.spec.node_name else None
+        left = list(decision.allocations)
+        try:
+            while left:
+                await self._writer.allocate(*left[0], bound)
+                claim, allocation = left.pop(0)
+                devices = ", ".join(r.device for r in allocation.devices.results)
+                message = f"allocated {devices} on node {decision.node} for pod {pod.metadata.name}"
+                self._recorder.event(RESOURCE_CLAIMS, claim, "Normal", "Allocated", message)
+                log.info("allocated", claim=str(claim.key), node=decision.node, devices=devices)
+        except ApiError as e:
+            self._usage.gone(pod)
+            self._usage.seen(pod)
+            if e.code not in (404, 409):
+                text = f"the allocation of claim {left[0][0].key} was refused: {e}"
+                self._recorder.event(PODS, pod, "Warning", "FailedAllocation", text)
+            raise
+        finally:
+            for claim, _ in left[1:]:
+                self._ledger.release(claim)
+        await self._proceed(pod)
+
+
+def _is_gated(pod: Pod) -> bool:
+    return any(gate.name == names.ALLOCATION_GATE for gate in pod.spec.scheduling_gates)

@@ -1,0 +1,152 @@
+"""Writes allocations so that kube-scheduler and the controller-manager take them for their own.
+
+The recipe was recorded beside a real kube-scheduler: the finalizer first (the controller-manager deallocates
+only claims that have it), then the allocation with ``allocationTimestamp`` (the scheduler would try to add a
+missing one, and an allocation is immutable). ``reservedFor`` is the scheduler's, except for pods that it will
+never see because they are bound already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import structlog
+
+from controller.ledger import Ledger, same_devices
+from dra_driver.api import codec, names
+from dra_driver.api.core import PODS, Pod
+from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
+from dra_driver.errors import ApiError, ApiUnavailable, Conflict, NotFound, ServerBusy
+from dra_driver.kube import Backoff
+from dra_driver.kube.clock import rfc3339
+from dra_driver.ports import Clock, KubeClient
+from dra_driver.resourceclaim import pod_reference
+
+__all__ = ["Writer"]
+
+log = structlog.get_logger(__name__)
+
+# A leader that lost its lease must not have writes under way: well below lease minus renew deadline.
+WRITE_SECONDS = 4.0
+
+
+class Writer:
+    """The controller's writes to claims and pods."""
+
+    def __init__(self, client: KubeClient, ledger: Ledger, clock: Clock) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._clock = clock
+
+    async def allocate(self, claim: ResourceClaim, allocation: AllocationResult, bound: Pod | None) -> None:
+        """Writes an assumed allocation, and confirms or releases the assumption.
+
+        A write without an answer may have been done, or may yet be done, so the devices stay taken and the
+        same allocation is written again until the server gives a definite answer.
+
+        Args:
+            claim: as last read; not allocated.
+            allocation: assumed in the ledger.
+            bound: a pod that is bound already, for which the claim is reserved at once.
+
+        Raises:
+            Conflict: somebody else changed the claim; look again.
+            ApiError: the server refuses.
+        """
+        dated = msgspec.structs.replace(allocation, allocation_timestamp=rfc3339(self._clock.now()))
+        backoff = Backoff(base=0.1, cap=5.0)
+        current = claim
+        uncertain = False
+        while True:
+            try:
+                async with asyncio.timeout(WRITE_SECONDS):
+                    self._ledger.confirm(await self._once(current, dated, bound))
+                    return
+            except (ApiUnavailable, ServerBusy, TimeoutError) as e:
+                log.warning("no answer to an allocation", claim=str(claim.key), error=str(e) or "timeout")
+                uncertain = True
+            except ApiError:
+                if not uncertain:
+                    self._ledger.release(claim)
+                    raise
+            await asyncio.sleep(backoff.next())
+            found = await self._look(claim, backoff)
+            if found is None or (found.metadata.deletion_timestamp and found.status.allocation is None):
+                self._ledger.release(claim)
+                raise Conflict(f"claim {claim.key} is gone", code=409, reason="Conflict")
+            if found.status.allocation is not None:
+                if same_devices(found.status.allocation, allocation):
+                    self._ledger.confirm(found)
+                    return
+                self._ledger.release(claim)
+                self._ledger.note(found)
+                raise Conflict(f"claim {claim.key} was allocated by another", code=409, reason="Conflict")
+            current = found
+
+    async def _once(
+        self, claim: ResourceClaim, allocation: AllocationResult, bound: Pod | None
+    ) -> ResourceClaim:
+        finalizers = claim.metadata.finalizers or ()
+        if names.CLAIM_FINALIZER not in finalizers:
+            claim = await self._patch(claim, {"finalizers": [*finalizers, names.CLAIM_FINALIZER]}, None)
+            self._ledger.note(claim)
+        status: dict[str, Any] = {"allocation": msgspec.json.decode(codec.encode(allocation))}
+        if bound is not None:
+            status["reservedFor"] = [msgspec.json.decode(codec.encode(pod_reference(bound)))]
+        return await self._patch(claim, {}, status)
+
+    async def _patch(
+        self, claim: ResourceClaim, meta: dict[str, Any], status: dict[str, Any] | None
+    ) -> ResourceClaim:
+        patch: dict[str, Any] = {
+            "metadata": {
+                "uid": claim.metadata.uid,
+                "resourceVersion": claim.metadata.resource_version,
+                **meta,
+            }
+        }
+        if status is not None:
+            patch["status"] = status
+        return await self._client.merge_patch(
+            RESOURCE_CLAIMS,
+            claim.metadata.name,
+            patch,
+            claim.metadata.namespace,
+            subresource="status" if status is not None else "",
+        )
+
+    async def _look(self, claim: ResourceClaim, backoff: Backoff) -> ResourceClaim | None:
+        """The claim as the server has it now, however long that takes; None: it is gone."""
+        while True:
+            try:
+                found = await self._client.get(RESOURCE_CLAIMS, claim.metadata.name, claim.metadata.namespace)
+            except NotFound:
+                return None
+            except (ApiUnavailable, ApiError) as e:
+                log.warning("cannot read a claim back", claim=str(claim.key), error=str(e))
+                await asyncio.sleep(backoff.next())
+            else:
+                return found if found.metadata.uid == claim.metadata.uid else None
+
+    async def deallocate(self, claim: ResourceClaim) -> None:
+        """Takes an allocation back that nobody has reserved.
+
+        Raises:
+            ApiError: ``Conflict`` where somebody has reserved it in the meantime.
+        """
+        self._ledger.note(await self._patch(claim, {}, {"allocation": None}))
+
+    async def ungate(self, pod: Pod) -> None:
+        """Removes our scheduling gate, and only ours. A pod that is gone needs nothing.
+
+        The uid is the precondition, not the resourceVersion: gates can only be removed, so the list cannot
+        have grown since, and kube-scheduler writes the status of gated pods at the same time.
+        """
+        rest = [{"name": g.name} for g in pod.spec.scheduling_gates if g.name != names.ALLOCATION_GATE]
+        patch = {"metadata": {"uid": pod.metadata.uid}, "spec": {"schedulingGates": rest or None}}
+        try:
+            await self._client.merge_patch(PODS, pod.metadata.name, patch, pod.metadata.namespace)
+        except (NotFound, Conflict):
+            log.debug("pod is gone", pod=str(pod.key))
