@@ -33,6 +33,7 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import ConfigurationError, DraError, NotFound
 from dra_driver.kube import KubeApi
+from dra_driver.preparation import Checkpoint
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
@@ -105,6 +106,18 @@ class SimNode:
     kubelet: SimKubelet
     plugin: ManagedProcess
     task: asyncio.Task[None] | None = None
+
+    def leftovers(self) -> list[str]:
+        """What claims have left on the node: CDI files and entries of the two checkpoints."""
+        found = [f"CDI file {path.name}" for path in sorted(self.layout.cdi.iterdir()) if path.is_file()]
+        found += [f"kubelet checkpoint entry of {key}" for key in self.kubelet.claims.claims]
+        for path in sorted(self.layout.state.rglob("*.json")):
+            try:
+                claims = Checkpoint.decode(path.read_bytes())
+            except FileNotFoundError:
+                continue  # being replaced right now
+            found += [f"plugin checkpoint entry of {claim.key}" for claim in claims]
+        return [f"{self.name}: {item}" for item in found]
 
 
 class EmbeddedCluster:

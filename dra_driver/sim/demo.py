@@ -14,10 +14,9 @@ from typing import TextIO
 from dra_driver.api.core import PODS
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceSlice
 from dra_driver.errors import DraError, NotFound
-from dra_driver.preparation import Checkpoint
 from dra_driver.sim import container_runtime, examples
 from dra_driver.sim.cdi_reader import ContainerView
-from dra_driver.sim.cluster import ClusterConfig, ClusterFailed, EmbeddedCluster, SimNode
+from dra_driver.sim.cluster import ClusterConfig, ClusterFailed, EmbeddedCluster
 from dra_driver.sim.examples import Outcome
 
 __all__ = ["Demo", "DemoOptions"]
@@ -216,26 +215,8 @@ class Demo:
                 elif claim.metadata.owner_references:
                     found.append(f"generated claim {claim.key}")
         for node in cluster.nodes.values():
-            found += _files_left(node)
+            found += node.leftovers()
         return found
-
-
-def _files_left(node: SimNode) -> list[str]:
-    found = [
-        f"{node.name}: CDI file {path.name}" for path in sorted(node.layout.cdi.iterdir()) if path.is_file()
-    ]
-    found += [f"{node.name}: kubelet checkpoint entry of {key}" for key in node.kubelet.claims.claims]
-    for path in sorted(node.layout.state.rglob("*.json")):
-        found += [f"{node.name}: plugin checkpoint entry of {claim}" for claim in _checkpoint_claims(path)]
-    return found
-
-
-def _checkpoint_claims(path: Path) -> list[str]:
-    """The claims in a checkpoint of the node agent."""
-    try:
-        return [f"{claim.namespace}/{claim.name}" for claim in Checkpoint.decode(path.read_bytes())]
-    except FileNotFoundError:
-        return []  # being replaced right now
 
 
 def _inventory(slices: Sequence[ResourceSlice]) -> str:

@@ -1,0 +1,127 @@
+"""The cluster that the end-to-end suite runs against: ``CLUSTER=embedded`` (default) or ``CLUSTER=existing``.
+
+An existing cluster is reached through KUBECONFIG; the driver must be installed there. The assertions are the
+same: they look at API objects, and at what a container sees where the cluster can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+from dra_driver.api.core import Pod
+from dra_driver.errors import DraError
+from dra_driver.kube import KubeApi
+from dra_driver.sim.cdi_reader import ContainerView
+from dra_driver.sim.cluster import ClusterConfig, EmbeddedCluster
+
+T = TypeVar("T")
+
+
+class Cluster(Protocol):
+    """What the suite needs of a cluster."""
+
+    api: KubeApi
+
+    async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
+        """What each container of a running pod sees; None where that cannot be told."""
+
+    async def node_leftovers(self) -> list[str]:
+        """Files that claims left on nodes, as far as they can be looked at."""
+
+
+class Embedded:
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self.cluster = cluster
+        self.api = cluster.api
+
+    async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
+        sandbox = self.cluster.nodes[pod.spec.node_name].kubelet.runtime.sandboxes.get(pod.metadata.uid)
+        return {name: c.view for name, c in sandbox.containers.items()} if sandbox is not None else {}
+
+    async def node_leftovers(self) -> list[str]:
+        found: list[str] = []
+        for node in self.cluster.nodes.values():
+            found += node.leftovers()
+        return found
+
+
+class Existing:
+    def __init__(self, api: KubeApi) -> None:
+        self.api = api
+
+    async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
+        # The examples print the variables that they got.
+        views: dict[str, ContainerView] = {}
+        for container in pod.spec.containers:
+            path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log"
+            try:
+                text = await self.api._call("GET", path, query={"container": container.name})
+            except DraError:
+                return None
+            lines = [line.partition("=") for line in text.decode().splitlines() if "=" in line]
+            views[container.name] = ContainerView(env={key: value for key, _, value in lines})
+        return views
+
+    async def node_leftovers(self) -> list[str]:
+        return []
+
+
+class Background:
+    """An event loop in a thread of its own, so that one cluster serves many synchronous tests."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="cluster", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], seconds: float = 120.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(seconds)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(kind: str) -> AsyncIterator[Cluster]:
+    if kind == "embedded":
+        async with EmbeddedCluster(ClusterConfig.of(3)) as cluster:
+            await cluster.ready()
+            yield Embedded(cluster)
+    else:
+        path = os.environ.get("KUBECONFIG")
+        async with await KubeApi.connect(Path(path) if path else None) as api:
+            yield Existing(api)
+
+
+@pytest.fixture(scope="session")
+def background() -> Iterator[Background]:
+    made = Background()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(background: Background) -> Iterator[Cluster]:
+    kind = os.environ.get("CLUSTER") or "embedded"
+    if kind not in ("embedded", "existing"):
+        pytest.fail(
+            f"CLUSTER={kind}: this suite itself knows embedded and existing (KUBECONFIG)", pytrace=False
+        )
+    manager = open_cluster(kind)
+    made = background.run(manager.__aenter__())
+    try:
+        yield made
+    finally:
+        background.run(manager.__aexit__(None, None, None))
