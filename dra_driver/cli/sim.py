@@ -1,0 +1,81 @@
+"""``dra-driver sim``: parts of the embedded cluster alone."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.assets import deploy_directory
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "parts of the embedded cluster alone (sim apiserver)"
+
+
+def _port(text: str) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        port = -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 (any free port) to 65535")
+    return port
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``dra-driver sim``."""
+    parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
+    text = "the API server alone, with our CustomResourceDefinitions and DeviceClasses; runs until SIGTERM"
+    server = parts.add_parser(
+        "apiserver", help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    server.add_argument("--port", type=_port, default=0, help="port on --host; 0 takes any free one")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    server.add_argument(
+        "--kubeconfig", type=Path, required=True, metavar="FILE", help="where to write a kubeconfig for kubectl"
+    )
+    server.add_argument("--token", help="bearer token that every request must carry (everyone gets in without)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs until SIGTERM or SIGINT."""
+    return asyncio.run(_serve(args))
+
+
+def _manifests() -> list[dict[str, Any]]:
+    """Our CustomResourceDefinitions and DeviceClasses."""
+    folder = deploy_directory("manifests")
+    found = []
+    for path in [*sorted((folder / "crds").glob("*.yaml")), *sorted(folder.glob("*.yaml"))]:
+        try:
+            documents = list(yaml.safe_load_all(path.read_text()))
+        except yaml.YAMLError as e:
+            raise ConfigurationError(f"{path}: not YAML: {e}") from e
+        found += [d for d in documents if d and d.get("kind") in ("CustomResourceDefinition", "DeviceClass")]
+    return found
+
+
+async def _serve(args: argparse.Namespace) -> int:
+    server = ApiServer(token=args.token)
+    await server.install(_manifests())
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await server.start(args.host, args.port)
+    try:
+        server.write_kubeconfig(args.kubeconfig)
+        print(f"API server at {server.url}, kubeconfig {args.kubeconfig}", flush=True)
+        await stop.wait()
+    finally:
+        await server.stop()
+    print("API server stopped", file=sys.stderr)
+    return 0

@@ -1,0 +1,155 @@
+"""The API server: HTTP around the registry."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.sim.apiserver.handlers import Handlers
+from dra_driver.sim.apiserver.registry import Options, Registry
+from dra_driver.sim.apiserver.status import Raw, StatusError
+from dra_driver.sim.apiserver.store import HISTORY, Key, Store
+
+__all__ = ["ApiServer"]
+
+_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+_BODY_LIMIT = 3 * 1024 * 1024  # as the real server's
+
+
+class ApiServer:
+    """An API server in this process.
+
+    Attributes:
+        store: its objects; tests may look, writers should use HTTP.
+        registry: the verbs without HTTP, for those who live in the same process.
+        url: where it listens; empty before ``start``.
+
+    Args:
+        token: bearer token that every request must carry; None lets everyone in.
+        tls: serve HTTPS with this context.
+        history: events kept per kind for watches and lists of the past.
+        clock: seconds since the epoch, for timestamps.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        history: int = HISTORY,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = Store(history)
+        self.registry = Registry(self.store, clock)
+        self.url = ""
+        self._token = token
+        self._tls = tls
+        self._handlers = Handlers(self.registry, token)
+        self._runner: web.ServerRunner | None = None
+        for name in _NAMESPACES:
+            self._install_one({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listens; port 0 takes any free one.
+
+        Raises:
+            DraError: the address cannot be used.
+        """
+        server = web.Server(
+            self._handlers.handle, request_factory=_request, access_log=None, handler_cancellation=True
+        )
+        runner = web.ServerRunner(server)
+        await runner.setup()
+        site = web.TCPSite(runner, host, port, ssl_context=self._tls, shutdown_timeout=1.0, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as e:
+            await runner.cleanup()
+            raise DraError(f"the API server cannot listen on {host}:{port}: {e.strerror or e}") from e
+        self._runner = runner
+        bound = runner.addresses[0]
+        self.url = f"{'https' if self._tls else 'http'}://{bound[0]}:{bound[1]}"
+
+    async def stop(self) -> None:
+        """Ends every watch and closes the connections."""
+        self._handlers.stopping = True
+        for collection in self.store.collections():
+            collection.wake()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def __aenter__(self) -> ApiServer:
+        if not self.url:
+            await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def kubeconfig(self) -> Raw:
+        """A kubeconfig as data."""
+        cluster: Raw = {"server": self.url}
+        if self._tls is not None:
+            cluster["insecure-skip-tls-verify"] = True
+        user: Raw = {"token": self._token} if self._token else {}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "sim", "cluster": cluster}],
+            "users": [{"name": "admin", "user": user}],
+            "contexts": [{"name": "sim", "context": {"cluster": "sim", "user": "admin", "namespace": "default"}}],
+            "current-context": "sim",
+        }
+
+    def write_kubeconfig(self, path: Path) -> None:
+        """Writes a kubeconfig that only its owner can read, in one step.
+
+        Raises:
+            ConfigurationError: the file cannot be written.
+        """
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as f:
+                yaml.safe_dump(self.kubeconfig(), f, sort_keys=False)
+            temporary.replace(path)
+        except OSError as e:
+            temporary.unlink(missing_ok=True)
+            raise ConfigurationError(f"--kubeconfig {path}: cannot be written: {e.strerror or e}") from e
+
+    async def install(self, manifests: Iterable[Mapping[str, Any]]) -> None:
+        """Creates or replaces objects in this process; a namespace that is not named is ``default``.
+
+        Raises:
+            StatusError: the server refuses one of them.
+        """
+        for manifest in manifests:
+            self._install_one(manifest)
+
+    def _install_one(self, manifest: Mapping[str, Any]) -> None:
+        kind = self.registry.kinds.by_kind(str(manifest.get("apiVersion")), str(manifest.get("kind")))
+        if kind is None:
+            raise StatusError.bad_request(f"no kind {manifest.get('kind')!r} in version {manifest.get('apiVersion')!r}")
+        metadata = manifest.get("metadata") or {}
+        namespace = (metadata.get("namespace") or "default") if kind.namespaced else ""
+        options = Options(manager="dra-driver-sim")
+        body = dict(manifest)
+        if self.registry.collection(kind).get(Key(namespace, str(metadata.get("name", "")))) is None:
+            self.registry.create(kind, namespace, body, options)
+        else:
+            self.registry.patch(kind, namespace, metadata["name"], "merge", body, options)
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    return web.BaseRequest(
+        message, payload, protocol, writer, task, protocol._loop, client_max_size=_BODY_LIMIT
+    )

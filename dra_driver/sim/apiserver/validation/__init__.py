@@ -1,0 +1,65 @@
+"""What the server refuses: for every kind the causes, with field paths and reasons of the real server.
+
+``create`` and ``update`` dispatch on the kind. Kinds without an entry get the checks of ``metadata`` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dra_driver.sim.apiserver import crds
+from dra_driver.sim.apiserver.kinds import Kind
+from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.validation import claims, core, meta, slices
+from dra_driver.sim.apiserver.validation.meta import Surroundings
+
+__all__ = ["Surroundings", "create", "update"]
+
+Check = Callable[[Raw, Raw | None, Causes, Surroundings], None]
+
+# (group, kind) → check of the whole object; the second argument is the old object of an update.
+_SPEC: Mapping[tuple[str, str], Check] = {
+    ("resource.k8s.io", "ResourceSlice"): slices.check_slice,
+    ("resource.k8s.io", "DeviceTaintRule"): slices.check_taint_rule,
+    ("resource.k8s.io", "ResourceClaim"): claims.check_claim,
+    ("resource.k8s.io", "ResourceClaimTemplate"): claims.check_template,
+    ("resource.k8s.io", "DeviceClass"): claims.check_class,
+    ("", "ConfigMap"): core.check_config_map,
+    ("", "Secret"): core.check_secret,
+    ("", "Pod"): core.check_pod,
+    ("coordination.k8s.io", "Lease"): core.check_lease,
+    ("apps", "DaemonSet"): core.check_workload,
+    ("apps", "Deployment"): core.check_workload,
+    ("apps", "ReplicaSet"): core.check_workload,
+    ("apps", "StatefulSet"): core.check_workload,
+    ("apiextensions.k8s.io", "CustomResourceDefinition"): crds.check_definition,
+}
+_STATUS: Mapping[tuple[str, str], Check] = {
+    ("resource.k8s.io", "ResourceClaim"): claims.check_claim_status,
+    ("resource.k8s.io", "DeviceTaintRule"): slices.check_taint_rule_status,
+    ("", "Pod"): core.check_pod_status,
+}
+
+
+def create(kind: Kind, raw: Raw, surroundings: Surroundings) -> Causes:
+    """What is wrong with a new object."""
+    causes = Causes()
+    meta.check_create(kind, raw["metadata"], causes)
+    if kind.custom:
+        crds.check_object(kind, raw, None, causes)
+    elif check := _SPEC.get((kind.group, kind.kind)):
+        check(raw, None, causes, surroundings)
+    return causes
+
+
+def update(kind: Kind, old: Raw, new: Raw, subresource: str, surroundings: Surroundings) -> Causes:
+    """What is wrong with a change."""
+    causes = Causes()
+    meta.check_update(old["metadata"], new["metadata"], causes)
+    if kind.custom:
+        crds.check_object(kind, new, old, causes)
+        return causes
+    table = _STATUS if subresource == "status" else _SPEC
+    if check := table.get((kind.group, kind.kind)):
+        check(new, old, causes, surroundings)
+    return causes

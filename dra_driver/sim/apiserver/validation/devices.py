@@ -1,0 +1,174 @@
+"""Checks that slices, claims, classes and taint rules share: names, taints, tolerations, configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from dra_driver.sim.apiserver import formats
+from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.validation.meta import check_formats, check_label_name
+
+__all__ = [
+    "EFFECTS",
+    "check_bindings",
+    "check_driver",
+    "check_each",
+    "check_label",
+    "check_opaque",
+    "check_pool_name",
+    "check_qualified",
+    "check_raw",
+    "check_taint",
+    "check_toleration",
+    "check_unique",
+    "check_uuid",
+]
+
+EFFECTS = ("NoSchedule", "NoExecute", "None")
+_OPAQUE_LIMIT = 10 * 1024
+
+
+def check_each(
+    items: list[Raw], limit: int, path: str, causes: Causes, check: Callable[[Raw, str], None]
+) -> None:
+    """Each item with its path, or one TooMany instead of everything else."""
+    if limit >= 0 and len(items) > limit:
+        causes.too_many(path, len(items), limit)
+        return
+    for i, item in enumerate(items):
+        check(item, f"{path}[{i}]")
+
+
+def check_unique(keys: Iterable[object], path: str, causes: Causes) -> None:
+    """A Duplicate for every key that was there before."""
+    seen: set[object] = set()
+    for i, key in enumerate(keys):
+        if key in seen:
+            causes.duplicate(f"{path}[{i}]", key)
+        seen.add(key)
+
+
+def check_label(value: str, path: str, causes: Causes) -> None:
+    """A DNS label."""
+    check_formats(formats.dns_label_errors, value, path, causes)
+
+
+def check_uuid(value: str, path: str, causes: Causes) -> None:
+    """A UUID."""
+    check_formats(formats.uuid_errors, value, path, causes)
+
+
+def check_driver(value: str, path: str, causes: Causes) -> None:
+    """A driver name: a DNS subdomain of at most 63 bytes, upper case tolerated."""
+    if not value:
+        causes.required(path)
+        return
+    if len(value) > 63:
+        causes.too_long(path, 63)
+    for error in formats.dns_subdomain_errors(value.lower()):
+        causes.invalid(path, value, error)
+
+
+def check_pool_name(value: str, path: str, causes: Causes) -> None:
+    """DNS subdomains with slashes between, at most 253 bytes."""
+    if not value:
+        causes.required(path)
+        return
+    if len(value) > 253:
+        causes.too_long(path, 253)
+    for part in value.split("/"):
+        check_formats(formats.dns_subdomain_errors, part, path, causes)
+
+
+def check_qualified(value: str, path: str, causes: Causes) -> None:
+    """Name of an attribute or capacity: an optional domain, a slash, a C identifier.
+
+    As the real server: with two slashes nothing is checked.
+    """
+    parts = value.split("/")
+    if len(parts) == 2:
+        if parts[0]:
+            check_driver(parts[0], path, causes)
+        else:
+            causes.invalid(path, "", "the domain must not be empty")
+        if not parts[1]:
+            causes.invalid(path, "", "the name must not be empty")
+            return
+    if len(parts) <= 2:
+        if len(parts[-1]) > 32:
+            causes.too_long(path, 32)
+        check_formats(formats.c_identifier_errors, parts[-1], path, causes)
+
+
+def check_taint(taint: Raw, old: Raw | None, path: str, causes: Causes) -> None:
+    """A device taint; an effect that was there before is not checked again."""
+    check_label_name(taint["key"], f"{path}.key", causes)
+    if taint.get("value"):
+        check_formats(formats.label_value_errors, taint["value"], f"{path}.value", causes)
+    effect = taint.get("effect", "")
+    if old is not None and old.get("effect", "") == effect:
+        return
+    if not effect:
+        causes.required(f"{path}.effect")
+    elif effect not in EFFECTS:
+        causes.not_supported(f"{path}.effect", effect, EFFECTS)
+
+
+def check_toleration(toleration: Raw, path: str, causes: Causes) -> None:
+    """A toleration of a request."""
+    if toleration.get("key"):
+        check_label_name(toleration["key"], f"{path}.key", causes)
+    value = toleration.get("value", "")
+    match toleration.get("operator", ""):
+        case "Exists":
+            if value:
+                causes.invalid(f"{path}.value", value, "must be empty for operator `Exists`")
+        case "Equal":
+            check_formats(formats.label_value_errors, value, f"{path}.value", causes)
+        case other:
+            causes.not_supported(f"{path}.operator", other, ("Equal", "Exists"))
+    effect = toleration.get("effect", "")
+    if effect and effect not in EFFECTS:
+        causes.not_supported(f"{path}.effect", effect, EFFECTS)
+
+
+def check_raw(value: object, path: str, limit: int, causes: Causes) -> None:
+    """A JSON object of at most ``limit`` bytes."""
+    if value is None:
+        causes.required(path)
+    elif len(msgspec.json.encode(value)) > limit:
+        causes.too_long(path, limit)
+    elif not isinstance(value, dict):
+        causes.invalid(path, "<value omitted>", "must be a valid JSON object")
+
+
+def check_opaque(config: Raw, path: str, causes: Causes) -> None:
+    """``opaque`` of a device configuration."""
+    opaque = config.get("opaque")
+    if opaque is None:
+        causes.required(f"{path}.opaque")
+        return
+    check_driver(opaque.get("driver", ""), f"{path}.opaque.driver", causes)
+    check_raw(opaque.get("parameters"), f"{path}.opaque.parameters", _OPAQUE_LIMIT, causes)
+
+
+def check_bindings(holder: Raw, path: str, causes: Causes) -> None:
+    """``bindingConditions`` and ``bindingFailureConditions``: both or none, at most four, no name twice."""
+    lists = {name: holder.get(name) or [] for name in ("bindingConditions", "bindingFailureConditions")}
+    for name, values in lists.items():
+        if len(values) > 4:
+            causes.too_many(f"{path}.{name}", len(values), 4)
+        else:
+            for i, value in enumerate(values):
+                check_label_name(value, f"{path}.{name}[{i}]", causes)
+        check_unique(values, f"{path}.{name}", causes)
+    first, second = lists["bindingConditions"], lists["bindingFailureConditions"]
+    for i, value in enumerate(second):
+        if value in first:
+            causes.invalid(f"{path}.bindingFailureConditions[{i}]", value, "is a binding condition as well")
+    if second and not first:
+        causes.invalid(f"{path}.bindingConditions", None, "are required to use bindingFailureConditions")
+    if first and not second:
+        causes.invalid(f"{path}.bindingFailureConditions", None, "are required to use bindingConditions")

@@ -1,0 +1,30 @@
+"""CEL selectors: checked by our own CEL implementation."""
+
+from __future__ import annotations
+
+from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.validation import devices
+
+__all__ = ["check_selectors"]
+
+_LENGTH = 10 * 1024
+
+
+def check_selectors(selectors: list[Raw], path: str, causes: Causes, *, stored: bool = False) -> None:
+    """``selectors`` of a request or class; ``stored`` ones were accepted before and are not refused now."""
+
+    def check(selector: Raw, here: str) -> None:
+        cel = selector.get("cel")
+        if cel is None:
+            causes.required(f"{here}.cel")
+        elif len(cel["expression"].encode()) > _LENGTH:
+            causes.too_long(f"{here}.cel.expression", _LENGTH)
+        elif not stored:
+            _check_expression(cel["expression"], f"{here}.cel.expression", causes)
+
+    devices.check_each(selectors, 32, path, causes, check)
+
+
+def _check_expression(expression: str, path: str, causes: Causes) -> None:
+    if not expression.strip():
+        causes.invalid(path, expression, "compilation failed: no expression")
