@@ -23,9 +23,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import structlog
+import yaml
 
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
@@ -34,6 +35,7 @@ from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import ConfigurationError, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.preparation import Checkpoint
+from dra_driver.sim import assets
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
@@ -170,6 +172,7 @@ class EmbeddedCluster:
         self._stack.callback(shutil.rmtree, self.root, ignore_errors=True)
         self.kubeconfig = self.config.kubeconfig or self.root / "kubeconfig"
         server = ApiServer()
+        await server.install(_own_manifests())
         await server.start()
         self._stack.push_async_callback(server.stop)
         server.write_kubeconfig(self.kubeconfig)
@@ -358,3 +361,12 @@ class EmbeddedCluster:
         if not slices or len(slices) != slices[0].spec.pool.resource_slice_count:
             return None
         return slices
+
+
+def _own_manifests() -> list[dict[str, Any]]:
+    """Our CRDs and DeviceClasses, as an administrator would install them."""
+    manifests = assets.deploy_directory("manifests")
+    paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]
+    return [
+        d for path in paths for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None
+    ]
