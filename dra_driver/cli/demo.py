@@ -17,6 +17,8 @@ HELP = "the embedded cluster end to end: simulated nodes, example pods, a table 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags."""
+    # The demo tells what happens in its own lines.
+    parser.set_defaults(log_level="warning")
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help="number of simulated nodes")
     parser.add_argument(
         "--profile",

@@ -35,7 +35,7 @@ from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import ConfigurationError, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.preparation import Checkpoint
-from dra_driver.sim import assets
+from dra_driver.sim import assets, profiles
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
@@ -237,13 +237,15 @@ class EmbeddedCluster:
         layout = NodeLayout(self.root / name)
         api = await self._connect(f"kubelet-{name}")
         kubelet = SimKubelet(api, name, layout, self.config.kubelet)
-        plugin = self._process(f"plugin-{name}", self._plugin_command(name, profile, layout))
+        layout.create()
+        profiles.write_profile(profile, layout.hardware)
+        plugin = self._process(f"plugin-{name}", self._plugin_command(name, layout))
         node = SimNode(name, profile, layout, kubelet, plugin)
         node.task = self._run(f"kubelet of {name}", kubelet.run())
         self.nodes[name] = node
         await self.start_process(plugin)
 
-    def _plugin_command(self, name: str, profile: str, layout: NodeLayout) -> tuple[str, ...]:
+    def _plugin_command(self, name: str, layout: NodeLayout) -> tuple[str, ...]:
         return dra_driver_command(
             "kubelet-plugin",
             f"--node-name={name}",
@@ -254,7 +256,7 @@ class EmbeddedCluster:
             f"--cdi-dir={layout.cdi}",
             f"--state-dir={layout.state}",
             f"--dev-root={layout.dev}",
-            f"--backend=simulated={profile}",
+            f"--backend=simulated={layout.hardware}",
             f"--log-level={self.config.log_level}",
         )
 

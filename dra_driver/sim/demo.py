@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TextIO
 
 from dra_driver.api.core import PODS
+from dra_driver.api.names import PCI_BUS_ID
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceSlice
 from dra_driver.errors import DraError, NotFound
-from dra_driver.sim import container_runtime, examples
+from dra_driver.sim import container_runtime, examples, profiles
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.cluster import ClusterConfig, ClusterFailed, EmbeddedCluster
 from dra_driver.sim.examples import Outcome
@@ -75,7 +76,7 @@ class Demo:
                 await examples.apply(cluster.api, objects)
                 self._step(f"applied {len(objects)} objects from {self.options.examples}, {len(pods)} pods")
                 outcomes = await self._watch(cluster, pods)
-                good = self._report(outcomes)
+                good = self._report(cluster, outcomes)
                 if self.options.runtime is not None:
                     good = await self._run_for_real(cluster, outcomes) and good
                 if self.options.keep:
@@ -128,12 +129,13 @@ class Demo:
             outcome.containers = {n: c.view for n, c in sandbox.containers.items()} if sandbox else {}
         return outcome
 
-    def _report(self, outcomes: Sequence[Outcome]) -> bool:
+    def _report(self, cluster: EmbeddedCluster, outcomes: Sequence[Outcome]) -> bool:
         self._say()
         self._say(_table(outcomes))
         self._say()
         findings = [f"{o.example.key}: {f}" for o in outcomes for f in examples.verify(o, outcomes)]
         findings += examples.twice_allocated(outcomes)
+        findings += [f"{o.example.key}: {f}" for o in outcomes for f in _device_node_findings(cluster, o)]
         for outcome in outcomes:
             if outcome.phase == "Pending":
                 self._say(f"{outcome.example.key} waits:")
@@ -217,6 +219,22 @@ class Demo:
         for node in cluster.nodes.values():
             found += node.leftovers()
         return found
+
+
+def _device_node_findings(cluster: EmbeddedCluster, outcome: Outcome) -> list[str]:
+    """Whether each container has exactly the device nodes of the pod's devices."""
+    if outcome.node not in cluster.nodes:
+        return []
+    there = profiles.device_nodes(cluster.nodes[outcome.node].layout.hardware)
+    wanted: set[str] = set()
+    for item in outcome.devices:
+        address = item.device.attributes.get(PCI_BUS_ID) if item.device is not None else None
+        wanted |= there.get(str(getattr(address, "string_value", "")), frozenset())
+    return [
+        f"container {name} sees {', '.join(sorted(seen)) or 'no device node'}, not {', '.join(sorted(wanted))}"
+        for name, view in (outcome.containers or {}).items()
+        if (seen := {d.path for d in view.devices}) != wanted
+    ]
 
 
 def _inventory(slices: Sequence[ResourceSlice]) -> str:

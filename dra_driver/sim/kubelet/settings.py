@@ -48,6 +48,11 @@ class NodeLayout:
         return self.root / "dev"
 
     @property
+    def hardware(self) -> Path:
+        """The profile of the node's simulated hardware."""
+        return self.root / "hardware.yaml"
+
+    @property
     def checkpoint(self) -> Path:
         """The kubelet's own checkpoint of prepared claims."""
         return self.kubelet / "dra_manager_state"
