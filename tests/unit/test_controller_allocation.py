@@ -1,0 +1,726 @@
+"""The controller allocating beside a scheduler that is played by the test."""
+
+import asyncio
+import contextlib
+import itertools
+
+import pytest
+from support.fake_cluster import FakeCluster, unreachable
+
+from controller.app import Controller
+from controller.config import ControllerConfig
+from dra_driver.api.core import EVENTS, NODES, PODS
+from dra_driver.api.names import ALLOCATION_GATE, CLAIM_FINALIZER, CONTROLLER_TAINT
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.errors import Conflict, Invalid
+from dra_driver.resourceslice import PoolAllocator
+
+OURS = "gpu.example.com"
+OTHER = "nic.example.com"
+NS = "default"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return 1_800_000_000.0 + self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def node(cluster: FakeCluster, name: str, *, cpu: str = "8", labels: dict | None = None) -> None:
+    body = {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
+        "status": {"allocatable": {"cpu": cpu, "memory": "32Gi", "pods": "110"}},
+    }
+    cluster.put(NODES, body)
+
+
+def pool(
+    cluster: FakeCluster, node_name: str, *sizes: int, driver: str = OURS, protected: bool = True
+) -> None:
+    taint = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
+    devices = [
+        {
+            "name": f"gpu-{i}",
+            "capacity": {"memory": {"value": f"{size}Gi"}},
+            **({"taints": [taint]} if protected else {}),
+        }
+        for i, size in enumerate(sizes)
+    ]
+    cluster.put(
+        RESOURCE_SLICES,
+        {
+            "metadata": {"name": f"{node_name}-{driver}"},
+            "spec": {
+                "driver": driver,
+                "nodeName": node_name,
+                "pool": {"name": node_name, "generation": 1, "resourceSliceCount": 1},
+                "devices": devices,
+            },
+        },
+    )
+
+
+def request(name: str = "gpu", class_name: str = "gpu", count: int = 1, memory: str | None = None) -> dict:
+    exactly: dict = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count}
+    if memory:
+        exactly["capacity"] = {"requests": {"memory": memory}}
+    return {"name": name, "exactly": exactly}
+
+
+def claim(cluster: FakeCluster, name: str, *requests: dict) -> None:
+    body = {
+        "metadata": {"name": name, "namespace": NS},
+        "spec": {"devices": {"requests": list(requests or [request()])}},
+        "status": {},
+    }
+    cluster.put(RESOURCE_CLAIMS, body)
+
+
+def pod(
+    cluster: FakeCluster,
+    name: str,
+    *claims: str,
+    gated: bool = True,
+    other_gates: tuple[str, ...] = (),
+    **spec: object,
+) -> None:
+    gates = [{"name": g} for g in (*other_gates, *([ALLOCATION_GATE] if gated else []))]
+    body = {
+        "metadata": {"name": name, "namespace": NS},
+        "spec": {
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}],
+            "resourceClaims": [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)],
+            **({"schedulingGates": gates} if gates else {}),
+            **spec,
+        },
+        "status": {"phase": "Pending"},
+    }
+    cluster.put(PODS, body)
+
+
+def classes(cluster: FakeCluster) -> None:
+    for name, driver in (("gpu", OURS), ("nic", OTHER)):
+        selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+        cluster.put(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
+    cluster.put(DEVICE_CLASSES, {"metadata": {"name": "anything"}, "spec": {}})
+
+
+def cluster_of(**nodes: tuple[int, ...]) -> FakeCluster:
+    cluster = FakeCluster()
+    classes(cluster)
+    for name, sizes in nodes.items():
+        node(cluster, name)
+        pool(cluster, name, *sizes)
+    return cluster
+
+
+class Harness:
+    def __init__(self, cluster: FakeCluster, clock: Clock) -> None:
+        self.cluster = cluster
+        self.clock = clock
+
+    async def quiet(self, seconds: float = 0.2) -> None:
+        count = -1
+        while count != len(self.cluster.writes):
+            count = len(self.cluster.writes)
+            await asyncio.sleep(seconds)
+
+    def claim(self, name: str):
+        return self.cluster.obj(RESOURCE_CLAIMS, name, NS)
+
+    def devices(self, name: str) -> list[tuple[str, str]]:
+        allocation = self.claim(name).status.allocation
+        return [] if allocation is None else [(r.pool, r.device) for r in allocation.devices.results]
+
+    def gates(self, name: str) -> list[str]:
+        return [g.name for g in self.cluster.obj(PODS, name, NS).spec.scheduling_gates]
+
+    def events(self, reason: str) -> list[str]:
+        return [e.message for e in self.cluster.all(EVENTS) if e.reason == reason]
+
+    def deallocate(self, name: str) -> None:
+        """As kube-scheduler does when the pod cannot go to the allocation's node."""
+        self.cluster.edit(RESOURCE_CLAIMS, name, {"status": {"allocation": None, "reservedFor": None}}, NS)
+
+    def held(self) -> list[tuple[str, str]]:
+        return [d for c in self.cluster.all(RESOURCE_CLAIMS) for d in self.devices(c.metadata.name)]
+
+
+@contextlib.asynccontextmanager
+async def controlling(cluster: FakeCluster, **config: object):
+    clock = Clock()
+    settings = ControllerConfig(drivers=(OURS,), leader_elect=False, **config)
+    controller = Controller(cluster, settings, clock)
+    task = asyncio.create_task(controller.run())
+    harness = Harness(cluster, clock)
+    try:
+        await controller.ready.wait()
+        await harness.quiet()
+        yield harness
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def run(cluster: FakeCluster, scenario, **config: object) -> None:
+    async def main():
+        async with asyncio.timeout(30), controlling(cluster, **config) as harness:
+            await scenario(harness)
+
+    asyncio.run(main())
+
+
+async def nothing(_):
+    pass
+
+
+# --- the ordinary way -----------------------------------------------------------------------------------------
+
+
+def test_a_gated_pod_gets_its_device_and_loses_the_gate():
+    cluster = cluster_of(n1=(80, 40))
+    claim(cluster, "c", request(memory="32Gi"))
+    pod(cluster, "p", "c", other_gates=("example.com/other",))
+
+    async def scenario(h):
+        assert h.devices("c") == [("n1", "gpu-1")]
+        status = h.claim("c").status
+        assert status.allocation.allocation_timestamp == "2027-01-15T08:00:00Z"
+        assert status.allocation.node_selector.node_selector_terms[0].match_fields[0].values == ("n1",)
+        assert status.reserved_for == ()  # the scheduler's
+        assert h.claim("c").metadata.finalizers == (CLAIM_FINALIZER,)
+        assert h.gates("p") == ["example.com/other"]
+        order = [(kind, sub) for _, kind, _, sub in cluster.writes if kind in ("ResourceClaim", "Pod")]
+        assert order == [("ResourceClaim", ""), ("ResourceClaim", "status"), ("Pod", "")]
+
+    run(cluster, scenario)
+
+
+def test_an_ungated_pod_is_served_as_well():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c", gated=False)
+
+    async def scenario(h):
+        assert h.devices("c") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_claim_that_no_pod_uses_is_not_allocated():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+
+    async def scenario(h):
+        assert h.devices("c") == []
+        assert [w for w in cluster.writes if w[1] == "ResourceClaim"] == []
+
+    run(cluster, scenario)
+
+
+def test_pods_that_do_not_concern_us_lose_the_gate_at_once():
+    cluster = cluster_of(n1=(40,))
+    pool(cluster, "n1", 1, driver=OTHER, protected=False)
+    claim(cluster, "theirs", request(class_name="nic"))
+    pod(cluster, "without-claims")
+    pod(cluster, "with-theirs", "theirs")
+
+    async def scenario(h):
+        assert h.gates("without-claims") == []
+        assert h.gates("with-theirs") == []
+        assert h.devices("theirs") == []
+
+    run(cluster, scenario)
+
+
+def test_all_claims_of_a_pod_are_on_one_node_and_gone_wrong_as_one():
+    cluster = cluster_of(n1=(40,), n2=(40, 40))
+    claim(cluster, "a")
+    claim(cluster, "b")
+    pod(cluster, "p", "a", "b")
+    claim(cluster, "x", request(count=2))
+    claim(cluster, "y", request(count=2))
+    pod(cluster, "q", "x", "y")
+
+    async def scenario(h):
+        assert {p for p, _ in (*h.devices("a"), *h.devices("b"))} == {"n2"}
+        assert h.devices("x") == h.devices("y") == []
+        assert h.gates("q") == [ALLOCATION_GATE]
+
+    run(cluster, scenario)
+
+
+def test_a_claim_that_waits_for_its_template_is_allocated_when_it_is_there():
+    cluster = cluster_of(n1=(40,))
+    pod(cluster, "p", resourceClaims=[{"name": "t", "resourceClaimTemplateName": "tpl"}])
+
+    async def scenario(h):
+        assert h.gates("p") == [ALLOCATION_GATE]
+        claim(cluster, "p-t-abc")
+        statuses = [{"name": "t", "resourceClaimName": "p-t-abc"}]
+        cluster.edit(PODS, "p", {"status": {"resourceClaimStatuses": statuses}}, NS)
+        await h.quiet()
+        assert h.devices("p-t-abc") == [("n1", "gpu-0")]
+        assert h.gates("p") == []
+
+    run(cluster, scenario)
+
+
+def test_a_shared_claim_is_allocated_once_and_both_pods_go_on():
+    cluster = cluster_of(n1=(40,), n2=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    pod(cluster, "q", "c")
+
+    async def scenario(h):
+        assert len(h.devices("c")) == 1
+        assert h.gates("p") == h.gates("q") == []
+
+    run(cluster, scenario)
+
+
+def test_a_bound_pod_gets_allocation_and_reservation_on_its_node():
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c", gated=False, nodeName="n2")
+
+    async def scenario(h):
+        assert h.devices("c") == [("n2", "gpu-0")]
+        uid = cluster.raw(PODS, "p", NS)["metadata"]["uid"]
+        assert [(r.resource, r.name, r.uid) for r in h.claim("c").status.reserved_for] == [("pods", "p", uid)]
+
+    run(cluster, scenario)
+
+
+# --- where the pod can go -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"nodeSelector": {"zone": "b"}}, "n2"),
+        (
+            {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {
+                                    "matchFields": [
+                                        {"key": "metadata.name", "operator": "In", "values": ["n2"]}
+                                    ]
+                                }
+                            ]
+                        }
+                    }
+                }
+            },
+            "n2",
+        ),
+        ({"containers": [{"name": "c", "resources": {"requests": {"cpu": "6"}}}]}, "n2"),
+        (
+            {"tolerations": [{"key": "maintenance", "operator": "Exists"}], "nodeSelector": {"zone": "c"}},
+            "n3",
+        ),
+        ({"nodeSelector": {"zone": "c"}}, None),
+        ({"nodeSelector": {"zone": "d"}}, None),
+    ],
+)
+def test_the_node_suits_the_pod(spec, expected):
+    cluster = FakeCluster()
+    classes(cluster)
+    node(cluster, "n1", cpu="4")
+    node(cluster, "n2", cpu="8", labels={"zone": "b"})
+    node(cluster, "n3", labels={"zone": "c"})
+    taint = {"key": "maintenance", "effect": "NoSchedule"}
+    cluster.edit(NODES, "n3", {"spec": {"taints": [taint]}})
+    node(cluster, "n4", labels={"zone": "d"})
+    cluster.edit(NODES, "n4", {"spec": {"unschedulable": True}})
+    pool(cluster, "n1", 40)
+    pool(cluster, "n2", 80)
+    pool(cluster, "n3", 80)
+    pool(cluster, "n4", 80)
+    claim(cluster, "c")
+    pod(cluster, "p", "c", **spec)
+
+    async def scenario(h):
+        assert [p for p, _ in h.devices("c")] == ([expected] if expected else [])
+        if expected is None:
+            (message,) = set(h.events("FailedAllocation"))
+            assert "0/4 nodes can take the pod" in message
+
+    run(cluster, scenario)
+
+
+def test_pods_whose_devices_were_allocated_count_before_they_are_bound():
+    cluster = FakeCluster()
+    classes(cluster)
+    node(cluster, "n1", cpu="2")
+    node(cluster, "n2", cpu="2")
+    for name in ("n1", "n2"):
+        pool(cluster, name, 40, 40, 40, 40)
+    for i in range(4):
+        claim(cluster, f"c{i}")
+        pod(cluster, f"p{i}", f"c{i}")
+
+    async def scenario(h):
+        pools = [h.devices(f"c{i}")[0][0] for i in range(4)]
+        assert sorted(pools) == ["n1", "n1", "n2", "n2"]
+
+    run(cluster, scenario)
+
+
+# --- refusals -------------------------------------------------------------------------------------------------
+
+
+def test_an_unsatisfiable_claim_says_why_and_is_served_when_a_device_appears():
+    cluster = cluster_of(n1=(24,))
+    claim(cluster, "c", request(memory="32Gi"))
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.gates("p") == [ALLOCATION_GATE]
+        about = {e.involved_object.kind for e in cluster.all(EVENTS) if e.reason == "FailedAllocation"}
+        assert about == {"Pod", "ResourceClaim"}
+        assert "32Gi" in h.events("FailedAllocation")[0]
+        node(cluster, "n2")
+        pool(cluster, "n2", 40)
+        await h.quiet()
+        assert h.devices("c") == [("n2", "gpu-0")]
+        assert h.gates("p") == []
+
+    run(cluster, scenario)
+
+
+def test_a_device_that_becomes_free_goes_to_the_pod_that_waits():
+    cluster = cluster_of(n1=(40,))
+    for name in ("a", "b"):
+        claim(cluster, name)
+        pod(cluster, name, name)
+
+    async def scenario(h):
+        (winner,) = [n for n in ("a", "b") if h.devices(n)]
+        loser = "b" if winner == "a" else "a"
+        cluster.remove(PODS, winner, NS)
+        h.deallocate(winner)
+        await h.quiet()
+        assert h.devices(loser) == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_claim_that_mixes_ours_with_another_driver_is_refused_with_the_reason():
+    cluster = cluster_of(n1=(40,))
+    pool(cluster, "n1", 1, driver=OTHER, protected=False)
+    claim(cluster, "c", request("a", "gpu"), request("b", "nic"))
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.devices("c") == []
+        assert h.gates("p") == [ALLOCATION_GATE]
+        message = h.events("FailedAllocation")[0]
+        assert "request a, class gpu" in message
+        assert "request b, class nic" in message
+
+    run(cluster, scenario)
+
+
+def test_a_pool_without_our_taint_is_never_touched():
+    cluster = cluster_of()
+    node(cluster, "n1")
+    pool(cluster, "n1", 40, protected=False)
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.devices("c") == []
+        assert h.gates("p") == []
+
+    run(cluster, scenario)
+
+
+def test_a_missing_class_is_named():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c", request(class_name="nonesuch"))
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert "DeviceClass nonesuch does not exist" in h.events("FailedAllocation")[0]
+        cluster.put(DEVICE_CLASSES, {"metadata": {"name": "nonesuch"}, "spec": {}})
+        await h.quiet()
+        assert h.devices("c") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_separate_claim_of_another_driver_decides_the_node_and_is_not_written():
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    pool(cluster, "n2", 1, driver=OTHER, protected=False)
+    claim(cluster, "gpu")
+    claim(cluster, "nic", request(class_name="nic"))
+    pod(cluster, "p", "gpu", "nic")
+
+    async def scenario(h):
+        assert h.devices("gpu") == [("n2", "gpu-0")]  # n1 would fit better, but has no nic
+        assert h.devices("nic") == []
+        assert h.gates("p") == []
+
+    run(cluster, scenario)
+
+
+def test_while_the_scheduler_allocates_gates_come_off_and_nothing_is_written():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.devices("c") == []
+        assert h.gates("p") == []
+
+    run(cluster, scenario, allocator=PoolAllocator.SCHEDULER)
+
+
+# --- beside others --------------------------------------------------------------------------------------------
+
+
+def test_when_the_scheduler_deallocates_another_node_is_tried():
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.devices("c") == [("n1", "gpu-0")]
+        h.deallocate("c")
+        await h.quiet()
+        assert h.devices("c") == [("n2", "gpu-0")]
+        h.deallocate("c")
+        await h.quiet()
+        assert h.devices("c") == []
+        assert "could not place it a short while ago" in h.events("FailedAllocation")[0]
+        h.clock.time += 1000
+        cluster.edit(NODES, "n1", {"metadata": {"labels": {"changed": "yes"}}})
+        await h.quiet()
+        assert h.devices("c") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_conflict_means_look_again_and_two_claims_never_hold_one_device():
+    cluster = cluster_of(n1=(40, 40, 40, 40), n2=(40, 40, 40, 40))
+    for i in range(12):
+        claim(cluster, f"c{i}")
+        pod(cluster, f"p{i}", f"c{i}")
+    counter = itertools.count()
+
+    def now_and_then(verb, kind, name, subresource):
+        if verb != "patch" or kind != "ResourceClaim":
+            return
+        n = next(counter)
+        if n % 3 == 0:
+            cluster.edit(RESOURCE_CLAIMS, name, {"metadata": {"labels": {"n": str(n)}}}, NS)
+        elif n % 7 == 1:
+            raise Conflict("somebody was faster", code=409)
+        elif n % 7 == 2:
+            unreachable()
+
+    cluster.before = now_and_then
+
+    async def scenario(h):
+        await asyncio.sleep(1)
+        await h.quiet(0.5)
+        cluster.before = lambda *_: None
+        await asyncio.sleep(1.5)
+        held = h.held()
+        assert len(held) == len(set(held)) == 8
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_an_allocation_without_an_answer_keeps_its_device_until_it_is_known(applied):
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "a")
+    pod(cluster, "a", "a")
+    lost = []
+
+    def lose(verb, kind, name, subresource):
+        if verb == "patch" and kind == "ResourceClaim" and subresource == "status" and not lost:
+            lost.append(name)
+            claim(cluster, "b")
+            pod(cluster, "b", "b")
+            unreachable()
+
+    if applied:
+        cluster.after = lose
+    else:
+        cluster.before = lose
+
+    async def scenario(h):
+        await asyncio.sleep(0.5)
+        await h.quiet()
+        assert h.devices("a") == [("n1", "gpu-0")]
+        assert h.devices("b") == []
+        assert h.gates("a") == []
+
+    run(cluster, scenario)
+
+
+def test_devices_stay_taken_while_the_informer_lags():
+    cluster = cluster_of(n1=(40, 40))
+
+    async def scenario(h):
+        cluster.quiet.add("ResourceClaim")
+        claim(cluster, "a")
+        pod(cluster, "a", "a")
+        claim(cluster, "b")
+        pod(cluster, "b", "b")
+        cluster.quiet.clear()
+        cluster.wake()
+        await asyncio.sleep(0.02)
+        cluster.quiet.add("ResourceClaim")  # what we write now does not come back
+        await h.quiet()
+        for name in ("c", "d"):
+            claim(cluster, name)
+            pod(cluster, name, name)
+        await h.quiet()
+        cluster.quiet.clear()
+        cluster.wake()
+        await h.quiet()
+        held = h.held()
+        assert len(held) == len(set(held)) == 2
+
+    run(cluster, scenario)
+
+
+def test_a_restart_knows_what_is_taken():
+    cluster = cluster_of(n1=(40, 40))
+    claim(cluster, "a")
+    pod(cluster, "a", "a")
+    run(cluster, nothing)
+    claim(cluster, "b")
+    pod(cluster, "b", "b")
+
+    async def scenario(h):
+        assert sorted((*h.devices("a"), *h.devices("b"))) == [("n1", "gpu-0"), ("n1", "gpu-1")]
+
+    run(cluster, scenario)
+
+
+def test_a_restart_between_allocation_and_ungating_removes_the_gate():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    def no_ungating(verb, kind, name, subresource):
+        if kind == "Pod" and verb == "patch":
+            unreachable()
+
+    async def first(h):
+        assert h.gates("p") == [ALLOCATION_GATE]
+        assert h.devices("c")
+
+    cluster.before = no_ungating
+    run(cluster, first)
+    cluster.before = lambda *_: None
+
+    async def second(h):
+        assert h.gates("p") == []
+
+    run(cluster, second)
+
+
+def test_a_restart_between_two_claims_of_a_pod_finishes_or_starts_over():
+    """One claim is allocated on a node where the other no longer fits: the first is taken back."""
+    cluster = cluster_of(n1=(40, 40), n2=(80, 80))
+    claim(cluster, "a")
+    claim(cluster, "b")
+    pod(cluster, "p", "a", "b")
+
+    def only_one(verb, kind, name, subresource):
+        if kind == "ResourceClaim" and name == "b" and subresource == "status":
+            raise Invalid("refused", code=422)
+
+    async def first(h):
+        assert h.devices("a")[0][0] == "n1"
+        assert h.devices("b") == []
+
+    cluster.before = only_one
+    run(cluster, first)
+    cluster.before = lambda *_: None
+    pool(cluster, "n1", 40)  # the second device of n1 is gone
+
+    async def second(h):
+        assert {p for p, _ in (*h.devices("a"), *h.devices("b"))} == {"n2"}
+        assert h.gates("p") == []
+
+    run(cluster, second)
+
+
+def test_a_refused_write_is_told_and_the_device_goes_to_others():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "a")
+    pod(cluster, "a", "a")
+
+    def forbid(verb, kind, name, subresource):
+        if kind == "ResourceClaim" and name == "a" and subresource == "status":
+            raise Invalid("not allowed: resourceclaims/binding", code=422)
+
+    cluster.before = forbid
+
+    async def scenario(h):
+        assert any("resourceclaims/binding" in m for m in h.events("FailedAllocation"))
+        cluster.remove(PODS, "a", NS)
+        claim(cluster, "b")
+        pod(cluster, "b", "b")
+        await h.quiet()
+        assert h.devices("b") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_an_allocation_whose_pod_went_away_unscheduled_is_taken_back():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.devices("c")
+        cluster.remove(PODS, "p", NS)
+        await asyncio.sleep(2.2)
+        await h.quiet()
+        assert h.devices("c") == []
+
+    run(cluster, scenario)
+
+
+def test_a_reserved_claim_is_left_to_the_controller_manager():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        consumer = [{"resource": "pods", "name": "p", "uid": "u"}]
+        cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"reservedFor": consumer}}, NS)
+        cluster.remove(PODS, "p", NS)
+        await asyncio.sleep(2.2)
+        await h.quiet()
+        assert h.devices("c") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_nothing_is_written_once_everything_is_allocated():
+    cluster = cluster_of(n1=(40, 40))
+    for name in ("a", "b"):
+        claim(cluster, name)
+        pod(cluster, name, name)
+    run(cluster, nothing)
+    cluster.writes.clear()
+    run(cluster, nothing)
+    assert cluster.writes == []
