@@ -93,14 +93,9 @@ def plan(
     if claim.status.allocation is None:
         raise PrepareError("the claim is not allocated")
     _refuse_parameters(claim, driver)
-    results = [r for r in claim.status.allocation.devices.results if r.driver == driver]
-    counts: dict[str, int] = {}
-    grants: list[Grant] = []
-    for result in results:
-        request = result.request.partition("/")[0]
-        index = counts.get(request, 0)
-        counts[request] = index + 1
-        grants.append(Grant(request, index, _find(result, pool, devices), result))
+    grants = _grants(
+        [r for r in claim.status.allocation.devices.results if r.driver == driver], pool, devices
+    )
     prepared = tuple(_prepared(uid, driver, grant) for grant in grants)
     record = PreparedClaim(
         uid=uid,
@@ -138,6 +133,19 @@ def _refuse_parameters(claim: ResourceClaim, driver: str) -> None:
                 f"the claim carries opaque parameters for {driver} ({config.source}, {where}); "
                 "this version of the driver understands none"
             )
+
+
+def _grants(
+    results: Sequence[DeviceRequestAllocationResult], pool: PoolName, devices: Mapping[str, NodeDevice]
+) -> list[Grant]:
+    counts: dict[str, int] = {}
+    grants: list[Grant] = []
+    for result in results:
+        request = result.request.partition("/")[0]
+        index = counts.get(request, 0)
+        counts[request] = index + 1
+        grants.append(Grant(request, index, _find(result, pool, devices), result))
+    return grants
 
 
 def _find(
@@ -230,8 +238,8 @@ def _edits(claim_name: str, grant: Grant, shared: cdi.ContainerEdits) -> cdi.Con
 def _variables(claim_name: str, grant: Grant) -> tuple[str, ...]:
     """``DRA_<CLAIM>__<REQUEST>__<INDEX>_{DEVICE,UUID,MODEL,MEMORY,SHARE}``; unknown facts are absent.
 
-    Two underscores between the names: request ``b`` of claim ``c-a`` and request ``a-b`` of claim ``c`` can meet
-    in one container.
+    Two underscores between the names: request ``b`` of claim ``c-a`` and request ``a-b`` of claim ``c`` can
+    meet in one container.
     """
     claim, request = names.environment_fragment(claim_name), names.environment_fragment(grant.request)
     # A share is told what it may use, not what the device has.

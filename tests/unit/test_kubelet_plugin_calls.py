@@ -21,6 +21,8 @@ from dra_driver.wire import (
     dra_v1beta1_pb2_grpc,
     health_v1alpha1_pb2,
     health_v1alpha1_pb2_grpc,
+    pluginregistration_pb2,
+    pluginregistration_pb2_grpc,
 )
 
 VERSIONS = {
@@ -304,6 +306,45 @@ def test_removed_sockets_are_put_back(tmp_path: Path) -> None:
             await eventually(lambda: _registration(kube)["registered"] is False)
             await node.register()
             await eventually(lambda: _registration(kube) == {"registered": True, "epoch": 2})
+
+    asyncio.run(main())
+
+
+def test_a_refused_registration_is_written_down(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube = FakeKube()
+        async with running(tmp_path, kube, [device(0)]) as node:
+            await eventually(lambda: inventory(kube))
+            await node.register()
+            await eventually(lambda: _registration(kube) == {"registered": True, "epoch": 1})
+            async with node.channel(node.config.registrar_socket) as channel:
+                refusal = pluginregistration_pb2.RegistrationStatus(plugin_registered=False, error="no")
+                await pluginregistration_pb2_grpc.RegistrationStub(channel).NotifyRegistrationStatus(refusal)
+            await eventually(lambda: _registration(kube) == {"registered": False, "epoch": 1})
+
+    asyncio.run(main())
+
+
+def test_no_slices_are_asked_for_while_the_kubelet_is_away(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube = FakeKube()
+        async with running(tmp_path, kube, [device(0)]) as node:
+            await eventually(lambda: inventory(kube))
+            await node.register()
+            async with node.channel() as channel:
+                stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(channel)
+                await stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()).read()
+            await eventually(lambda: _registration(kube).get("epoch") == 1)
+            kube.merge_status(*_named(), {"publication": {"epoch": 1, "slices": ["wiped"]}})
+            await asyncio.sleep(0.4)
+            assert _registration(kube)["epoch"] == 1
+            # The kubelet is back, and the slices still are not.
+            async with node.channel() as channel:
+                stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(channel)
+                stream = stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest())
+                await stream.read()
+                await eventually(lambda: _registration(kube)["epoch"] == 2)
+                stream.cancel()
 
     asyncio.run(main())
 
