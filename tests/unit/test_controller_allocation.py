@@ -180,7 +180,7 @@ async def nothing(_):
     pass
 
 
-# --- the ordinary way -----------------------------------------------------------------------------------------
+# --- the ordinary way ---------------------------------------------------------------------------------------
 
 
 def test_a_gated_pod_gets_its_device_and_loses_the_gate():
@@ -298,7 +298,7 @@ def test_a_bound_pod_gets_allocation_and_reservation_on_its_node():
     run(cluster, scenario)
 
 
-# --- where the pod can go -------------------------------------------------------------------------------------
+# --- where the pod can go -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_pods_whose_devices_were_allocated_count_before_they_are_bound():
     run(cluster, scenario)
 
 
-# --- refusals -------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 
 def test_an_unsatisfiable_claim_says_why_and_is_served_when_a_device_appears():
@@ -486,7 +486,7 @@ def test_while_the_scheduler_allocates_gates_come_off_and_nothing_is_written():
     run(cluster, scenario, allocator=PoolAllocator.SCHEDULER)
 
 
-# --- beside others --------------------------------------------------------------------------------------------
+# --- beside others ------------------------------------------------------------------------------------------
 
 
 def test_when_the_scheduler_deallocates_another_node_is_tried():
