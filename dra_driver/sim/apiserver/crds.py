@@ -247,7 +247,7 @@ def check_object(kind: Kind, raw: Raw, old: Raw | None, causes: Causes) -> None:
     _check(checked, {**schema, "required": [r for r in schema.get("required") or () if r not in _SYSTEM]}, "", causes)
     if not _has_rules(schema):
         return
-    if len(causes) > before:
+    if any(c.reason in _BLOCKING for c in causes[before:]):
         causes.invalid(
             "<nil>",
             None,
@@ -258,6 +258,10 @@ def check_object(kind: Kind, raw: Raw, old: Raw | None, causes: Causes) -> None:
         check_rules(schema, raw, old, "", causes)
 
 
+# After these the real server does not evaluate rules.
+_BLOCKING = frozenset(
+    f"FieldValue{r}" for r in ("NotSupported", "Required", "TooLong", "TooMany", "TypeInvalid")
+)
 _SYSTEM = ("apiVersion", "kind", "metadata")
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 

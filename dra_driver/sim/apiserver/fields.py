@@ -180,7 +180,7 @@ class Struct(Type):
                         out[name] = item
                         context.empties.append((out, name))
                     continue
-            if field.always or field.embedded:
+            if field.embedded or (field.always and not field.pointer):
                 out[name] = field.type.fresh(context)
         if seen != len(value):
             self._report(value, fields, prefix, context)
@@ -301,7 +301,11 @@ def _canonical(text: str) -> str:
     if text.startswith("+") and text[1:].isdigit():
         return text  # the real server keeps the sign of whole numbers
     try:
-        return str(Quantity.parse(text))
+        canonical = str(Quantity.parse(text))
+        if "e" in canonical and "e" not in text.lower().removesuffix("e"):
+            # Larger than any suffix: the real server leaves the suffix out.
+            return canonical.partition("e")[0]
+        return canonical
     except InvalidQuantity:
         if _QUANTITY.fullmatch(text) or text[:2] in ("--", "+-", "-+", "++"):
             raise WrongType("unable to parse quantity's suffix") from None

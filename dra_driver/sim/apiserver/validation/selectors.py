@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dra_driver.cel import CelCompileError, Environment, compile_selector
 from dra_driver.sim.apiserver.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import devices
 
 __all__ = ["check_selectors"]
 
 _LENGTH = 10 * 1024
+_NEW = Environment(new=True)
 
 
 def check_selectors(selectors: list[Raw], path: str, causes: Causes, *, stored: bool = False) -> None:
@@ -26,5 +28,7 @@ def check_selectors(selectors: list[Raw], path: str, causes: Causes, *, stored: 
 
 
 def _check_expression(expression: str, path: str, causes: Causes) -> None:
-    if not expression.strip():
-        causes.invalid(path, expression, "compilation failed: no expression")
+    try:
+        compile_selector(expression, environment=_NEW)
+    except CelCompileError as e:
+        causes.invalid(path, expression, f"compilation failed: {e}")
