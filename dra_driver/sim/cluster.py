@@ -171,6 +171,7 @@ class EmbeddedCluster:
         self.root = Path(tempfile.mkdtemp(prefix="dra-"))
         self._stack.callback(shutil.rmtree, self.root, ignore_errors=True)
         self.kubeconfig = self.config.kubeconfig or self.root / "kubeconfig"
+        _refuse_foreign(self.kubeconfig)
         server = ApiServer()
         await server.install(_own_manifests())
         await server.start()
@@ -372,3 +373,18 @@ def _own_manifests() -> list[dict[str, Any]]:
     return [
         d for path in paths for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None
     ]
+
+
+def _refuse_foreign(kubeconfig: Path) -> None:
+    """Nobody's access to a real cluster is overwritten, and later removed, by a slip of the keyboard."""
+    if not kubeconfig.exists():
+        return
+    try:
+        content = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
+        contexts = [c["name"] for c in content["contexts"]]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError):
+        contexts = []
+    if contexts != ["sim"]:
+        raise ConfigurationError(
+            f"--kubeconfig {kubeconfig}: exists and is not of an earlier embedded cluster; choose another name"
+        )

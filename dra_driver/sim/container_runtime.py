@@ -21,13 +21,15 @@ from typing import Any
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.sim.cdi_reader import ContainerView
 
-__all__ = ["ContainerFailed", "ContainerRuntime", "find_runtime"]
+__all__ = ["NOT_OURS", "ContainerFailed", "ContainerRuntime", "find_runtime"]
 
 RUNTIMES = ("runc", "crun", "podman")
 SECONDS = 60
 SCRIPT = "env; for f in $DEVICE_NODES; do ls -l $f; done"
 HOST_DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr")
 NULL_DEVICE = (1, 3)
+# Lines of the output that say nothing about devices.
+NOT_OURS = ("HOME=", "PWD=", "PATH=", "DEVICE_NODES=", "OLDPWD=", "SHLVL=", "_=")
 
 
 class ContainerFailed(DraError):

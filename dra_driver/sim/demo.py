@@ -23,6 +23,7 @@ from dra_driver.sim.examples import Outcome
 __all__ = ["Demo", "DemoOptions"]
 
 SETTLE_SECONDS = 60.0
+QUIET_SECONDS = 10.0
 CLEAN_SECONDS = 30.0
 
 
@@ -102,16 +103,18 @@ class Demo:
     async def _watch(self, cluster: EmbeddedCluster, pods: Sequence[examples.Example]) -> list[Outcome]:
         """Follows the example pods until there is something to say about each."""
         outcomes: dict[examples.Example, Outcome] = {}
+        quiet_since = time.monotonic()
 
         async def all_settled() -> bool:
+            nonlocal quiet_since
             for example in pods:
-                if example in outcomes:
-                    continue
                 outcome = await self._observe(cluster, example)
-                if examples.settled(outcome):
+                if example not in outcomes and examples.settled(outcome):
+                    quiet_since = time.monotonic()
                     outcomes[example] = outcome
                     self._step(_progress(outcome))
-            return len(outcomes) == len(pods)
+            # A pod that should run, but for which nothing happens any more, is a result too.
+            return len(outcomes) == len(pods) or time.monotonic() - quiet_since > QUIET_SECONDS
 
         try:
             await cluster.wait_for("example pods", all_settled, SETTLE_SECONDS)
@@ -158,8 +161,9 @@ class Demo:
                     self._say(f"    FAILED: {e}")
                     good = False
                     continue
-                for line in text.splitlines():
-                    self._say(f"    {line}")
+                for line in sorted(text.splitlines()):
+                    if not line.startswith(container_runtime.NOT_OURS):
+                        self._say(f"    {line}")
                 missing = [k for k, v in view.env.items() if f"{k}={v}" not in text.splitlines()]
                 missing += [d.path for d in view.devices if d.path not in text]
                 if missing:
@@ -230,11 +234,13 @@ def _device_node_findings(cluster: EmbeddedCluster, outcome: Outcome) -> list[st
     for item in outcome.devices:
         address = item.device.attributes.get(PCI_BUS_ID) if item.device is not None else None
         wanted |= there.get(str(getattr(address, "string_value", "")), frozenset())
-    return [
-        f"container {name} sees {', '.join(sorted(seen)) or 'no device node'}, not {', '.join(sorted(wanted))}"
-        for name, view in (outcome.containers or {}).items()
-        if (seen := {d.path for d in view.devices}) != wanted
-    ]
+    findings: list[str] = []
+    for name, view in (outcome.containers or {}).items():
+        seen = {d.path for d in view.devices}
+        if seen != wanted:
+            nodes = ", ".join(sorted(seen)) or "no device node"
+            findings.append(f"container {name} sees {nodes} instead of {', '.join(sorted(wanted))}")
+    return findings
 
 
 def _inventory(slices: Sequence[ResourceSlice]) -> str:
