@@ -24,7 +24,7 @@ from kubelet_plugin.plugin import Plugin
 
 NODE = "node-a"
 DRIVER = "gpu.dra-driver.dev"
-QUICK = Timing(budget=2.0, patience=0.3)
+QUICK = Timing(budget=2.0, patience=0.6)
 
 
 def device(index: int, *, uuid_: str = "", memory: str = "40Gi") -> DiscoveredDevice:
@@ -170,6 +170,9 @@ async def running(
         ready.cancel()
         if not task.done():
             try:
+                if not kube.down:
+                    table = plugin._table
+                    await eventually(lambda: all(d.published_uuid for d in table.for_prepare.values()))
                 yield Node(plugin, kube, config, stop)
             finally:
                 stop.set()
