@@ -74,9 +74,10 @@ async def _main(options: DemoOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, int(number))
+    demo = Demo(options)
     try:
-        return await Demo(options).run()
+        return await demo.run()
     except asyncio.CancelledError:
-        if options.keep:
-            return 0
+        if demo.kept is not None:
+            return demo.kept
         return 128 + interrupted[0] if interrupted else 1

@@ -145,6 +145,7 @@ class EmbeddedCluster:
         self.nodes: dict[str, SimNode] = {}
         self._stack = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clients: list[KubeApi] = []
         self._failures: list[str] = []
         self._processes: list[ManagedProcess] = []
 
@@ -180,12 +181,13 @@ class EmbeddedCluster:
         if self.config.kubeconfig is not None:
             # It names a server that is about to go; a file left behind would only mislead.
             self._stack.callback(self.kubeconfig.unlink, missing_ok=True)
-        self.api = await self._connect("dra-driver-demo")
+        self._stack.push_async_callback(self._close_clients)
         self._stack.push_async_callback(self._cancel_tasks)
+        self._stack.push_async_callback(self._stop_processes)
+        self.api = await self._connect("dra-driver-demo")
         self._run("claim controller", ClaimController(await self._connect("resource-claim-controller")).run())
         self._run("garbage collector", GarbageCollector(await self._connect("garbage-collector")).run())
         self._run("scheduler", Scheduler(await self._connect("kube-scheduler")).run())
-        self._stack.push_async_callback(self._stop_processes)
         for i, profile in enumerate(self.config.profiles, start=1):
             await self._start_node(f"node{i}", profile)
         if self.config.run_controller:
@@ -193,7 +195,13 @@ class EmbeddedCluster:
             await self.start_process(self.controller)
 
     async def _connect(self, agent: str) -> KubeApi:
-        return await self._stack.enter_async_context(await KubeApi.connect(self.kubeconfig, user_agent=agent))
+        client = await KubeApi.connect(self.kubeconfig, user_agent=agent)
+        self._clients.append(client)
+        return client
+
+    async def _close_clients(self) -> None:
+        for client in self._clients:
+            await client.close()
 
     async def _close(self) -> None:
         # Cleaning up must come to its end even when the second Ctrl-C arrives meanwhile.
@@ -386,5 +394,5 @@ def _refuse_foreign(kubeconfig: Path) -> None:
         contexts = []
     if contexts != ["sim"]:
         raise ConfigurationError(
-            f"--kubeconfig {kubeconfig}: exists and is not of an earlier embedded cluster; choose another name"
+            f"--kubeconfig {kubeconfig}: exists and is not of an earlier embedded cluster; choose another"
         )

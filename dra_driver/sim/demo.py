@@ -50,10 +50,12 @@ class Demo:
 
     Attributes:
         out: where progress and the table go; plain lines, no terminal tricks.
+        kept: with ``keep``, the result of the checks, once they are done; a signal ends the run then.
     """
 
     options: DemoOptions
     out: TextIO = field(default_factory=lambda: sys.stdout)
+    kept: int | None = None
     _started: float = field(default_factory=time.monotonic)
 
     def _say(self, text: str = "") -> None:
@@ -81,8 +83,7 @@ class Demo:
                 if self.options.runtime is not None:
                     good = await self._run_for_real(cluster, outcomes) and good
                 if self.options.keep:
-                    await self._keep(cluster)
-                    return 0 if good else 1
+                    return await self._keep(cluster, good)
                 good = await self._clean_up(cluster, pods) and good
         except ClusterFailed as e:
             self._step("the embedded cluster failed")
@@ -171,14 +172,14 @@ class Demo:
                     good = False
         return good
 
-    async def _keep(self, cluster: EmbeddedCluster) -> None:
-        config = cluster.kubeconfig
+    async def _keep(self, cluster: EmbeddedCluster, good: bool) -> int:
         self._say(f"The cluster stays until Ctrl-C or SIGTERM. Its files are in {cluster.root}. Try:")
-        self._say(f"    export KUBECONFIG={config}")
+        self._say(f"    export KUBECONFIG={cluster.kubeconfig}")
         self._say("    kubectl get nodes,resourceslices,deviceclasses")
         self._say("    kubectl get pods,resourceclaims -A -o wide")
         self._say("    kubectl -n dra-examples describe pod unsatisfiable")
         self._say("    kubectl get deviceinventories -o yaml")
+        self.kept = 0 if good else 1
         while True:
             cluster.check()
             await asyncio.sleep(0.5)
