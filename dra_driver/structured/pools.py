@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from dra_driver import cel
 from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.resource import CounterSet, Device, NodeSelector, ResourceSlice
@@ -54,8 +55,8 @@ class DeviceEntry:
     node_name: str | None
     node_selector: NodeSelector | None
     all_nodes: bool
-    content: object = None
-    """Identifies everything that a selector can see; filled in and used by ``selectors``."""
+    content: cel.DeviceView | None = None
+    """What selectors see; made when the first one looks."""
 
     @property
     def ambiguous_selector(self) -> bool:

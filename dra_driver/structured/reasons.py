@@ -230,7 +230,7 @@ def _holders(exclusions: Sequence[Exclusion]) -> str:
 
 
 def _together(exclusions: Sequence[Exclusion], nodes: int) -> str:
-    """Devices that are free and would fit: how many each of the nodes has, and what they cannot do together."""
+    """Devices that are free and would fit: how many each of the nodes has, and what is asked of them."""
     free = [e for e in exclusions if e.rule is Rule.CONSTRAINT]
     busy = [e for e in exclusions if e.rule is Rule.IN_USE]
     number, wanted = len(free) // nodes, list(dict.fromkeys(e.wanted for e in free))

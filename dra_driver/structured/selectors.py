@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from dra_driver import cel
 from dra_driver.structured.pools import DeviceEntry
 from dra_driver.structured.types import Features
 
 __all__ = ["SelectorCache"]
 
+# Claims bring their own expressions: what the cache holds is bounded, whoever writes them.
+_MOST_EXPRESSIONS = 4096
+
 
 class SelectorCache:
     """Compiled expressions and their results. Shared by all snapshots of a cluster."""
 
     def __init__(self, features: Features) -> None:
-        self._features = features
-        self._results: dict[tuple[str, int], bool | str] = {}
+        self._lists = features.list_type_attributes
+        self._environment = cel.Environment(
+            list_type_attributes=features.list_type_attributes,
+            consumable_capacity=features.consumable_capacity,
+        )
+        # The selector, or why it does not compile; and its results by what it can see of a device.
+        self._known: dict[str, tuple[cel.Selector | str, dict[Hashable, bool | str]]] = {}
 
     def matches(self, expression: str, entry: DeviceEntry) -> bool | str:
         """The result, or why there is none (it does not compile, or an attribute is absent …)."""
-        fake = getattr(cel, "fake", None)
-        if fake is not None:
-            result: bool | str = fake(expression, entry, self._features)
-            return result
-        return "selectors are not available yet"
+        known = self._known.get(expression)
+        if known is None:
+            known = self._compile(expression)
+        selector, results = known
+        if isinstance(selector, str):
+            return selector
+        view = self._view(entry)
+        if view.error is not None:
+            return view.error
+        key = selector.projection_key(view)
+        result = results.get(key)
+        if result is None:
+            result = results[key] = _evaluate(selector, view)
+        return result
+
+    def _compile(self, expression: str) -> tuple[cel.Selector | str, dict[Hashable, bool | str]]:
+        if len(self._known) >= _MOST_EXPRESSIONS:
+            self._known.clear()
+        selector: cel.Selector | str
+        try:
+            selector = cel.compile_selector(expression, environment=self._environment)
+        except cel.CelCompileError as e:
+            selector = f"does not compile: {e}"
+        known = self._known[expression] = (selector, {})
+        return known
+
+    def _view(self, entry: DeviceEntry) -> cel.DeviceView:
+        view = entry.content
+        if view is None:
+            view = entry.content = cel.DeviceView(entry.id.driver, entry.device, list_attributes=self._lists)
+        return view
+
+
+def _evaluate(selector: cel.Selector, view: cel.DeviceView) -> bool | str:
+    try:
+        return selector.matches(view)
+    except cel.CelRuntimeError as e:
+        return str(e)

@@ -1,0 +1,195 @@
+"""Properties of the allocator over small random clusters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allocator_world import (
+    Checker,
+    allocated,
+    claim,
+    device,
+    exactly,
+    partitioned_pool,
+    pool,
+    snapshot,
+    takes,
+)
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from dra_driver.api.resource import ResourceClaim, ResourceSlice
+from dra_driver.structured import Allocated, AllocatedState, DoesNotFit, Failed, Strategy, allocate
+
+MEMORY = st.sampled_from(["10Gi", "24Gi", "40Gi", "80Gi"])
+TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
+
+
+@st.composite
+def plain_device(draw: st.DrawFn, name: str) -> dict[str, Any]:
+    attributes = {"model": draw(st.sampled_from(["a", "b"]))}
+    numa = draw(st.sampled_from([0, 1, None]))
+    if numa is not None:
+        attributes["numaNode"] = numa
+    fields: dict[str, Any] = {"attributes": attributes}
+    if draw(st.integers(0, 4)) == 0:
+        fields["taints"] = [TAINT]
+    if draw(st.integers(0, 3)) == 0:
+        fields["allowMultipleAllocations"] = True
+    return device(name, draw(MEMORY), **fields)
+
+
+@st.composite
+def one_pool(draw: st.DrawFn, node: str) -> list[ResourceSlice]:
+    if draw(st.integers(0, 3)) == 0:
+        partitions = [
+            device(f"p{i}", f"{10 * n}Gi", attributes={"model": "p"}, consumesCounters=takes("cs", s=str(n)))
+            for i, n in enumerate(draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=4)))
+        ]
+        return partitioned_pool(node, {"cs": {"s": "4"}}, *partitions)
+    return [pool(node, *(draw(plain_device(f"d{i}")) for i in range(draw(st.integers(1, 4)))))]
+
+
+@st.composite
+def one_request(draw: st.DrawFn, *, sub: bool = False) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if draw(st.booleans()):
+        fields["memory"] = draw(MEMORY)
+    if draw(st.integers(0, 2)) == 0:
+        fields["tolerations"] = [{"operator": "Exists"}]
+    if not sub and draw(st.integers(0, 5)) == 0:
+        fields["adminAccess"] = True
+    return exactly(draw(st.sampled_from([1, 1, 1, 2, 2, 3, None])), **fields)
+
+
+@st.composite
+def one_claim(draw: st.DrawFn, name: str) -> ResourceClaim:
+    requests: list[dict[str, Any]] = []
+    for _ in range(draw(st.integers(1, 2))):
+        if draw(st.integers(0, 3)) == 0:
+            subs = [{"name": f"s{i}", **draw(one_request(sub=True))} for i in range(draw(st.integers(1, 2)))]
+            requests.append({"firstAvailable": subs})
+        else:
+            requests.append(draw(one_request()))
+    constraints = []
+    if draw(st.integers(0, 2)) == 0:
+        kind = draw(st.sampled_from(["matchAttribute", "distinctAttribute"]))
+        constraints.append({kind: f"gpu.example.com/{draw(st.sampled_from(['model', 'numaNode']))}"})
+    return claim(name, *requests, constraints=constraints)
+
+
+@st.composite
+def cluster(draw: st.DrawFn) -> list[ResourceSlice]:
+    return [s for i in range(draw(st.integers(1, 3))) for s in draw(one_pool(f"n{i}"))]
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> list[list[ResourceClaim]]:
+    return [
+        [draw(one_claim(f"c{p}-{c}")) for c in range(draw(st.integers(1, 2)))]
+        for p in range(draw(st.integers(1, 3)))
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(cluster(), pods(), st.sampled_from(Strategy))
+def test_every_allocation_is_valid(
+    slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], strategy: Strategy
+) -> None:
+    now = snapshot(*slices)
+    taken: list[ResourceClaim] = []
+    for pod in arriving:
+        outcome = allocate(now, pod, strategy=strategy)
+        event(type(outcome).__name__)
+        if not isinstance(outcome, Allocated):
+            continue
+        checker = Checker(slices, taken)
+        assert checker.problems(outcome.node, pod, outcome.results) == []
+        taken += [allocated(c, r) for c, r in zip(pod, outcome.results, strict=True)]
+        now = now.with_allocated(AllocatedState.from_claims(taken))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cluster(), pods())
+def test_best_fit_finds_something_wherever_first_fit_does(
+    slices: list[ResourceSlice], arriving: list[list[ResourceClaim]]
+) -> None:
+    now = snapshot(*slices)
+    for pod in arriving:
+        for node in now.nodes:
+            first = allocate(now, pod, strategy=Strategy.FIRST_FIT, nodes=[node])
+            best = allocate(now, pod, strategy=Strategy.BEST_FIT, nodes=[node])
+            if isinstance(first, Failed):
+                assert not isinstance(best, DoesNotFit)
+            else:
+                assert type(first) is type(best)
+        outcome = allocate(now, pod)
+        if isinstance(outcome, Allocated):
+            made = zip((str(c.key) for c in pod), outcome.results, strict=True)
+            now = now.with_allocated(now.allocated.with_allocations(made))
+
+
+@settings(max_examples=80, deadline=None)
+@given(cluster(), pods())
+def test_allocating_and_freeing_restores_the_state(
+    slices: list[ResourceSlice], arriving: list[list[ResourceClaim]]
+) -> None:
+    start = snapshot(*slices)
+    before = [allocate(start, pod) for pod in arriving]
+    for pod, outcome in zip(arriving, before, strict=True):
+        if isinstance(outcome, Allocated):
+            made = [allocated(c, r) for c, r in zip(pod, outcome.results, strict=True)]
+            allocate(start.with_allocated(AllocatedState.from_claims(made)), pod)
+    after = [allocate(start.with_allocated(AllocatedState()), pod) for pod in arriving]
+    assert [o for o in before if isinstance(o, Allocated)] == [o for o in after if isinstance(o, Allocated)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(cluster(), pods(), st.randoms(use_true_random=False))
+def test_the_order_in_which_objects_arrive_does_not_matter(
+    slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], random: Any
+) -> None:
+    shuffled = list(slices)
+    random.shuffle(shuffled)
+    for pod in arriving:
+        one, other = allocate(snapshot(*slices), pod), allocate(snapshot(*shuffled), pod)
+        assert type(one) is type(other)
+        if isinstance(one, Allocated):
+            assert one == other
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(MEMORY, st.booleans()), min_size=1, max_size=8), MEMORY)
+def test_a_single_device_is_the_smallest_that_fits(gpus: list[tuple[str, bool]], asked: str) -> None:
+    def size(text: str) -> int:
+        return int(text.removesuffix("Gi"))
+
+    slices = [pool(f"n{i}", device("d", memory)) for i, (memory, _) in enumerate(gpus)]
+    holder = claim("holder", exactly())
+    taken = []
+    for i, (_, busy) in enumerate(gpus):
+        if busy:
+            outcome = allocate(snapshot(*slices), [holder], nodes=[f"n{i}"])
+            assert isinstance(outcome, Allocated)
+            taken.append(allocated(holder, outcome.results[0]))
+    free = [size(memory) for memory, busy in gpus if not busy and size(memory) >= size(asked)]
+    outcome = allocate(snapshot(*slices, taken=taken), [claim("c", exactly(memory=asked))])
+    if free:
+        assert isinstance(outcome, Allocated)
+        assert size(gpus[int(outcome.node[1:])][0]) == min(free)
+    else:
+        assert isinstance(outcome, DoesNotFit)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cluster(), pods())
+def test_a_refusal_always_has_reasons(
+    slices: list[ResourceSlice], arriving: list[list[ResourceClaim]]
+) -> None:
+    now = snapshot(*slices)
+    for pod in arriving:
+        outcome = allocate(now, pod)
+        if isinstance(outcome, DoesNotFit):
+            assert {r.node for r in outcome.reasons} == set(now.nodes)
+            assert all(r.exclusions for r in outcome.reasons)
+            assert outcome.summary().startswith(f"0 of {len(now.nodes)} node")
