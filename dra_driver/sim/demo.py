@@ -14,7 +14,7 @@ from typing import TextIO
 from dra_driver.api.core import PODS
 from dra_driver.api.names import PCI_BUS_ID
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceSlice
-from dra_driver.errors import DraError, NotFound
+from dra_driver.errors import ConfigurationError, DraError, NotFound
 from dra_driver.sim import container_runtime, examples, profiles
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.cluster import ClusterConfig, ClusterFailed, EmbeddedCluster
@@ -69,10 +69,16 @@ class Demo:
 
         Returns:
             0 if every example pod got what it asked for and nothing was left behind, else 1.
+
+        Raises:
+            ConfigurationError: the examples cannot be used.
         """
         objects, pods = examples.load_manifests(self.options.examples)
-        if not any(not p.expect.unschedulable for p in pods):
-            self._say(f"no example pods with the annotation {examples.EXPECT_ANNOTATION}: nothing to check")
+        if not pods:
+            raise ConfigurationError(
+                f"--examples {self.options.examples}: nothing to check: no pod has the annotation "
+                f"{examples.EXPECT_ANNOTATION}"
+            )
         try:
             async with EmbeddedCluster(self.options.cluster) as cluster:
                 await self._come_up(cluster)

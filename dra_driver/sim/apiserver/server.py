@@ -66,9 +66,9 @@ class ApiServer:
         server = web.Server(
             self._handlers.handle, request_factory=_request, access_log=None, handler_cancellation=True
         )
-        runner = web.ServerRunner(server)
+        runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await runner.setup()
-        site = web.TCPSite(runner, host, port, ssl_context=self._tls, shutdown_timeout=1.0, reuse_address=True)
+        site = web.TCPSite(runner, host, port, ssl_context=self._tls, reuse_address=True)
         try:
             await site.start()
         except OSError as e:
