@@ -3,8 +3,8 @@
 ``compile_selector`` compiles an expression once; ``Selector.matches`` evaluates it on a ``DeviceView``;
 ``Selector.projection_key`` tells which devices are the same to it.
 
-Pure: no I/O, no clock. Parser, checker and evaluator are our own, so that the outcome is that of ``cel-go`` in
-its quirks as well (recorded cases: tests/conformance).
+Pure: no I/O, no clock. Parser, checker and evaluator are our own, so that the outcome is that of ``cel-go``,
+quirks included (recorded cases: tests/conformance).
 """
 
 from __future__ import annotations
@@ -12,23 +12,31 @@ from __future__ import annotations
 from dra_driver.cel._references import References
 from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError
 from dra_driver.cel.selector import (
+    COST_LIMIT,
     MAX_EXPRESSION_LENGTH,
+    NEW,
     STORED,
     DeviceView,
     Environment,
+    Finding,
     Selector,
     compile_selector,
+    validate_selector,
 )
 
 __all__ = [
+    "COST_LIMIT",
     "MAX_EXPRESSION_LENGTH",
+    "NEW",
     "STORED",
     "CelCompileError",
     "CelPanic",
     "CelRuntimeError",
     "DeviceView",
     "Environment",
+    "Finding",
     "References",
     "Selector",
     "compile_selector",
+    "validate_selector",
 ]

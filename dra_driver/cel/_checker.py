@@ -20,7 +20,7 @@ from dra_driver.cel._ast import (
     StructExpr,
 )
 from dra_driver.cel._declarations import Overload
-from dra_driver.cel._types import BOOL, DYN, ERROR, INT, NULL, STRING, Type, list_of, map_of, optional_of
+from dra_driver.cel._types import BOOL, DYN, INT, NULL, STRING, Type, list_of, map_of, optional_of
 from dra_driver.cel._values import UInt
 from dra_driver.cel.errors import CelCompileError
 
@@ -132,6 +132,8 @@ class _Checker:
                 e.type = self.struct_literal(e)
             case Comprehension():
                 e.type = self.comprehension(e)
+            case _:
+                raise AssertionError(e)
         return e.type
 
     def select(self, e: Select) -> Type:
@@ -187,7 +189,7 @@ class _Checker:
         return self.resolve(e, overloads, True, [target, *arg_types])
 
     def shadowing(self, namespace: str) -> Type | None:
-        """The local variable that hides a namespace of functions: ``cel.bind(sets, [1], sets.contains(…))``."""
+        """The local variable that hides a namespace, as in ``cel.bind(sets, [1], sets.contains(…))``."""
         root = namespace.partition(".")[0]
         return next((s[root] for s in reversed(self.scopes[1:]) if root in s), None)
 
@@ -334,7 +336,8 @@ def children(e: Expr) -> list[Expr]:
             return [value for _, value in e.fields]
         case Comprehension():
             return [e.iter_range, e.accu_init, e.condition, e.step, e.result]
-    return []
+        case _:
+            return []
 
 
 def _wrapper(name: str) -> Type:

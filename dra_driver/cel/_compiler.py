@@ -1,7 +1,7 @@
 """A checked tree to closures of one argument: the device, or the frame that adds local variables to it.
 
 Absent attributes and other failures are exceptions; ``&&``, ``||`` and the folds ``all`` and ``exists`` catch
-them. A local variable whose value is a failure (``cel.bind`` is lazy) holds the exception and raises it when read.
+them. A local variable whose value is a failure (``cel.bind`` is lazy) holds the exception, raised when read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel import _kubernetes, _lists, _standard, _strings
+from dra_driver.cel import _aliasing, _kubernetes, _lists, _standard, _strings
 from dra_driver.cel._ast import (
     Call,
     Comprehension,
@@ -48,7 +48,7 @@ from dra_driver.cel._values import (
 )
 from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError, no_such_key, no_such_overload
 
-__all__ = ["Closure", "Compiler", "Frame", "implementations"]
+__all__ = ["Closure", "Compiler", "Frame", "Items", "implementations", "index"]
 
 Closure = Callable[[Value], Value]
 
@@ -56,7 +56,15 @@ Closure = Callable[[Value], Value]
 class Frame:
     """A device with local variables. Has the attributes of a ``DeviceView`` that closures read."""
 
-    __slots__ = ("allow_multiple_allocations", "attributes", "capacity", "driver", "locals")
+    __slots__ = (
+        "aliases",
+        "allow_multiple_allocations",
+        "attributes",
+        "capacity",
+        "cost",
+        "driver",
+        "locals",
+    )
 
     def __init__(self, device: Value, count: int) -> None:
         self.driver = device.driver
@@ -64,6 +72,8 @@ class Frame:
         self.capacity = device.capacity
         self.allow_multiple_allocations = device.allow_multiple_allocations
         self.locals: list[Value] = [None] * count
+        self.cost = 0
+        self.aliases: dict[int, list[Quantity]] = {}
 
 
 def implementations() -> Mapping[str, Callable[..., Value]]:
@@ -117,7 +127,8 @@ class Compiler:
     """Compiles one tree.
 
     Attributes:
-        slots: how many local variables a frame needs; 0: the device itself serves as the frame.
+        slots: how many local variables a frame needs.
+        aliasing: whether sums of quantities occur (see ``_aliasing``).
     """
 
     def __init__(self, expression: str, functions: Mapping[str, tuple[Overload, ...]]) -> None:
@@ -125,6 +136,12 @@ class Compiler:
         self.overloads = {o.id: o for overloads in functions.values() for o in overloads}
         self.scope: dict[str, int] = {}
         self.slots = 0
+        self.aliasing = False
+
+    @property
+    def needs_frame(self) -> bool:
+        """Whether closures need a ``Frame``; else the device itself will do."""
+        return self.slots > 0 or self.aliasing
 
     def compile(self, e: Expr) -> Closure:
         """The closure of a node."""
@@ -145,7 +162,8 @@ class Compiler:
                 return self.struct_literal(e)
             case Comprehension():
                 return self.comprehension(e)
-        raise AssertionError(e)
+            case _:
+                raise AssertionError(e)
 
     # --- names ---
 
@@ -194,6 +212,14 @@ class Compiler:
         operands = e.args if e.target is None else [e.target, *e.args]
         args = [self.compile(a) for a in operands]
         function = self.function(e, operands)
+        if e.function in _aliasing.FUNCTIONS and "quantity" in e.overloads[0]:
+            self.aliasing = True
+            left, right = args
+            return lambda f: _aliasing.applied(function, f.aliases, left(f), right(f))
+        return self.applied(e, function, args)
+
+    def applied(self, e: Call, function: Callable[..., Value], args: list[Closure]) -> Closure:
+        """The closure that calls a function with the values of its arguments."""
         return _applied(function, args)
 
     def function(self, e: Call, operands: list[Expr]) -> Callable[..., Value]:
@@ -214,7 +240,7 @@ class Compiler:
     def converted(self, e: Call) -> Closure:
         """A conversion; of a constant it is done once, and a failure is one of the expression."""
         args = e.args if e.target is None else [e.target, *e.args]
-        closure = _applied(self.function(e, args), [self.compile(a) for a in args])
+        closure = self.applied(e, self.function(e, args), [self.compile(a) for a in args])
         if len(args) == 1 and e.target is None and self.is_folded(args[0]):
             try:
                 return _constant(closure(None))
@@ -274,7 +300,7 @@ class Compiler:
         left, right = self.compile(a), self.compile(b)
         if a.type == b.type and a.type.kind in ("string", "int", "uint"):
             return _ORDERINGS[e.function](left, right)
-        return _applied(self.function(e, e.args), [left, right])
+        return self.applied(e, self.function(e, e.args), [left, right])
 
     def membership(self, e: Call) -> Closure:
         value, container = self.compile(e.args[0]), e.args[1]
@@ -292,8 +318,8 @@ class Compiler:
         operand, key = e.args
         if isinstance(key, Literal) and isinstance(key.value, str) and operand.type.kind != "list":
             return self.lookup(operand, key.value)
-        container, index = self.compile(operand), self.compile(key)
-        return lambda f: _index(container(f), index(f))
+        container, at = self.compile(operand), self.compile(key)
+        return lambda f: index(container(f), at(f))
 
     def optional_lookup(self, e: Call) -> Closure:
         container, index = self.compile(e.args[0]), self.compile(e.args[1])
@@ -399,15 +425,13 @@ class Compiler:
         inner = self.scope
         first = self.declare(e.iter_var)
         second = self.declare(e.iter_var2) if e.iter_var2 else -1
-        loop = self.loop(e, accu, _Items(items, first, second), inner)
+        loop = self.loop(e, accu, Items(items, first, second), inner)
         self.scope = outer
         return (
-            loop
-            if loop is not None
-            else self.general_fold(e, accu, _Items(items, first, second), init, inner)
+            loop if loop is not None else self.general_fold(e, accu, Items(items, first, second), init, inner)
         )
 
-    def loop(self, e: Comprehension, accu: int, items: _Items, inner: dict[str, int]) -> Closure | None:
+    def loop(self, e: Comprehension, accu: int, items: Items, inner: dict[str, int]) -> Closure | None:
         """The closure of a fold of well-known form; the others are taken apart by ``general_fold``."""
         step = e.step
         if e.accu_var != ACCUMULATOR or not isinstance(step, Call) or e.result.__class__ is not Ident:
@@ -421,11 +445,21 @@ class Compiler:
         if not isinstance(add, Call):
             return None
         if add.function == "_+_" and isinstance(add.args[1], ListExpr) and isinstance(e.accu_init, ListExpr):
-            return _collector(items, test, self.compile(add.args[1].elements[0]))
+            return self.collected(items, test, [self.compile(add.args[1].elements[0])], "_+_")
+        if add.function == "cel.@mapInsert" and isinstance(e.accu_init, MapExpr):
+            return self.collected(items, test, [self.compile(a) for a in add.args[1:]], add.function)
         return None
 
+    def collected(self, items: Items, test: Closure | None, parts: list[Closure], function: str) -> Closure:
+        """The fold of ``map`` and its like: what is collected is added to one list or map."""
+        return (
+            _list_collector(items, test, parts[0])
+            if function == "_+_"
+            else _map_collector(items, test, parts)
+        )
+
     def general_fold(
-        self, e: Comprehension, accu: int, items: _Items, init: Closure, inner: dict[str, int]
+        self, e: Comprehension, accu: int, items: Items, init: Closure, inner: dict[str, int]
     ) -> Closure:
         outer = self.scope
         self.scope = {**inner, e.iter_var: items.first}
@@ -448,7 +482,7 @@ class Compiler:
         return fold
 
 
-class _Items:
+class Items:
     """The range of a fold, which binds its variables."""
 
     __slots__ = ("first", "items", "second")
@@ -595,7 +629,12 @@ def _presence(container: Closure, key: str) -> Closure:
     return present
 
 
-def _index(container: Value, key: Value) -> Value:
+def index(container: Value, key: Value) -> Value:
+    """``container[key]``.
+
+    Raises:
+        CelRuntimeError: there is no such key, or the container is none.
+    """
     kind = type(container)
     if kind is list or kind is tuple:
         at = _list_index(key)
@@ -646,7 +685,8 @@ def _applied(function: Callable[..., Value], args: list[Closure]) -> Closure:
             return lambda f: function(a(f), b(f))
         case [a, b, c]:
             return lambda f: function(a(f), b(f), c(f))
-    return lambda f: function(*[a(f) for a in args])
+        case _:
+            return lambda f: function(*[a(f) for a in args])
 
 
 def _undefined(*args: Value) -> Value:
@@ -674,7 +714,7 @@ def _dispatcher(candidates: _Candidates) -> Callable[..., Value]:
 def _two_terms(a: Closure, b: Closure, decisive: bool) -> Closure:
     other = not decisive
 
-    def logical(f: Value) -> bool:
+    def logical(f: Value) -> Value:
         try:
             left = a(f)
         except CelPanic:
@@ -699,7 +739,7 @@ def _two_terms(a: Closure, b: Closure, decisive: bool) -> Closure:
 def _many_terms(terms: tuple[Closure, ...], decisive: bool) -> Closure:
     other = not decisive
 
-    def logical(f: Value) -> bool:
+    def logical(f: Value) -> Value:
         error: CelRuntimeError | None = None
         for term in terms:
             try:
@@ -750,7 +790,7 @@ def _in_constants(value: Closure, items: list[Value]) -> Closure:
     texts = frozenset(i for i in items if type(i) is str)
     others = tuple(i for i in items if type(i) is not str)
 
-    def member(f: Value) -> bool:
+    def member(f: Value) -> Value:
         found = value(f)
         if type(found) is str:
             return found in texts
@@ -762,7 +802,7 @@ def _in_constants(value: Closure, items: list[Value]) -> Closure:
 
 
 def _in(value: Closure, container: Closure) -> Closure:
-    def member(f: Value) -> bool:
+    def member(f: Value) -> Value:
         item, found = value(f), container(f)
         kind = type(found)
         if kind is list or kind is tuple:
@@ -776,10 +816,10 @@ def _in(value: Closure, container: Closure) -> Closure:
     return member
 
 
-def _quantifier(items: _Items, test: Closure, decisive: bool) -> Closure:
+def _quantifier(items: Items, test: Closure, decisive: bool) -> Closure:
     other = not decisive
 
-    def quantified(f: Value) -> bool:
+    def quantified(f: Value) -> Value:
         error: CelRuntimeError | None = None
         for _ in items.bind(f):
             try:
@@ -800,17 +840,35 @@ def _quantifier(items: _Items, test: Closure, decisive: bool) -> Closure:
     return quantified
 
 
-def _collector(items: _Items, test: Closure | None, element: Closure) -> Closure:
-    def collect(f: Value) -> list[Value]:
-        found: list[Value] = []
-        for _ in items.bind(f):
-            if test is not None:
-                value = test(f)
-                if value is False:
-                    continue
-                if value is not True:
+def _selected(items: Items, test: Closure | None, f: Value) -> Iterable[None]:
+    for _ in items.bind(f):
+        if test is not None:
+            value = test(f)
+            if value is False:
+                continue
+            if value is not True:
+                raise no_such_overload()
+        yield
+
+
+def _list_collector(items: Items, test: Closure | None, element: Closure) -> Closure:
+    return lambda f: [element(f) for _ in _selected(items, test, f)]
+
+
+def _map_collector(items: Items, test: Closure | None, parts: list[Closure]) -> Closure:
+    def collect(f: Value) -> dict[Value, Value]:
+        found: dict[Value, Value] = {}
+        for _ in _selected(items, test, f):
+            if len(parts) == 2:
+                new = {key_of(parts[0](f)): parts[1](f)}
+            else:
+                new = parts[0](f)
+                if not isinstance(new, dict):
                     raise no_such_overload()
-            found.append(element(f))
+            for key, value in new.items():
+                if key in found:
+                    raise CelRuntimeError(f"insert failed: key {plain_key(key)} already exists")
+                found[key] = value
         return found
 
     return collect

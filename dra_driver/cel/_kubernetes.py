@@ -330,16 +330,16 @@ def _validate(form: Format, text: str) -> Optional:
 
 def _includes(target: Value, value: Value) -> bool:
     items = target if type(target) in (list, tuple) else (target,)
-    if len(items) > INCLUDES_LIMIT:
-        raise CelRuntimeError(
-            f"'includes' function cannot be applied to lists longer than {INCLUDES_LIMIT} values"
-        )
-    for item in items:
+    for item in items[:INCLUDES_LIMIT]:
         try:
             if equal(item, value):
                 return True
         except CelRuntimeError:
             continue
+    if len(items) > INCLUDES_LIMIT:
+        raise CelRuntimeError(
+            f"'includes' function cannot be applied to lists longer than {INCLUDES_LIMIT} values"
+        )
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cmp_to_key
 
@@ -17,11 +18,13 @@ from dra_driver.cel._values import (
     equal,
     key_of,
 )
-from dra_driver.cel.errors import CelRuntimeError, no_such_overload
+from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_overload
 
 __all__ = ["FUNCTIONS", "contains"]
 
 _List = Sequence[Value]
+# A longer list costs more than any expression may.
+_LONGEST_RANGE = 1_000_000
 
 
 def contains(items: _List, value: Value) -> bool:
@@ -64,8 +67,8 @@ def _flatten(items: _List, depth: int = 1) -> list[Value]:
 
 
 def _range(count: int) -> list[int]:
-    if count > 10_000_000:
-        raise CelRuntimeError("lists.range: too many items")
+    if count > _LONGEST_RANGE:
+        raise CelPanic("actual cost limit exceeded")
     return list(range(count))
 
 
@@ -87,8 +90,11 @@ def _sort_by_keys(items: _List, keys: _List) -> list[Value]:
             f"@sortByAssociatedKeys() expected a list of the same size: {len(items)}, {len(keys)}"
         )
     _check_sortable(keys)
-    order = sorted(range(len(items)), key=cmp_to_key(lambda i, j: compare(keys[i], keys[j])))
-    return [items[i] for i in order]
+
+    def by_key(i: int, j: int) -> int:
+        return compare(keys[i], keys[j])
+
+    return [items[i] for i in sorted(range(len(items)), key=cmp_to_key(by_key))]
 
 
 def _check_sortable(keys: _List) -> None:
@@ -102,7 +108,7 @@ def _check_sortable(keys: _List) -> None:
 
 
 def _is_sorted(items: _List) -> bool:
-    return all(compare(a, b) <= 0 for a, b in zip(items, items[1:], strict=False))
+    return all(compare(a, b) <= 0 for a, b in itertools.pairwise(items))
 
 
 def _extreme(name: str, sign: int) -> Callable[[_List], Value]:
@@ -119,7 +125,7 @@ def _extreme(name: str, sign: int) -> Callable[[_List], Value]:
 
 
 def _sum(start: Value) -> Callable[[_List], Value]:
-    adders = {
+    adders: dict[type, Callable[..., Value]] = {
         int: STANDARD["add_int64"],
         UInt: STANDARD["add_uint64"],
         float: STANDARD["add_double"],

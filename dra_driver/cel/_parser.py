@@ -14,7 +14,10 @@ __all__ = ["MAX_DEPTH", "parse"]
 
 MAX_DEPTH = 250
 _RESERVED = frozenset(
-    "as break const continue else for function if import let loop package namespace return var void while".split()  # noqa: SIM905
+    {
+        *("as", "break", "const", "continue", "else", "for", "function", "if", "import", "let", "loop"),
+        *("package", "namespace", "return", "var", "void", "while"),
+    }
 )
 _PRECEDENCE = {
     "||": 1,
@@ -107,7 +110,7 @@ class _Parser:
         return result
 
     def binary(self) -> Expr:
-        """Operators of all levels, by two stacks: a level of parentheses costs two frames of Python's stack."""
+        """Operators of all levels, by two stacks: parentheses cost few frames of Python's stack."""
         operands = [self.unary()]
         operators: list[_lexer.Token] = []
         chains: dict[int, int] = {}

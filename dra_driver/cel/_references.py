@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, Literal, Select
 from dra_driver.cel._checker import children
@@ -23,6 +23,10 @@ class _Device(Protocol):
     capacity: DomainMap
     allow_multiple_allocations: bool
     error: str | None
+
+
+# Local variables that are a part of the device: the names on the way to it.
+_Paths: TypeAlias = dict[str, tuple[str, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +59,19 @@ class References:
         if self.allow_multiple_allocations or self.everything:
             parts.append(device.allow_multiple_allocations)
         if self.everything:
-            for domains in (device.attributes, device.capacity):
-                parts.append(
-                    tuple(
-                        (d, tuple((n, self._item(v)) for n, v in sorted(names.items())))
-                        for d, names in sorted(domains.items())
-                    )
-                )
-            return tuple(parts)
+            return (*parts, self._whole(device.attributes), self._whole(device.capacity))
         for domain, name in self.attributes:
             value = device.attributes[domain].get(name)
             parts.append(value if type(value) is str else self._item(value))
         for domain, name in self.capacity:
             parts.append(self._item(device.capacity[domain].get(name)))
         return tuple(parts)
+
+    def _whole(self, domains: DomainMap) -> Hashable:
+        return tuple(
+            (domain, tuple((name, self._item(value)) for name, value in sorted(names.items())))
+            for domain, names in sorted(domains.items())
+        )
 
     def _item(self, value: Value) -> Hashable:
         if value is None:
@@ -87,7 +90,7 @@ class _Finder:
         self.everything = False
         self.representation = False
 
-    def visit(self, e: Expr, paths: dict[str, tuple[str, ...] | None]) -> None:
+    def visit(self, e: Expr, paths: _Paths) -> None:
         """Notes what a node reads. ``paths`` tells which local variables are parts of the device."""
         path = _path(e, paths)
         if path is not None:
@@ -106,16 +109,16 @@ class _Finder:
         for child in children(e):
             self.visit(child, paths)
 
-    def fold(self, e: Comprehension, paths: dict[str, tuple[str, ...] | None]) -> None:
+    def fold(self, e: Comprehension, paths: _Paths) -> None:
         bound = _path(e.accu_init, paths) if e.is_bind else None
         if bound is None or len(bound) == 4:
             self.visit(e.accu_init, paths)
         self.visit(e.iter_range, paths)
-        inner = {**paths, e.accu_var: bound}
+        inner: _Paths = {**paths, e.accu_var: bound}
         if e.is_bind:
             self.visit(e.result, inner)
             return
-        loop = {**inner, e.iter_var: None, **({e.iter_var2: None} if e.iter_var2 else {})}
+        loop: _Paths = {**inner, e.iter_var: None, e.iter_var2 or e.iter_var: None}
         self.visit(e.condition, loop)
         self.visit(e.step, loop)
         self.visit(e.result, inner)
@@ -132,7 +135,7 @@ class _Finder:
                 self.everything = True
 
 
-def _path(e: Expr, paths: dict[str, tuple[str, ...] | None]) -> tuple[str, ...] | None:
+def _path(e: Expr, paths: _Paths) -> tuple[str, ...] | None:
     """``("device", "attributes", domain, name)`` or the start of it, where the node is such a chain."""
     if isinstance(e, Ident):
         return paths.get(e.name, ("device",) if e.name == "device" else None)

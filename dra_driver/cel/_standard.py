@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 from dra_driver.cel import _time
 from dra_driver.cel._values import (
-    Cidr,
     Duration,
-    Ip,
     Timestamp,
     TypeValue,
     UInt,
@@ -268,8 +266,8 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "uint64_to_string": lambda a: str(int(a)),
     "duration_to_string": _time.format_duration,
     "timestamp_to_string": _time.format_timestamp,
-    "ip_to_string": lambda a: _ip_text(a),
-    "cidr_to_string": lambda a: _cidr_text(a),
+    "ip_to_string": lambda a: str(a.address),
+    "cidr_to_string": lambda a: str(a.interface),
     "int64_to_double": float,
     "uint64_to_double": float,
     "string_to_double": _string_to_double,
@@ -295,11 +293,3 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "map_size": _size,
     **_time.GETTERS,
 }
-
-
-def _ip_text(value: Ip) -> str:
-    return str(value.address)
-
-
-def _cidr_text(value: Cidr) -> str:
-    return str(value.interface)

@@ -14,7 +14,10 @@ __all__ = ["FUNCTIONS"]
 _UPPER = {c: c - 32 for c in range(97, 123)}
 _LOWER = {c: c + 32 for c in range(65, 91)}
 # unicode.IsSpace of Go: not the separators U+001C to U+001F, which Python takes for white space.
-_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+_SPACE = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007"
+    "\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
 
 
 def _out_of_range(index: int) -> CelRuntimeError:

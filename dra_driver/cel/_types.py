@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Type:
-    """A type: ``kind`` decides the rules, ``name`` tells types of a kind apart, ``params`` are its arguments."""
+    """A type: ``kind`` decides the rules, ``name`` tells types of a kind apart, ``params`` are arguments."""
 
     __slots__ = ("kind", "name", "params")
 

@@ -25,7 +25,7 @@ _ACCEPTED = {
 
 
 def validate(root: Expr, expression: str) -> None:
-    """Checks durations, timestamps, patterns, format strings, and that literals of lists and maps are uniform.
+    """Checks durations, timestamps, patterns, format strings, and that lists and maps are uniform.
 
     Raises:
         CelCompileError: the first finding.
@@ -97,6 +97,6 @@ def _check_format(e: Call, target: Expr) -> None:
             )
     if len(letters) < len(args.elements):
         raise CelCompileError(
-            f"too many arguments supplied to string.format (expected {len(letters)}, got {len(args.elements)})",
+            f"too many arguments supplied to string.format: {len(args.elements)} for {len(letters)} clauses",
             e.position,
         )

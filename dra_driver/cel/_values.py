@@ -101,7 +101,7 @@ class _Nanoseconds:
         self.ns = ns
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self.ns == other.ns  # type: ignore[attr-defined]
+        return isinstance(other, _Nanoseconds) and type(other) is type(self) and self.ns == other.ns
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, self.ns))
@@ -296,10 +296,7 @@ def _not_unequal(a: Value, b: Value) -> bool:
 def _equal_maps(a: dict[Value, Value], b: dict[Value, Value]) -> bool:
     if len(a) != len(b):
         return False
-    for key, value in a.items():
-        if key not in b or not _not_unequal(value, b[key]):
-            return False
-    return True
+    return all(key in b and _not_unequal(value, b[key]) for key, value in a.items())
 
 
 # --- order --------------------------------------------------------------------------------------------------
@@ -321,9 +318,9 @@ def compare(a: Value, b: Value) -> int:
         return result
     if ta is tb:
         if ta in _ORDERED:
-            return (a > b) - (a < b)
+            return int(a > b) - int(a < b)
         if ta is Duration or ta is Timestamp:
-            return (a.ns > b.ns) - (a.ns < b.ns)
+            return int(a.ns > b.ns) - int(a.ns < b.ns)
     raise no_such_overload()
 
 
@@ -375,8 +372,9 @@ def map_get(container: dict[Value, Value], key: Value) -> tuple[bool, Value]:
     kind = type(key)
     if kind is bool:
         key = BoolKey.TRUE if key else BoolKey.FALSE
-    elif kind is float and (math.isnan(key) or not key.is_integer()):
-        return False, None
+    elif kind is float:
+        if math.isnan(key) or not key.is_integer():
+            return False, None
     elif kind is not str and kind not in _NUMBERS:
         return False, None
     if type(container) is DomainMap:

@@ -24,7 +24,7 @@ class CelCompileError(InvalidInput):
 
 
 class CelRuntimeError(DraError):
-    """The expression has no value for this device: an absent attribute, an overflow …
+    """The expression has no value for this device: an absent attribute, an overflow.
 
     ``&&`` and ``||`` absorb it where the other side decides, as CEL says.
     """

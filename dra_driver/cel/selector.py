@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from dra_driver.api.resource import Device, DeviceAttribute
 from dra_driver.api.version import Version
-from dra_driver.cel import _checker, _declarations, _parser, _types, _validators
+from dra_driver.cel import _aliasing, _checker, _declarations, _parser, _types, _validators
 from dra_driver.cel._compiler import Closure, Compiler, Frame
+from dra_driver.cel._cost import estimate_cost
 from dra_driver.cel._references import References, find_references
+from dra_driver.cel._tracking import COST_LIMIT, TrackingCompiler
 from dra_driver.cel._values import DomainMap, Value, type_name
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
 from dra_driver.errors import InvalidVersion
 
-__all__ = ["MAX_EXPRESSION_LENGTH", "STORED", "DeviceView", "Environment", "Selector", "compile_selector"]
+__all__ = [
+    "COST_LIMIT",
+    "MAX_EXPRESSION_LENGTH",
+    "NEW",
+    "STORED",
+    "DeviceView",
+    "Environment",
+    "Finding",
+    "Selector",
+    "compile_selector",
+    "validate_selector",
+]
 
 MAX_EXPRESSION_LENGTH = 10 * 1024
 
@@ -25,8 +39,8 @@ class Environment:
     """Which variables and functions exist.
 
     Attributes:
-        new: the environment for validating new objects, which obeys feature gates; the scheduler's (for stored
-            objects) always has ``device.allowMultipleAllocations`` and ``includes``.
+        new: the environment for validating new objects, which obeys feature gates; the scheduler's, for
+            stored objects, always has ``device.allowMultipleAllocations`` and ``includes``.
         list_type_attributes: the gate DRAListTypeAttributes.
         consumable_capacity: the gate DRAConsumableCapacity.
     """
@@ -37,6 +51,7 @@ class Environment:
 
 
 STORED = Environment()
+NEW = Environment(new=True)
 
 
 class DeviceView:
@@ -109,15 +124,24 @@ class Selector:
     Attributes:
         expression: the text.
         references: what of a device the result depends on.
+        max_cost: the estimated cost of the worst case; above 1,000,000 the API refuses the selector.
     """
 
-    __slots__ = ("_closure", "_slots", "expression", "references")
+    __slots__ = ("_closure", "_frame", "expression", "max_cost", "references")
 
-    def __init__(self, expression: str, closure: Closure, slots: int, references: References) -> None:
+    def __init__(
+        self,
+        expression: str,
+        closure: Closure,
+        frame: Callable[[DeviceView], Frame] | None,
+        references: References,
+        max_cost: int,
+    ) -> None:
         self.expression = expression
         self.references = references
+        self.max_cost = max_cost
         self._closure = closure
-        self._slots = slots
+        self._frame = frame
 
     def matches(self, device: DeviceView) -> bool:
         """Whether the expression is true for the device.
@@ -128,7 +152,7 @@ class Selector:
         if device.error is not None:
             raise CelRuntimeError(device.error)
         try:
-            result = self._closure(Frame(device, self._slots) if self._slots else device)
+            result = self._closure(device if self._frame is None else self._frame(device))
         except RecursionError as e:
             raise CelRuntimeError("the expression is nested too deeply") from e
         if result is True or result is False:
@@ -177,12 +201,49 @@ def _compile(expression: str, environment: Environment) -> Selector:
     )
     if root.type not in allowed:
         raise CelCompileError(f"must evaluate to bool or the unknown type, not {root.type}")
-    compiler = Compiler(expression, functions)
     try:
+        max_cost = estimate_cost(root)
+        # What cannot reach the limit does not pay for counting.
+        compiler = (Compiler if max_cost <= COST_LIMIT else TrackingCompiler)(expression, functions)
         closure = compiler.compile(root)
+        references = find_references(root)
     except RecursionError as e:
         raise CelCompileError("the expression is nested too deeply") from e
-    return Selector(expression, closure, compiler.slots, find_references(root))
+    frame = _frame_maker(compiler.slots, compiler.aliasing) if compiler.needs_frame else None
+    return Selector(expression, closure, frame, references, max_cost)
+
+
+def _frame_maker(slots: int, aliasing: bool) -> Callable[[DeviceView], Frame]:
+    def make(device: DeviceView) -> Frame:
+        frame = Frame(device, slots)
+        if aliasing:
+            frame.capacity = _aliasing.copied(device.capacity)
+        return frame
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why the API refuses a selector: ``reason`` is TooLong, Invalid or TooExpensive."""
+
+    reason: Literal["TooLong", "Invalid", "TooExpensive"]
+    message: str
+
+
+def validate_selector(expression: str, *, environment: Environment = NEW) -> list[Finding]:
+    """What the API server finds in a selector of a new object; empty: nothing."""
+    length = len(expression.encode())
+    if length > MAX_EXPRESSION_LENGTH:
+        return [Finding("TooLong", f"{length} bytes; at most {MAX_EXPRESSION_LENGTH} are allowed")]
+    try:
+        selector = compile_selector(expression, environment=environment)
+    except CelCompileError as e:
+        return [Finding("Invalid", str(e))]
+    if selector.max_cost > COST_LIMIT:
+        text = f"the estimated cost is {selector.max_cost}; at most {COST_LIMIT} is allowed"
+        return [Finding("TooExpensive", f"too complex: {text}")]
+    return []
 
 
 _DEVICE = _types.parse_type("kubernetes.DRADevice")

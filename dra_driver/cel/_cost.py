@@ -1,0 +1,588 @@
+"""The estimated cost of an expression: the worst case over all devices that the API allows.
+
+Source: the cost rules of CEL and of Kubernetes' CEL libraries at 1.36, as recorded expressions show them.
+Costs are whole numbers up to 2**64 - 1, which stands for "no bound is known". A *size* is what ``size()``
+would give, as a pair of the least and the greatest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dra_driver.cel._ast import (
+    Call,
+    Comprehension,
+    Expr,
+    Ident,
+    ListExpr,
+    Literal,
+    MapExpr,
+    Select,
+    StructExpr,
+)
+from dra_driver.cel._types import Type
+
+__all__ = [
+    "LIST_COST",
+    "MAP_COST",
+    "PER_CHARACTER",
+    "PER_REGEX_CHARACTER",
+    "UNBOUNDED",
+    "estimate_cost",
+    "scaled",
+]
+
+UNBOUNDED = 2**64 - 1
+LIST_COST, MAP_COST, STRUCT_COST = 10, 30, 40
+PER_CHARACTER, PER_REGEX_CHARACTER = 0.1, 0.25
+INCLUDES_COST = 48
+# The longest regular expression behind a named format, and the longest name of one.
+_FORMAT_REGEX, _FORMAT_NAME = 128, 64
+
+
+class Size(NamedTuple):
+    """Least and greatest number of characters, items or entries."""
+
+    least: int
+    most: int
+
+
+class EntrySize(NamedTuple):
+    """Sizes of the keys and the values of a container."""
+
+    is_list: bool
+    key: Size
+    value: Size
+
+
+_UNKNOWN = Size(0, UNBOUNDED)
+_ONE = Size(1, 1)
+
+# The greatest sizes that the API allows, by path below ``device``. ``*`` is any element, ``@keys`` any key.
+_DOMAIN, _NAME, _DRIVER, _VALUE, _ENTRIES = 63, 32, 63, 64, 32
+
+
+def scaled(amount: int, factor: float) -> int:
+    """``amount`` × ``factor``, rounded up."""
+    product = float(amount) * factor
+    return UNBOUNDED if product >= 2.0**64 else math.ceil(product)
+
+
+def _add(a: int, b: int) -> int:
+    return min(a + b, UNBOUNDED)
+
+
+def _multiply(a: int, b: int) -> int:
+    return min(a * b, UNBOUNDED)
+
+
+def _sum(a: Size, b: Size) -> Size:
+    return Size(_add(a.least, b.least), _add(a.most, b.most))
+
+
+def _product(a: Size, b: Size) -> Size:
+    return Size(_multiply(a.least, b.least), _multiply(a.most, b.most))
+
+
+def _union(a: Size, b: Size) -> Size:
+    return Size(min(a.least, b.least), max(a.most, b.most))
+
+
+def _union_entries(a: EntrySize | None, b: EntrySize | None) -> EntrySize | None:
+    if a is None or b is None:
+        return None
+    return EntrySize(a.is_list, _union(a.key, b.key), _union(a.value, b.value))
+
+
+def _size_of_path(path: tuple[str, ...]) -> Size | None:
+    """The size of what is at a path from a variable; None where nothing is known."""
+    match path:
+        case ("device",):
+            return Size(0, 0)
+        case ("device", "driver"):
+            return Size(0, _DRIVER)
+        case ("device", "allowMultipleAllocations"):
+            return Size(0, 1)
+        case ("device", "attributes" | "capacity"):
+            return Size(0, _ENTRIES)
+        case ("device", "attributes" | "capacity", "@keys"):
+            return Size(0, _DOMAIN)
+        case ("device", "attributes" | "capacity", "@values" | "@items"):
+            return Size(0, _ENTRIES)
+        case ("device", "attributes" | "capacity", "@values" | "@items", "@keys"):
+            return Size(0, _NAME)
+        case ("device", "capacity", "@values" | "@items", "@values" | "@items"):
+            return Size(0, 0)
+        case ("device", "attributes", "@values" | "@items", name) if name != "@indices":
+            return Size(0, _VALUE)
+        case _:
+            return None
+
+
+class _Local(NamedTuple):
+    path: tuple[str, ...]
+    size: Size | None
+    entries: EntrySize | None
+
+
+def estimate_cost(root: Expr) -> int:
+    """The greatest cost of evaluating a checked expression on any device."""
+    return _Estimator().cost(root)
+
+
+class _Estimator:
+    def __init__(self) -> None:
+        self.paths: dict[int, tuple[str, ...]] = {}
+        self.sizes: dict[int, Size] = {}
+        self.entries: dict[int, EntrySize] = {}
+        self.locals: dict[str, list[_Local]] = {}
+
+    # --- sizes ---
+
+    def path(self, e: Expr) -> tuple[str, ...]:
+        if isinstance(e, Ident) and self.locals.get(e.name):
+            return self.locals[e.name][-1].path
+        return self.paths.get(id(e), ())
+
+    def size(self, e: Expr) -> Size | None:
+        known = self.sizes.get(id(e))
+        if known is not None:
+            return known
+        match e:
+            case Literal(value=str() | bytes() as text):
+                return Size(len(text), len(text))
+            case Literal():
+                return _ONE
+            case ListExpr():
+                return Size(len(e.elements), len(e.elements))
+            case MapExpr():
+                return Size(len(e.entries), len(e.entries))
+            case _:
+                pass
+        found = _size_of_path(self.path(e))
+        if found is not None:
+            self.sizes[id(e)] = found
+            return found
+        if _is_scalar(e.type):
+            return _ONE
+        if isinstance(e, Ident) and self.locals.get(e.name):
+            return self.locals[e.name][-1].size
+        return None
+
+    def size_or_unknown(self, e: Expr) -> Size:
+        return self.size(e) or _UNKNOWN
+
+    def entry_size(self, e: Expr) -> EntrySize | None:
+        known = self.entries.get(id(e))
+        if known is None and isinstance(e, Ident) and self.locals.get(e.name):
+            return self.locals[e.name][-1].entries
+        return known
+
+    def set_size(self, e: Expr, size: Size | None) -> None:
+        if size is not None:
+            self.sizes[id(e)] = size
+
+    def set_entries(self, e: Expr, entries: EntrySize | None) -> None:
+        if entries is not None:
+            self.entries[id(e)] = entries
+
+    # --- nodes ---
+
+    def cost(self, e: Expr) -> int:
+        match e:
+            case Ident():
+                stack = self.locals.get(e.name)
+                self.paths[id(e)] = stack[-1].path if stack else (e.name,)
+                return 1
+            case Select():
+                return self.select(e)
+            case Call():
+                return self.call(e)
+            case ListExpr():
+                return self.list_literal(e)
+            case MapExpr():
+                return self.map_literal(e)
+            case StructExpr():
+                return _add(STRUCT_COST, sum(self.cost(v) for _, v in e.fields))
+            case Comprehension():
+                return self.bind(e) if e.is_bind else self.comprehension(e)
+            case _:
+                return 0
+
+    def select(self, e: Select) -> int:
+        if e.as_ident:
+            return 1
+        cost = self.cost(e.operand)
+        if e.test_only:
+            # Kubernetes lets presence tests go free.
+            return cost
+        self.paths[id(e)] = (*self.path(e.operand), e.field)
+        return _add(cost, 1) if e.operand.type.kind in ("map", "struct", "param") else cost
+
+    def list_literal(self, e: ListExpr) -> int:
+        cost, item = LIST_COST, Size(UNBOUNDED if e.elements else 0, 0)
+        for element in e.elements:
+            cost = _add(cost, self.cost(element))
+            item = _union(item, self.size_or_unknown(element))
+        self.set_entries(e, EntrySize(True, _ONE, item))
+        return cost
+
+    def map_literal(self, e: MapExpr) -> int:
+        start = Size(UNBOUNDED if e.entries else 0, 0)
+        cost, keys, values = MAP_COST, start, start
+        for key, value in e.entries:
+            cost = _add(cost, _add(self.cost(key), self.cost(value)))
+            keys = _union(keys, self.size_or_unknown(key))
+            values = _union(values, self.size_or_unknown(value))
+        self.set_entries(e, EntrySize(False, keys, values))
+        return cost
+
+    # --- folds ---
+
+    def bind(self, e: Comprehension) -> int:
+        cost = _add(self.cost(e.iter_range), self.cost(e.accu_init))
+        self.push(
+            e.accu_var, _Local(self.path(e.accu_init), self.size(e.accu_init), self.entry_size(e.accu_init))
+        )
+        cost = _add(cost, self.cost(e.result))
+        # Sizes are looked up while the variable is known.
+        size, entries = self.size(e.result), self.entry_size(e.result)
+        self.locals[e.accu_var].pop()
+        self.set_size(e, size)
+        self.set_entries(e, entries)
+        return cost
+
+    def push(self, name: str, local: _Local) -> None:
+        self.locals.setdefault(name, []).append(local)
+
+    def comprehension(self, e: Comprehension) -> int:
+        cost = _add(self.cost(e.iter_range), self.cost(e.accu_init))
+        self.push(
+            e.accu_var, _Local(self.path(e.accu_init), self.size(e.accu_init), self.entry_size(e.accu_init))
+        )
+        self.push_items(e)
+        loop = _add(self.cost(e.condition), self.cost(e.step))
+        step_entries = self.entry_size(e.step)
+        self.locals[e.iter_var].pop()
+        if e.iter_var2:
+            self.locals[e.iter_var2].pop()
+        cost = _add(cost, self.cost(e.result))
+        self.locals[e.accu_var].pop()
+        count = self.size_or_unknown(e.iter_range)
+        if isinstance(e.accu_init, Literal):
+            self.set_size(e, self.size(e.accu_init))
+        elif isinstance(e.accu_init, ListExpr | MapExpr):
+            self.set_size(e, count)
+            self.set_entries(e, step_entries)
+        return _add(cost, _multiply(count.most, loop))
+
+    def push_items(self, e: Comprehension) -> None:
+        entries, path = self.entry_size(e.iter_range), self.path(e.iter_range)
+        is_list = entries.is_list if entries is not None else e.iter_range.type.kind == "list"
+        key = None if entries is None else entries.key
+        value = None if entries is None else entries.value
+        if e.iter_var2:
+            self.push(e.iter_var, _Local((*path, "@indices" if is_list else "@keys"), key, None))
+            self.push(e.iter_var2, _Local((*path, "@items" if is_list else "@values"), value, None))
+        elif is_list:
+            self.push(e.iter_var, _Local((*path, "@items"), value, None))
+        else:
+            self.push(e.iter_var, _Local((*path, "@keys"), key, None))
+
+    # --- calls ---
+
+    def call(self, e: Call) -> int:
+        if e.function == "dyn":
+            cost = _add(1, self.cost(e.args[0]))
+            self.set_size(e, self.size(e.args[0]))
+            self.set_entries(e, self.entry_size(e.args[0]))
+            return cost
+        costs = [self.cost(a) for a in e.args]
+        target = 0 if e.target is None else self.cost(e.target)
+        if e.function in ("_&&_", "_||_"):
+            return min(sum(costs), UNBOUNDED)
+        if e.function == "_?_:_":
+            return self.conditional(e, costs)
+        rule = _RULES.get(e.function)
+        best, size = 0, None
+        for overload in e.overloads:
+            found = rule(self, e, overload) if rule is not None else None
+            cost, result = found if found is not None else self.standard(e, overload)
+            best = max(best, cost)
+            if result is not None:
+                size = result if size is None else _union(size, result)
+            if overload in ("index_list", "index_map"):
+                entries = self.entry_size(e.args[0])
+                size = None if entries is None else entries.value
+                tail = "@items" if overload == "index_list" else "@values"
+                self.paths[id(e)] = (*self.path(e.args[0]), tail)
+            if size is None:
+                size = self.size(e)
+        self.set_size(e, size)
+        return min(sum(costs) + target + best, UNBOUNDED)
+
+    def conditional(self, e: Call, costs: list[int]) -> int:
+        self.set_size(e, _union(self.size_or_unknown(e.args[1]), self.size_or_unknown(e.args[2])))
+        self.set_entries(e, _union_entries(self.entry_size(e.args[1]), self.entry_size(e.args[2])))
+        return _add(costs[0], max(costs[1], costs[2]))
+
+    def standard(self, e: Call, overload: str) -> tuple[int, Size | None]:
+        """The rules of CEL itself."""
+        if overload in ("starts_with_string", "ends_with_string"):
+            return scaled(self.size_or_unknown(e.args[0]).most, PER_CHARACTER), None
+        if overload == "in_list":
+            return self.size_or_unknown(e.args[1]).most, None
+        if overload == "matches_string" and e.target is not None:
+            return self.regex(e.target, e.args[0]), None
+        if overload == "contains_string" and e.target is not None:
+            text = scaled(self.size_or_unknown(e.target).most, PER_CHARACTER)
+            return _multiply(text, scaled(self.size_or_unknown(e.args[0]).most, PER_CHARACTER)), None
+        if overload in ("add_string", "add_bytes", "add_list"):
+            left, right = e.args
+            size = _sum(self.size_or_unknown(left), self.size_or_unknown(right))
+            self.set_entries(e, _union_entries(self.entry_size(left), self.entry_size(right)))
+            return (1 if overload == "add_list" else scaled(size.most, PER_CHARACTER)), size
+        if overload in _COMPARISONS:
+            least = min(self.size_or_unknown(e.args[0]).most, self.size_or_unknown(e.args[1]).most)
+            return scaled(least, PER_CHARACTER), None
+        if overload == "string_to_bytes":
+            size = self.size_or_unknown(e.args[0])
+            return scaled(size.most, PER_CHARACTER), Size(size.least, _multiply(size.most, 4))
+        if overload == "bytes_to_string":
+            size = self.size_or_unknown(e.args[0])
+            return scaled(size.most, PER_CHARACTER), Size(size.least // 4, size.most)
+        if overload == "strings_quote":
+            size = self.size_or_unknown(e.args[0])
+            most = _add(_multiply(size.most, 2), 2)
+            return scaled(size.most, PER_CHARACTER), Size(_add(size.least, 2), most)
+        if overload == "string_format" and e.target is not None:
+            return scaled(self.size_or_unknown(e.target).most, PER_CHARACTER), None
+        return 1, None
+
+    def regex(self, text: Expr, pattern: Expr) -> int:
+        # One more character, so that a costly pattern on the empty text is not free.
+        length = scaled(_add(self.size_or_unknown(text).most, 1), PER_CHARACTER)
+        return _multiply(length, scaled(self.size_or_unknown(pattern).most, PER_REGEX_CHARACTER))
+
+
+_COMPARISONS = frozenset(
+    f"{name}_{kind}"
+    for name in ("less", "greater", "less_equals", "greater_equals")
+    for kind in ("string", "bytes")
+) | {"equals", "not_equals"}
+
+
+def _is_scalar(t: Type) -> bool:
+    if t.name == "optional_type":
+        return _is_scalar(t.params[0])
+    return t.kind in ("bool", "double", "duration", "int", "timestamp", "uint")
+
+
+# --- the rules of the libraries -----------------------------------------------------------------------------
+
+_Found = tuple[int, Size | None]
+_Rule = Callable[[_Estimator, Call, str], _Found | None]
+
+
+def _target(e: Call) -> Expr:
+    return e.target if e.target is not None else e.args[0]
+
+
+def _fixed(cost: int) -> _Rule:
+    return lambda estimator, e, overload: (cost, None)
+
+
+def _parsing(factor: float) -> _Rule:
+    """One walk over the text that is the argument."""
+
+    def rule(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+        if not e.args:
+            return 1, None
+        return scaled(estimator.size_or_unknown(e.args[0]).most, factor), None
+
+    return rule
+
+
+def _walk_list(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    if e.target is None:
+        return None
+    size = estimator.size_or_unknown(e.target).most
+    if not e.target.type.params:
+        return scaled(size, PER_CHARACTER), None
+    element = e.target.type.params[0]
+    cost = 1
+    if element.kind in ("string", "bytes"):
+        cost = _add(cost, scaled(_items_size(estimator, e.target).most, PER_CHARACTER))
+    return _multiply(size, cost), None
+
+
+def _items_size(estimator: _Estimator, e: Expr) -> Size:
+    path = estimator.path(e)
+    return (_size_of_path((*path, "@items")) if path else None) or _UNKNOWN
+
+
+def _url(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    size = estimator.size_or_unknown(e.args[0])
+    return scaled(size.most, PER_CHARACTER), size
+
+
+def _same_size(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    size = estimator.size_or_unknown(_target(e))
+    return scaled(size.most, PER_CHARACTER), size
+
+
+def _replace(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    size = estimator.size_or_unknown(_target(e))
+    old, new = estimator.size_or_unknown(e.args[0]), estimator.size_or_unknown(e.args[1])
+    if old.least == 0:
+        most = _add(_multiply(_add(size.most, 1), new.most), size.most)
+    elif new.most <= old.least:
+        most = size.most
+    else:
+        most = _multiply(math.ceil(size.most / old.least), new.most)
+    if old.most == 0:
+        least = _add(_multiply(_add(size.least, 1), new.least), size.least)
+    elif old.most <= new.least:
+        least = size.least
+    else:
+        least = _multiply(math.ceil(size.least / old.most), new.least)
+    return scaled(size.most, 2 * PER_CHARACTER), Size(least, most)
+
+
+def _split(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    size = estimator.size_or_unknown(_target(e))
+    most = size.most
+    if len(e.args) > 1 and isinstance(e.args[1], Literal) and isinstance(e.args[1].value, int):
+        most = e.args[1].value % 2**64
+    return scaled(size.most, 2 * PER_CHARACTER), Size(0, most)
+
+
+def _join(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    target = _target(e)
+    count = estimator.size_or_unknown(target)
+    size = Size(0, 0)
+    if target.type.params:
+        size = _product(count, _items_size(estimator, target))
+    if e.args:
+        separators = Size(max(count.least - 1, 0), max(count.most - 1, 0))
+        size = _sum(size, _product(estimator.size_or_unknown(e.args[0]), separators))
+    return scaled(size.most, PER_CHARACTER), size
+
+
+def _find(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    target = _target(e)
+    return estimator.regex(target, e.args[0]), Size(0, estimator.size_or_unknown(target).most)
+
+
+def _contains_address(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    cost = scaled(32, PER_CHARACTER)
+    if e.function == "containsCIDR":
+        cost += scaled(16, PER_CHARACTER) + 1
+    if overload.endswith("_string"):
+        cost = _add(cost, scaled(estimator.size_or_unknown(e.args[0]).most, PER_CHARACTER))
+    return cost, None
+
+
+def _validate(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    walk = scaled(estimator.size_or_unknown(e.args[0]).most, PER_CHARACTER)
+    return scaled(walk, _FORMAT_REGEX * PER_REGEX_CHARACTER), None
+
+
+def _equal(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    left, right = e.args
+    if left.type != right.type:
+        return None
+    match left.type.name:
+        case "net.IP" | "net.CIDR" | "kubernetes.Quantity" | "kubernetes.Semver":
+            return 1, None
+        case "kubernetes.NamedFormat":
+            return scaled(_FORMAT_NAME, PER_CHARACTER), None
+        case "kubernetes.URL":
+            size = estimator.size(right)
+            return scaled(size.most if size is not None else 1, PER_CHARACTER), None
+        case _:
+            return None
+
+
+def _new_list(cost_per_item: float, count: Size) -> _Found:
+    return _add(scaled(count.most, cost_per_item), 1 + LIST_COST), count
+
+
+def _number(e: Expr, default: int) -> int:
+    if isinstance(e, Literal) and isinstance(e.value, int) and e.value >= 0:
+        return e.value
+    return default
+
+
+def _slice(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    end = _number(e.args[1], estimator.size_or_unknown(_target(e)).most)
+    count = (end - _number(e.args[0], 0)) % 2**64
+    return _new_list(1, Size(count, count))
+
+
+def _range(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    count = _number(e.args[0], UNBOUNDED)
+    return _new_list(1, Size(count, count))
+
+
+def _reverse(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    return _new_list(1, estimator.size_or_unknown(_target(e)))
+
+
+def _flatten(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    depth = _number(e.args[0], UNBOUNDED) if e.args else 1
+    return _new_list(depth, estimator.size_or_unknown(_target(e)))
+
+
+def _distinct(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    size = estimator.size_or_unknown(_target(e))
+    return _new_list(2, _product(size, size))
+
+
+def _sort(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+    size = estimator.size_or_unknown(e.args[0] if e.args else _target(e))
+    is_text = overload.startswith(("list_string_", "list_bytes_"))
+    return _new_list(2 + PER_CHARACTER if is_text else 2, _product(size, size))
+
+
+def _sets(factor: float) -> _Rule:
+    def rule(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
+        pairs = _product(estimator.size_or_unknown(e.args[0]), estimator.size_or_unknown(e.args[1]))
+        return _add(scaled(pairs.most, factor), 1), None
+
+    return rule
+
+
+_RULES: dict[str, _Rule] = {
+    "check": _fixed(350_000),
+    **dict.fromkeys(("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), _walk_list),
+    "url": _url,
+    **dict.fromkeys(("lowerAscii", "upperAscii", "substring", "trim"), _same_size),
+    "replace": _replace,
+    "split": _split,
+    "join": _join,
+    "find": _find,
+    "findAll": _find,
+    **dict.fromkeys(
+        ("cidr", "isIP", "isCIDR", "ip", "quantity", "isQuantity", "semver", "isSemver"),
+        _parsing(PER_CHARACTER),
+    ),
+    "ip.isCanonical": _parsing(2 * PER_CHARACTER),
+    "containsIP": _contains_address,
+    "containsCIDR": _contains_address,
+    "validate": _validate,
+    "_==_": _equal,
+    "includes": _fixed(INCLUDES_COST),
+    "slice": _slice,
+    "lists.range": _range,
+    "reverse": _reverse,
+    "flatten": _flatten,
+    "distinct": _distinct,
+    "sort": _sort,
+    "@sortByAssociatedKeys": _sort,
+    "sets.contains": _sets(1),
+    "sets.intersects": _sets(1),
+    "sets.equivalent": _sets(2),
+}
