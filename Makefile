@@ -47,6 +47,12 @@ proto: $(STAMP) ## generates dra_driver/wire from proto/
 proto-check: $(STAMP)
 	@$(BIN)/python proto/generate.py --check
 
+crash-test: $(STAMP) ## kills real node agents at every durable step; prints kills, runs, leaks
+	@$(BIN)/python tests/crash/crash_test.py $(ARGS)
+
+bench: $(STAMP) ## the benchmarks; writes build/bench.json and prints a table
+	@$(BIN)/python tests/benchmarks/run.py $(ARGS)
+
 e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded|local|kind|existing
 	@CLUSTER=$(or $(CLUSTER),embedded) $(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
