@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from typing import TextIO, cast
 
 import structlog
 
@@ -34,6 +35,16 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Stderr:
+    """Whatever ``sys.stderr`` is when a line is written: loggers outlive a redirection of the stream."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def configure_logging(level: str, form: str) -> None:
     """Configures structlog and the standard library's logging: everything to stderr."""
     number = getattr(logging, level.upper())
@@ -53,7 +64,7 @@ def configure_logging(level: str, form: str) -> None:
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(
