@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from decimal import ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
 from dra_driver.cel import _standard, _time
@@ -56,7 +55,7 @@ def format_string(pattern: str, args: Value) -> str:
     """The pattern with its clauses replaced.
 
     Raises:
-        CelRuntimeError: too few or many arguments, or one that its clause does not take.
+        CelRuntimeError: too few arguments, or one that its clause does not take.
     """
     out: list[str] = []
     used = 0
@@ -67,10 +66,6 @@ def format_string(pattern: str, args: Value) -> str:
                 raise CelRuntimeError(f"index {used} out of range")
             out.append(_one(letter, precision, args[used]))
             used += 1
-    if used < len(args):
-        raise CelRuntimeError(
-            f"too many arguments supplied to string.format (expected {used}, got {len(args)})"
-        )
     return "".join(out)
 
 
@@ -83,15 +78,13 @@ def _one(letter: str, precision: int, value: Value) -> str:
     if letter == "s":
         return _text(value)
     if letter in "fe":
-        if kind is float or kind is int or kind is UInt:
-            return _fixed(float(value), letter, precision)
-        raise _wrong("fixed-point or scientific", value)
+        if kind is str and value in _SPECIAL:
+            value, kind = _SPECIAL[value], float
+        if kind is not float:
+            raise _wrong("fixed-point or scientific", value)
+        return _fixed(value, precision) if letter == "f" else _scientific(value)
     if kind is int or kind is UInt:
-        if letter == "d":
-            return str(int(value))
         return format(int(value), letter)
-    if letter == "d" and kind is float and not math.isfinite(value):
-        return _special(value)
     if letter == "b" and kind is bool:
         return "1" if value else "0"
     if letter in "xX" and kind in (str, bytes):
@@ -100,22 +93,28 @@ def _one(letter: str, precision: int, value: Value) -> str:
     raise _wrong({"d": "decimal", "b": "binary", "o": "octal"}.get(letter, "hex"), value)
 
 
-def _special(value: float) -> str:
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+def _not_finite(value: float) -> str:
     if math.isnan(value):
         return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+    return "∞" if value > 0 else "-∞"
 
 
-def _fixed(value: float, letter: str, precision: int) -> str:
+def _fixed(value: float, precision: int) -> str:
+    # As the original's locale (en_US) writes numbers.
+    return f"{value:,.{precision}f}" if math.isfinite(value) else _not_finite(value)
+
+
+def _scientific(value: float) -> str:
+    # The original takes the precision for a width: there are always six digits.
     if not math.isfinite(value):
-        return _special(value)
-    if letter == "f":
-        return (
-            str(Decimal(value).quantize(Decimal(1).scaleb(-precision), ROUND_HALF_EVEN))
-            if abs(value) < 1e15
-            else f"{value:.{precision}f}"
-        )
-    return f"{value:.{precision}e}"
+        return _not_finite(value)
+    mantissa, _, exponent = f"{value:.6e}".partition("e")
+    power = exponent.lstrip("+").translate(_SUPERSCRIPT)
+    return f"{mantissa}\u202f×\u202f10{power}"
 
 
 def _text(value: Value) -> str:
@@ -129,9 +128,9 @@ def _text(value: Value) -> str:
     if kind is int or kind is UInt:
         return str(int(value))
     if kind is float:
-        return _standard.format_double(value) if math.isfinite(value) else _special(value)
+        return _standard.format_double(value)
     if kind is bytes:
-        return value.decode(errors="replace")  # type: ignore[no-any-return]
+        return str(_standard.FUNCTIONS["bytes_to_string"](value))
     if kind is Duration:
         return _time.format_duration(value)
     if kind is Timestamp:
@@ -139,8 +138,43 @@ def _text(value: Value) -> str:
     if kind is TypeValue:
         return str(value.name)
     if kind is list or kind is tuple:
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(_nested, value))}]"
     if isinstance(value, dict):
-        pairs = sorted((_text(plain_key(k)), _text(v)) for k, v in value.items())
-        return "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}"
+        pairs = sorted((_nested(plain_key(k)), _nested(v)) for k, v in value.items())
+        return "{" + ", ".join(f"{k}:{v}" for k, v in pairs) + "}"
     raise _wrong("string", value)
+
+
+def _nested(value: Value) -> str:
+    """A value inside a list or a map, in the form of a literal."""
+    kind = type(value)
+    if kind is str:
+        return _quoted(value)
+    if kind is bytes:
+        return f"b{_quoted(_text(value))}"
+    if kind is Duration:
+        return f"duration({_quoted(_text(value))})"
+    if kind is Timestamp:
+        return f"timestamp({_quoted(_text(value))})"
+    if kind is float:
+        return f"{value:.6f}" if math.isfinite(value) else _quoted(_standard.format_double(value))
+    return _text(value)
+
+
+_QUOTED = str.maketrans(
+    {
+        "\a": "\\a",
+        "\b": "\\b",
+        "\f": "\\f",
+        "\n": "\\n",
+        "\r": "\\r",
+        "\t": "\\t",
+        "\v": "\\v",
+        "\\": "\\\\",
+        '"': '\\"',
+    }
+)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.translate(_QUOTED)}"'

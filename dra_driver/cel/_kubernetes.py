@@ -25,9 +25,11 @@ INCLUDES_LIMIT = 48
 
 def _quantity(text: str) -> Quantity:
     try:
-        return Quantity.parse(text)
+        found = Quantity.parse(text)
     except InvalidQuantity as e:
         raise CelRuntimeError(str(e)) from None
+    # Sums write into decimals (see _aliasing), so that none may be shared.
+    return Quantity(found.nano, found.format, scale=found.scale, big=True) if found.is_big else found
 
 
 def _is_quantity(text: str) -> bool:
@@ -77,17 +79,19 @@ def _is_version(text: str, normalize: bool = False) -> bool:
 
 
 def _normalized(text: str) -> str:
-    """Without a leading v and leading zeros, and with the numbers that are missing."""
-    text = text.removeprefix("v")
-    cut = min((i for i in (text.find("-"), text.find("+")) if i >= 0), default=len(text))
-    numbers, rest = text[:cut], text[cut:]
-    parts = numbers.split(".", 2)
-    if len(parts) < 3:
-        if rest and len(parts) < 3:
-            return text
-        parts += ["0"] * (3 - len(parts))
-    parts = [p.lstrip("0") or "0" if p.isascii() and p.isdigit() else p for p in parts]
-    return ".".join(parts) + rest
+    """Without a leading v and leading zeros, and with the numbers that are missing.
+
+    Raises:
+        InvalidVersion: numbers are missing in front of a prerelease or build metadata.
+    """
+    parts = text.removeprefix("v").split(".", 2)
+    for i, part in enumerate(parts):
+        if len(part) > 1:
+            bare = part.lstrip("0")
+            parts[i] = bare if bare[:1].isascii() and bare[:1].isdigit() else f"0{bare}"
+    if len(parts) < 3 and ("-" in parts[-1] or "+" in parts[-1]):
+        raise InvalidVersion("a short version cannot have a prerelease or build metadata")
+    return ".".join([*parts, "0", "0"][: max(len(parts), 3)])
 
 
 def _signed(number: int) -> int:
@@ -207,7 +211,7 @@ def _parsed(text: str) -> Url | None:
         # Without a scheme this is a path, not a host.
         return Url(text, urlsplit(text.replace("//", "/%2f", 1)))
     try:
-        parts = urlsplit(text, allow_fragments=False)
+        parts = urlsplit(text)
         parts.port  # noqa: B018 - raises for a port that is no number
     except ValueError:
         return None

@@ -124,23 +124,13 @@ def _extreme(name: str, sign: int) -> Callable[[_List], Value]:
     return extreme
 
 
-def _sum(start: Value) -> Callable[[_List], Value]:
-    adders: dict[type, Callable[..., Value]] = {
-        int: STANDARD["add_int64"],
-        UInt: STANDARD["add_uint64"],
-        float: STANDARD["add_double"],
-        Duration: STANDARD["add_duration_duration"],
-    }
-
+def _sum(start: Value, add: Callable[..., Value]) -> Callable[[_List], Value]:
     def total(items: _List) -> Value:
         result = start
-        for i, item in enumerate(items):
-            if i == 0 and type(item) in adders:
-                result = item
-                continue
-            if type(item) is not type(result) or type(item) not in adders:
+        for item in items:
+            if type(item) is not type(result):
                 raise no_such_overload()
-            result = adders[type(item)](result, item)
+            result = add(result, item)
         return result
 
     return total
@@ -246,10 +236,10 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     **{f"list_{t}_is_sorted_bool": _is_sorted for t in (*_ORDERED, "duration", "timestamp")},
     **{f"list_{t}_min_{t}": _extreme("min", -1) for t in (*_ORDERED, "duration", "timestamp")},
     **{f"list_{t}_max_{t}": _extreme("max", 1) for t in (*_ORDERED, "duration", "timestamp")},
-    "list_int_sum_int": _sum(0),
-    "list_uint_sum_uint": _sum(UInt(0)),
-    "list_double_sum_double": _sum(0.0),
-    "list_duration_sum_duration": _sum(Duration(0)),
+    "list_int_sum_int": _sum(0, STANDARD["add_int64"]),
+    "list_uint_sum_uint": _sum(UInt(0), STANDARD["add_uint64"]),
+    "list_double_sum_double": _sum(0.0, STANDARD["add_double"]),
+    "list_duration_sum_duration": _sum(Duration(0), STANDARD["add_duration_duration"]),
     "list_a_index_of_int": _index_of,
     "list_a_last_index_of_int": _last_index_of,
     "list_sets_contains_list": _set_contains,

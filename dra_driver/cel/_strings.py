@@ -45,7 +45,7 @@ def _last_index_of(text: str, sub: str, offset: int | None = None) -> int:
         return text.rfind(sub)
     if offset < 0:
         raise _out_of_range(offset)
-    return text.rfind(sub, 0, offset + len(sub))
+    return text.rfind(sub, 0, offset + len(sub)) if offset < len(text) else -1
 
 
 def _join(parts: Value, separator: str = "") -> str:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel import _compiler
+from dra_driver.cel import _closures as closures
 from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, ListExpr, Literal, MapExpr, Select
-from dra_driver.cel._compiler import Closure, Compiler
+from dra_driver.cel._closures import Closure
+from dra_driver.cel._compiler import Compiler
 from dra_driver.cel._cost import LIST_COST, MAP_COST, PER_CHARACTER, PER_REGEX_CHARACTER
 from dra_driver.cel._values import Cidr, Format, Ip, Url, Value, equal, not_equal
 from dra_driver.cel.errors import CelPanic
@@ -66,7 +67,7 @@ class TrackingCompiler(Compiler):
     def lookup(self, operand: Expr, key: str) -> Closure:
         """Without the shortcut for attributes: every step of the way costs."""
         container = self.compile(operand)
-        return lambda f: _compiler.index(container(f), key)
+        return lambda f: closures.index(container(f), key)
 
     def applied(self, e: Call, function: Callable[..., Value], args: list[Closure]) -> Closure:
         """Adds the cost, which depends on the values."""
@@ -108,16 +109,14 @@ class TrackingCompiler(Compiler):
             return member
         return closure
 
-    def loop(
-        self, e: Comprehension, accu: int, items: _compiler.Items, inner: dict[str, int]
-    ) -> Closure | None:
+    def loop(self, e: Comprehension, items: closures.Items) -> Closure | None:
         """``all`` and ``exists`` are evaluated step by step."""
         if isinstance(e.step, Call) and e.step.function in ("_&&_", "_||_"):
             return None
-        return super().loop(e, accu, items, inner)
+        return super().loop(e, items)
 
     def collected(
-        self, items: _compiler.Items, test: Closure | None, parts: list[Closure], function: str
+        self, items: closures.Items, test: Closure | None, parts: list[Closure], function: str
     ) -> Closure:
         """Each addition costs a list of one, the accumulator and the sum."""
         extra = LIST_COST + 2 if function == "_+_" else 2

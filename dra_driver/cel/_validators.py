@@ -15,8 +15,8 @@ _ACCEPTED = {
         "string bool bytes int uint double map list type duration timestamp null_type dyn error".split()  # noqa: SIM905
     ),
     "d": frozenset({"int", "uint", "dyn", "error"}),
-    "f": frozenset({"double", "int", "uint", "dyn", "error"}),
-    "e": frozenset({"double", "int", "uint", "dyn", "error"}),
+    "f": frozenset({"double", "string", "dyn", "error"}),
+    "e": frozenset({"double", "string", "dyn", "error"}),
     "b": frozenset({"int", "uint", "bool", "dyn", "error"}),
     "x": frozenset({"int", "uint", "string", "bytes", "dyn", "error"}),
     "X": frozenset({"int", "uint", "string", "bytes", "dyn", "error"}),
@@ -79,6 +79,17 @@ def _attempt(parse: object, arg: Literal, message: str) -> None:
         raise CelCompileError(f"{message}: {error}", arg.position) from None
 
 
+def _parts(e: Expr) -> list[Expr]:
+    """A node, and those below it as long as they are literals of lists and maps."""
+    found, todo = [], [e]
+    while todo:
+        part = todo.pop()
+        found.append(part)
+        if isinstance(part, ListExpr | MapExpr):
+            todo += children(part)
+    return found
+
+
 def _check_format(e: Call, target: Expr) -> None:
     args = e.args[0]
     if not (isinstance(target, Literal) and isinstance(target.value, str) and isinstance(args, ListExpr)):
@@ -91,10 +102,11 @@ def _check_format(e: Call, target: Expr) -> None:
         if i >= len(args.elements):
             raise CelCompileError(f"index {i} out of range", e.position)
         item = args.elements[i]
-        if item.type.kind not in _ACCEPTED[letter]:
-            raise CelCompileError(
-                f"error during formatting: %{letter} cannot be used on {item.type}", item.position
-            )
+        for part in _parts(item) if letter == "s" else [item]:
+            if part.type.kind not in _ACCEPTED[letter]:
+                raise CelCompileError(
+                    f"error during formatting: %{letter} cannot be used on {part.type}", part.position
+                )
     if len(letters) < len(args.elements):
         raise CelCompileError(
             f"too many arguments supplied to string.format: {len(args.elements)} for {len(letters)} clauses",

@@ -10,7 +10,8 @@ from typing import Literal
 from dra_driver.api.resource import Device, DeviceAttribute
 from dra_driver.api.version import Version
 from dra_driver.cel import _aliasing, _checker, _declarations, _parser, _types, _validators
-from dra_driver.cel._compiler import Closure, Compiler, Frame
+from dra_driver.cel._closures import Closure, Frame
+from dra_driver.cel._compiler import Compiler
 from dra_driver.cel._cost import estimate_cost
 from dra_driver.cel._references import References, find_references
 from dra_driver.cel._tracking import COST_LIMIT, TrackingCompiler

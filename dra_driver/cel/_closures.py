@@ -1,0 +1,459 @@
+"""What nodes are compiled to: closures of one argument, the device or the frame around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dra_driver.api.quantity import Quantity
+from dra_driver.api.version import Version
+from dra_driver.cel import _lists
+from dra_driver.cel._values import (
+    NONE,
+    DomainMap,
+    Optional,
+    UInt,
+    Value,
+    equal,
+    key_of,
+    map_get,
+    plain_key,
+)
+from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_key, no_such_overload
+
+__all__ = [
+    "ORDERINGS",
+    "UNFOLDED",
+    "Candidates",
+    "Closure",
+    "Frame",
+    "Items",
+    "applied",
+    "attempt",
+    "attribute",
+    "bind",
+    "constant",
+    "device_field",
+    "dispatcher",
+    "equal_plain",
+    "equals_text",
+    "field_of_any",
+    "in_constants",
+    "in_container",
+    "index",
+    "list_collector",
+    "list_index",
+    "local",
+    "many_terms",
+    "map_collector",
+    "map_lookup",
+    "optional_index",
+    "presence",
+    "quantifier",
+    "selected",
+    "two_terms",
+    "undefined",
+    "unequal_plain",
+]
+
+Closure = Callable[[Value], Value]
+
+
+class Frame:
+    """A device with local variables. Has the attributes of a ``DeviceView`` that closures read."""
+
+    __slots__ = (
+        "aliases",
+        "allow_multiple_allocations",
+        "attributes",
+        "capacity",
+        "cost",
+        "driver",
+        "locals",
+    )
+
+    def __init__(self, device: Value, count: int) -> None:
+        self.driver = device.driver
+        self.attributes = device.attributes
+        self.capacity = device.capacity
+        self.allow_multiple_allocations = device.allow_multiple_allocations
+        self.locals: list[Value] = [None] * count
+        self.cost = 0
+        self.aliases: dict[int, list[Quantity]] = {}
+
+
+class Items:
+    """The range of a fold, which binds its variables."""
+
+    __slots__ = ("first", "items", "second")
+
+    def __init__(self, items: Closure, first: int, second: int) -> None:
+        self.items = items
+        self.first = first
+        self.second = second
+
+    def bind(self, f: Value) -> Iterable[None]:
+        found = self.items(f)
+        local = f.locals
+        is_map = isinstance(found, dict)
+        if not is_map and type(found) not in (list, tuple):
+            raise no_such_overload()
+        if self.second < 0:
+            for item in found:
+                local[self.first] = plain_key(item) if is_map else item
+                yield
+        else:
+            for key, value in found.items() if is_map else enumerate(found):
+                local[self.first] = plain_key(key) if is_map else key
+                local[self.second] = value
+                yield
+
+
+class Unfolded:
+    pass
+
+
+UNFOLDED = Unfolded()
+
+
+def constant(value: Value) -> Closure:
+    return lambda f: value
+
+
+def local(slot: int) -> Closure:
+    def read(f: Value) -> Value:
+        value = f.locals[slot]
+        if isinstance(value, CelRuntimeError):
+            raise value.with_traceback(None)
+        return value
+
+    return read
+
+
+def attempt(closure: Closure, f: Value) -> Value:
+    try:
+        return closure(f)
+    except CelPanic:
+        raise
+    except CelRuntimeError as e:
+        return e
+
+
+def bind(slot: int, value: Closure, result: Closure) -> Closure:
+    def bind(f: Value) -> Value:
+        f.locals[slot] = attempt(value, f)
+        return result(f)
+
+    return bind
+
+
+def device_field(name: str) -> Closure:
+    match name:
+        case "driver":
+            return lambda f: f.driver
+        case "attributes":
+            return lambda f: f.attributes
+        case "capacity":
+            return lambda f: f.capacity
+        case _:
+            return lambda f: f.allow_multiple_allocations
+
+
+def attribute(which: str, domain: str, name: str) -> Closure:
+    if which == "attributes":
+
+        def attribute(f: Value) -> Value:
+            try:
+                return f.attributes[domain][name]
+            except KeyError:
+                raise no_such_key(name) from None
+
+        return attribute
+
+    def capacity(f: Value) -> Value:
+        try:
+            return f.capacity[domain][name]
+        except KeyError:
+            raise no_such_key(name) from None
+
+    return capacity
+
+
+def map_lookup(container: Closure, key: str) -> Closure:
+    def lookup(f: Value) -> Value:
+        try:
+            return container(f)[key]
+        except KeyError:
+            raise no_such_key(key) from None
+
+    return lookup
+
+
+def field_of_any(container: Closure, key: str) -> Closure:
+    def lookup(f: Value) -> Value:
+        value = container(f)
+        if isinstance(value, dict):
+            found, result = map_get(value, key)
+            if found:
+                return result
+        elif type(value) is Optional:
+            return optional_index(value, key)
+        raise no_such_key(key)
+
+    return lookup
+
+
+def presence(container: Closure, key: str) -> Closure:
+    def present(f: Value) -> bool:
+        value = container(f)
+        if type(value) is Optional:
+            if not value.has:
+                return False
+            value = value.value
+        return isinstance(value, dict) and map_get(value, key)[0]
+
+    return present
+
+
+def index(container: Value, key: Value) -> Value:
+    """``container[key]``.
+
+    Raises:
+        CelRuntimeError: there is no such key, or the container is none.
+    """
+    kind = type(container)
+    if kind is list or kind is tuple:
+        at = list_index(key)
+        if 0 <= at < len(container):
+            return container[at]
+        raise CelRuntimeError(f"index out of bounds: {at}")
+    if kind is dict or kind is DomainMap:
+        found, value = map_get(container, key)
+        if found:
+            return value
+        raise no_such_key(key)
+    if kind is Optional:
+        return optional_index(container, key)
+    if type(key) is str:
+        raise no_such_key(key)
+    raise no_such_overload()
+
+
+def list_index(key: Value) -> int:
+    if type(key) is int or type(key) is UInt or (type(key) is float and key.is_integer()):
+        return int(key)
+    raise CelRuntimeError(f"unsupported index type in list: {key!r}")
+
+
+def optional_index(container: Value, key: Value) -> Optional:
+    if type(container) is Optional:
+        if not container.has:
+            return NONE
+        container = container.value
+    if isinstance(container, dict):
+        found, value = map_get(container, key)
+        return Optional(True, value) if found else NONE
+    if type(container) in (list, tuple):
+        at = list_index(key)
+        return Optional(True, container[at]) if 0 <= at < len(container) else NONE
+    if type(key) is str:
+        return NONE
+    raise no_such_overload()
+
+
+def applied(function: Callable[..., Value], args: list[Closure]) -> Closure:
+    match args:
+        case []:
+            return lambda f: function()
+        case [a]:
+            return lambda f: function(a(f))
+        case [a, b]:
+            return lambda f: function(a(f), b(f))
+        case [a, b, c]:
+            return lambda f: function(a(f), b(f), c(f))
+        case _:
+            return lambda f: function(*[a(f) for a in args])
+
+
+def undefined(*args: Value) -> Value:
+    raise no_such_overload()
+
+
+Candidates = list[tuple[tuple[Callable[[Value], bool] | None, ...], Callable[..., Value]]]
+
+
+def dispatcher(candidates: Candidates) -> Callable[..., Value]:
+    """Calls the first candidate whose types are those of the arguments."""
+
+    def dispatch(*args: Value) -> Value:
+        for tests, function in candidates:
+            for arg, allows in zip(args, tests, strict=True):
+                if allows is not None and not allows(arg):
+                    break
+            else:
+                return function(*args)
+        raise no_such_overload()
+
+    return dispatch
+
+
+def two_terms(a: Closure, b: Closure, decisive: bool) -> Closure:
+    other = not decisive
+
+    def logical(f: Value) -> Value:
+        try:
+            left = a(f)
+        except CelPanic:
+            raise
+        except CelRuntimeError as e:
+            if b(f) is decisive:
+                return decisive
+            raise e.with_traceback(None) from None
+        if left is decisive:
+            return decisive
+        right = b(f)
+        if left is other:
+            if right is other or right is decisive:
+                return right is True
+        elif right is decisive:
+            return decisive
+        raise no_such_overload()
+
+    return logical
+
+
+def many_terms(terms: tuple[Closure, ...], decisive: bool) -> Closure:
+    other = not decisive
+
+    def logical(f: Value) -> Value:
+        error: CelRuntimeError | None = None
+        for term in terms:
+            try:
+                value = term(f)
+            except CelPanic:
+                raise
+            except CelRuntimeError as e:
+                error = error or e
+                continue
+            if value is decisive:
+                return decisive
+            if value is not other:
+                error = error or no_such_overload()
+        if error is not None:
+            raise error.with_traceback(None)
+        return other
+
+    return logical
+
+
+def equal_plain(a: Closure, b: Closure) -> Closure:
+    return lambda f: a(f) == b(f)
+
+
+def unequal_plain(a: Closure, b: Closure) -> Closure:
+    return lambda f: a(f) != b(f)
+
+
+def equals_text(left: Closure, text: str) -> Closure:
+    def equals(f: Value) -> bool:
+        value = left(f)
+        if type(value) is str:
+            return bool(value == text)
+        return equal(value, text)
+
+    return equals
+
+
+ORDERINGS: dict[str, Callable[[Closure, Closure], Closure]] = {
+    "_<_": lambda a, b: lambda f: a(f) < b(f),
+    "_<=_": lambda a, b: lambda f: a(f) <= b(f),
+    "_>_": lambda a, b: lambda f: a(f) > b(f),
+    "_>=_": lambda a, b: lambda f: a(f) >= b(f),
+}
+
+
+def in_constants(value: Closure, items: list[Value]) -> Closure:
+    texts = frozenset(i for i in items if type(i) is str)
+    others = tuple(i for i in items if type(i) is not str)
+
+    def member(f: Value) -> Value:
+        found = value(f)
+        if type(found) is str:
+            return found in texts
+        if type(found) is Version and items:
+            raise CelPanic("a version cannot be looked up in a list of constants; use semver(…) == …")
+        return bool(others) and _lists.contains(others, found)
+
+    return member
+
+
+def in_container(value: Closure, container: Closure) -> Closure:
+    def member(f: Value) -> Value:
+        item, found = value(f), container(f)
+        kind = type(found)
+        if kind is list or kind is tuple:
+            return _lists.contains(found, item)
+        if kind is dict:
+            return map_get(found, item)[0]
+        if kind is DomainMap:
+            return item in found
+        raise no_such_overload()
+
+    return member
+
+
+def quantifier(items: Items, test: Closure, decisive: bool) -> Closure:
+    other = not decisive
+
+    def quantified(f: Value) -> Value:
+        error: CelRuntimeError | None = None
+        for _ in items.bind(f):
+            try:
+                value = test(f)
+            except CelPanic:
+                raise
+            except CelRuntimeError as e:
+                error = error or e
+                continue
+            if value is decisive:
+                return decisive
+            if value is not other:
+                error = error or no_such_overload()
+        if error is not None:
+            raise error.with_traceback(None)
+        return other
+
+    return quantified
+
+
+def selected(items: Items, test: Closure | None, f: Value) -> Iterable[None]:
+    for _ in items.bind(f):
+        if test is not None:
+            value = test(f)
+            if value is False:
+                continue
+            if value is not True:
+                raise no_such_overload()
+        yield
+
+
+def list_collector(items: Items, test: Closure | None, element: Closure) -> Closure:
+    return lambda f: [element(f) for _ in selected(items, test, f)]
+
+
+def map_collector(items: Items, test: Closure | None, parts: list[Closure]) -> Closure:
+    def collect(f: Value) -> dict[Value, Value]:
+        found: dict[Value, Value] = {}
+        for _ in selected(items, test, f):
+            if len(parts) == 2:
+                new = {key_of(parts[0](f)): parts[1](f)}
+            else:
+                new = parts[0](f)
+                if not isinstance(new, dict):
+                    raise no_such_overload()
+            for key, value in new.items():
+                if key in found:
+                    raise CelRuntimeError(f"insert failed: key {plain_key(key)} already exists")
+                found[key] = value
+        return found
+
+    return collect
