@@ -64,13 +64,19 @@ class Informers:
 
 
 class Controller:
-    """The controller in one object. ``run`` ends when it is cancelled, or raises when the lease is lost."""
+    """The controller in one object. ``run`` ends when it is cancelled, or raises when the lease is lost.
+
+    Attributes:
+        ready: set while it works: caches are filled and the loops run.
+        health_address: host and port, while health is served.
+    """
 
     def __init__(self, client: KubeClient, config: ControllerConfig, clock: Clock | None = None) -> None:
         self._client = client
         self._config = config
         self._clock = clock or SystemClock()
         self.ready = asyncio.Event()
+        self.health_address: tuple[str, int] | None = None
 
     async def run(self) -> None:
         """Works until cancelled.
@@ -145,7 +151,8 @@ class Controller:
             except OSError as e:
                 where = f"{self._config.health_host}:{self._config.health_port}"
                 raise ConfigurationError(f"--health-port: cannot listen on {where}: {e.strerror}") from e
-            log.info("serving health", address=str(runner.addresses[0]))
+            self.health_address = runner.addresses[0][:2]
+            log.info("serving health", host=self.health_address[0], port=self.health_address[1])
             yield
         finally:
             await runner.cleanup()

@@ -1,0 +1,78 @@
+"""``dra-driver controller``: flags, health, orderly end."""
+
+import asyncio
+import contextlib
+
+import aiohttp
+import pytest
+from support.fake_cluster import FakeCluster
+
+from controller.app import Controller
+from controller.config import ControllerConfig
+from dra_driver.cli.main import main
+from dra_driver.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("settings", "finding"),
+    [
+        ({"drivers": ()}, "at least one"),
+        ({"drivers": ("GPU",)}, "'GPU'"),
+        ({"drivers": ("a" * 64,)}, "63"),
+        ({"drivers": ("a.b", "a.b")}, "twice"),
+        ({"namespace": "A"}, "--namespace"),
+        ({"health_port": 70000}, "70000"),
+        ({"workers": 0}, "--workers"),
+    ],
+)
+def test_wrong_settings_are_named(settings, finding):
+    with pytest.raises(ConfigurationError, match=finding):
+        ControllerConfig(**settings)
+
+
+def test_all_findings_at_once():
+    with pytest.raises(ConfigurationError) as caught:
+        ControllerConfig(drivers=("GPU",), namespace="A", workers=0)
+    assert len(caught.value.findings) == 3
+
+
+def test_bad_usage_is_exit_2_with_a_clear_line(capsys, tmp_path):
+    assert main(["controller", "--driver-name", "Bad_Name", "--kubeconfig", "x"]) == 2
+    assert "Bad_Name" in capsys.readouterr().err
+    missing = tmp_path / "none"
+    assert main(["controller", "--kubeconfig", str(missing)]) == 2
+    assert f"kubeconfig {missing}: no such file" in capsys.readouterr().err
+
+
+def test_health_is_served_and_the_end_is_clean():
+    async def scenario():
+        config = ControllerConfig(leader_elect=False, health_port=0)
+        controller = Controller(FakeCluster(), config)
+        task = asyncio.create_task(controller.run())
+        await asyncio.wait_for(controller.ready.wait(), 5)
+        assert controller.health_address is not None
+        host, port = controller.health_address
+        async with aiohttp.ClientSession() as session:
+            for path in ("healthz", "readyz"):
+                async with session.get(f"http://{host}:{port}/{path}") as response:
+                    assert response.status == 200
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert not controller.ready.is_set()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_port_that_is_taken_is_named():
+    async def scenario():
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        config = ControllerConfig(leader_elect=False, health_port=port)
+        with pytest.raises(ConfigurationError, match=str(port)):
+            await Controller(FakeCluster(), config).run()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(scenario())

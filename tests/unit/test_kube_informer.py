@@ -1,0 +1,359 @@
+"""Informers, work queues, leader election and events, against an API server in memory."""
+
+import asyncio
+import contextlib
+import itertools
+
+import pytest
+from support.fake_cluster import FakeCluster
+
+from dra_driver.api.core import EVENTS, NODES, PODS
+from dra_driver.api.meta import ObjectKey
+from dra_driver.errors import ApiUnavailable, Conflict, ServerBusy
+from dra_driver.kube import (
+    Backoff,
+    EventRecorder,
+    Handler,
+    Informer,
+    LeaderConfig,
+    LeaderElector,
+    SystemClock,
+    WorkQueue,
+)
+from dra_driver.kube.clock import micro_time, rfc3339
+from dra_driver.kube.leader import LEASES, LeadershipLost
+
+
+def node(name: str, **labels: str) -> dict:
+    return {"metadata": {"name": name, "labels": labels}}
+
+
+@contextlib.asynccontextmanager
+async def informing(cluster: FakeCluster, **options):
+    informer = Informer(cluster, NODES, **options)
+    seen: list[tuple[str, str]] = []
+    informer.add_handler(
+        Handler(
+            added=lambda n: seen.append(("added", n.metadata.name)),
+            updated=lambda _, n: seen.append(("updated", n.metadata.name)),
+            deleted=lambda n: seen.append(("deleted", n.metadata.name)),
+        )
+    )
+    task = asyncio.create_task(informer.run())
+    try:
+        await asyncio.wait_for(informer.synced.wait(), 5)
+        yield informer, seen
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def run(main) -> None:
+    async def bounded():
+        async with asyncio.timeout(20):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def test_an_informer_follows_and_indexes():
+    cluster = FakeCluster()
+    cluster.put(NODES, node("a", zone="x"))
+
+    async def main():
+        by_zone = {"zone": lambda n: [(n.metadata.labels or {}).get("zone")]}
+        async with informing(cluster, indices=by_zone) as (informer, seen):
+            cluster.put(NODES, node("b", zone="x"))
+            await asyncio.sleep(0.05)
+            assert [n.metadata.name for n in informer.by_index("zone", "x")] == ["a", "b"]
+            cluster.put(NODES, node("a", zone="y"))
+            cluster.remove(NODES, "b")
+            await asyncio.sleep(0.05)
+            assert informer.by_index("zone", "x") == ()
+            assert informer.get(ObjectKey("", "b")) is None
+            assert seen == [("added", "a"), ("added", "b"), ("updated", "a"), ("deleted", "b")]
+
+    run(main)
+
+
+def test_after_410_the_difference_is_delivered_once():
+    cluster = FakeCluster()
+    cluster.put(NODES, node("stays"))
+    cluster.put(NODES, node("goes"))
+    cluster.put(NODES, node("replaced"))
+
+    async def main():
+        async with informing(cluster) as (informer, seen):
+            await asyncio.sleep(0.05)
+            seen.clear()
+            cluster.quiet.add("Node")
+            cluster.remove(NODES, "goes")
+            cluster.remove(NODES, "replaced")
+            cluster.put(NODES, node("replaced"))
+            cluster.put(NODES, node("new"))
+            cluster.expire()
+            cluster.quiet.clear()
+            await asyncio.sleep(0.5)
+            assert sorted(seen) == [
+                ("added", "new"),
+                ("added", "replaced"),
+                ("deleted", "goes"),
+                ("deleted", "replaced"),
+            ]
+            assert len(informer) == 3
+
+    run(main)
+
+
+def test_an_outage_keeps_what_was_known_and_is_recovered_from():
+    cluster = FakeCluster()
+    cluster.put(NODES, node("a"))
+    failures = itertools.count()
+
+    def broken(verb, *_):
+        if next(failures) < 3:
+            raise ApiUnavailable("down") if verb == "list" else ServerBusy("busy", code=503)
+
+    async def main():
+        async with informing(cluster) as (informer, _):
+            cluster.before = broken
+            cluster.expire()
+            await asyncio.sleep(0.05)
+            assert len(informer) == 1
+            cluster.put(NODES, node("b"))
+            await asyncio.sleep(2)
+            assert len(informer) == 2
+
+    run(main)
+
+
+def test_a_key_is_worked_on_once_at_a_time_and_no_request_is_lost():
+    async def main():
+        queue: WorkQueue[str] = WorkQueue("test", base_delay=0.01)
+        active: set[str] = set()
+        done: list[str] = []
+
+        async def work(key: str) -> None:
+            assert key not in active
+            active.add(key)
+            await asyncio.sleep(0.01)
+            active.discard(key)
+            done.append(key)
+
+        task = asyncio.create_task(queue.process(work, workers=4))
+        for _ in range(5):
+            queue.add("a")
+        queue.add("b")
+        await asyncio.sleep(0.005)
+        queue.add("a")  # while a worker has it
+        await asyncio.sleep(0.1)
+        assert sorted(done) == ["a", "a", "b"]
+        assert queue.idle
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    run(main)
+
+
+def test_failures_are_tried_again_with_growing_delays_and_bugs_do_not_stop_the_queue():
+    async def main():
+        queue: WorkQueue[str] = WorkQueue("test", base_delay=0.01)
+        tries: dict[str, int] = {}
+
+        async def work(key: str) -> None:
+            tries[key] = tries.get(key, 0) + 1
+            if tries[key] < 3:
+                raise {"bug": RuntimeError("x"), "busy": ServerBusy("x", code=503)}.get(
+                    key, Conflict("x", code=409)
+                )
+
+        task = asyncio.create_task(queue.process(work))
+        for key in ("bug", "busy", "conflict"):
+            queue.add(key)
+        await asyncio.sleep(0.3)
+        assert tries == {"bug": 3, "busy": 3, "conflict": 3}
+        assert queue.failures("bug") == 0
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    run(main)
+
+
+def test_an_earlier_request_wins_over_a_later_one():
+    async def main():
+        queue: WorkQueue[str] = WorkQueue("test")
+        queue.add_after("a", 60)
+        queue.add_after("a", 0.01)
+        queue.add_after("a", 60)
+        assert await asyncio.wait_for(queue.get(), 1) == "a"
+        queue.close()
+
+    run(main)
+
+
+def test_delays_grow_to_the_cap_and_start_over():
+    backoff = Backoff(base=1, cap=8)
+    delays = [backoff.next() for _ in range(2000)]
+    for delay, step in zip(delays, (1, 2, 4, 8, 8), strict=False):
+        assert step / 2 <= delay <= step
+    assert max(delays) <= 8
+    backoff.reset()
+    assert backoff.next() <= 1
+
+
+# --- leader election ---
+
+
+def elector(cluster: FakeCluster, identity: str) -> LeaderElector:
+    config = LeaderConfig(
+        "ns", "lease", identity, lease_seconds=1, renew_deadline_seconds=0.6, retry_seconds=0.1
+    )
+    return LeaderElector(cluster, config, SystemClock())
+
+
+def test_one_leads_and_the_next_takes_over_at_once_when_it_ends():
+    cluster = FakeCluster()
+    leading: list[str] = []
+
+    async def main():
+        tasks = {}
+        for name in ("a", "b"):
+
+            async def work(name: str = name) -> None:
+                leading.append(name)
+                await asyncio.sleep(60)
+
+            tasks[name] = asyncio.create_task(elector(cluster, name).run(work))
+            await asyncio.sleep(0.05)
+        assert leading == ["a"]
+        tasks["a"].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await tasks["a"]
+        await asyncio.sleep(0.3)  # released, so nobody waits for the lease to run out
+        assert leading == ["a", "b"]
+        assert cluster.obj(LEASES, "lease", "ns").spec.holder_identity == "b"
+        assert cluster.obj(LEASES, "lease", "ns").spec.lease_transitions == 1
+        tasks["b"].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await tasks["b"]
+
+    run(main)
+
+
+def test_a_dead_leader_is_replaced_when_its_lease_has_run_out():
+    cluster = FakeCluster()
+    spec = {"holderIdentity": "dead", "leaseDurationSeconds": 1}
+    cluster.put(LEASES, {"metadata": {"name": "lease", "namespace": "ns"}, "spec": spec})
+
+    async def main():
+        started = asyncio.get_running_loop().time()
+
+        async def work() -> None:
+            assert asyncio.get_running_loop().time() - started > 0.9
+
+        await elector(cluster, "b").run(work)
+
+    run(main)
+
+
+def test_a_leader_that_cannot_renew_stops_its_work_and_says_so():
+    cluster = FakeCluster()
+
+    async def main():
+        stopped = []
+
+        async def work() -> None:
+            def down(*_):
+                raise ApiUnavailable("down")
+
+            cluster.before = down
+            try:
+                await asyncio.sleep(60)
+            finally:
+                stopped.append(asyncio.get_running_loop().time())
+
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(LeadershipLost):
+            await elector(cluster, "a").run(work)
+        assert stopped[0] - started < 1.0  # before another may take over
+
+    run(main)
+
+
+def test_impatient_settings_are_refused():
+    with pytest.raises(ValueError, match="retry"):
+        LeaderConfig("ns", "lease", "a", lease_seconds=5, renew_deadline_seconds=10)
+
+
+# --- events ---
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return 1_800_000_000.0 + self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def test_repeated_events_become_a_count():
+    cluster = FakeCluster()
+    cluster.put(PODS, {"metadata": {"name": "p", "namespace": "ns"}})
+
+    async def main():
+        clock = Clock()
+        recorder = EventRecorder(cluster, "test", clock)
+        task = asyncio.create_task(recorder.run())
+        pod = cluster.obj(PODS, "p", "ns")
+        for _ in range(3):
+            recorder.event(PODS, pod, "Warning", "Reason", "text")
+            await recorder.drain()
+        clock.time += 100
+        recorder.event(PODS, pod, "Warning", "Reason", "text")
+        recorder.event(PODS, pod, "Warning", "Reason", "x" * 5000)
+        await recorder.drain()
+        short, long = sorted(cluster.all(EVENTS), key=lambda e: len(e.message))
+        assert (short.message, short.count, short.type) == ("text", 2, "Warning")
+        assert short.involved_object.name == "p"
+        assert len(long.message.encode()) <= 1024
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    run(main)
+
+
+def test_an_event_that_cannot_be_written_costs_nothing():
+    cluster = FakeCluster()
+    cluster.put(PODS, {"metadata": {"name": "p", "namespace": "ns"}})
+
+    def down(*_):
+        raise ApiUnavailable("down")
+
+    cluster.before = down
+
+    async def main():
+        recorder = EventRecorder(cluster, "test", Clock())
+        task = asyncio.create_task(recorder.run())
+        recorder.event(PODS, cluster.obj(PODS, "p", "ns"), "Normal", "Reason", "text")
+        await recorder.drain()
+        cluster.before = lambda *_: None
+        recorder.event(PODS, cluster.obj(PODS, "p", "ns"), "Normal", "Reason", "text")
+        await recorder.drain()
+        assert len(cluster.all(EVENTS)) == 1
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    run(main)
+
+
+def test_times_are_written_as_the_api_wants_them():
+    assert rfc3339(1_800_000_000.9) == "2027-01-15T08:00:00Z"
+    assert micro_time(1_800_000_000.5) == "2027-01-15T08:00:00.500000Z"
