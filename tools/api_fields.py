@@ -3,8 +3,9 @@
 
 usage: tools/api_fields.py VENDOR_DIR > dra_driver/sim/apiserver/data/fields.txt
 
-VENDOR_DIR holds ``k8s.io/api`` and ``k8s.io/apimachinery`` of some Kubernetes release. Only facts are taken: names of
-types and fields, their types, the merge and list markers. Run it when a release adds fields that we want to serve.
+VENDOR_DIR holds ``k8s.io/api`` and ``k8s.io/apimachinery`` of some Kubernetes release. Only facts are taken:
+names of types and fields, their types, the merge and list markers. Run it when a release adds fields that we
+want to serve.
 """
 
 import re
@@ -15,26 +16,41 @@ from pathlib import Path
 ROOTS = {
     "core": (
         "api/core/v1",
-        "Namespace Node Pod Binding ConfigMap Secret ServiceAccount Event Service PersistentVolumeClaim".split(),
+        [
+            "Namespace",
+            "Node",
+            "Pod",
+            "Binding",
+            "ConfigMap",
+            "Secret",
+            "ServiceAccount",
+            "Event",
+            "Service",
+            "PersistentVolumeClaim",
+        ],
     ),
-    "apps": ("api/apps/v1", "DaemonSet Deployment ReplicaSet StatefulSet".split()),
-    "batch": ("api/batch/v1", "Job".split()),
+    "apps": ("api/apps/v1", ["DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"]),
+    "batch": ("api/batch/v1", ["Job"]),
     "coordination": ("api/coordination/v1", ["Lease"]),
     "resource": (
         "api/resource/v1",
-        "ResourceSlice ResourceClaim ResourceClaimTemplate DeviceClass".split(),
+        ["ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"],
     ),
     "resourcev1beta2": ("api/resource/v1beta2", ["DeviceTaintRule"]),
-    "rbac": ("api/rbac/v1", "Role RoleBinding ClusterRole ClusterRoleBinding".split()),
+    "rbac": ("api/rbac/v1", ["Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"]),
     "scheduling": ("api/scheduling/v1", ["PriorityClass"]),
-    "policy": ("api/policy/v1", "PodDisruptionBudget Eviction".split()),
+    "policy": ("api/policy/v1", ["PodDisruptionBudget", "Eviction"]),
     "networking": ("api/networking/v1", ["NetworkPolicy"]),
     "admissionregistration": (
         "api/admissionregistration/v1",
-        (
-            "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding MutatingAdmissionPolicy "
-            "MutatingAdmissionPolicyBinding ValidatingWebhookConfiguration MutatingWebhookConfiguration"
-        ).split(),
+        [
+            "ValidatingAdmissionPolicy",
+            "ValidatingAdmissionPolicyBinding",
+            "MutatingAdmissionPolicy",
+            "MutatingAdmissionPolicyBinding",
+            "ValidatingWebhookConfiguration",
+            "MutatingWebhookConfiguration",
+        ],
     ),
     "meta": ("apimachinery/pkg/apis/meta/v1", ["ObjectMeta", "DeleteOptions"]),
 }
@@ -105,7 +121,7 @@ def main() -> None:
         if f"{package}.{go}" in WELL_KNOWN:
             return WELL_KNOWN[f"{package}.{go}"]
         if package not in packages:
-            return "any"
+            return "string" if go == "PreemptionPolicy" else "any"
         if go in packages[package].structs:
             queue.append((package, go))
             return f"{package}.{go}"
@@ -134,10 +150,16 @@ def main() -> None:
                     if "." in embedded:
                         prefix, embedded = embedded.split(".")
                         inner_package = ALIASES.get(prefix, prefix)
-                    out += fields(inner_package, embedded)
+                    number = re.search(r'protobuf:"\w+,(\d+)', rest)
+                    out += [
+                        re.sub(r"#(\S+)", rf"#{number[1]}.\1", line) if number else line
+                        for line in fields(inner_package, embedded)
+                    ]
                     markers = {}
                     continue
             words = [json_name or go_name, spell(package, go_type)]
+            if number := re.search(r'protobuf:"\w+,(\d+)', rest):
+                words.append("#" + number[1])
             if go_type.startswith("*"):
                 words.append("pointer")
             if "omitempty" not in options:
@@ -162,8 +184,9 @@ def main() -> None:
         package, name = queue.pop(0)
         if f"{package}.{name}" not in done:
             done[f"{package}.{name}"] = fields(package, name)
-    print("# Made by tools/api_fields.py from the type declarations of the Kubernetes API: TYPE, then its fields as")
-    print("# NAME TYPE [pointer] [always: encoded even if zero] [keys=: list map] [set] [atomic] [patch=STRATEGY:KEY]")
+    print("# Made by tools/api_fields.py from the types of the Kubernetes API: TYPE, then its fields:")
+    print("# NAME TYPE [#protobuf number] [pointer] [always: encoded even if zero] [keys=: list map] [set]")
+    print("# [atomic] [patch=STRATEGY:KEY]")
     for name in sorted(done):
         print(name)
         for line in done[name]:

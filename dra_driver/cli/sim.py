@@ -26,7 +26,9 @@ def _port(text: str) -> int:
     except ValueError:
         port = -1
     if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 (any free port) to 65535")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no port: give a number from 0 (any free port) to 65535"
+        )
     return port
 
 
@@ -40,9 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--port", type=_port, default=0, help="port on --host; 0 takes any free one")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on")
     server.add_argument(
-        "--kubeconfig", type=Path, required=True, metavar="FILE", help="where to write a kubeconfig for kubectl"
+        "--kubeconfig",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="where to write a kubeconfig for kubectl",
     )
-    server.add_argument("--token", help="bearer token that every request must carry (everyone gets in without)")
+    server.add_argument(
+        "--token", help="bearer token that every request must carry (everyone gets in without)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

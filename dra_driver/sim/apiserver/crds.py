@@ -55,7 +55,11 @@ class SchemaType(Struct):
         for name, item in value.items():
             field = fields.get(name)
             if field is not None:
-                if item is None and "default" in self._schema_of(name) and not self._schema_of(name).get("nullable"):
+                if (
+                    item is None
+                    and "default" in self._schema_of(name)
+                    and not self._schema_of(name).get("nullable")
+                ):
                     continue
                 out[name] = field.type.decode(item, prefix + name, context)
             elif self.root and name in ("apiVersion", "kind"):
@@ -169,7 +173,7 @@ def _deprecation(spec: Raw, version: Raw) -> str:
 
 
 def established(raw: Raw, now: str) -> Raw | None:
-    """The definition with the status that the real server's controllers give it; None if it has it already."""
+    """The definition with the status that the real server's controllers give it; None where it has it."""
     names = dict(raw["spec"]["names"])
     names.setdefault("singular", names["kind"].lower())
     names.setdefault("listKind", names["kind"] + "List")
@@ -201,7 +205,11 @@ def established(raw: Raw, now: str) -> Raw | None:
     return {
         **raw,
         "metadata": dict(raw["metadata"]),
-        "spec": {**raw["spec"], "names": names, "conversion": raw["spec"].get("conversion") or {"strategy": "None"}},
+        "spec": {
+            **raw["spec"],
+            "names": names,
+            "conversion": raw["spec"].get("conversion") or {"strategy": "None"},
+        },
         "status": {
             "conditions": old.get("conditions") or conditions,
             "acceptedNames": names,
@@ -216,7 +224,11 @@ def check_definition(raw: Raw, old: Raw | None, causes: Causes, surroundings: ob
     names: Raw = spec.get("names") or {}
     expected = f"{names.get('plural', '')}.{spec.get('group', '')}"
     if raw["metadata"].get("name") != expected:
-        causes.invalid("metadata.name", raw["metadata"].get("name"), f"must be spec.names.plural+\".\"+spec.group ({expected})")
+        causes.invalid(
+            "metadata.name",
+            raw["metadata"].get("name"),
+            f'must be spec.names.plural+"."+spec.group ({expected})',
+        )
     for name in ("plural", "kind"):
         if not names.get(name):
             causes.required(f"spec.names.{name}")
@@ -226,13 +238,21 @@ def check_definition(raw: Raw, old: Raw | None, causes: Causes, surroundings: ob
         causes.not_supported("spec.scope", spec.get("scope"), ("Cluster", "Namespaced"))
     versions: list[Raw] = spec.get("versions") or []
     if sum(1 for v in versions if v.get("storage")) != 1:
-        causes.invalid("spec.versions", [v.get("name") for v in versions], "must have exactly one version marked as storage version")
+        causes.invalid(
+            "spec.versions",
+            [v.get("name") for v in versions],
+            "must have exactly one version marked as storage version",
+        )
     for i, version in enumerate(versions):
         schema = (version.get("schema") or {}).get("openAPIV3Schema")
         if schema is None:
             causes.required(f"spec.versions[{i}].schema.openAPIV3Schema", "schemas are required")
         elif schema.get("type") != "object":
-            causes.invalid(f"spec.versions[{i}].schema.openAPIV3Schema.type", schema.get("type"), "must be object at the root")
+            causes.invalid(
+                f"spec.versions[{i}].schema.openAPIV3Schema.type",
+                schema.get("type"),
+                "must be object at the root",
+            )
 
 
 # --- validation ---
@@ -244,7 +264,12 @@ def check_object(kind: Kind, raw: Raw, old: Raw | None, causes: Causes) -> None:
     schema = kind.type.schema
     before = len(causes)
     checked = {k: v for k, v in raw.items() if k not in ("apiVersion", "kind", "metadata")}
-    _check(checked, {**schema, "required": [r for r in schema.get("required") or () if r not in _SYSTEM]}, "", causes)
+    _check(
+        checked,
+        {**schema, "required": [r for r in schema.get("required") or () if r not in _SYSTEM]},
+        "",
+        causes,
+    )
     if not _has_rules(schema):
         return
     if any(c.reason in _BLOCKING for c in causes[before:]):
@@ -285,7 +310,7 @@ def _fits(value: object, wanted: str) -> bool:
 def _check(value: Any, schema: Raw, path: str, causes: Causes) -> None:
     if value is None:
         if not schema.get("nullable") and not schema.get("x-kubernetes-preserve-unknown-fields"):
-            causes.type_invalid(path, None, f"{path} in body must be of type {schema.get('type')}: \"null\"")
+            causes.type_invalid(path, None, f'{path} in body must be of type {schema.get("type")}: "null"')
         return
     if schema.get("x-kubernetes-int-or-string"):
         if not _fits(value, "integer") and not isinstance(value, str):
@@ -367,7 +392,9 @@ def _check_map(value: Raw, schema: Raw, path: str, causes: Causes) -> None:
     if "maxProperties" in schema and len(value) > schema["maxProperties"]:
         causes.too_many(path, len(value), schema["maxProperties"])
     if "minProperties" in schema and len(value) < schema["minProperties"]:
-        causes.invalid(path, len(value), f"{path} in body should have at least {schema['minProperties']} properties")
+        causes.invalid(
+            path, len(value), f"{path} in body should have at least {schema['minProperties']} properties"
+        )
     properties: Raw = schema.get("properties") or {}
     additional = schema.get("additionalProperties")
     for name, item in value.items():

@@ -52,7 +52,11 @@ CONSTANTS: Mapping[str, Mapping[str, Any]] = {
     "apps.DeploymentStrategy": {"type": "RollingUpdate"},
     "apps.RollingUpdateDeployment": {"maxUnavailable": "25%", "maxSurge": "25%"},
     "apps.ReplicaSetSpec": {"replicas": 1},
-    "apps.StatefulSetSpec": {"replicas": 1, "revisionHistoryLimit": 10, "podManagementPolicy": "OrderedReady"},
+    "apps.StatefulSetSpec": {
+        "replicas": 1,
+        "revisionHistoryLimit": 10,
+        "podManagementPolicy": "OrderedReady",
+    },
     "apps.DaemonSetSpec": {"revisionHistoryLimit": 10},
     "apps.DaemonSetUpdateStrategy": {"type": "RollingUpdate"},
     "apps.RollingUpdateDaemonSet": {"maxUnavailable": 1, "maxSurge": 0},

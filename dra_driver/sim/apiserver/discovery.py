@@ -6,7 +6,15 @@ from dra_driver.sim.apiserver.fields import ListType, MapType, Scalar, Struct, T
 from dra_driver.sim.apiserver.kinds import Kind, Kinds
 from dra_driver.sim.apiserver.status import Raw
 
-__all__ = ["VERSION", "aggregated", "group_list", "groups", "openapi_document", "openapi_index", "resource_list"]
+__all__ = [
+    "VERSION",
+    "aggregated",
+    "group_list",
+    "groups",
+    "openapi_document",
+    "openapi_index",
+    "resource_list",
+]
 
 VERSION: Raw = {
     "major": "1",
@@ -85,7 +93,13 @@ def resource_list(kinds: Kinds, group: str, version: str) -> Raw:
             resources.append(sub)
     for plural, name in _REVIEWS.get((group, version), []):
         resources.append(
-            {"name": plural, "singularName": name.lower(), "namespaced": False, "kind": name, "verbs": ["create"]}
+            {
+                "name": plural,
+                "singularName": name.lower(),
+                "namespaced": False,
+                "kind": name,
+                "verbs": ["create"],
+            }
         )
     document: Raw = {"kind": "APIResourceList", "groupVersion": _group_version(group, version)}
     if group:
@@ -117,10 +131,16 @@ def aggregated(kinds: Kinds, *, core: bool) -> Raw:
         if (group == "") != core:
             continue
         listed = [
-            {"version": v, "resources": _discovered(kinds, group, v), "freshness": "Current"} for v in versions
+            {"version": v, "resources": _discovered(kinds, group, v), "freshness": "Current"}
+            for v in versions
         ]
         items.append({"metadata": {"name": group} if group else {}, "versions": listed})
-    return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
+    return {
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {},
+        "items": items,
+    }
 
 
 def _discovered(kinds: Kinds, group: str, version: str) -> list[Raw]:
@@ -189,7 +209,11 @@ def openapi_document(kinds: Kinds, group: str, version: str) -> Raw:
     for kind in _of(kinds, group, version):
         gvk = {"group": group, "version": version, "kind": kind.kind}
         scope = "/namespaces/{namespace}" if kind.namespaced else ""
-        patch_types = ["application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml"]
+        patch_types = [
+            "application/json-patch+json",
+            "application/merge-patch+json",
+            "application/apply-patch+yaml",
+        ]
         parameters = [
             {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
             for name in ("dryRun", "fieldManager", "fieldValidation")

@@ -1,8 +1,8 @@
 """Types of the API as data: which fields a kind has, how they decode, how lists merge.
 
-``data/fields.txt`` is the table for built-in kinds; CustomResourceDefinitions bring their own (``crds``). Decoding
-does what the real server's does: unknown fields are dropped and reported, wrong types are errors, quantities become
-canonical, fields come in the order of the table.
+``data/fields.txt`` is the table for built-in kinds; CustomResourceDefinitions bring their own (``crds``).
+Decoding does what the real server's does: unknown fields are dropped and reported, wrong types are errors,
+quantities become canonical, fields come in the order of the table.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Context:
 
     Attributes:
         unknown: paths of unknown fields.
-        empties: empty lists and maps that are dropped when the object is stored (Go's omitempty), after validation.
-        now: time for fields that default to it.
+        empties: empty lists and maps that are dropped when the object is stored (Go's omitempty), after
+        validation. now: time for fields that default to it.
         defaults: whether absent values are filled in.
     """
 
@@ -81,7 +81,7 @@ class Type:
 
 
 class Scalar(Type):
-    """A string, number, time …"""
+    """A string, number, time …."""
 
     __slots__ = ("check", "name", "zero")
 
@@ -106,9 +106,10 @@ class Field:
         patch: strategies of strategic merge patch, for example ``merge``.
         merge_key: its key for lists of objects.
         atomic: server-side apply takes the value as a whole.
+        number: in protobuf; several where embedded messages lead to it; (0,) where there is none.
     """
 
-    __slots__ = ("always", "atomic", "embedded", "merge_key", "name", "patch", "pointer", "type")
+    __slots__ = ("always", "atomic", "embedded", "merge_key", "name", "number", "patch", "pointer", "type")
 
     def __init__(self, name: str, type_: Type, words: tuple[str, ...] = ()) -> None:
         self.name = name
@@ -118,7 +119,10 @@ class Field:
         self.atomic = "atomic" in words
         self.patch: tuple[str, ...] = ()
         self.merge_key = ""
+        self.number: tuple[int, ...] = (0,)
         for word in words:
+            if word.startswith("#"):
+                self.number = tuple(map(int, word[1:].split(".")))
             if word.startswith("patch="):
                 strategies, _, self.merge_key = word[6:].partition(":")
                 self.patch = tuple(strategies.split(","))

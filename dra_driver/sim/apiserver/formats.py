@@ -74,7 +74,9 @@ def label_value_errors(text: str) -> list[str]:
     if len(text) > 63:
         errors.append("must be no more than 63 bytes")
     if text and not _QUALIFIED.fullmatch(text):
-        errors.append("a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'")
+        errors.append(
+            "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'"
+        )
     return errors
 
 

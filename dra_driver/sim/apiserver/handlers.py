@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from dra_driver.sim.apiserver import discovery, listing, pods, tables
+from dra_driver.sim.apiserver.protobuf import decode_protobuf
 from dra_driver.sim.apiserver.registry import Options, Registry
 from dra_driver.sim.apiserver.requests import (
     Accept,
@@ -31,6 +32,7 @@ from dra_driver.sim.apiserver.watching import Watch
 __all__ = ["Handlers"]
 
 _JSON = "application/json"
+_PROTOBUF = "application/vnd.kubernetes.protobuf"
 _BODY_TYPES = ("", "application/json", "application/yaml", "*/*")
 _PATCHES = {
     "application/json-patch+json": "json",
@@ -64,7 +66,9 @@ class Handlers:
         except StatusError as e:
             return _json(e.code, e.raw(), e.headers)
         except web.HTTPRequestEntityTooLarge:
-            error = StatusError(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728", bare=True)
+            error = StatusError(
+                413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728", bare=True
+            )
             return _json(413, error.raw())
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -82,7 +86,9 @@ class Handlers:
         if self._token is None:
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            given.strip().encode(), self._token.encode()
+        ):
             raise StatusError(401, "Unauthorized", "Unauthorized", bare=True)
 
     # --- discovery ---
@@ -103,14 +109,18 @@ class Handlers:
         if path == "/openapi/v3":
             return _json(200, discovery.openapi_index(kinds))
         if parts[:2] == ["openapi", "v3"]:
-            group, version = (parts[3], parts[4]) if parts[2] == "apis" and len(parts) > 4 else ("", parts[-1])
+            group, version = (
+                (parts[3], parts[4]) if parts[2] == "apis" and len(parts) > 4 else ("", parts[-1])
+            )
             return _json(200, discovery.openapi_document(kinds, group, version))
         if parts[0] == "api" and len(parts) == 2:
             return self._group_version("", parts[1])
         if parts[0] == "apis" and len(parts) in (2, 3) and parts[1] in discovery.groups(kinds):
             if len(parts) == 3:
                 return self._group_version(parts[1], parts[2])
-            return _json(200, {"kind": "APIGroup", "apiVersion": "v1", **discovery.group_document(kinds, parts[1])})
+            return _json(
+                200, {"kind": "APIGroup", "apiVersion": "v1", **discovery.group_document(kinds, parts[1])}
+            )
         return _no_page()
 
     def _group_version(self, group: str, version: str) -> web.Response:
@@ -214,10 +224,13 @@ class Handlers:
 
     async def _write(self, request: web.BaseRequest, found: Route, kind: str) -> tuple[Any, Options]:
         content_type = _content_type(request)
-        if content_type not in _BODY_TYPES:
-            raise _unsupported("application/json, application/yaml")
+        protobuf = content_type == _PROTOBUF and not found.kind.custom and not found.subresource
+        if content_type not in _BODY_TYPES and not protobuf:
+            raise _unsupported("application/json, application/yaml, application/vnd.kubernetes.protobuf")
         options = write_options(request.query, request.headers.get("User-Agent", ""), kind)
         data = await request.read()
+        if protobuf:
+            return decode_protobuf(data, found.kind.type), options
         body = decode_body(data, content_type, found.kind.kind)
         options.duplicates = find_duplicates(data, body)
         return body, options
@@ -271,7 +284,11 @@ class Handlers:
         options: Options | None = None,
     ) -> web.Response:
         if options is not None and options.warnings:
-            headers = {"Warning": ", ".join([*filter(None, [headers.get("Warning")]), *map(_warning, options.warnings)])}
+            headers = {
+                "Warning": ", ".join(
+                    [*filter(None, [headers.get("Warning")]), *map(_warning, options.warnings)]
+                )
+            }
         kind = found.kind
         if not form.transform and options is not None and not options.dry_run:
             stored = self.registry.collection(kind).get(Key(found.namespace, raw["metadata"].get("name", "")))
@@ -308,22 +325,32 @@ class Handlers:
                 raw, _ = self.registry.update(kind, "", found.name, body, options)
                 return _json(200, raw)
             case ("serviceaccounts", "token", "POST"):
-                body, _ = await self._write(request, found, "CreateOptions")
-                self.registry.get(kind, found.namespace, found.name)
-                spec = {"audiences": ["https://kubernetes.default.svc"], **(body.get("spec") or {})}
-                token = self._token or secrets.token_urlsafe(24)
-                status = {"token": token, "expirationTimestamp": self.registry.now()}
-                return _json(
-                    201,
-                    {
-                        "kind": "TokenRequest",
-                        "apiVersion": "authentication.k8s.io/v1",
-                        "metadata": {"name": found.name, "namespace": found.namespace},
-                        "spec": spec,
-                        "status": status,
-                    },
-                )
+                return await self._token_request(request, found)
+            case _:
+                pass
         raise StatusError.method_not_allowed()
+
+    async def _token_request(self, request: web.BaseRequest, found: Route) -> web.Response:
+        """A token for a service account: whatever is asked for, it is one that gets in."""
+        body = (
+            decode_body(await request.read(), _JSON, "TokenRequest")
+            if _content_type(request) == _JSON
+            else {}
+        )
+        self.registry.get(found.kind, found.namespace, found.name)
+        spec = {"audiences": ["https://kubernetes.default.svc"], **(body.get("spec") or {})}
+        token = self._token or secrets.token_urlsafe(24)
+        status = {"token": token, "expirationTimestamp": self.registry.now()}
+        return _json(
+            201,
+            {
+                "kind": "TokenRequest",
+                "apiVersion": "authentication.k8s.io/v1",
+                "metadata": {"name": found.name, "namespace": found.namespace},
+                "spec": spec,
+                "status": status,
+            },
+        )
 
     async def _review(self, request: web.BaseRequest) -> web.Response:
         """SelfSubjectAccessReview: whoever gets in may do everything."""

@@ -1,7 +1,7 @@
 """The kinds that are served: one row each. What differs between kinds stands here, not in code.
 
-Rows come from the recorded server: which kinds count generations, which answer a deletion with the object, which
-fields can be selected by.
+Rows come from the recorded server: which kinds count generations, which answer a deletion with the object,
+which fields can be selected by.
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ class Kind:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()[:8]).decode()
 
 
-def _row(
-    api: str, plural: str, kind: str, type_: str, *flags: str, short: str = "", **more: object
-) -> Kind:
+def _row(api: str, plural: str, kind: str, type_: str, *flags: str, short: str = "", **more: object) -> Kind:
     group, _, version = api.rpartition("/")
     given: dict[str, object] = dict.fromkeys((f for f in flags if f != "cluster"), True)
     if "cluster" in flags:
@@ -158,11 +156,19 @@ _POD_FIELDS = {
     "status.nominatedNodeName": "",
 }
 _EVENT_FIELDS = dict.fromkeys(
-    (
-        "involvedObject.kind involvedObject.namespace involvedObject.name involvedObject.uid "
-        "involvedObject.apiVersion involvedObject.resourceVersion involvedObject.fieldPath reason "
-        "reportingComponent source type"
-    ).split(),
+    [
+        "involvedObject.kind",
+        "involvedObject.namespace",
+        "involvedObject.name",
+        "involvedObject.uid",
+        "involvedObject.apiVersion",
+        "involvedObject.resourceVersion",
+        "involvedObject.fieldPath",
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
+    ],
     "",
 )
 _POD_SUBRESOURCES = (
@@ -271,8 +277,8 @@ BUILT_IN: tuple[Kind, ...] = (
     _row(_RBAC, "roles", "Role", "rbac.Role", "put_creates"),
     _row(_RBAC, "rolebindings", "RoleBinding", "rbac.RoleBinding", "put_creates"),
     _row(_RBAC, "clusterroles", "ClusterRole", "rbac.ClusterRole", "cluster", "put_creates"),
-    _row(_RBAC, "clusterrolebindings", "ClusterRoleBinding", "rbac.ClusterRoleBinding", "cluster", "put_creates"),
-    _row(_ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy",
+    _row(_RBAC, "clusterrolebindings", "ClusterRoleBinding", "rbac.ClusterRoleBinding", "cluster",
+    "put_creates"), _row(_ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy",
          "admissionregistration.ValidatingAdmissionPolicy", "cluster", "status", "generation",
          singular="validatingadmissionpolicy"),
     _row(_ADMISSION, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding",

@@ -65,18 +65,27 @@ def check_version(registry: Registry, text: str) -> int | None:
 
 def _check_match(query: Mapping[str, str]) -> str:
     match = query.get("resourceVersionMatch", "")
+    causes = Causes()
+    if "sendInitialEvents" in query:
+        causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list")
+        raise StatusError.invalid("ListOptions", "meta.k8s.io", "", causes)
     if not match:
         return ""
-    causes = Causes()
     version = query.get("resourceVersion", "")
     if not version:
-        causes.forbidden("resourceVersionMatch", "resourceVersionMatch is forbidden unless resourceVersion is provided")
+        causes.forbidden(
+            "resourceVersionMatch", "resourceVersionMatch is forbidden unless resourceVersion is provided"
+        )
     if query.get("continue"):
-        causes.forbidden("resourceVersionMatch", "resourceVersionMatch is forbidden when continue is provided")
+        causes.forbidden(
+            "resourceVersionMatch", "resourceVersionMatch is forbidden when continue is provided"
+        )
     if match not in ("Exact", "NotOlderThan"):
         causes.not_supported("resourceVersionMatch", match, ("Exact", "NotOlderThan", ""))
     elif match == "Exact" and version == "0":
-        causes.forbidden("resourceVersionMatch", 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"')
+        causes.forbidden(
+            "resourceVersionMatch", 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
+        )
     if causes:
         raise StatusError.invalid("ListOptions", "meta.k8s.io", "", causes)
     return match
@@ -91,7 +100,11 @@ def _limit(query: Mapping[str, str]) -> int:
 
 
 def _token(version: int, last: Key) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode([version, last.namespace, last.name])).decode().rstrip("=")
+    return (
+        base64.urlsafe_b64encode(msgspec.json.encode([version, last.namespace, last.name]))
+        .decode()
+        .rstrip("=")
+    )
 
 
 def _start(token: str) -> tuple[int, Key]:
@@ -119,7 +132,9 @@ def list_page(registry: Registry, route: Route, query: Mapping[str, str]) -> Pag
         version, start = _start(query["continue"])
         found = collection.list_at(version, route.namespace)
         if found is None:
-            raise StatusError.expired("The provided continue parameter is too old to display a consistent list result.")
+            raise StatusError.expired(
+                "The provided continue parameter is too old to display a consistent list result."
+            )
     else:
         given = check_version(registry, query.get("resourceVersion", ""))
         if match == "Exact" and given is not None:
@@ -166,5 +181,7 @@ def encode_list(kind: Kind, page: Page) -> bytes:
     else:
         skip = len(_stored_prefix(kind))
         items = b",".join(b"{" + s.encoded[skip:] for s in page.items)
-    head = msgspec.json.encode({"kind": kind.list_name, "apiVersion": kind.api_version, "metadata": page.metadata})
+    head = msgspec.json.encode(
+        {"kind": kind.list_name, "apiVersion": kind.api_version, "metadata": page.metadata}
+    )
     return head[:-1] + b',"items":[' + items + b"]}"

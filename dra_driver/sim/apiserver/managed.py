@@ -1,7 +1,7 @@
 """Field ownership (``metadata.managedFields``) and the merge of server-side apply.
 
-A set of fields is a set of paths; a path is a tuple of elements as in ``fieldsV1``: ``f:name`` for fields and map
-keys, ``k:{"name":"a"}`` for items of keyed lists, ``v:"x"`` for items of sets.
+A set of fields is a set of paths; a path is a tuple of elements as in ``fieldsV1``: ``f:name`` for fields and
+map keys, ``k:{"name":"a"}`` for items of keyed lists, ``v:"x"`` for items of sets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ Paths = set[Path]
 
 # Never owned by anyone.
 _STRIPPED_META = frozenset(
-    "name namespace creationTimestamp selfLink uid generation managedFields resourceVersion".split()
+    [
+        "name",
+        "namespace",
+        "creationTimestamp",
+        "selfLink",
+        "uid",
+        "generation",
+        "managedFields",
+        "resourceVersion",
+    ]
 )
 _MISSING: Any = object()
 
@@ -122,14 +131,25 @@ def _diff(type_: Type | None, old: Any, new: Any, path: Path, changed: Paths, re
         _collect(type_, old, path, removed)
     elif old == new:
         return
-    elif isinstance(old, dict) and isinstance(new, dict) and old and new and isinstance(type_, Struct | MapType):
+    elif (
+        isinstance(old, dict)
+        and isinstance(new, dict)
+        and old
+        and new
+        and isinstance(type_, Struct | MapType)
+    ):
         fields = type_.fields if isinstance(type_, Struct) else {}
         for key in {**old, **new}:
             field = fields.get(key)
             inner = field.type if field else type_.item if isinstance(type_, MapType) else None
             before, after = old.get(key, _MISSING), new.get(key, _MISSING)
             _diff(
-                None if field and field.atomic else inner, before, after, (*path, "f:" + key), changed, removed
+                None if field and field.atomic else inner,
+                before,
+                after,
+                (*path, "f:" + key),
+                changed,
+                removed,
             )
     elif isinstance(old, list) and isinstance(new, list) and isinstance(type_, ListType) and type_.keys:
         before_items = {_item_key(o, type_.keys): o for o in old}
@@ -191,7 +211,9 @@ def record_update(type_: Type, old: Raw | None, new: Raw, manager: Manager) -> N
     """
     metadata = new["metadata"]
     given = metadata.get("managedFields")
-    entries: list[Raw] = given if given is not None else (old or {}).get("metadata", {}).get("managedFields") or []
+    entries: list[Raw] = (
+        given if given is not None else (old or {}).get("metadata", {}).get("managedFields") or []
+    )
     changed: Paths = set()
     removed: Paths = set()
     if old is None:
@@ -269,8 +291,9 @@ def apply(type_: Type, live: Raw, applied: Raw, manager: Manager, *, force: bool
         result.append(mine)
     elif wanted:
         result.append(manager.entry("Apply", wanted, manager.now))
-    merged["metadata"] = {**merged.get("metadata", {}), "managedFields": result}
-    return merged
+    out: Raw = merged
+    out["metadata"] = {**out.get("metadata", {}), "managedFields": result}
+    return out
 
 
 def _conflict(conflicts: list[tuple[Raw, Path]]) -> StatusError:
@@ -360,7 +383,7 @@ def _remove(raw: Raw, paths: Paths, owned: Paths) -> None:
 
 
 def _detach(raw: Raw, path: Path) -> None:
-    """Deletes the value at ``path``, copying the containers on the way (``raw`` shares them with the live object)."""
+    """Deletes the value at ``path``; copies the containers on the way, which the live object shares."""
     holder: Any = raw
     for step in path[:-1]:
         child = _step(holder, step)

@@ -37,7 +37,9 @@ def json_patch(target: Raw, patch: object) -> Any:
         StatusError: 400 for a patch that is none, 422 for one that does not apply.
     """
     if not isinstance(patch, list) or not all(isinstance(o, dict) for o in patch):
-        raise StatusError.bad_request("error decoding patch: json: cannot unmarshal into Go value of type Patch")
+        raise StatusError.bad_request(
+            "error decoding patch: json: cannot unmarshal into Go value of type Patch"
+        )
     if len(patch) > 10_000:
         raise StatusError(
             413, "RequestEntityTooLarge", f"Too many operations in the patch: {len(patch)}, at most 10000"

@@ -33,7 +33,9 @@ def bind(registry: Registry, kind: Kind, namespace: str, name: str, body: Any, o
 
     uid = (body.get("metadata") or {}).get("uid")
     if uid and uid != raw["metadata"]["uid"]:
-        raise refuse(f"Precondition failed: UID in precondition: {uid}, UID in object meta: {raw['metadata']['uid']}")
+        raise refuse(
+            f"Precondition failed: UID in precondition: {uid}, UID in object meta: {raw['metadata']['uid']}"
+        )
     if raw["metadata"].get("deletionTimestamp"):
         raise refuse(f"pod {name} is being deleted, cannot be assigned to a host")
     if spec.get("nodeName"):

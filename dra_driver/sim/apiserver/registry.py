@@ -9,13 +9,14 @@ import secrets
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-from dra_driver.sim.apiserver import crds, managed, patches, strategy, validation
+from dra_driver.sim.apiserver import crds, deletion, managed, patches, strategy, validation
+from dra_driver.sim.apiserver.deletion import DeleteOptions
 from dra_driver.sim.apiserver.fields import Context, WrongType
 from dra_driver.sim.apiserver.kinds import Kind, Kinds
-from dra_driver.sim.apiserver.status import Cause, Causes, Raw, StatusError, success
+from dra_driver.sim.apiserver.status import Cause, Causes, Raw, StatusError
 from dra_driver.sim.apiserver.store import Collection, Key, Store, Stored
 
 __all__ = ["DeleteOptions", "Options", "Registry", "timestamp"]
@@ -49,17 +50,6 @@ class Options:
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class DeleteOptions:
-    """``DeleteOptions``."""
-
-    grace: int | None = None
-    uid: str = ""
-    version: str = ""
-    propagation: str = ""
-    dry_run: bool = False
-
-
 class Registry:
     """All verbs on all kinds.
 
@@ -72,6 +62,7 @@ class Registry:
         self.store = store
         self.clock = clock
         self.kinds = Kinds()
+        self.later: deletion.Later = deletion.call_later
 
     # --- reading ---
 
@@ -94,13 +85,19 @@ class Registry:
         """The time as objects carry it."""
         return timestamp(self.clock())
 
+    def at(self, seconds: float) -> str:
+        """The time in ``seconds`` from now."""
+        return timestamp(self.clock() + seconds)
+
     # --- decoding ---
 
     def _decode(self, kind: Kind, body: object, options: Options, complain: Complaint) -> tuple[Raw, Context]:
         """The object that ``body`` is, with defaults; reports unknown fields as ``fieldValidation`` says."""
         context = Context(self.now())
         if not isinstance(body, dict):
-            raise StatusError.bad_request("the object provided is unrecognized (must be of type " + kind.kind + ")")
+            raise StatusError.bad_request(
+                "the object provided is unrecognized (must be of type " + kind.kind + ")"
+            )
         try:
             decoded = kind.type.decode(body, "", context)
         except WrongType as e:
@@ -121,14 +118,15 @@ class Registry:
         if not isinstance(body, dict):
             word = {list: "array", str: "string", bool: "bool", type(None): "null"}.get(type(body), "number")
             raise StatusError.bad_request(
-                f"the object provided is unrecognized (must be of type {kind.kind}): couldn't get version/kind; "
-                f"json parse error: json: cannot unmarshal {word} into Go value"
+                f"the object provided is unrecognized (must be of type {kind.kind}): "
+                f"couldn't get version/kind; json parse error: json: cannot unmarshal {word} into Go value"
             )
         given_kind, given_version = body.get("kind"), body.get("apiVersion")
         if kind.custom and (not given_kind or not given_version):
             missing = "Kind" if not given_kind else "apiVersion"
             raise StatusError.bad_request(
-                f"the object provided is unrecognized (must be of type {kind.kind}): Object '{missing}' is missing"
+                f"the object provided is unrecognized (must be of type {kind.kind}): "
+                f"Object '{missing}' is missing"
             )
         if (given_kind and given_kind != kind.kind) or (given_version and given_version != kind.api_version):
             version = str(given_version or kind.api_version).rpartition("/")[2]
@@ -150,7 +148,14 @@ class Registry:
         return self._create(kind, namespace, raw, context, options)
 
     def _create(
-        self, kind: Kind, namespace: str, raw: Raw, context: Context, options: Options, *, applied: bool = False
+        self,
+        kind: Kind,
+        namespace: str,
+        raw: Raw,
+        context: Context,
+        options: Options,
+        *,
+        applied: bool = False,
     ) -> Raw:
         metadata = raw["metadata"]
         self._locate(kind, namespace, metadata)
@@ -182,9 +187,18 @@ class Registry:
             raise StatusError.exists(kind.plural, kind.group, key.name, deleting=deleting)
         if options.dry_run:
             return raw
-        self.collection(kind).put(key, raw)
-        self._after_write(kind, raw)
-        return raw
+        return self._put(kind, key, raw)
+
+    def _put(self, kind: Kind, key: Key, raw: Raw) -> Raw:
+        """Stores an object; a CustomResourceDefinition is served from then on."""
+        if kind.kind != "CustomResourceDefinition":
+            return self.collection(kind).put(key, raw).raw
+        if "deletionTimestamp" not in raw["metadata"]:
+            raw = crds.established(raw, self.now()) or raw
+            self.kinds.remove(raw["spec"]["group"], raw["spec"]["names"]["plural"])
+            for custom in crds.kinds(raw):
+                self.kinds.add(custom)
+        return self.collection(kind).put(key, raw).raw
 
     def _locate(self, kind: Kind, namespace: str, metadata: Raw) -> None:
         given = metadata.get("namespace") or ""
@@ -202,7 +216,9 @@ class Registry:
         if "deletionTimestamp" in found.raw["metadata"]:
             name = metadata.get("name", "")
             qualified = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
-            cause = Cause("NamespaceTerminating", f"namespace {namespace} is being terminated", "metadata.namespace")
+            cause = Cause(
+                "NamespaceTerminating", f"namespace {namespace} is being terminated", "metadata.namespace"
+            )
             raise StatusError(
                 403,
                 "Forbidden",
@@ -298,11 +314,9 @@ class Registry:
         if options.dry_run:
             return raw
         if "deletionTimestamp" in metadata and not metadata.get("finalizers") and not _waiting(metadata):
-            self._finish_deletion(kind, existing.key)
+            deletion.finish(self, kind, existing.key)
             return raw
-        self.collection(kind).put(existing.key, raw)
-        self._after_write(kind, raw)
-        return raw
+        return self._put(kind, existing.key, raw)
 
     def _check_version(self, kind: Kind, existing: Stored, metadata: Raw, patched: bool) -> None:
         name = existing.key.name
@@ -338,7 +352,16 @@ class Registry:
         options: Options,
         subresource: str = "",
     ) -> tuple[Raw, bool]:
-        """PATCH; ``form`` is ``json``, ``merge``, ``strategic`` or ``apply``. Gives the object and if it is new.
+        """PATCH. Gives the object and whether it was created.
+
+        Args:
+            kind: of the object.
+            namespace: empty for cluster-scoped kinds.
+            name: of the object.
+            form: ``json``, ``merge``, ``strategic`` or ``apply``.
+            patch: the decoded body.
+            options: of the request.
+            subresource: ``status`` or empty.
 
         Raises:
             StatusError: 400, 404, 409, 422, 500.
@@ -381,7 +404,9 @@ class Registry:
         given = patch if isinstance(patch, dict) else {}
         if given.get("kind") != kind.kind or given.get("apiVersion") != kind.api_version:
             group, _, version = str(given.get("apiVersion", "")).rpartition("/")
-            raise StatusError.bad_request(f"invalid object type: {group}/{version}, Kind={given.get('kind', '')}")
+            raise StatusError.bad_request(
+                f"invalid object type: {group}/{version}, Kind={given.get('kind', '')}"
+            )
         metadata = given.setdefault("metadata", {})
         if not isinstance(metadata, dict):
             raise StatusError.bad_request("metadata must be an object")
@@ -420,145 +445,9 @@ class Registry:
         assert isinstance(projected, dict)
         return projected
 
-    # --- delete ---
-
     def delete(self, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
-        """DELETE: marks the object, or removes it if nothing holds it. Gives what the server answers with.
-
-        Raises:
-            StatusError: 404, 409 (preconditions).
-        """
-        existing = self.get(kind, namespace, name)
-        old = existing.raw
-        metadata = dict(old["metadata"])
-        if options.uid and options.uid != metadata["uid"]:
-            raise StatusError.conflict(
-                kind.plural,
-                kind.group,
-                name,
-                f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {metadata['uid']}",
-            )
-        if options.version and options.version != metadata["resourceVersion"]:
-            raise StatusError.conflict(
-                kind.plural,
-                kind.group,
-                name,
-                f"Precondition failed: ResourceVersion in precondition: {options.version}, "
-                f"ResourceVersion in object meta: {metadata['resourceVersion']}",
-            )
-        raw = {**old, "metadata": metadata}
-        if kind.kind == "Namespace" and not kind.group:
-            return self._terminate_namespace(kind, existing, raw, options)
-        self._propagate(metadata, options.propagation)
-        period = strategy.grace_period(kind, old, options.grace)
-        if "deletionTimestamp" in metadata:
-            current = metadata.get("deletionGracePeriodSeconds", 0)
-            if (period or 0) >= current:
-                if current or metadata.get("finalizers"):
-                    return self._mark(kind, existing, raw, options)
-                period = 0
-            else:
-                moment = datetime.fromisoformat(metadata["deletionTimestamp"])
-                moment -= timedelta(seconds=current - (period or 0))
-                metadata["deletionTimestamp"] = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-                metadata["deletionGracePeriodSeconds"] = period or 0
-        elif period is not None or metadata.get("finalizers"):
-            metadata["deletionTimestamp"] = timestamp(self.clock() + (period or 0))
-            metadata["deletionGracePeriodSeconds"] = period or 0
-            if metadata.get("generation"):
-                metadata["generation"] += 1
-        if metadata.get("finalizers") or period:
-            return self._mark(kind, existing, raw, options)
-        if options.dry_run:
-            return raw if kind.answers_object else self._gone(kind, raw)
-        last = self._finish_deletion(kind, existing.key, raw)
-        return last if kind.answers_object else self._gone(kind, raw)
-
-    @staticmethod
-    def _gone(kind: Kind, raw: Raw) -> Raw:
-        metadata = raw["metadata"]
-        return success(kind=kind.plural, group=kind.group, name=metadata["name"], uid=metadata["uid"])
-
-    @staticmethod
-    def _propagate(metadata: Raw, policy: str) -> None:
-        finalizers = [
-            f for f in metadata.get("finalizers") or [] if not policy or f not in ("orphan", "foregroundDeletion")
-        ]
-        if policy in ("Foreground", "Orphan"):
-            finalizers.append("foregroundDeletion" if policy == "Foreground" else "orphan")
-        if finalizers != (metadata.get("finalizers") or []):
-            metadata["finalizers"] = finalizers
-
-    def _mark(self, kind: Kind, existing: Stored, raw: Raw, options: DeleteOptions) -> Raw:
-        if options.dry_run or raw == existing.raw:
-            return raw
-        self.collection(kind).put(existing.key, raw)
-        if kind.kind == "CustomResourceDefinition":
-            self._after_write(kind, raw)
-        return raw
-
-    def _finish_deletion(self, kind: Kind, key: Key, last: Raw | None = None) -> Raw:
-        removed = self.collection(kind).remove(key, last)
-        if kind.kind == "CustomResourceDefinition":
-            self._withdraw(removed.raw)
-        if kind.namespaced:
-            self._finish_namespace(key.namespace)
-        return removed.raw
-
-    # --- namespaces: the little of the namespace controller that kubectl delete namespace waits for ---
-
-    def _terminate_namespace(self, kind: Kind, existing: Stored, raw: Raw, options: DeleteOptions) -> Raw:
-        metadata = raw["metadata"]
-        if "deletionTimestamp" not in metadata:
-            metadata["deletionTimestamp"] = self.now()
-            raw["status"] = {**(raw.get("status") or {}), "phase": "Terminating"}
-            if options.dry_run:
-                return raw
-            self.collection(kind).put(existing.key, raw)
-            for collection in self.store.collections():
-                for stored in collection.list(existing.key.name):
-                    inner = next(
-                        (k for k in self.kinds if k.group == collection.group and k.plural == collection.plural),
-                        None,
-                    )
-                    if inner is not None and collection.get(stored.key) is not None:
-                        self.delete(inner, stored.key.namespace, stored.key.name, DeleteOptions())
-            self._finish_namespace(existing.key.name)
-        return raw
-
-    def _finish_namespace(self, name: str) -> None:
-        namespaces = self.store.collection("", "namespaces")
-        found = namespaces.get(Key("", name))
-        if found is None or "deletionTimestamp" not in found.raw["metadata"]:
-            return
-        if found.raw["metadata"].get("finalizers"):
-            return
-        if not any(name in c.by_namespace for c in self.store.collections()):
-            namespaces.remove(found.key)
-
-    # --- CustomResourceDefinitions ---
-
-    def _after_write(self, kind: Kind, raw: Raw) -> None:
-        if kind.kind != "CustomResourceDefinition":
-            return
-        name = raw["metadata"]["name"]
-        if "deletionTimestamp" in raw["metadata"]:
-            return
-        established = crds.established(raw, self.now())
-        if established is not None:
-            self.collection(kind).put(Key("", name), established)
-            raw["metadata"]["resourceVersion"] = established["metadata"]["resourceVersion"]
-            raw["status"] = established["status"]
-        self.kinds.remove(raw["spec"]["group"], raw["spec"]["names"]["plural"])
-        for custom in crds.kinds(raw):
-            self.kinds.add(custom)
-
-    def _withdraw(self, raw: Raw) -> None:
-        group, plural = raw["spec"]["group"], raw["spec"]["names"]["plural"]
-        collection = self.store.collection(group, plural)
-        for stored in collection.list():
-            collection.remove(stored.key)
-        self.kinds.remove(group, plural)
+        """DELETE: see ``deletion.delete``."""
+        return deletion.delete(self, kind, namespace, name, options)
 
 
 Complaint = Callable[[str], StatusError]
@@ -575,7 +464,9 @@ def _cannot_handle(kind: Kind) -> Complaint:
 
 def _bad_patch() -> Complaint:
     def complain(text: str) -> StatusError:
-        return StatusError.invalid("", "", "", [Cause("FieldValueInvalid", f"Invalid value: {text}", "patch")])
+        return StatusError.invalid(
+            "", "", "", [Cause("FieldValueInvalid", f"Invalid value: {text}", "patch")]
+        )
 
     return complain
 
@@ -608,4 +499,3 @@ def _project(decoded: Any, given: Any) -> Any:
     if isinstance(decoded, list) and isinstance(given, list) and len(decoded) == len(given):
         return [_project(d, g) for d, g in zip(decoded, given, strict=True)]
     return decoded
-

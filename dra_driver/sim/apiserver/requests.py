@@ -77,7 +77,12 @@ def route(kinds: Kinds, path: str) -> Route | None:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Form of the answer: ``json`` or ``yaml``; ``transform`` is empty, ``Table`` or ``PartialObjectMetadata``."""
+    """What the client wants to see.
+
+    Attributes:
+        form: ``json`` or ``yaml``.
+        transform: empty, ``Table`` or ``PartialObjectMetadata``.
+    """
 
     form: str
     transform: str
@@ -192,7 +197,9 @@ def delete_options(query: Mapping[str, str], body: Any) -> DeleteOptions:
         try:
             grace = int(query["gracePeriodSeconds"])
         except ValueError:
-            raise StatusError.bad_request(f"gracePeriodSeconds: {query['gracePeriodSeconds']!r} is no number") from None
+            raise StatusError.bad_request(
+                f"gracePeriodSeconds: {query['gracePeriodSeconds']!r} is no number"
+            ) from None
     dry = body.get("dryRun") or ([query["dryRun"]] if "dryRun" in query else [])
     if any(d != "All" for d in dry):
         causes.not_supported("dryRun", dry, ("All",))
@@ -204,7 +211,6 @@ def delete_options(query: Mapping[str, str], body: Any) -> DeleteOptions:
         grace=grace,
         uid=preconditions.get("uid") or "",
         version=preconditions.get("resourceVersion") or "",
-        propagation=policy,
         dry_run=bool(dry),
     )
 

@@ -1,7 +1,8 @@
 """``x-kubernetes-validations``: CEL rules in the schemas of custom resources.
 
-Evaluated by the CEL library without types: Kubernetes' own functions (``quantity`` …) are not there, and a rule that
-cannot be compiled is skipped. The real server is stricter; the CRDs that we ship keep to what works in both.
+Evaluated by the CEL library without types: Kubernetes' own functions (``quantity`` …) are not there, and a
+rule that cannot be compiled is skipped. The real server is stricter; the CRDs that we ship keep to what works
+in both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 from dra_driver.sim.apiserver.status import Causes, Raw
 
 __all__ = ["check_rules"]
-
 
 
 @lru_cache(maxsize=256)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from dra_driver.sim.apiserver.formats import label_value_errors, qualified_name_errors
 from dra_driver.sim.apiserver.kinds import Kind
 from dra_driver.sim.apiserver.status import Raw, StatusError
-from dra_driver.sim.apiserver.formats import label_value_errors, qualified_name_errors
 
 __all__ = ["Selector", "field_selector", "label_selector"]
 
@@ -52,10 +52,10 @@ class _Lexer:
 
     @property
     def next(self) -> str:
-        return self.tokens[self.at]
+        return str(self.tokens[self.at])
 
     def take(self) -> str:
-        token = self.tokens[self.at]
+        token = str(self.tokens[self.at])
         self.at = min(self.at + 1, len(self.tokens) - 1)
         return token
 
@@ -127,19 +127,19 @@ def _values(lexer: _Lexer) -> tuple[str, ...]:
     values = []
     expect_value = True
     while True:
-        token = lexer.take()
-        if token == ")":
+        word = lexer.take()
+        if word == ")":
             if expect_value:
                 values.append("")
             return tuple(values)
-        if token == ",":
+        if word == ",":
             if expect_value:
                 values.append("")
             expect_value = True
-        elif token in _SYMBOLS or not expect_value:
-            raise StatusError.bad_request(f"found '{token}', expected: ',', ')' or identifier")
+        elif word in _SYMBOLS or not expect_value:
+            raise StatusError.bad_request(f"found '{word}', expected: ',', ')' or identifier")
         else:
-            values.append(token)
+            values.append(word)
             expect_value = False
 
 

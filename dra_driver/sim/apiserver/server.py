@@ -106,7 +106,9 @@ class ApiServer:
             "kind": "Config",
             "clusters": [{"name": "sim", "cluster": cluster}],
             "users": [{"name": "admin", "user": user}],
-            "contexts": [{"name": "sim", "context": {"cluster": "sim", "user": "admin", "namespace": "default"}}],
+            "contexts": [
+                {"name": "sim", "context": {"cluster": "sim", "user": "admin", "namespace": "default"}}
+            ],
             "current-context": "sim",
         }
 
@@ -138,7 +140,9 @@ class ApiServer:
     def _install_one(self, manifest: Mapping[str, Any]) -> None:
         kind = self.registry.kinds.by_kind(str(manifest.get("apiVersion")), str(manifest.get("kind")))
         if kind is None:
-            raise StatusError.bad_request(f"no kind {manifest.get('kind')!r} in version {manifest.get('apiVersion')!r}")
+            raise StatusError.bad_request(
+                f"no kind {manifest.get('kind')!r} in version {manifest.get('apiVersion')!r}"
+            )
         metadata = manifest.get("metadata") or {}
         namespace = (metadata.get("namespace") or "default") if kind.namespaced else ""
         options = Options(manager="dra-driver-sim")

@@ -1,15 +1,16 @@
 """Objects in memory: collections, resource versions, the history that watches read.
 
-One ``Store`` has one counter of resource versions, as etcd has one revision. A collection is one kind of object; it
-keeps its objects, an index by namespace, and a window of past events. Watches hold a position in that window, not a
-queue: a slow reader costs nothing until it falls out of the window, and then it is told so (410).
+One ``Store`` has one counter of resource versions, as etcd has one revision. A collection is one kind of
+object; it keeps its objects, an index by namespace, and a window of past events. Watches hold a position in
+that window, not a queue: a slow reader costs nothing until it falls out of the window, and then it is told so
+(410).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -63,7 +64,14 @@ class Stored:
 
 
 class Event:
-    """A change: ``old`` is None for ADDED; for DELETED ``new`` is the last state with the version of the deletion."""
+    """A change.
+
+    Attributes:
+        type: ``ADDED``, ``MODIFIED`` or ``DELETED``.
+        version: resource version of the change.
+        new: the object; for DELETED its last state, with the version of the deletion.
+        old: the object before; None for ADDED.
+    """
 
     __slots__ = ("_line", "new", "old", "type", "version")
 
@@ -109,7 +117,7 @@ class Collection:
         """The current version."""
         return self.objects.get(key)
 
-    def list(self, namespace: str = "") -> list[Stored]:
+    def list(self, namespace: str = "") -> Sequence[Stored]:
         """Current objects, sorted by namespace and name."""
         if namespace:
             names = self.by_namespace.get(namespace, {})
@@ -119,7 +127,7 @@ class Collection:
         objects = self.objects
         return [objects[k] for k in self._sorted]
 
-    def list_at(self, version: int, namespace: str = "") -> list[Stored] | None:
+    def list_at(self, version: int, namespace: str = "") -> Sequence[Stored] | None:
         """The objects as they were at ``version``; None if that is before the window."""
         if version < self.compacted:
             return None
@@ -177,7 +185,7 @@ class Collection:
         """Position after the newest event."""
         return self._first + len(self.events)
 
-    def read(self, position: int) -> list[Event] | None:
+    def read(self, position: int) -> Sequence[Event] | None:
         """Events from ``position`` on; None if the window has moved past it."""
         offset = position - self._first
         if offset < 0:
@@ -264,7 +272,7 @@ class Store:
         found = self.collection(resource.group, resource.plural).get(Key(namespace, name))
         return None if found is None else codec.decode(resource.type, found.encoded)
 
-    def list(self, resource: Resource[T], namespace: str = "") -> list[T]:
+    def list(self, resource: Resource[T], namespace: str = "") -> Sequence[T]:
         """All objects of a kind as structs, sorted by namespace and name."""
         found = self.collection(resource.group, resource.plural).list(namespace)
         return [codec.decode(resource.type, s.encoded) for s in found]

@@ -1,6 +1,7 @@
-"""What the server does to an object before it is validated: parts that the writer does not own, values of admission.
+"""What the server does to an object before it is validated.
 
-One hook per kind where a kind needs one; everything that is only data is in ``kinds`` and ``defaults``.
+Parts that the writer does not own go back to what they were, admission adds its values. One hook per kind
+where a kind needs one; everything that is only data is in ``kinds`` and ``defaults``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ __all__ = ["grace_period", "prepare_create", "prepare_update", "spec_changed"]
 
 _TOLERATIONS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NODE_INFO = (
-    "machineID systemUUID bootID kernelVersion osImage containerRuntimeVersion kubeletVersion kubeProxyVersion "
-    "operatingSystem architecture"
-).split()
+    "machineID",
+    "systemUUID",
+    "bootID",
+    "kernelVersion",
+    "osImage",
+    "containerRuntimeVersion",
+    "kubeletVersion",
+    "kubeProxyVersion",
+    "operatingSystem",
+    "architecture",
+)
 
 
 def _gated(now: str) -> Raw:
@@ -38,23 +47,33 @@ def _qos(spec: Raw) -> str:
         return "BestEffort"
     for r in resources:
         limits, requests = r.get("limits") or {}, r.get("requests") or {}
-        if any(name not in limits or requests.get(name, limits[name]) != limits[name] for name in ("cpu", "memory")):
+        if any(
+            name not in limits or requests.get(name, limits[name]) != limits[name]
+            for name in ("cpu", "memory")
+        ):
             return "Burstable"
     return "Guaranteed"
 
 
-def _pod(raw: Raw, now: str) -> None:
-    spec = raw.setdefault("spec", {})
+def _admit_pod(spec: Raw) -> None:
+    """What admission adds to every pod."""
     tolerations = spec.setdefault("tolerations", [])
     for key in _TOLERATIONS:
         if not any(
             t.get("key") in (key, None) and t.get("effect", "NoExecute") in ("NoExecute", "")
             for t in tolerations
         ):
-            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+            tolerations.append(
+                {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+            )
     spec.setdefault("priority", 0)
     spec.setdefault("enableServiceLinks", True)
     spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
+
+
+def _pod(raw: Raw, now: str) -> None:
+    spec = raw.setdefault("spec", {})
+    _admit_pod(spec)
     status: Raw = {"phase": "Pending"}
     if spec.get("schedulingGates"):
         status["conditions"] = [_gated(now)]
@@ -168,7 +187,9 @@ def prepare_update(kind: Kind, old: Raw, new: Raw, subresource: str, now: str) -
 def spec_changed(kind: Kind, old: Raw, new: Raw) -> bool:
     """Whether the part of the object that the generation counts has changed."""
     skipped = ("metadata", "status") if kind.status else ("metadata",)
-    return {k: v for k, v in old.items() if k not in skipped} != {k: v for k, v in new.items() if k not in skipped}
+    return {k: v for k, v in old.items() if k not in skipped} != {
+        k: v for k, v in new.items() if k not in skipped
+    }
 
 
 def _take(old: Raw, new: Raw, name: str) -> None:
@@ -201,6 +222,10 @@ def _allocated(raw: Raw) -> set[tuple[str, ...]]:
 
 def _update_pod(old: Raw, new: Raw, now: str) -> None:
     before, after = old.get("spec") or {}, new.get("spec") or {}
+    for name in ("nodeName", "priority"):
+        if name in before and name not in after:
+            after[name] = before[name]
+    _admit_pod(after)
     if before.get("schedulingGates") and not after.get("schedulingGates"):
         status = dict(new.get("status") or {})
         conditions = [c for c in status.get("conditions") or [] if c.get("reason") != "SchedulingGated"]

@@ -128,7 +128,9 @@ def _event_object(raw: Raw, now: float) -> str:
 
 
 def _event_seen(raw: Raw, now: float) -> str:
-    return _since(raw.get("lastTimestamp") or raw.get("eventTime") or raw["metadata"]["creationTimestamp"], now)
+    return _since(
+        raw.get("lastTimestamp") or raw.get("eventTime") or raw["metadata"]["creationTimestamp"], now
+    )
 
 
 def _ready_of(ready: str, wanted: str) -> Callable[[Raw, float], str]:

@@ -52,13 +52,16 @@ class Watch:
         version = query.get("resourceVersion", "")
         if version and not version.isdigit():
             raise StatusError.internal(
-                f'resourceVersion: Invalid value: "{version}": strconv.ParseUint: parsing "{version}": invalid syntax'
+                f'resourceVersion: Invalid value: "{version}": '
+                f'strconv.ParseUint: parsing "{version}": invalid syntax'
             )
         self._version = int(version or 0)
         try:
             seconds = float(query.get("timeoutSeconds") or 0)
         except ValueError:
-            raise StatusError.bad_request(f"timeoutSeconds: {query['timeoutSeconds']!r} is no number") from None
+            raise StatusError.bad_request(
+                f"timeoutSeconds: {query['timeoutSeconds']!r} is no number"
+            ) from None
         self._deadline = time.monotonic() + (seconds or _DEFAULT_TIMEOUT)
 
     async def lines(self, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
@@ -90,16 +93,16 @@ class Watch:
             if now >= self._deadline:
                 return
             if self._bookmarks and now >= next_bookmark:
-                next_bookmark = now + _BOOKMARKS
+                next_bookmark = self._next_bookmark()
                 yield self._bookmark(self._registry.store.version)
             wait_until = min(self._deadline, next_bookmark) if self._bookmarks else self._deadline
             await collection.wait(position, wait_until - now)
 
     def _next_bookmark(self) -> float:
-        """In a minute, or two seconds before the end."""
+        """In a minute, or two seconds before the end of a watch that lasts."""
         now = time.monotonic()
         early = self._deadline - 2
-        return min(now + _BOOKMARKS, early) if early > now else now + _BOOKMARKS
+        return min(now + _BOOKMARKS, early) if early > now + 2 else now + _BOOKMARKS
 
     def _matches(self, raw: Raw) -> bool:
         if self._name and raw["metadata"]["name"] != self._name:
@@ -181,7 +184,9 @@ def _check_options(query: Mapping[str, str]) -> bool:
                 "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
             )
     elif match != "NotOlderThan":
-        causes.forbidden("resourceVersionMatch", "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+        causes.forbidden(
+            "resourceVersionMatch", "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+        )
     if causes:
         raise StatusError.invalid("ListOptions", "meta.k8s.io", "", causes)
     return wanted is not None and wanted.lower() in ("true", "1")

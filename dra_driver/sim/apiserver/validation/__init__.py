@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dra_driver.sim.apiserver import crds
 from dra_driver.sim.apiserver.kinds import Kind
 from dra_driver.sim.apiserver.status import Causes, Raw
-from dra_driver.sim.apiserver.validation import claims, core, meta, slices
+from dra_driver.sim.apiserver.validation import claims, meta, slices, workloads
 from dra_driver.sim.apiserver.validation.meta import Surroundings
 
 __all__ = ["Surroundings", "create", "update"]
@@ -24,20 +24,20 @@ _SPEC: Mapping[tuple[str, str], Check] = {
     ("resource.k8s.io", "ResourceClaim"): claims.check_claim,
     ("resource.k8s.io", "ResourceClaimTemplate"): claims.check_template,
     ("resource.k8s.io", "DeviceClass"): claims.check_class,
-    ("", "ConfigMap"): core.check_config_map,
-    ("", "Secret"): core.check_secret,
-    ("", "Pod"): core.check_pod,
-    ("coordination.k8s.io", "Lease"): core.check_lease,
-    ("apps", "DaemonSet"): core.check_workload,
-    ("apps", "Deployment"): core.check_workload,
-    ("apps", "ReplicaSet"): core.check_workload,
-    ("apps", "StatefulSet"): core.check_workload,
+    ("", "ConfigMap"): workloads.check_config_map,
+    ("", "Secret"): workloads.check_secret,
+    ("", "Pod"): workloads.check_pod,
+    ("coordination.k8s.io", "Lease"): workloads.check_lease,
+    ("apps", "DaemonSet"): workloads.check_workload,
+    ("apps", "Deployment"): workloads.check_workload,
+    ("apps", "ReplicaSet"): workloads.check_workload,
+    ("apps", "StatefulSet"): workloads.check_workload,
     ("apiextensions.k8s.io", "CustomResourceDefinition"): crds.check_definition,
 }
 _STATUS: Mapping[tuple[str, str], Check] = {
     ("resource.k8s.io", "ResourceClaim"): claims.check_claim_status,
     ("resource.k8s.io", "DeviceTaintRule"): slices.check_taint_rule_status,
-    ("", "Pod"): core.check_pod_status,
+    ("", "Pod"): workloads.check_pod_status,
 }
 
 

@@ -20,7 +20,9 @@ from dra_driver.sim.apiserver.validation.selectors import check_selectors
 __all__ = ["check_claim", "check_claim_status", "check_class", "check_template"]
 
 _ADMIN_LABEL = "resource.kubernetes.io/admin-access"
-_NAME_RULE = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+_NAME_RULE = (
+    "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+)
 _EXTENDED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", re.ASCII)
 
 Names = dict[str, set[str]]
@@ -69,9 +71,7 @@ def _check_admin(spec: Raw, path: str, causes: Causes, surroundings: Surrounding
             causes.forbidden(f"{path}.devices.requests[{i}].adminAccess", _ADMIN_RULE)
 
 
-_ADMIN_RULE = (
-    f"admin access to devices requires the `{_ADMIN_LABEL}: true` label on the containing namespace"
-)
+_ADMIN_RULE = f"admin access to devices requires the `{_ADMIN_LABEL}: true` label on the containing namespace"
 
 
 def _check_spec(spec: Raw, path: str, causes: Causes) -> None:

@@ -37,9 +37,7 @@ class Surroundings(NamedTuple):
     warnings: list[str]
 
 
-def check_formats(
-    errors: Callable[[str], list[str]], value: str, path: str, causes: Causes
-) -> None:
+def check_formats(errors: Callable[[str], list[str]], value: str, path: str, causes: Causes) -> None:
     """One Invalid cause per error."""
     for error in errors(value):
         causes.invalid(path, value, error)
@@ -53,7 +51,9 @@ def check_label_name(value: str, path: str, causes: Causes) -> None:
 def check_create(kind: Kind, metadata: Raw, causes: Causes) -> None:
     """``metadata`` of a new object."""
     name = metadata.get("name", "")
-    errors = formats.dns_label_errors if (kind.group, kind.kind) in _LABEL_KINDS else formats.dns_subdomain_errors
+    errors = (
+        formats.dns_label_errors if (kind.group, kind.kind) in _LABEL_KINDS else formats.dns_subdomain_errors
+    )
     if not name:
         causes.required("metadata.name", "name or generateName is required")
     elif kind.kind in _FREE_NAMES:
@@ -105,7 +105,8 @@ def check_update(old: Raw, new: Raw, causes: Causes) -> None:
         if old.get("deletionTimestamp") and added:
             causes.forbidden(
                 "metadata.finalizers",
-                f"no new finalizers can be added if the object is being deleted, found new finalizers {added}",
+                "no new finalizers can be added if the object is being deleted, "
+                f"found new finalizers {added}",
             )
         for name in ("deletionTimestamp", "deletionGracePeriodSeconds"):
             if name in new and new.get(name) != old.get(name):
@@ -128,7 +129,9 @@ def check_conditions(conditions: list[Raw], path: str, causes: Causes) -> None:
             causes.not_supported(f"{here}.status", condition["status"], ("True", "False", "Unknown"))
         if condition.get("observedGeneration", 0) < 0:
             causes.invalid(
-                f"{here}.observedGeneration", condition["observedGeneration"], "must be greater than or equal to zero"
+                f"{here}.observedGeneration",
+                condition["observedGeneration"],
+                "must be greater than or equal to zero",
             )
         if not condition.get("lastTransitionTime"):
             causes.required(f"{here}.lastTransitionTime")
@@ -136,7 +139,9 @@ def check_conditions(conditions: list[Raw], path: str, causes: Causes) -> None:
         if not reason:
             causes.required(f"{here}.reason")
         elif not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", reason):
-            causes.invalid(f"{here}.reason", reason, "a condition reason must start with an alphabetic character")
+            causes.invalid(
+                f"{here}.reason", reason, "a condition reason must start with an alphabetic character"
+            )
         if len(reason) > 1024:
             causes.too_long(f"{here}.reason", 1024)
         if len(condition["message"]) > 32768:
@@ -172,7 +177,9 @@ def _check_expression(requirement: Raw, path: str, causes: Causes) -> None:
                 )
         case "Gt" | "Lt":
             if len(values) != 1:
-                causes.required(f"{path}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'")
+                causes.required(
+                    f"{path}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'"
+                )
         case other:
             causes.invalid(f"{path}.operator", other, "not a valid selector operator")
     check_label_name(requirement["key"], f"{path}.key", causes)
@@ -185,7 +192,8 @@ def _check_field(requirement: Raw, path: str, causes: Causes) -> None:
     if requirement["operator"] in ("In", "NotIn"):
         if len(values) != 1:
             causes.required(
-                f"{path}.values", "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
+                f"{path}.values",
+                "must be only one value when `operator` is 'In' or 'NotIn' for node field selector",
             )
     else:
         causes.invalid(f"{path}.operator", requirement["operator"], "not a valid selector operator")

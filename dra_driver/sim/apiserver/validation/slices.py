@@ -58,7 +58,9 @@ def check_slice(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         lambda item, path: _check_counter_set(item, "name", path, causes),
     )
     if len(spec.get("sharedCounters") or []) <= 8:
-        devices.check_unique((s["name"] for s in spec.get("sharedCounters") or []), "spec.sharedCounters", causes)
+        devices.check_unique(
+            (s["name"] for s in spec.get("sharedCounters") or []), "spec.sharedCounters", causes
+        )
 
 
 def _check_immutable(spec: Raw, old: Raw, causes: Causes) -> None:
@@ -96,7 +98,9 @@ def _check_nodes(spec: Raw, causes: Causes) -> None:
         check_node_selector(spec["nodeSelector"], "spec.nodeSelector", causes)
         terms = spec["nodeSelector"].get("nodeSelectorTerms")
         if len(terms or []) != 1:
-            causes.invalid("spec.nodeSelector.nodeSelectorTerms", terms, "must have exactly one node selector term")
+            causes.invalid(
+                "spec.nodeSelector.nodeSelectorTerms", terms, "must have exactly one node selector term"
+            )
     given += [
         f"`{name}`"
         for name in ("allNodes", "perDeviceNodeSelection")
@@ -191,7 +195,10 @@ def _check_counter_set(item: Raw, name: str, path: str, causes: Causes) -> None:
 
 
 def _check_device_nodes(device: Raw, per_device: bool, path: str, causes: Causes) -> None:
-    rule = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is true"
+    rule = (
+        "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when "
+        "`perDeviceNodeSelection` is true"
+    )
     if not per_device:
         if any(name in device for name in ("nodeName", "nodeSelector", "allNodes")):
             causes.invalid(path, None, "a node can only be set if `perDeviceNodeSelection` is set to true")
@@ -222,11 +229,15 @@ def _check_policy(capacity: Quantity, policy: Raw, path: str, causes: Causes) ->
     if not values and bounds is None:
         return
     if policy.get("default") is None:
-        causes.required(f"{path}.default", f"required when {'validValues' if values else 'validRange'} is defined")
+        causes.required(
+            f"{path}.default", f"required when {'validValues' if values else 'validRange'} is defined"
+        )
         return
     default = Quantity.parse(policy["default"])
     if values:
-        _check_valid_values([Quantity.parse(v) for v in values], default, capacity, f"{path}.validValues", causes)
+        _check_valid_values(
+            [Quantity.parse(v) for v in values], default, capacity, f"{path}.validValues", causes
+        )
     elif bounds is not None:
         _check_range(bounds, default, capacity, f"{path}.validRange", causes)
 
@@ -242,7 +253,9 @@ def _check_valid_values(
     else:
         for i, value in enumerate(values):
             if value > capacity:
-                causes.invalid(f"{path}[{i}]", str(value), f"option is larger than capacity value: {capacity}")
+                causes.invalid(
+                    f"{path}[{i}]", str(value), f"option is larger than capacity value: {capacity}"
+                )
         devices.check_unique((v.value() for v in values), path, causes)
     if default not in values or len(values) > 10:
         causes.invalid(path, str(default), "default value is not valid according to the requestPolicy")

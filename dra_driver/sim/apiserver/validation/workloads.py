@@ -31,7 +31,9 @@ _TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 def _check_keys(data: Raw, path: str, causes: Causes) -> None:
     for key in data:
         if not _CONFIG_KEY.fullmatch(key) or key in (".", "..") or len(key) > 253:
-            causes.invalid(f"{path}[{key}]", key, "a valid config key consists of alphanumerics, '-', '_' or '.'")
+            causes.invalid(
+                f"{path}[{key}]", key, "a valid config key consists of alphanumerics, '-', '_' or '.'"
+            )
 
 
 def check_config_map(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
@@ -74,7 +76,9 @@ def check_lease(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
     if spec.get("leaseDurationSeconds", 1) <= 0:
         causes.invalid("spec.leaseDurationSeconds", spec["leaseDurationSeconds"], "must be greater than 0")
     if spec.get("leaseTransitions", 0) < 0:
-        causes.invalid("spec.leaseTransitions", spec["leaseTransitions"], "must be greater than or equal to 0")
+        causes.invalid(
+            "spec.leaseTransitions", spec["leaseTransitions"], "must be greater than or equal to 0"
+        )
 
 
 # --- pods ---
@@ -135,10 +139,14 @@ def _check_claims(items: list[Raw], path: str, causes: Causes) -> set[str]:
         shown = {"Name": name, "ResourceClaimName": claim, "ResourceClaimTemplateName": template}
         if claim is not None and template is not None:
             causes.invalid(
-                here, shown, "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"
+                here,
+                shown,
+                "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
             )
         elif claim is None and template is None:
-            causes.invalid(here, shown, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`")
+            causes.invalid(
+                here, shown, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"
+            )
         for key in ("resourceClaimName", "resourceClaimTemplateName"):
             if item.get(key) is not None:
                 check_formats(formats.dns_subdomain_errors, item[key], f"{here}.{key}", causes)
@@ -189,7 +197,9 @@ def _check_resources(resources: Raw, path: str, claims: set[str], causes: Causes
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for name, value in requests.items():
         if name in limits and Quantity.parse(value) > Quantity.parse(limits[name]):
-            causes.invalid(f"{path}.requests", value, f"must be less than or equal to {name} limit of {limits[name]}")
+            causes.invalid(
+                f"{path}.requests", value, f"must be less than or equal to {name} limit of {limits[name]}"
+            )
     seen = set()
     for i, claim in enumerate(resources.get("claims") or []):
         here = f"{path}.claims[{i}]"
@@ -221,7 +231,9 @@ def _check_tolerations(items: list[Raw], path: str, causes: Causes) -> None:
         if effect and effect not in _TAINT_EFFECTS:
             causes.not_supported(f"{here}.effect", effect, _TAINT_EFFECTS)
         if "tolerationSeconds" in item and effect != "NoExecute":
-            causes.invalid(f"{here}.effect", effect, "effect must be 'NoExecute' when `tolerationSeconds` is set")
+            causes.invalid(
+                f"{here}.effect", effect, "effect must be 'NoExecute' when `tolerationSeconds` is set"
+            )
 
 
 # What an update may change, besides images, deadline, tolerations (added) and, while gated, node selection.
@@ -232,10 +244,14 @@ def _check_pod_update(new: Raw, old: Raw, causes: Causes) -> None:
     gates_before = [g.get("name") for g in old.get("schedulingGates") or []]
     added = [g.get("name") for g in new.get("schedulingGates") or [] if g.get("name") not in gates_before]
     if added:
-        causes.forbidden("spec.schedulingGates", f"only deletion is allowed, but found new scheduling gates {added}")
+        causes.forbidden(
+            "spec.schedulingGates", f"only deletion is allowed, but found new scheduling gates {added}"
+        )
     before = list(old.get("tolerations") or [])
     if any(t not in (new.get("tolerations") or []) for t in before):
-        causes.forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds")
+        causes.forbidden(
+            "spec.tolerations", "existing toleration can not be modified except its tolerationSeconds"
+        )
     if _fixed(new, old) != _fixed(old, old):
         causes.forbidden(
             "spec",
@@ -248,7 +264,9 @@ def _fixed(spec: Raw, old: Raw) -> Raw:
     """The spec without what an update may change."""
     gated = bool(old.get("schedulingGates"))
     out: dict[str, Any] = {
-        k: v for k, v in spec.items() if k not in (*_MUTABLE, "schedulingGates", "tolerations", "priority") and v
+        k: v
+        for k, v in spec.items()
+        if k not in (*_MUTABLE, "schedulingGates", "tolerations", "priority") and v
     }
     for kind in ("containers", "initContainers"):
         if kind in out:
@@ -272,11 +290,16 @@ def check_pod_status(raw: Raw, old: Raw | None, causes: Causes, surroundings: Su
     for i, status in enumerate(statuses):
         if status.get("name") not in names:
             causes.invalid(
-                f"{path}[{i}].name", status.get("name"), "must match the name of an entry in `spec.resourceClaims`"
+                f"{path}[{i}].name",
+                status.get("name"),
+                "must match the name of an entry in `spec.resourceClaims`",
             )
         if status.get("resourceClaimName"):
             check_formats(
-                formats.dns_subdomain_errors, status["resourceClaimName"], f"{path}[{i}].resourceClaimName", causes
+                formats.dns_subdomain_errors,
+                status["resourceClaimName"],
+                f"{path}[{i}].resourceClaimName",
+                causes,
             )
     devices.check_unique((s.get("name") for s in statuses), path, causes)
 
