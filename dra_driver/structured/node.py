@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.api.resource import DeviceConstraint, DeviceTaint
+from dra_driver.api.resource import DeviceTaint
 from dra_driver.structured import capacity, taints
 from dra_driver.structured.capacity import Amounts
 from dra_driver.structured.constraints import Value, attribute_of, attribute_values
@@ -86,12 +86,12 @@ class NodeProblem:
         self.options = options
         usable = options.usable
         self.pools = tuple(p for p in view.pools if usable is None or usable(p.id.driver, p.id.pool))
+        self.unusable = tuple(p for p in view.pools if p not in self.pools) if usable is not None else ()
         self._states: dict[DeviceEntry, _State] = {}
-        self._values: dict[tuple[str, DeviceEntry], Values] = {}
+        self._values: dict[tuple[int, DeviceEntry], Values] = {}
         self._candidates: dict[Alternative, list[Candidate]] = {}
         self._all: dict[Alternative, list[Candidate]] = {}
         self._twins: dict[DeviceEntry, object] = {}
-        self._constraints: dict[str, tuple[DeviceConstraint, ...]] = {c.name: c.constraints for c in claims}
 
     def prepare(self, *, strict: bool) -> None:
         """Checks what can be said before the search, in Kubernetes' order.
@@ -271,7 +271,7 @@ class NodeProblem:
             self._twins[entry] = (
                 candidate.allocated,
                 tuple((key, amount) for key, amount, _ in candidate.counters),
-                tuple(sorted_values(self._values_of_claim(claim.name, entry)) for claim in self.claims),
+                tuple(sorted_values(self._values_of_claim(claim, entry)) for claim in self.claims),
                 tuple(self._membership.get(entry, ())),
             )
         return self._twins[entry]
@@ -296,7 +296,7 @@ class NodeProblem:
 
     def values(self, claim: ClaimPlan, constraint: int, entry: DeviceEntry) -> frozenset[Value]:
         """What a device has for one constraint of a claim."""
-        return self._values_of_claim(claim.name, entry)[constraint]
+        return self._values_of_claim(claim, entry)[constraint]
 
     def _state(self, entry: DeviceEntry, pool: PoolView) -> _State:
         state = self._states.get(entry)
@@ -326,13 +326,12 @@ class NodeProblem:
         )
 
     def _values_of(self, alternative: Alternative, entry: DeviceEntry) -> Values:
-        return self._values_of_claim(alternative.claim, entry)
+        return self._values_of_claim(self.claims[alternative.claim_index], entry)
 
-    def _values_of_claim(self, claim: str, entry: DeviceEntry) -> Values:
-        constraints = self._constraints[claim]
-        if not constraints:
+    def _values_of_claim(self, claim: ClaimPlan, entry: DeviceEntry) -> Values:
+        if not claim.constraints:
             return {}
-        key = (claim, entry)
+        key = (claim.index, entry)
         values = self._values.get(key)
         if values is None:
             lists = self.snapshot.features.list_type_attributes
@@ -343,7 +342,7 @@ class NodeProblem:
                     ),
                     lists=lists,
                 )
-                for i, c in enumerate(constraints)
+                for i, c in enumerate(claim.constraints)
             }
         return values
 

@@ -46,6 +46,7 @@ class Alternative:
         constraints: indices of the claim's constraints that cover it.
     """
 
+    claim_index: int
     claim: str
     request: str
     parent: str
@@ -74,6 +75,7 @@ class RequestPlan:
 class ClaimPlan:
     """A claim. One that is allocated has no requests to solve."""
 
+    index: int
     name: str
     claim: ResourceClaim
     requests: tuple[RequestPlan, ...]
@@ -89,25 +91,28 @@ def compile_claims(
     Raises:
         FatalError: a class does not exist, or a field asks for something that is not supported.
     """
-    return tuple(_claim(claim, classes, features) for claim in claims)
+    return tuple(_claim(i, claim, classes, features) for i, claim in enumerate(claims))
 
 
-def _claim(claim: ResourceClaim, classes: Mapping[str, DeviceClass], features: Features) -> ClaimPlan:
+def _claim(
+    index: int, claim: ResourceClaim, classes: Mapping[str, DeviceClass], features: Features
+) -> ClaimPlan:
     name = str(claim.key)
     if claim.status.allocation is not None:
-        return ClaimPlan(name, claim, (), (), claim.status.allocation)
+        return ClaimPlan(index, name, claim, (), (), claim.status.allocation)
     constraints = claim.spec.devices.constraints
     requests = tuple(
-        RequestPlan(request.name, tuple(_alternatives(name, request, constraints, classes, features)))
+        RequestPlan(request.name, tuple(_alternatives(index, name, request, constraints, classes, features)))
         for request in claim.spec.devices.requests or ()
     )
     for i, constraint in enumerate(constraints):
         if constraint.match_attribute is None and constraint.distinct_attribute is None:
             raise FatalError(f"claim {name}, constraint #{i}: neither matchAttribute nor distinctAttribute")
-    return ClaimPlan(name, claim, requests, constraints)
+    return ClaimPlan(index, name, claim, requests, constraints)
 
 
 def _alternatives(
+    index: int,
     claim: str,
     request: DeviceRequest,
     constraints: Sequence[DeviceConstraint],
@@ -121,14 +126,15 @@ def _alternatives(
                 "DRAPrioritizedList feature is disabled"
             )
         return [
-            _alternative(claim, request.name, sub.name, sub, constraints, classes, features)
+            _alternative(index, claim, request.name, sub.name, sub, constraints, classes, features)
             for sub in request.first_available
         ]
     exactly = request.exactly or ExactDeviceRequest(device_class_name="")
-    return [_alternative(claim, request.name, "", exactly, constraints, classes, features)]
+    return [_alternative(index, claim, request.name, "", exactly, constraints, classes, features)]
 
 
 def _alternative(
+    index: int,
     claim: str,
     parent: str,
     sub: str,
@@ -152,6 +158,7 @@ def _alternative(
         )
     class_expressions = _expressions(device_class.spec.selectors, f"class {spec.device_class_name}")
     return Alternative(
+        claim_index=index,
         claim=claim,
         request=name,
         parent=parent,

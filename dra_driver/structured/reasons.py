@@ -57,8 +57,15 @@ def node_reasons(problem: NodeProblem) -> NodeReasons:
                     for pool in problem.pools
                     for entry in pool.devices
                 ]
-                found += devices or [Exclusion(alternative.claim, alternative.request, None, Rule.NO_DEVICES)]
+                found += devices or _nothing(problem, alternative)
     return NodeReasons(problem.node.metadata.name, tuple(found))
+
+
+def _nothing(problem: NodeProblem, alternative: Alternative) -> list[Exclusion]:
+    """The node has no device in a pool that may be used."""
+    pools = [str(pool.id) for pool in problem.unusable if pool.devices]
+    rule = Rule.POOL_NOT_USABLE if pools else Rule.NO_DEVICES
+    return [Exclusion(alternative.claim, alternative.request, None, rule, "", _list(pools))]
 
 
 def refused_node(node: Node, plans: Sequence[ClaimPlan]) -> NodeReasons:
@@ -94,7 +101,7 @@ def _exclude(problem: NodeProblem, alternative: Alternative, entry: DeviceEntry,
 
 def _demand(problem: NodeProblem, alternative: Alternative, candidate: Candidate) -> str:
     """What a device that fits by itself fails to be part of."""
-    claim = next(c for c in problem.claims if c.name == alternative.claim)
+    claim = problem.claims[alternative.claim_index]
     count = alternative.count
     parts = [f"{count} device{'s' * (count != 1)}" if count is not None else "all devices"]
     for index in alternative.constraints:
@@ -166,8 +173,11 @@ def _sentence(nodes: Sequence[NodeReasons]) -> str:
         case Rule.NODE_SELECTOR:
             claims = _list(sorted({e.claim for e in exclusions}))
             return f"{'is' if len(nodes) == 1 else 'are'} not where the allocated claim {claims} can be used"
-        case Rule.NO_DEVICES | Rule.POOL_NOT_USABLE:
-            return f"{have} no devices in a pool that can be used"
+        case Rule.NO_DEVICES:
+            return f"{have} no devices"
+        case Rule.POOL_NOT_USABLE:
+            pools = _list(sorted({e.found for e in exclusions}))
+            return f"{have} devices only in pools that may not be used here ({pools})"
         case Rule.CLASS:
             return f"{have} no device of class {exclusions[0].wanted}"
         case Rule.SELECTOR:

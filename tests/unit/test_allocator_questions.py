@@ -1,0 +1,216 @@
+"""What callers of the allocator can ask, and what they cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from allocator_world import allocated, claim, device, exactly, names, node, pool, snapshot
+
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.quantity import Quantity
+from dra_driver.errors import InvalidInput
+from dra_driver.structured import (
+    Allocated,
+    AllocatedState,
+    DeviceID,
+    DoesNotFit,
+    Failed,
+    Features,
+    Rule,
+    Snapshot,
+    Strategy,
+    allocate,
+)
+from dra_driver.structured import search as search_module
+
+TAINT = {"key": "dra-driver.dev/controller", "value": "allocates", "effect": "NoSchedule"}
+OTHER = {"key": "example.com/broken", "effect": "NoExecute"}
+
+
+def two_nodes() -> Snapshot:
+    return snapshot(pool("n1", device("d", "80Gi")), pool("n2", device("d", "40Gi")))
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_only_the_given_nodes_are_looked_at(strategy: Strategy) -> None:
+    outcome = allocate(two_nodes(), [claim("c", exactly())], nodes=["n1", "unknown"], strategy=strategy)
+    assert isinstance(outcome, Allocated)
+    assert outcome.node == "n1"
+    nowhere = allocate(two_nodes(), [claim("c", exactly())], nodes=[], strategy=strategy)
+    assert isinstance(nowhere, DoesNotFit)
+    assert nowhere.summary() == "0 of 0 nodes: there is no node to look at"
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_the_caller_can_ignore_its_own_taint_only(strategy: Strategy) -> None:
+    cluster = snapshot(pool("n1", device("d", taints=[TAINT]), device("e", taints=[TAINT, OTHER])))
+    one, two = [claim("c", exactly(1))], [claim("c", exactly(2))]
+    assert isinstance(allocate(cluster, one, strategy=strategy), DoesNotFit)
+
+    def ours(taint: Any) -> bool:
+        return bool(taint.key == TAINT["key"])
+
+    outcome = allocate(cluster, one, strategy=strategy, ignore_taint=ours)
+    assert isinstance(outcome, Allocated)
+    assert names(outcome.results[0]) == ["n1/d"]
+    assert isinstance(allocate(cluster, two, strategy=strategy, ignore_taint=ours), DoesNotFit)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_the_caller_can_restrict_the_pools(strategy: Strategy) -> None:
+    outcome = allocate(
+        two_nodes(), [claim("c", exactly())], strategy=strategy, usable=lambda _, name: name != "n2"
+    )
+    assert isinstance(outcome, Allocated)
+    assert outcome.node == "n1"
+    refused = allocate(two_nodes(), [claim("c", exactly())], strategy=strategy, usable=lambda *_: False)
+    assert isinstance(refused, DoesNotFit)
+    assert refused.summary() == (
+        "0 of 2 nodes: 2 have devices only in pools that may not be used here "
+        "(gpu.example.com/n1, gpu.example.com/n2)"
+    )
+
+
+def test_an_allocated_claim_keeps_its_devices_and_decides_the_node() -> None:
+    cluster = two_nodes()
+    first = claim("first", exactly(memory="64Gi"))
+    outcome = allocate(cluster, [first])
+    assert isinstance(outcome, Allocated)
+    held = allocated(first, outcome.results[0])
+    cluster = cluster.with_allocated(AllocatedState.from_claims([held]))
+    second = allocate(cluster, [held, claim("second", exactly())])
+    assert isinstance(second, DoesNotFit)
+    assert {r.node: r.exclusions[0].rule for r in second.reasons} == {
+        "n1": Rule.IN_USE,
+        "n2": Rule.NODE_SELECTOR,
+    }
+    alone = allocate(cluster, [held])
+    assert alone == Allocated("n1", outcome.results)
+
+
+def test_claims_without_requests_fit_everywhere() -> None:
+    outcome = allocate(two_nodes(), [claim("c")])
+    assert isinstance(outcome, Allocated)
+    assert outcome.results[0].devices.results == ()
+    assert outcome.results[0].node_selector is None
+
+
+def test_the_state_is_never_changed_in_place() -> None:
+    cluster, wanted = two_nodes(), claim("c", exactly())
+    outcome = allocate(cluster, [wanted])
+    assert isinstance(outcome, Allocated)
+    later = cluster.with_allocated(cluster.allocated.with_allocations([("default/c", outcome.results[0])]))
+    assert allocate(cluster, [wanted]) == outcome
+    assert allocate(later, [wanted]) != outcome
+    assert cluster.allocated == AllocatedState()
+
+
+def test_admin_access_takes_nothing_and_sees_everything() -> None:
+    cluster = snapshot(pool("n1", device("d")))
+    user, admin = claim("user", exactly()), claim("admin", exactly(adminAccess=True))
+    outcome = allocate(cluster, [user])
+    assert isinstance(outcome, Allocated)
+    busy = cluster.with_allocated(AllocatedState.from_claims([allocated(user, outcome.results[0])]))
+    looking = allocate(busy, [admin])
+    assert isinstance(looking, Allocated)
+    assert looking.results[0].devices.results[0].admin_access is True
+    assert AllocatedState.from_claims([allocated(admin, looking.results[0])]) == AllocatedState()
+
+
+def test_shares_have_ids_of_their_own_and_add_up() -> None:
+    shareable = device("d", "80Gi", allowMultipleAllocations=True)
+    cluster = snapshot(pool("n1", shareable))
+    seen = set()
+    for i in range(4):
+        wanted = claim(f"c{i}", exactly(memory="20Gi"))
+        outcome = allocate(cluster, [wanted])
+        assert isinstance(outcome, Allocated)
+        result = outcome.results[0].devices.results[0]
+        assert result.consumed_capacity == {"memory": Quantity.parse("20Gi")}
+        seen.add(result.share_id)
+        made = [(str(wanted.key), outcome.results[0])]
+        cluster = cluster.with_allocated(cluster.allocated.with_allocations(made))
+    assert len(seen) == 4
+    assert all(share is not None and len(share) == 36 for share in seen)
+    full = allocate(cluster, [claim("c4", exactly(memory="1Gi"))])
+    assert isinstance(full, DoesNotFit)
+    assert "too little left of memory: 1Gi asked for (most 0)" in full.summary()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (claim("c", exactly(deviceClassName="x")), "DeviceClass 'x' does not exist (there are: gpu)"),
+        (claim("c", exactly(deviceClassName="")), "no device class is named"),
+        (claim("c", {**exactly(), "allocationMode": "Some"}), "unknown allocation mode 'Some'"),
+        (claim("c", exactly(33)), "asks for 33 devices; a claim can have 32 at most"),
+        (claim("c", exactly(), constraints=[{}]), "neither matchAttribute nor distinctAttribute"),
+        (claim("c", exactly(selectors=[{}])), "has no CEL expression"),
+        (claim("c", exactly(selectors=[{"cel": {"expression": "1 +"}}])), "does not compile"),
+    ],
+)
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_question_without_an_answer_says_why(wanted: Any, message: str, strategy: Strategy) -> None:
+    outcome = allocate(two_nodes(), [wanted], strategy=strategy)
+    assert isinstance(outcome, Failed)
+    assert message in outcome.message
+    assert "default/c" in outcome.message
+
+
+def test_a_mode_that_the_manifest_leaves_out_is_the_servers_default() -> None:
+    outcome = allocate(two_nodes(), [claim("c", {"deviceClassName": "gpu"})])
+    assert isinstance(outcome, Allocated)
+    assert len(outcome.results[0].devices.results) == 1
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_search_without_end_is_given_up(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every device is different, none has a partner: all pairs of many devices would have to be tried.
+    gpus = [device(f"d{i}", "80Gi", attributes={"x": i, "y": i % 7}) for i in range(40)]
+    wanted = claim(
+        "c",
+        exactly(10),
+        constraints=[{"distinctAttribute": "gpu.example.com/x"}, {"distinctAttribute": "gpu.example.com/y"}],
+    )
+    monkeypatch.setattr(search_module, "MAX_STEPS", 5_000)
+    monkeypatch.setattr("dra_driver.structured.bestfit.MAX_STEPS", 5_000)
+    monkeypatch.setitem(search_module.Search.__init__.__kwdefaults__, "max_steps", 5_000)
+    outcome = allocate(snapshot(pool("n1", *gpus)), [wanted], strategy=strategy)
+    assert isinstance(outcome, Failed)
+    assert outcome.only_this_node
+    assert "gave up" in outcome.message
+
+
+def test_interchangeable_devices_are_not_tried_again() -> None:
+    gpus = [device(f"d{i}", "80Gi", attributes={"model": "ab"[i % 2]}) for i in range(32)]
+    wanted = claim("c", exactly(17), constraints=[{"matchAttribute": "gpu.example.com/model"}])
+    for strategy in Strategy:
+        assert isinstance(allocate(snapshot(pool("n1", *gpus)), [wanted], strategy=strategy), DoesNotFit)
+
+
+def test_features_have_the_names_of_kubernetes() -> None:
+    assert Features.from_names({"AdminAccess": False, "PrioritizedList": True}) == Features(
+        admin_access=False
+    )
+    with pytest.raises(InvalidInput, match="unknown features Nonsense; there are AdminAccess, "):
+        Features.from_names({"Nonsense": True})
+
+
+def test_a_state_can_be_made_of_devices() -> None:
+    one = DeviceID(DriverName("gpu.example.com"), PoolName("n1"), "d")
+    cluster = two_nodes()
+    state = AllocatedState().with_devices([(one, "default/holder")])
+    outcome = allocate(cluster.with_allocated(state), [claim("c", exactly(memory="64Gi"))])
+    assert isinstance(outcome, DoesNotFit)
+    assert "all allocated: by claim default/holder" in outcome.summary()
+
+
+def test_nodes_without_slices_have_nothing_to_offer() -> None:
+    cluster = snapshot(pool("n1", device("d", "10Gi")), nodes=[node("n0")])
+    outcome = allocate(cluster, [claim("c", exactly(memory="32Gi"))])
+    assert isinstance(outcome, DoesNotFit)
+    assert [(r.node, r.exclusions[0].rule) for r in outcome.reasons] == [
+        ("n0", Rule.NO_DEVICES),
+        ("n1", Rule.CAPACITY),
+    ]

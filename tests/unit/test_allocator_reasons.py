@@ -1,0 +1,124 @@
+"""Why nothing fits: the rule per device, and the sentence for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from allocator_world import claim, device, exactly, partitioned_pool, pool, snapshot, takes
+
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.structured import AllocatedState, DeviceID, DoesNotFit, Rule, Snapshot, allocate
+
+TAINT = {"key": "broken", "value": "yes", "effect": "NoSchedule"}
+
+
+def refusal(cluster: Snapshot, *claims: ResourceClaim) -> DoesNotFit:
+    outcome = allocate(cluster, claims)
+    assert isinstance(outcome, DoesNotFit), outcome
+    return outcome
+
+
+def held(cluster: Snapshot, *devices: tuple[str, str, str]) -> Snapshot:
+    ids = [(DeviceID(DriverName("gpu.example.com"), PoolName(n), d), by) for n, d, by in devices]
+    return cluster.with_allocated(AllocatedState().with_devices(ids))
+
+
+def test_the_sentence_counts_nodes_and_names_what_is_there() -> None:
+    cluster = held(
+        snapshot(
+            pool("n1", device("d0", "16Gi"), device("d1", "24Gi")),
+            pool("n2", device("d0", "24Gi")),
+            pool("n3", device("d0", "80Gi"), device("d1", "40Gi")),
+        ),
+        ("n3", "d0", "team-a/train"),
+        ("n3", "d1", "team-b/serve"),
+    )
+    assert refusal(cluster, claim("c", exactly(memory="32Gi"))).summary() == (
+        "0 of 3 nodes: 2 have 3 devices with memory below 32Gi (largest 24Gi); "
+        "1 has 2 devices that fit, all allocated: by claims team-a/train, team-b/serve"
+    )
+
+
+def test_a_long_list_of_claims_is_cut() -> None:
+    cluster = snapshot(pool("n1", *(device(f"d{i}") for i in range(6))))
+    cluster = held(cluster, *(("n1", f"d{i}", f"x/c{i}") for i in range(6)))
+    assert "by claims x/c0, x/c1, x/c2 and 3 more" in refusal(cluster, claim("c", exactly())).summary()
+
+
+EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
+
+
+@pytest.mark.parametrize(
+    ("devices", "request_", "rule", "text"),
+    [
+        (
+            [device("d", attributes={"model": "a"})],
+            exactly(selectors=[{"cel": {"expression": EXPRESSION}}]),
+            Rule.SELECTOR,
+            f"1 has 1 device of the class, none selected by {EXPRESSION}",
+        ),
+        (
+            [device("d", "8Gi")],
+            exactly(capacity={"requests": {"cores": "4"}}),
+            Rule.CAPACITY,
+            "1 has 1 device without capacity cores",
+        ),
+        (
+            [device("d", taints=[TAINT])],
+            exactly(),
+            Rule.TAINT,
+            "1 has 1 device that fits, tainted broken=yes:NoSchedule",
+        ),
+        (
+            [device("d"), device("e")],
+            exactly(3),
+            Rule.CONSTRAINT,
+            "1 has only 2 free devices that fit, 3 are needed",
+        ),
+    ],
+)
+def test_each_rule_has_its_words(
+    devices: list[dict[str, Any]], request_: dict[str, Any], rule: Rule, text: str
+) -> None:
+    refused = refusal(snapshot(pool("n1", *devices)), claim("c", request_))
+    assert {e.rule for e in refused.reasons[0].exclusions} == {rule}
+    assert refused.summary() == f"0 of 1 node: {text}"
+
+
+def test_constraints_are_named() -> None:
+    gpus = [device(f"d{i}", attributes={"model": m}) for i, m in enumerate("ab")]
+    wanted = claim("c", exactly(2), constraints=[{"matchAttribute": "gpu.example.com/model"}])
+    assert refusal(snapshot(pool("n1", *gpus)), wanted).summary() == (
+        "0 of 1 node: 1 has 2 free devices that fit one by one, not together "
+        "(2 devices, the same gpu.example.com/model)"
+    )
+
+
+def test_partitions_in_use_are_named() -> None:
+    parts = [
+        device("whole", "80Gi", consumesCounters=takes("gpu-0", memory="80Gi")),
+        device("part", "10Gi", consumesCounters=takes("gpu-0", memory="10Gi")),
+    ]
+    cluster = held(
+        snapshot(partitioned_pool("n1", {"gpu-0": {"memory": "80Gi"}}, *parts)), ("n1", "part", "x/y")
+    )
+    assert refusal(cluster, claim("c", exactly(memory="40Gi"))).summary() == (
+        "0 of 1 node: 1 has 1 device that fits, excluded by partitions in use "
+        "(counter memory of gpu-0 used up)"
+    )
+
+
+def test_an_incomplete_pool_is_told() -> None:
+    cluster = snapshot(pool("n1", device("d"), pool={"name": "n1", "generation": 2, "resourceSliceCount": 2}))
+    refused = refusal(cluster, claim("c", exactly()))
+    assert refused.reasons[0].exclusions[0].rule is Rule.POOL_INCOMPLETE
+    assert "1 has 1 device in a pool that is being updated (gpu.example.com/n1)" in refused.summary()
+
+
+def test_the_request_that_is_farthest_from_being_served_speaks() -> None:
+    cluster = snapshot(pool("n1", device("d", "24Gi")))
+    refused = refusal(cluster, claim("c", exactly(), exactly(memory="32Gi")))
+    assert refused.summary() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
+    assert [e.request for e in refused.reasons[0].exclusions] == ["req-0", "req-1"]

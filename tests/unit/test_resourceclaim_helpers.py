@@ -1,0 +1,147 @@
+"""Questions about claims and the claims of pods."""
+
+from __future__ import annotations
+
+from dra_driver import resourceclaim
+from dra_driver.api import codec
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import ResourceClaim
+
+CLAIM = codec.convert(
+    ResourceClaim,
+    {
+        "metadata": {
+            "name": "c",
+            "namespace": "ns",
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "pod-1", "controller": True}
+            ],
+        },
+        "spec": {
+            "devices": {
+                "requests": [
+                    {"name": "gpu", "firstAvailable": [{"name": n, "deviceClassName": "x"} for n in "ab"]},
+                    {"name": "nic", "exactly": {"deviceClassName": "x"}},
+                ]
+            }
+        },
+        "status": {
+            "allocation": {
+                "devices": {
+                    "results": [
+                        {"request": "gpu/b", "driver": "d", "pool": "p", "device": "gpu-1"},
+                        {"request": "nic", "driver": "other", "pool": "q", "device": "nic-1"},
+                    ],
+                    "config": [
+                        {
+                            "source": "FromClaim",
+                            "requests": ["gpu"],
+                            "opaque": {"driver": "d", "parameters": {"n": 3}},
+                        },
+                        {
+                            "source": "FromClass",
+                            "requests": ["gpu/b"],
+                            "opaque": {"driver": "d", "parameters": {"n": 1}},
+                        },
+                        {"source": "FromClass", "opaque": {"driver": "d", "parameters": {"n": 2}}},
+                        {
+                            "source": "FromClaim",
+                            "requests": ["gpu"],
+                            "opaque": {"driver": "d", "parameters": {"n": 3}},
+                        },
+                        {
+                            "source": "FromClaim",
+                            "requests": ["gpu/a"],
+                            "opaque": {"driver": "d", "parameters": {"n": 4}},
+                        },
+                        {"source": "FromClaim", "opaque": {"driver": "other", "parameters": {"n": 5}}},
+                    ],
+                }
+            },
+            "reservedFor": [{"resource": "pods", "name": "p", "uid": "pod-1"}],
+        },
+    },
+)
+EMPTY = ResourceClaim()
+
+
+def pod(**status: object) -> Pod:
+    return codec.convert(
+        Pod,
+        {
+            "metadata": {"name": "p", "namespace": "ns", "uid": "pod-1"},
+            "spec": {
+                "resourceClaims": [
+                    {"name": "named", "resourceClaimName": "c"},
+                    {"name": "made", "resourceClaimTemplateName": "t"},
+                ]
+            },
+            "status": status,
+        },
+    )
+
+
+def test_names_of_requests_are_taken_apart_and_put_together() -> None:
+    assert resourceclaim.split_request("gpu/b") == ("gpu", "b")
+    assert resourceclaim.split_request("nic") == ("nic", "")
+    assert [str(n) for n in resourceclaim.request_names(CLAIM)] == ["gpu/a", "gpu/b", "nic"]
+
+
+def test_a_list_of_requests_covers_names() -> None:
+    assert resourceclaim.requests_match((), "gpu/b")
+    assert resourceclaim.requests_match(("gpu",), "gpu/b")
+    assert resourceclaim.requests_match(("gpu/b",), "gpu/b")
+    assert not resourceclaim.requests_match(("gpu/a",), "gpu/b")
+
+
+def test_results_are_told_apart_by_driver_and_request() -> None:
+    assert [r.device for r in resourceclaim.own_results(CLAIM, "d")] == ["gpu-1"]
+    assert resourceclaim.own_results(EMPTY, "d") == ()
+    assert [r.device for r in resourceclaim.results_for_request(CLAIM, "")] == ["gpu-1", "nic-1"]
+    assert [r.device for r in resourceclaim.results_for_request(CLAIM, "gpu")] == ["gpu-1"]
+    assert resourceclaim.results_for_request(CLAIM, "gpu/a") == ()
+    assert resourceclaim.allocated_pools(CLAIM) == {("d", "p"), ("other", "q")}
+
+
+def test_configuration_of_the_class_comes_before_that_of_the_claim_and_once() -> None:
+    configs = resourceclaim.config_for_request(CLAIM, "gpu/b", "d")
+    assert [bytes(c.opaque.parameters) for c in configs if c.opaque] == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+    assert resourceclaim.config_for_request(EMPTY, "gpu", "d") == ()
+
+
+def test_reservations_are_for_pods_by_uid() -> None:
+    assert resourceclaim.is_reserved_for(CLAIM, "pod-1")
+    assert not resourceclaim.is_reserved_for(CLAIM, "pod-2")
+    assert resourceclaim.is_allocated(CLAIM)
+    assert not resourceclaim.is_allocated(EMPTY)
+    assert resourceclaim.pod_reference(pod()).uid == "pod-1"
+
+
+def test_the_claims_of_a_pod_are_named_or_generated() -> None:
+    waiting = list(resourceclaim.pod_claims(pod()))
+    assert [(c.entry, c.key, c.generated) for c in waiting] == [
+        ("named", ObjectKey("ns", "c"), False),
+        ("made", None, True),
+    ]
+    ready = pod(resourceClaimStatuses=[{"name": "made", "resourceClaimName": "p-made-x"}])
+    assert [c.key for c in resourceclaim.pod_claims(ready)] == [
+        ObjectKey("ns", "c"),
+        ObjectKey("ns", "p-made-x"),
+    ]
+    none_needed = pod(resourceClaimStatuses=[{"name": "made"}])
+    assert [c.entry for c in resourceclaim.pod_claims(none_needed)] == ["named"]
+
+
+def test_a_pod_uses_its_claims_and_no_others() -> None:
+    assert resourceclaim.pod_uses_claim(pod(), CLAIM)
+    assert not resourceclaim.pod_uses_claim(pod(), EMPTY)
+    assert resourceclaim.uses_claims(pod())
+    assert not resourceclaim.uses_claims(Pod())
+
+
+def test_a_generated_claim_belongs_to_one_pod_only() -> None:
+    assert resourceclaim.is_for_pod(pod(), CLAIM)
+    later = codec.convert(Pod, {"metadata": {"name": "p", "namespace": "ns", "uid": "pod-2"}})
+    assert not resourceclaim.is_for_pod(later, CLAIM)
+    assert resourceclaim.is_for_pod(later, EMPTY)
