@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel import _lists
+from dra_driver.cel import _lists, _regex
 from dra_driver.cel._values import (
     NONE,
     DomainMap,
@@ -46,6 +46,7 @@ __all__ = [
     "many_terms",
     "map_collector",
     "map_lookup",
+    "matching",
     "optional_index",
     "presence",
     "quantifier",
@@ -272,6 +273,19 @@ def applied(function: Callable[..., Value], args: list[Closure]) -> Closure:
             return lambda f: function(a(f), b(f), c(f))
         case _:
             return lambda f: function(*[a(f) for a in args])
+
+
+def matching(text: Closure, pattern: str) -> Closure:
+    """``text.matches(pattern)`` with a constant pattern."""
+    search = _regex.compile_pattern(pattern).search
+
+    def match(f: Value) -> bool:
+        value = text(f)
+        if type(value) is not str:
+            raise no_such_overload()
+        return search(value) is not None
+
+    return match
 
 
 def undefined(*args: Value) -> Value:

@@ -90,6 +90,8 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "type": (TypeValue,),
 }
 _CONVERSIONS = frozenset({"bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"})
+# Made once of constants; decimals are left out, because sums write into them (see _aliasing).
+_CONSTRUCTORS = frozenset({"quantity", "semver"})
 _EQUAL_TYPES = frozenset({"string", "int", "uint", "bool", "double", "bytes"})
 _PRIMITIVES = frozenset({str, bytes, bool, int, UInt, float})
 
@@ -215,6 +217,16 @@ class Compiler:
 
     def applied(self, e: Call, function: Callable[..., Value], args: list[Closure]) -> Closure:
         """The closure that calls a function with the values of its arguments."""
+        if e.function in _CONSTRUCTORS and all(isinstance(a, Literal) for a in e.args):
+            try:
+                value = function(*(a(None) for a in args))
+            except CelRuntimeError:
+                # Not before the evaluation gets there.
+                return closures.applied(function, args)
+            if not getattr(value, "is_big", False):
+                return closures.constant(value)
+        if e.function == "matches" and len(e.args) == 1 and isinstance(e.args[0], Literal):
+            return closures.matching(args[0], str(e.args[0].value))
         return closures.applied(function, args)
 
     def function(self, e: Call, operands: list[Expr]) -> Callable[..., Value]:

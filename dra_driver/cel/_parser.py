@@ -29,6 +29,7 @@ _PRECEDENCE = {
     "/": 5,
     "%": 5,
 }
+_SIGNS = ("!", "-")
 _LITERALS = frozenset({"int", "uint", "float", "string"})
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -97,28 +98,32 @@ class _Parser:
     # --- expressions ---
 
     def expression(self) -> Expr:
+        """One expression. Kept flat: a level of parentheses costs two frames of Python's stack."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise CelCompileError(f"the expression is nested deeper than {MAX_DEPTH}")
-        result = self.binary()
+        result = self.operators()
         if self.kind == "?":
-            position = self.advance().position
-            yes = self.binary()
-            self.expect(":")
-            result = Call(position, "_?_:_", [result, yes, self.expression()])
+            result = self.conditional(result)
         self.depth -= 1
         return result
 
-    def binary(self) -> Expr:
-        """Operators of all levels, by two stacks: parentheses cost few frames of Python's stack."""
-        operands = [self.unary()]
+    def conditional(self, test: Expr) -> Expr:
+        position = self.advance().position
+        yes = self.operators()
+        self.expect(":")
+        return Call(position, "_?_:_", [test, yes, self.expression()])
+
+    def operators(self) -> Expr:
+        """Operators of all levels, by two stacks."""
+        operands = [self.member(self.primary()) if self.kind not in _SIGNS else self.unary()]
         operators: list[_lexer.Token] = []
         chains: dict[int, int] = {}
         while (level := _PRECEDENCE.get(self.kind)) is not None:
             while operators and _PRECEDENCE[operators[-1].kind] >= level:
                 self.reduce(operands, operators, chains)
             operators.append(self.advance())
-            operands.append(self.unary())
+            operands.append(self.member(self.primary()) if self.kind not in _SIGNS else self.unary())
         while operators:
             self.reduce(operands, operators, chains)
         return operands[0]
@@ -144,8 +149,6 @@ class _Parser:
         operands.append(node)
 
     def unary(self) -> Expr:
-        if self.kind not in ("!", "-"):
-            return self.member(self.primary())
         sign, position, count = self.kind, self.position, 0
         while self.kind == sign:
             self.advance()
@@ -177,7 +180,13 @@ class _Parser:
             return Literal(position, _CONSTANTS[kind])
         if kind == "(":
             self.advance()
-            result = self.expression()
+            self.depth += 1
+            if self.depth > MAX_DEPTH:
+                raise CelCompileError(f"the expression is nested deeper than {MAX_DEPTH}")
+            result = self.operators()
+            if self.kind == "?":
+                result = self.conditional(result)
+            self.depth -= 1
             self.expect(")")
             return result
         if kind == "[":

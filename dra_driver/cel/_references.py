@@ -79,6 +79,8 @@ class References:
         if self.representation and hasattr(value, "is_big"):
             return (value.nano, value.scale, value.is_big)
         # 1, True and 1.0 are one key for Python.
+        if type(value) is tuple and value:
+            return (type(value[0]).__name__, value)
         return (type(value).__name__, value)
 
 

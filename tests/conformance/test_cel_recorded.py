@@ -1,0 +1,137 @@
+"""Selectors against recorded outcomes of Kubernetes 1.36.
+
+The cases of our own are in ``data/``; those of Kubernetes' own table are read from beside the repository
+where they are at hand. Category ``quantity_alias`` and nondeterministic cases record defects of the original.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver import cel
+from dra_driver.api import codec
+from dra_driver.api.resource import Device
+
+HERE = Path(__file__).parent
+OWN = HERE / "data" / "cel_cases.json.gz"
+ALL = HERE.parents[2] / "shared" / "corpus" / "cel" / "cel_cases.json.gz"
+
+
+def cases(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as f:
+        found: list[dict[str, Any]] = json.load(f)["cases"]
+    return [c for c in found if c["category"] != "quantity_alias" and not c.get("nondeterministic")]
+
+
+def environment(case: dict[str, Any]) -> cel.Environment:
+    return cel.Environment(
+        new=case["env"] == "new",
+        list_type_attributes=case["features"]["listTypeAttributes"],
+        consumable_capacity=case["features"]["consumableCapacity"],
+    )
+
+
+def view(case: dict[str, Any]) -> cel.DeviceView:
+    raw = case["device"]
+    fields = {
+        "name": "device",
+        "attributes": raw["attributes"] or {},
+        "capacity": raw["capacity"] or {},
+        "allowMultipleAllocations": raw.get("allowMultipleAllocations"),
+    }
+    lists = case["features"]["listTypeAttributes"]
+    return cel.DeviceView(raw["driver"], codec.convert(Device, fields), list_attributes=lists)
+
+
+def outcome(case: dict[str, Any]) -> tuple[bool, bool, bool | None]:
+    """Compile error, runtime error, match."""
+    try:
+        return (
+            False,
+            False,
+            cel.compile_selector(case["expression"], environment=environment(case)).matches(view(case)),
+        )
+    except cel.CelCompileError:
+        return True, False, None
+    except cel.CelRuntimeError:
+        return False, True, None
+
+
+def disagreements(recorded: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for case in recorded:
+        wanted = case["expect"]
+        got = outcome(case)
+        if got != (wanted["compile_error"], wanted["runtime_error"], wanted["match"]):
+            found.append(f"{case['name']}: {case['expression']!r} gives {got}")
+    return found
+
+
+def test_every_outcome_of_our_own_cases_agrees() -> None:
+    recorded = cases(OWN)
+    assert len(recorded) > 1300
+    assert disagreements(recorded) == []
+
+
+def test_every_outcome_of_all_recorded_cases_agrees() -> None:
+    if not ALL.exists():
+        pytest.skip(f"the recorded cases of Kubernetes' own table are not beside the repository ({ALL.name})")
+    assert disagreements(cases(ALL)) == []
+
+
+def test_what_validation_would_refuse_agrees() -> None:
+    wrong = []
+    for case in cases(OWN):
+        reasons = {f.reason for f in cel.validate_selector(case["expression"], environment=environment(case))}
+        got = ("TooLong" in reasons, "TooExpensive" in reasons)
+        wanted = (
+            bool(case["expect"]["validation_too_long"]),
+            bool(case["expect"]["validation_too_expensive"]),
+        )
+        if got != wanted:
+            wrong.append(f"{case['name']}: {got}")
+    assert wrong == []
+
+
+def test_the_estimated_cost_is_the_recorded_one() -> None:
+    wrong = []
+    compiled = 0
+    for case in cases(OWN):
+        if case["expect"]["compile_error"]:
+            continue
+        compiled += 1
+        selector = cel.compile_selector(case["expression"], environment=environment(case))
+        if selector.max_cost != case["expect"]["max_cost"]:
+            wrong.append(case["name"])
+    assert wrong == []
+    assert compiled > 1000
+
+
+def test_an_evaluation_changes_nothing() -> None:
+    for case in cases(OWN):
+        if outcome(case)[0]:
+            continue
+        selector = cel.compile_selector(case["expression"], environment=environment(case))
+        device = view(case)
+        results = []
+        for _ in range(2):
+            before = selector.projection_key(device)
+            try:
+                results.append(selector.matches(device))
+            except cel.CelRuntimeError as e:
+                results.append(str(e))  # type: ignore[arg-type]
+            assert selector.projection_key(device) == before, case["name"]
+        assert results[0] == results[1], case["name"]
+        assert vars_of(device) == vars_of(view(case)), case["name"]
+
+
+def vars_of(device: cel.DeviceView) -> tuple[object, ...]:
+    capacity = {
+        d: {n: (q.nano, q.scale, q.is_big) for n, q in names.items()} for d, names in device.capacity.items()
+    }
+    return (device.attributes, capacity, device.driver, device.allow_multiple_allocations, device.error)
