@@ -8,10 +8,11 @@ from dra_driver.api.core import Node
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
 from dra_driver.structured import bestfit, nodeselection, reasons
+from dra_driver.structured.budget import Budget
 from dra_driver.structured.node import NodeProblem, Options
 from dra_driver.structured.plan import ClaimPlan, FatalError, compile_claims
 from dra_driver.structured.results import allocation_results
-from dra_driver.structured.search import MAX_STEPS, Search, SearchLimitError
+from dra_driver.structured.search import Search, SearchLimitError
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.types import Allocated, DoesNotFit, Failed, NodeReasons, Outcome, Strategy
 
@@ -59,6 +60,7 @@ class _Question:
         self._wanted = frozenset(nodes) if nodes is not None else None
         self._options = options
         self.plans: tuple[ClaimPlan, ...] = ()
+        self.budget = Budget()
 
     def _nodes(self) -> Iterator[Node]:
         """Candidates in the order of their names."""
@@ -76,7 +78,9 @@ class _Question:
         )
 
     def _problem(self, node: Node) -> NodeProblem:
-        return NodeProblem(self._snapshot, self.plans, self._snapshot.index.view(node), self._options)
+        return NodeProblem(
+            self._snapshot, self.plans, self._snapshot.index.view(node), self._options, self.budget
+        )
 
     def first_fit(self) -> Outcome:
         """The first node with an answer. Kubernetes' fatal errors end the search, as there."""
@@ -154,7 +158,7 @@ def _first_on_node(problem: NodeProblem) -> Allocated | Failed | None:
         return Failed(str(e), only_this_node=e.only_this_node, node=node)
     except SearchLimitError:
         return Failed(
-            f"node {node}: gave up after trying {MAX_STEPS} devices; the claims allow too many combinations",
+            f"node {node}: gave up, the claims allow too many combinations of its devices",
             only_this_node=True,
             node=node,
         )

@@ -18,7 +18,7 @@ from dra_driver.structured.cost import TOPOLOGY, Costs, DeviceCost, topology_of,
 from dra_driver.structured.node import Candidate, NodeProblem
 from dra_driver.structured.plan import Alternative
 from dra_driver.structured.pools import DeviceEntry
-from dra_driver.structured.search import MAX_STEPS, Pick, Search, SearchLimitError
+from dra_driver.structured.search import Pick, Search, SearchLimitError
 
 __all__ = ["Score", "Solution", "best_solution"]
 
@@ -84,13 +84,13 @@ class _BestFit:
         self._near: dict[DeviceEntry, object] = {}
 
     def run(self) -> Solution | None:
-        everywhere = self._run(None, MAX_STEPS)
-        if not self._single and everywhere:
+        everywhere = self._run(None, None)
+        if not self._single and everywhere and self._problem.budget.left:
             for group in self._groups():
                 self._run(group, IMPROVEMENT_STEPS)
         return self._best
 
-    def _run(self, within: Callable[[DeviceEntry], bool] | None, steps: int) -> bool:
+    def _run(self, within: Callable[[DeviceEntry], bool] | None, steps: int | None) -> bool:
         """One search; True where there is an answer by now."""
 
         def order(alternative: Alternative) -> Sequence[Candidate]:

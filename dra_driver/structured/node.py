@@ -9,6 +9,7 @@ from functools import cached_property
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import DeviceTaint
 from dra_driver.structured import capacity, taints
+from dra_driver.structured.budget import Budget
 from dra_driver.structured.capacity import Amounts
 from dra_driver.structured.constraints import Value, attribute_of, attribute_values
 from dra_driver.structured.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
@@ -78,12 +79,18 @@ class NodeProblem:
     """The claims, with the devices of one node; devices are looked at when somebody asks for them."""
 
     def __init__(
-        self, snapshot: Snapshot, claims: tuple[ClaimPlan, ...], view: NodeView, options: Options
+        self,
+        snapshot: Snapshot,
+        claims: tuple[ClaimPlan, ...],
+        view: NodeView,
+        options: Options,
+        budget: Budget,
     ) -> None:
         self.snapshot = snapshot
         self.claims = claims
         self.node = view.node
         self.options = options
+        self.budget = budget
         usable = options.usable
         self.pools = tuple(p for p in view.pools if usable is None or usable(p.id.driver, p.id.pool))
         self.unusable = tuple(p for p in view.pools if p not in self.pools) if usable is not None else ()

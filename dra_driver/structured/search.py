@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from dra_driver.api.quantity import Quantity
+from dra_driver.structured.budget import LEAST_STEPS
 from dra_driver.structured.capacity import Amounts, fits
 from dra_driver.structured.constraints import Constraint, make_constraint
 from dra_driver.structured.node import Candidate, NodeProblem
@@ -20,10 +20,7 @@ from dra_driver.structured.plan import MAX_RESULTS, Alternative, FatalError
 from dra_driver.structured.pools import DeviceEntry
 from dra_driver.structured.types import PoolID
 
-__all__ = ["MAX_STEPS", "Pick", "Search", "SearchLimitError"]
-
-# Devices that are tried on one node before the search gives up, about two seconds (Kubernetes: 10 s).
-MAX_STEPS: Final = 200_000
+__all__ = ["Pick", "Search", "SearchLimitError"]
 
 _NONE: Amounts = {}
 
@@ -83,7 +80,7 @@ class Search:
         twin: Callable[[Candidate], object] | None = None,
         promising: Callable[[Search], bool] | None = None,
         strict: bool = True,
-        max_steps: int = MAX_STEPS,
+        max_steps: int | None = None,
     ) -> None:
         self._problem = problem
         self._claims = problem.claims
@@ -93,7 +90,9 @@ class Search:
         self._twin = twin or (problem.twin if not problem.has_all_requests else _no_twin)
         self._promising = promising
         self._strict = strict
-        self._steps = max_steps
+        most = problem.budget.per_node if max_steps is None else max_steps
+        self._steps = min(most, max(problem.budget.left, LEAST_STEPS))
+        self._granted = self._steps
         self._taken = _Taken()
         self._constraints: list[list[Constraint]] = [
             [make_constraint(c) for c in claim.constraints] for claim in problem.claims
@@ -112,7 +111,10 @@ class Search:
             FatalError: with ``strict``, the search reached something that Kubernetes refuses.
             SearchLimitError: too many combinations.
         """
-        return self._request(0, 0)
+        try:
+            return self._request(0, 0)
+        finally:
+            self._problem.budget.spend(self._granted - self._steps)
 
     def ranks(self) -> tuple[int, ...]:
         """The alternative of each request, up to the one that is being served."""
@@ -121,8 +123,12 @@ class Search:
         return (*done, *(self.chosen[ci][: ri + 1] if ci < len(self.chosen) else ()))
 
     def limit(self, steps: int) -> None:
-        """Leaves at most so many more steps."""
-        self._steps = min(self._steps, steps)
+        """Leaves at most so many more steps, and none that the question does not have."""
+        rest = self._problem.budget.left - (self._granted - self._steps)
+        steps = max(0, min(steps, self._steps, rest))
+        # What is cut off is not spent.
+        self._granted -= self._steps - steps
+        self._steps = steps
 
     def _request(self, ci: int, ri: int) -> bool:
         while ci < len(self._claims) and ri == len(self._claims[ci].requests):

@@ -22,7 +22,7 @@ from dra_driver.structured import (
     Strategy,
     allocate,
 )
-from dra_driver.structured import search as search_module
+from dra_driver.structured.budget import Budget
 
 TAINT = {"key": "dra-driver.dev/controller", "value": "allocates", "effect": "NoSchedule"}
 OTHER = {"key": "example.com/broken", "effect": "NoExecute"}
@@ -166,17 +166,16 @@ def test_a_mode_that_the_manifest_leaves_out_is_the_servers_default() -> None:
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_a_search_without_end_is_given_up(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every device is different, none has a partner: all pairs of many devices would have to be tried.
+    # Every device is different, and seven kinds are too few for ten devices: all sets would have to be tried.
     gpus = [device(f"d{i}", "80Gi", attributes={"x": i, "y": i % 7}) for i in range(40)]
     wanted = claim(
         "c",
         exactly(10),
         constraints=[{"distinctAttribute": "gpu.example.com/x"}, {"distinctAttribute": "gpu.example.com/y"}],
     )
-    monkeypatch.setattr(search_module, "MAX_STEPS", 5_000)
-    monkeypatch.setattr("dra_driver.structured.bestfit.MAX_STEPS", 5_000)
-    monkeypatch.setitem(search_module.Search.__init__.__kwdefaults__, "max_steps", 5_000)
-    outcome = allocate(snapshot(pool("n1", *gpus)), [wanted], strategy=strategy)
+    monkeypatch.setattr("dra_driver.structured.allocator.Budget", lambda: Budget(left=20_000, per_node=5_000))
+    cluster = snapshot(*(pool(f"n{i}", *gpus) for i in range(8)))
+    outcome = allocate(cluster, [wanted], strategy=strategy)
     assert isinstance(outcome, Failed)
     assert outcome.only_this_node
     assert "gave up" in outcome.message
