@@ -6,6 +6,7 @@
     ├── InvalidInput              what somebody gave us is wrong: says what was given, what is allowed, where
     │   ├── InvalidQuantity       not a Kubernetes quantity
     │   ├── InvalidVersion        not a semantic version
+    │   ├── InvalidParameters     opaque parameters of a claim or class; carries all findings at once
     │   ├── DecodeError           an object does not have the form of its kind
     │   └── ConfigurationError    flags, environment or files of a binary; carries all findings at once
     ├── ApiError                  the API server answered with a Status other than success
@@ -38,6 +39,7 @@ __all__ = [
     "Gone",
     "Invalid",
     "InvalidInput",
+    "InvalidParameters",
     "InvalidQuantity",
     "InvalidVersion",
     "NotFound",
@@ -60,6 +62,18 @@ class InvalidQuantity(InvalidInput):
 
 class InvalidVersion(InvalidInput):
     """A text that is not a semantic version (semver.org 2.0.0)."""
+
+
+class InvalidParameters(InvalidInput):
+    """Opaque parameters are wrong.
+
+    Attributes:
+        findings: every finding, with the path of the field.
+    """
+
+    def __init__(self, findings: str | Sequence[str]) -> None:
+        self.findings: tuple[str, ...] = (findings,) if isinstance(findings, str) else tuple(findings)
+        super().__init__("; ".join(self.findings))
 
 
 class DecodeError(InvalidInput):

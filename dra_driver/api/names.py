@@ -12,15 +12,21 @@ __all__ = [
     "CONTROLLER_TAINT",
     "DEFAULT_DRIVER_NAME",
     "NUMA_NODE",
+    "NVIDIA_DRIVER_NAME",
     "PCIE_ROOT",
     "PCI_BUS_ID",
     "PLUGIN_FIELD_MANAGER",
     "POD_CLAIM_ANNOTATION",
+    "RDMA_DRIVER_NAME",
     "SYSTEM_NAMESPACE",
     "cdi_kind",
 ]
 
 DEFAULT_DRIVER_NAME: Final = "gpu.dra-driver.dev"
+# The same binary publishes RDMA NICs under a driver name of their own.
+RDMA_DRIVER_NAME: Final = "rdma.dra-driver.dev"
+# Under this name we take over from NVIDIA's driver, and understand its opaque parameters.
+NVIDIA_DRIVER_NAME: Final = "gpu.nvidia.com"
 SYSTEM_NAMESPACE: Final = "dra-driver"
 
 # Devices of a pool that our controller allocates carry this NoSchedule taint, so that kube-scheduler's
