@@ -1,0 +1,100 @@
+"""Starts node agents for the crash test: imports once, forks one process per agent.
+
+Each line on stdin is a request ``{"id", "arguments", "plan", "state", "cdi", "log", "stderr"}``; lines on
+stdout say ``{"id", "pid"}`` and, when that process has ended, ``{"id", "status"}`` (negative: the signal). The
+agent is the real command line; only ``faults`` is put under it, as the variable ``CRASH_PLAN`` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from faults import PLAN, Injector, Plan
+
+
+def main() -> None:
+    # Imported before the first fork; nothing here starts a thread.
+    import kubernetes.aio.client
+    import kubernetes.aio.config
+
+    import dra_driver.cli.kubelet_plugin
+    import dra_driver.cli.main
+    import dra_driver.discovery.simulated  # noqa: F401
+
+    readable, writable = os.pipe()
+    for end in (readable, writable):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writable)
+    agents: dict[int, int] = {}
+    pending = b""
+    tell({"ready": True})
+    while True:
+        ready, _, _ = select.select([0, readable], [], [])
+        if readable in ready:
+            os.read(readable, 4096)
+            reap(agents)
+        if 0 in ready:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    agent(request)
+                agents[pid] = request["id"]
+                tell({"id": request["id"], "pid": pid})
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
+
+
+def tell(answer: dict[str, Any]) -> None:
+    os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+def reap(agents: dict[int, int]) -> None:
+    while agents:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        tell({"id": agents.pop(pid), "status": os.waitstatus_to_exitcode(status)})
+
+
+def agent(request: dict[str, Any]) -> NoReturn:
+    """The forked process."""
+    from dra_driver.cli.main import main as command
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code = 70
+    try:
+        errors = os.open(request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.dup2(errors, 2)
+        os.environ[PLAN] = json.dumps(request["plan"])
+        plan = Plan(**json.loads(os.environ[PLAN]))
+        Injector(plan, Path(request["state"]), Path(request["cdi"]), Path(request["log"])).install()
+        code = command(request["arguments"])
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

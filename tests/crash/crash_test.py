@@ -1,0 +1,281 @@
+"""Kills real node agents at every durable step of prepare and unprepare, and looks at what is left.
+
+``make crash-test``: a thousand kills and more. ``--kills N`` for fewer, ``--seed S`` for another run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import structlog
+from crash_world import Agent, Figures, ForkServer, World, summary, worlds
+from faults import Plan
+
+GPUS = tuple(f"gpu-0000-{bus}-00-0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
+ERRORS = ("ENOSPC", "EIO", "EROFS")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that the kubelet (or somebody on the node) does."""
+
+    verb: str
+    claim: str
+
+
+# Whole lives of claims of one and two devices, repeated calls, a device that changes hands, a damaged file,
+# unprepare of what was never prepared.
+SCRIPT = tuple(
+    Step(*words.split())
+    for words in (
+        "prepare a",
+        "prepare b",
+        "prepare a",
+        "unprepare a",
+        "prepare c",
+        "unprepare never",
+        "damage b",
+        "prepare b",
+        "unprepare c",
+        "unprepare b",
+        "unprepare b",
+    )
+)
+
+
+def populate(world: World) -> None:
+    """The claims of the script."""
+    world.add("a", GPUS[0])
+    world.add("b", GPUS[1], GPUS[2])
+    world.add("c", GPUS[0])
+    world.add("never", GPUS[3])
+
+
+async def play(world: World, plans: Sequence[Plan]) -> None:
+    """Plays the script; each plan is one life, and after the last one nothing happens any more."""
+    populate(world)
+    left = list(plans)
+    agent = await alive(world, left)
+    for step in SCRIPT:
+        claim = world.claims[step.claim]
+        tries = 0
+        while True:
+            if step.verb == "damage":
+                (world.cdi / claim.file).write_bytes(b"{}")
+                break
+            call = world.prepare if step.verb == "prepare" else world.unprepare
+            if await call(agent, claim):
+                break
+            tries += 1
+            if tries > 60:
+                world.violate("no progress", f"{step}: {world.errors()}")
+            if await gone(agent):
+                await world.ended(agent)
+                agent = await alive(world, left)
+    await world.stop(agent)
+    world.check(idle=True)
+
+
+async def alive(world: World, left: list[Plan]) -> Agent:
+    """Starts agents until one lives, and looks at what the one before left."""
+    while True:
+        plan = left.pop(0) if left else None
+        agent = await world.start(plan)
+        if agent is not None:
+            if plan is None or not plan.error:
+                world.check()
+            return agent
+
+
+async def gone(agent: Agent) -> bool:
+    """Whether the agent has ended; a connection breaks a little before its process is reaped."""
+    try:
+        async with asyncio.timeout(0.05):
+            await asyncio.shield(agent.ended)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def count_steps(forks: ForkServer) -> tuple[list[str], int]:
+    """The steps of an undisturbed life, and how many a restart in the middle takes at most."""
+    figures = Figures()
+    async with worlds(forks, figures, "count") as world:
+        await play(world, ())
+        steps = world.steps()
+    if figures.texts:
+        raise SystemExit(f"without any fault: {figures.texts}")
+    return steps, 14
+
+
+async def load(world: World, seed: int, kills: int) -> None:
+    """Eight devices change hands between two claims each, in parallel; the agent is killed at any moment."""
+    chance = random.Random(seed)
+    for i, gpu in enumerate(GPUS):
+        world.add(f"one-{i}", gpu)
+        world.add(f"two-{i}", gpu)
+    goal = world.figures.kills + kills
+    current: list[Agent] = []
+    back = asyncio.Event()
+    finished = asyncio.Event()
+
+    async def again(call: Callable[[Agent], Awaitable[bool]]) -> None:
+        while True:
+            await back.wait()
+            if await call(current[0]):
+                return
+            await asyncio.sleep(0.001)
+
+    async def hand_over(i: int) -> None:
+        one, two = world.claims[f"one-{i}"], world.claims[f"two-{i}"]
+        while not finished.is_set():
+            await again(lambda a: world.prepare(a, one))
+            async with asyncio.TaskGroup() as both:
+                both.create_task(again(lambda a: world.prepare(a, two)))
+                await asyncio.sleep(chance.random() * 0.01)
+                both.create_task(again(lambda a: world.unprepare(a, one)))
+            await again(lambda a: world.unprepare(a, two))
+
+    async def kill() -> None:
+        while world.figures.kills < goal:
+            # Some die while they start, some by step, most at any moment under load.
+            plan = Plan(kill_at=chance.randrange(60)) if chance.random() < 0.3 else Plan()
+            agent = await world.start(plan)
+            if agent is None:
+                continue
+            world.check()
+            current[:] = [agent]
+            back.set()
+            await asyncio.wait([agent.ended], timeout=chance.random() * 0.12)
+            back.clear()
+            agent.kill()
+            await world.ended(agent)
+        agent = await world.start()
+        assert agent is not None
+        world.check()
+        current[:] = [agent]
+        finished.set()
+        back.set()
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for i in range(len(GPUS)):
+                tasks.create_task(hand_over(i))
+            tasks.create_task(kill())
+    except* AssertionError as group:
+        raise group.exceptions[0] from None
+    await world.stop(current[0])
+    world.check(idle=True)
+
+
+Run = Callable[[World], Awaitable[None]]
+
+
+def matrix(steps: Sequence[str], restart: int, kills: int, seed: int) -> list[tuple[str, Run]]:
+    """All runs: every step, every pair of step and step of the restart, torn writes, errors, load."""
+    chance = random.Random(seed)
+    n = len(steps)
+    runs: list[tuple[str, Run]] = []
+
+    def add(name: str, *plans: Plan) -> None:
+        runs.append((name, lambda world: play(world, plans)))
+
+    for k in range(n):
+        add(f"kill at {k}", Plan(kill_at=k))
+        if steps[k].endswith("write"):
+            add(f"torn write at {k}", Plan(kill_at=k, torn=True))
+    nested = [(k, j) for k in range(1, n) for j in range(restart)]
+    chance.shuffle(nested)
+    for k, j in nested[: max(0, kills * 4 // 10 // 2)]:
+        add(f"kill at {k}, then at {j}", Plan(kill_at=k), Plan(kill_at=j))
+    faulty = [(e, k, count, where) for e in ERRORS for k in range(n) for count, where in PATTERNS]
+    chance.shuffle(faulty)
+    for error, k, count, where in faulty[: max(4, kills // 8)]:
+        plan = Plan(error=error, error_at=k, error_count=count, read_only=where)
+        add(f"{error} at {k}+{count} {where}", plan)
+        later = k + chance.randrange(1, 12)
+        kill = Plan(error=error, error_at=k, error_count=count, read_only=where, kill_at=later)
+        add(f"{error} at {k}+{count} {where}, kill at {later}", kill)
+    chance.shuffle(runs)
+    each = 25 if kills > 200 else 8
+    for i in range(max(1, kills * 45 // 100 // each)):
+        runs.append((f"load {i}", lambda world, i=i: load(world, seed + i, each)))  # type: ignore[misc]
+    return runs
+
+
+# How many steps in a row fail, and where: a moment, a while, a directory that became read-only.
+PATTERNS = ((1, ""), (3, ""), (12, ""), (25, "cdi"), (25, "state"))
+
+
+async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figures:
+    """Everything; stops early only where ``kills`` is small."""
+    figures = Figures()
+    started = time.monotonic()
+    async with ForkServer() as forks:
+        steps, restart = await count_steps(forks)
+        queue = matrix(steps, restart, kills, seed)
+        if kills < len(steps):
+            # A short run takes a part of the matrix, and always some load.
+            queue = [*queue[: kills * 2 // 3], queue[-1]]
+        total = len(queue)
+        queue.reverse()
+
+        async def work() -> None:
+            while queue:
+                name, one = queue.pop()
+                async with worlds(forks, figures, name) as world:
+                    await one(world)
+                done = total - len(queue)
+                if not quiet and done % 50 == 0:
+                    bad = sum(figures.violations.values())
+                    print(
+                        f"{time.monotonic() - started:6.1f} s  runs {done}/{total}  kills {figures.kills}  "
+                        f"violations {bad}",
+                        flush=True,
+                    )
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(jobs):
+                tasks.create_task(work())
+        if not quiet:
+            print(f"durable steps of the script: {len(steps)}")
+    return figures
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000, help="at least so many")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 2, help="nodes side by side")
+    args = parser.parse_args()
+    import logging
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    started = time.monotonic()
+    figures = asyncio.run(run(args.kills, args.seed, args.jobs))
+    enough = figures.kills >= args.kills
+    clean = not figures.violations and not figures.texts
+    for line in summary(figures, time.monotonic() - started):
+        print(line)
+    if not enough:
+        print(f"only {figures.kills} kills of {args.kills}")
+    print("passed" if clean and enough else "FAILED")
+    return 0 if clean and enough else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Crashes and disk errors at chosen steps: wraps the calls of ``os`` that change the node's memory.
+
+Only the agent under test installs this; the product knows nothing of it. A *step* is one call that changes
+(or makes durable) something in the state or CDI directory, counted from the start of the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PLAN = "CRASH_PLAN"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens to one process.
+
+    Attributes:
+        kill_at: the step before which the process is killed; None: never.
+        torn: half of the data is written first, where that step is a write.
+        error: name of an errno, from step ``error_at`` on for ``error_count`` steps.
+        read_only: ``cdi`` or ``state``: the errors come only there.
+    """
+
+    kill_at: int | None = None
+    torn: bool = False
+    error: str = ""
+    error_at: int = 0
+    error_count: int = 0
+    read_only: str = ""
+
+
+class Injector:
+    """Counts steps and makes the plan come true. ``log`` gets one line a step."""
+
+    def __init__(self, plan: Plan, state: Path, cdi: Path, log: Path) -> None:
+        self._plan = plan
+        self._folders = {"state": f"{state}/", "cdi": f"{cdi}/"}
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._names: dict[int, str] = {}
+        self._steps = 0
+        self._lock = threading.Lock()
+        self._write = os.write
+
+    def install(self) -> None:
+        """Replaces the functions of ``os`` in this process."""
+        wrapped: dict[str, Callable[..., Any]] = {
+            name: self._by_path(name, getattr(os, name))
+            for name in ("rename", "replace", "unlink", "link", "mkdir", "rmdir")
+        }
+        wrapped |= {
+            "open": self._open(os.open),
+            "close": self._close(os.close),
+            "write": self._written(os.write),
+            "fsync": self._by_descriptor("fsync", os.fsync),
+            "fchmod": self._by_descriptor("fchmod", os.fchmod),
+        }
+        for name, function in wrapped.items():
+            setattr(os, name, function)
+
+    def _where(self, path: object) -> str:
+        """``state``, ``cdi`` or nothing of ours."""
+        text = os.fspath(path) if isinstance(path, str | Path) else ""
+        for where, folder in self._folders.items():
+            if text.startswith(folder) and "lock" not in text.rpartition("/")[2]:
+                if where == "cdi" or "checkpoint" in text.rpartition("/")[2]:
+                    return where
+            elif f"{text}/" == folder:
+                return where
+        return ""
+
+    def _step(self, call: str, where: str, tear: Callable[[], object] | None = None) -> None:
+        plan = self._plan
+        with self._lock:
+            number, self._steps = self._steps, self._steps + 1
+            self._write(self._log, f"{where} {call}\n".encode())
+            if number == plan.kill_at:
+                if plan.torn and tear is not None:
+                    tear()
+                os.kill(os.getpid(), signal.SIGKILL)
+            here = not plan.read_only or plan.read_only == where
+            if plan.error and here and plan.error_at <= number < plan.error_at + plan.error_count:
+                code = getattr(errno, plan.error)
+                raise OSError(code, os.strerror(code))
+
+    def _by_path(self, call: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def function(path: Any, *more: Any, **named: Any) -> Any:
+            if where := self._where(path):
+                self._step(call, where)
+            return real(path, *more, **named)
+
+        return function
+
+    def _open(self, real: Callable[..., int]) -> Callable[..., int]:
+        def function(path: Any, flags: int, *more: Any, **named: Any) -> int:
+            where = self._where(path)
+            if where and flags & os.O_CREAT:
+                self._step("create", where)
+            descriptor = real(path, flags, *more, **named)
+            if where:
+                self._names[descriptor] = where
+            return descriptor
+
+        return function
+
+    def _close(self, real: Callable[[int], None]) -> Callable[[int], None]:
+        def function(descriptor: int) -> None:
+            self._names.pop(descriptor, None)
+            real(descriptor)
+
+        return function
+
+    def _written(self, real: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
+        def function(descriptor: int, data: Any) -> int:
+            if where := self._names.get(descriptor):
+                self._step("write", where, lambda: real(descriptor, data[: len(data) // 2]))
+            return real(descriptor, data)
+
+        return function
+
+    def _by_descriptor(self, call: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def function(descriptor: int, *more: Any) -> Any:
+            if where := self._names.get(descriptor):
+                self._step(call, where)
+            return real(descriptor, *more)
+
+        return function
