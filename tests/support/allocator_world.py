@@ -211,6 +211,18 @@ class Checker:
                     left[driver, pool_name, consumed.counter_set, counter] -= amount.value.nano
         return [f"counter {key} is over-committed" for key, amount in left.items() if amount < 0]
 
+    def _enough_left(self, capacity: Any, key: tuple[str, str, str]) -> bool:
+        asked: Mapping[str, Quantity] = capacity.requests if capacity is not None else {}
+        for name, has in self.devices[key].capacity.items():
+            used = sum(
+                r.consumed_capacity[name].nano
+                for r in self.taken
+                if (r.driver, r.pool, r.device) == key and not r.admin_access and name in r.consumed_capacity
+            )
+            if used + asked.get(name, has.value).nano > has.value.nano:
+                return False
+        return True
+
     def _requests(self, of: ResourceClaim, result: AllocationResult, at: str) -> list[str]:
         found = []
         by_request: dict[str, list[DeviceRequestAllocationResult]] = defaultdict(list)
@@ -232,7 +244,10 @@ class Checker:
                 want = {
                     key
                     for key, d in self.devices.items()
-                    if self.node_of[key] == at and _big_enough(spec.capacity, d)
+                    if self.node_of[key] == at
+                    and _big_enough(spec.capacity, d)
+                    # A shared device without enough left does not count among "all devices".
+                    and self._enough_left(spec.capacity, key)
                 }
                 if {(r.driver, r.pool, r.device) for r in got} != want:
                     found.append(f"{given[0]}: not all devices")
