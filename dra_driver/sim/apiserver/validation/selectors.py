@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dra_driver.cel import CelCompileError, Environment, compile_selector
+from dra_driver.cel import MAX_EXPRESSION_LENGTH, validate_selector
 from dra_driver.sim.apiserver.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import devices
 
 __all__ = ["check_selectors"]
-
-_LENGTH = 10 * 1024
-_NEW = Environment(new=True)
 
 
 def check_selectors(selectors: list[Raw], path: str, causes: Causes, *, stored: bool = False) -> None:
@@ -19,8 +16,6 @@ def check_selectors(selectors: list[Raw], path: str, causes: Causes, *, stored: 
         cel = selector.get("cel")
         if cel is None:
             causes.required(f"{here}.cel")
-        elif len(cel["expression"].encode()) > _LENGTH:
-            causes.too_long(f"{here}.cel.expression", _LENGTH)
         elif not stored:
             _check_expression(cel["expression"], f"{here}.cel.expression", causes)
 
@@ -28,7 +23,11 @@ def check_selectors(selectors: list[Raw], path: str, causes: Causes, *, stored: 
 
 
 def _check_expression(expression: str, path: str, causes: Causes) -> None:
-    try:
-        compile_selector(expression, environment=_NEW)
-    except CelCompileError as e:
-        causes.invalid(path, expression, f"compilation failed: {e}")
+    for finding in validate_selector(expression):
+        match finding.reason:
+            case "TooLong":
+                causes.too_long(path, MAX_EXPRESSION_LENGTH)
+            case "Invalid":
+                causes.invalid(path, expression, finding.message)
+            case "TooExpensive":
+                causes.forbidden(path, finding.message)

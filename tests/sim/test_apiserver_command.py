@@ -1,0 +1,101 @@
+"""``dra-driver sim apiserver``: the server as a command, and kubectl against it where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+COMMAND = [sys.executable, "-m", "dra_driver.cli.main", "sim", "apiserver"]
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+
+pytestmark = pytest.mark.sim
+
+
+@contextlib.contextmanager
+def _server(kubeconfig: Path) -> Iterator[str]:
+    process = subprocess.Popen(
+        [*COMMAND, "--kubeconfig", str(kubeconfig)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    with _server(path) as line:
+        url = yaml.safe_load(path.read_text())["clusters"][0]["cluster"]["server"]
+        assert url in line
+        with urllib.request.urlopen(f"{url}/apis/resource.k8s.io/v1/deviceclasses", timeout=5) as answer:
+            assert b"gpu.dra-driver.dev" in answer.read()
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=30)
+
+
+def test_what_it_cannot_do_it_says(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        found = _run("--port", port, "--kubeconfig", str(tmp_path / "k"))
+        assert found.returncode == 1
+        assert port in found.stderr
+    found = _run("--kubeconfig", str(tmp_path / "no" / "such" / "folder"))
+    assert found.returncode == 2
+    assert "no/such/folder" in found.stderr
+    found = _run("--port", "99999", "--kubeconfig", str(tmp_path / "k"))
+    assert found.returncode == 2
+    assert "99999" in found.stderr
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
+def test_kubectl_gets_along_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+
+    def kubectl(*arguments: str) -> str:
+        environment = {**os.environ, "KUBECONFIG": str(path), "HOME": str(tmp_path)}
+        command = ["kubectl", *arguments]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        assert found.returncode == 0, (arguments, found.stdout, found.stderr)
+        return found.stdout
+
+    with _server(path):
+        assert "created" in kubectl("apply", "-R", "-f", str(EXAMPLES))
+        again = kubectl("apply", "-R", "-f", str(EXAMPLES))
+        assert "created" not in again
+        kubectl("apply", "--server-side", "--force-conflicts", "-R", "-f", str(EXAMPLES))
+        assert "pending" in kubectl("get", "resourceslices,resourceclaims,deviceclasses,pods", "-A")
+        kubectl("get", "pods", "-A", "-o", "wide")
+        assert "Pending" in kubectl("describe", "pods", "-A")
+        namespace = kubectl("get", "resourceclaims", "-A", "-o", "jsonpath={.items[0].metadata.namespace}")
+        name = kubectl("get", "resourceclaims", "-A", "-o", "jsonpath={.items[0].metadata.name}")
+        claim = ("resourceclaim", name, "-n", namespace)
+        kubectl("label", *claim, "a=b")
+        kubectl("annotate", *claim, "a=b")
+        kubectl("patch", *claim, "--type=merge", "-p", '{"metadata":{"labels":{"c":"d"}}}')
+        kubectl("wait", *claim, "--for=jsonpath={.metadata.labels.c}=d", "--timeout=5s")
+        kubectl("create", "configmap", "made", "--from-literal=a=b")
+        kubectl("api-resources")
+        kubectl("delete", "-R", "-f", str(EXAMPLES), "--timeout=20s")
