@@ -65,11 +65,20 @@ class _Round:
 
 
 class Scheduler:
-    """Schedules pods with ``schedulerName`` absent or ``default-scheduler``."""
+    """Schedules the pods that name it.
 
-    def __init__(self, api: KubeClient, *, name: str = "default-scheduler") -> None:
+    Args:
+        api: the API server.
+        name: ``schedulerName`` of its pods; the default also takes those without one.
+        backoff: seconds before a pod that did not fit is looked at again, however much changes; doubles up to
+            ten times that. The real one begins with a second.
+    """
+
+    def __init__(self, api: KubeClient, *, name: str = "default-scheduler", backoff: float = 0.05) -> None:
         self._api = api
         self._name = name
+        self._backoff = backoff
+        self._not_before: dict[str, tuple[float, float]] = {}  # pod UID → monotonic time, last delay
         self._pods = Informer(api, PODS)
         self._claims = Informer(api, RESOURCE_CLAIMS)
         self._slices = Informer(api, RESOURCE_SLICES)
@@ -123,7 +132,10 @@ class Scheduler:
             (p for p in self._pods.items() if self._is_waiting(p)),
             key=lambda p: (p.metadata.creation_timestamp or "", p.key),
         )
+        now = asyncio.get_running_loop().time()
         for pod in waiting:
+            if now < self._not_before.get(pod.metadata.uid, (0.0, 0.0))[0]:
+                continue  # a timer will bring it back
             try:
                 await self._schedule(this, pod)
             except (Conflict, NotFound) as e:
@@ -159,8 +171,9 @@ class Scheduler:
         for uid in list(self._bound):
             if uid not in pods or pods[uid].spec.node_name:
                 del self._bound[uid]
-        for uid in [u for u in self._said if u not in pods]:
-            del self._said[uid]
+        for gone in [u for u in self._said if u not in pods]:
+            del self._said[gone]
+            self._not_before.pop(gone, None)
 
     def _claim(self, key: ObjectKey) -> ResourceClaim | None:
         return self._assumed.get(key) or self._claims.get(key)
@@ -335,7 +348,13 @@ class Scheduler:
         self._recorder.event(PODS, pod, "Normal", "Scheduled", message)
 
     async def _refuse(self, pod: Pod, why: _Unschedulable) -> None:
-        if self._said.get(pod.metadata.uid) == why.message:
+        uid = pod.metadata.uid
+        loop = asyncio.get_running_loop()
+        delay = min(self._not_before.get(uid, (0.0, self._backoff / 2))[1] * 2, self._backoff * 10)
+        self._not_before[uid] = (loop.time() + delay, delay)
+        loop.call_later(delay, self._dirty.set)
+        said = self._said.get(uid)
+        if said == why.message:
             return
         condition = {
             "type": "PodScheduled",
@@ -348,14 +367,14 @@ class Scheduler:
         await self._api.merge_patch(
             PODS,
             pod.metadata.name,
-            {"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [*others, condition]}},
+            {"metadata": {"uid": uid}, "status": {"conditions": [*others, condition]}},
             pod.metadata.namespace,
             subresource="status",
         )
-        self._said[pod.metadata.uid] = why.message
-        self._recorder.event(PODS, pod, "Warning", "FailedScheduling", why.message)
-        if why.reason == "SchedulerError":
-            self._again()
+        self._said[uid] = why.message
+        if said is None:
+            # Later ones become a series of the first, whose text stays as it was.
+            self._recorder.event(PODS, pod, "Warning", "FailedScheduling", why.message)
 
 
 def _allows(claim: ResourceClaim, node: Node) -> bool:

@@ -47,6 +47,7 @@ class FakePlugin:
     endpoint: str | None = None
     instance: str = ""
     claim_error: str = ""
+    cdi: bool = True
     health: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     get_info_failures: int = 0
@@ -121,7 +122,8 @@ class _Dra:
             device = answer.claims[uid].devices.add()
             device.pool_name, device.device_name = "pool", "dev-0"
             device.request_names.append("g")
-            device.cdi_device_ids.append(f"a.example.com/dev=c-{uid}")
+            if self._plugin.cdi:
+                device.cdi_device_ids.append(f"a.example.com/dev=c-{uid}")
         return answer
 
     async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -41,6 +41,7 @@ class SimKubelet:
         settings: delays.
         runtime: pass the old one to restart a kubelet under running containers.
         labels: of the Node object, beside ``kubernetes.io/hostname``.
+        allocatable: of the Node object.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class SimKubelet:
         *,
         runtime: SimRuntime | None = None,
         labels: Mapping[str, str] | None = None,
+        allocatable: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.layout = layout
         self._api = api
         self._settings = settings or KubeletSettings()
+        self._allocatable = dict(allocatable or ALLOCATABLE)
         self._labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **(labels or {})}
         layout.create()
         self.runtime = runtime or SimRuntime(CdiRegistry([layout.cdi], stat_device=simulated_device_node))
@@ -190,8 +193,8 @@ class SimKubelet:
         status: dict[str, Any] = {"conditions": [{**condition, "lastTransitionTime": self._ready_since}]}
         if first:
             status |= {
-                "capacity": ALLOCATABLE,
-                "allocatable": ALLOCATABLE,
+                "capacity": self._allocatable,
+                "allocatable": self._allocatable,
                 "addresses": [
                     {"type": "InternalIP", "address": "127.0.0.1"},
                     {"type": "Hostname", "address": self.name},

@@ -217,6 +217,9 @@ class PodWorker:
         sandbox = self._node.runtime.sandboxes.get(self.uid)
         for name in sandbox.containers if sandbox is not None and self._phase not in FINISHED else ():
             self._event("Normal", "Killing", f"Stopping container {name}")
+        if sandbox is not None and not self._gone:
+            grace = self._pod.spec.termination_grace_period_seconds
+            await asyncio.sleep(min(self._node.settings.stop_delay, grace))
         await self._unprepare()
         self._node.runtime.stop_sandbox(self.uid)
         while not self._gone:
@@ -276,7 +279,8 @@ class PodWorker:
         running = sandbox.containers if sandbox is not None else {}
         now = time.monotonic()
         up = all(c.name in running and not running[c.name].ended(now) for c in self._pod.spec.containers)
-        unready = {}
+        unready: dict[str, str] = {}
+        completed = {"reason": "PodCompleted"} if self._phase == "Succeeded" else {}
         if self._phase in FINISHED:
             unready = {"reason": "PodCompleted" if self._phase == "Succeeded" else "PodFailed"}
         elif not up:
@@ -287,7 +291,7 @@ class PodWorker:
             }
         conditions = [
             {"type": "PodReadyToStartContainers", "status": str(self._sandbox_ready)},
-            {"type": "Initialized", "status": "True"},
+            {"type": "Initialized", "status": "True", **completed},
             {"type": "Ready", "status": str(not unready), **unready},
             {"type": "ContainersReady", "status": str(not unready), **unready},
             {"type": "PodScheduled", "status": "True"},
@@ -297,11 +301,15 @@ class PodWorker:
             "startTime": self._started_at,
             "hostIP": "127.0.0.1",
             "hostIPs": [{"ip": "127.0.0.1"}],
-            "conditions": self._with_times(conditions),
+            "conditions": [*self._foreign_conditions(conditions), *self._with_times(conditions)],
             "containerStatuses": [
                 self._container_status(c, running.get(c.name)) for c in self._pod.spec.containers
             ],
         }
+
+    def _foreign_conditions(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        types = {condition["type"] for condition in own}
+        return [dict(c) for c in self._pod.status.conditions if c.get("type") not in types]
 
     def _with_times(self, conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         before = {c.get("type"): c for c in (self._written or {}).get("conditions", ())}

@@ -82,6 +82,7 @@ class KubeletSettings:
         create_retry: before a container that could not be created is tried again.
         restart_backoff: before a container that ended is started again.
         health_retry: before an ended health stream is opened again.
+        stop_delay: how long containers take to stop; at most the pod's grace period.
         exit_detection: after a container ended, until that is noticed.
         reconcile: how often claims of pods that are gone are looked for.
         heartbeat: between two updates of the Node's Ready condition.
@@ -101,6 +102,7 @@ class KubeletSettings:
     create_retry: float = 12.0
     restart_backoff: float = 10.0
     health_retry: float = 5.0
+    stop_delay: float = 0.5
     exit_detection: float = 1.0
     reconcile: float = 60.0
     heartbeat: float = 10.0
@@ -120,6 +122,7 @@ class KubeletSettings:
             create_retry=1.0,
             restart_backoff=0.5,
             health_retry=1.0,
+            stop_delay=0.0,
             exit_detection=0.1,
             reconcile=5.0,
         )
