@@ -314,22 +314,24 @@ def two_terms(a: Closure, b: Closure, decisive: bool) -> Closure:
     other = not decisive
 
     def logical(f: Value) -> Value:
+        error: CelRuntimeError | None = None
+        left = None
         try:
             left = a(f)
         except CelPanic:
             raise
         except CelRuntimeError as e:
-            if b(f) is decisive:
-                return decisive
-            raise e.with_traceback(None) from None
+            error = e
         if left is decisive:
             return decisive
+        # Outside the handler: a failure of b must not drag that of a along, fold by fold.
         right = b(f)
-        if left is other:
-            if right is other or right is decisive:
-                return right is True
-        elif right is decisive:
+        if left is other and (right is other or right is decisive):
+            return right
+        if right is decisive:
             return decisive
+        if error is not None:
+            raise error.with_traceback(None)
         raise no_such_overload()
 
     return logical

@@ -231,7 +231,7 @@ class Compiler:
 
     def function(self, e: Call, operands: list[Expr]) -> Callable[..., Value]:
         """What to call with the values of the operands."""
-        if len(e.overloads) == 1 and not any(_loosely_typed(o.type) for o in operands):
+        if len(e.overloads) == 1 and all(map(self.is_certain, operands)):
             found = _IMPLEMENTATIONS.get(e.overloads[0])
             if found is None:
                 return closures.undefined
@@ -242,6 +242,38 @@ class Compiler:
             if found is not None:
                 candidates.append((tuple(map(_type_test, self.overloads[overload].args)), found))
         return closures.dispatcher(candidates)
+
+    def is_certain(self, e: Expr) -> bool:
+        """Whether values of the node are of its static type: not where null or dyn may have slipped in."""
+        if _loosely_typed(e.type):
+            return False
+        match e:
+            case Literal():
+                return e.value is not None
+            case ListExpr() | MapExpr() | StructExpr():
+                return True
+            case Ident():
+                return e.name not in self.scope
+            case Select():
+                return bool(e.test_only or e.as_ident) or self.is_device(e.operand) or self.is_capacity(e)
+            case Call():
+                results = [self.overloads[o].result for o in e.overloads if o in self.overloads]
+                concrete = bool(results) and not any(_loosely_typed(r) for r in results)
+                return concrete or e.function == "_?._" or self.is_capacity(e)
+            case Comprehension():
+                return (not e.is_bind and not isinstance(e.result, Ident)) or isinstance(e.accu_init, Literal)
+            case _:
+                return False
+
+    def is_capacity(self, e: Expr) -> bool:
+        """Whether the node is a capacity of the device, or a domain of attributes or capacities."""
+        inner = _constant_key(e)
+        if inner is None:
+            return False
+        if self.device_map(inner[0]):
+            return True
+        outer = _constant_key(inner[0])
+        return outer is not None and self.device_map(outer[0]) == "capacity"
 
     def converted(self, e: Call) -> Closure:
         """A conversion; of a constant it is done once, and a failure is one of the expression."""
@@ -289,7 +321,7 @@ class Compiler:
         a, b = e.args
         left, right = self.compile(a), self.compile(b)
         negated = e.function == "_!=_"
-        if a.type.kind in _EQUAL_TYPES and a.type == b.type:
+        if a.type.kind in _EQUAL_TYPES and a.type == b.type and self.is_certain(a) and self.is_certain(b):
             return closures.unequal_plain(left, right) if negated else closures.equal_plain(left, right)
         if isinstance(b, Literal) and type(b.value) is str and not negated:
             return closures.equals_text(left, b.value)
@@ -304,7 +336,8 @@ class Compiler:
     def ordering(self, e: Call) -> Closure:
         a, b = e.args
         left, right = self.compile(a), self.compile(b)
-        if a.type == b.type and a.type.kind in ("string", "int", "uint"):
+        plain = a.type == b.type and a.type.kind in ("string", "int", "uint")
+        if plain and self.is_certain(a) and self.is_certain(b):
             return closures.ORDERINGS[e.function](left, right)
         return self.applied(e, self.function(e, e.args), [left, right])
 

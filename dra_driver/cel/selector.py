@@ -156,6 +156,9 @@ class Selector:
             result = self._closure(device if self._frame is None else self._frame(device))
         except RecursionError as e:
             raise CelRuntimeError("the expression is nested too deeply") from e
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+            # Expressions come from users: whatever they get at must not stop the caller.
+            raise CelRuntimeError(f"internal error: {e!r}") from e
         if result is True or result is False:
             return bool(result)
         raise CelRuntimeError(f"CEL result of type {type_name(result)} could not be converted to bool")
