@@ -1,8 +1,8 @@
 """Replays conversations recorded from the real API server against the embedded one.
 
 A case is a list of requests with the answers of the real server: status code, reason, causes as (field,
-reason), the whole body of successes, the events of watches. Names in angle brackets stand for values that differ
-between runs.
+reason), the whole body of successes, the events of watches. Names in angle brackets stand for values that
+differ between runs.
 """
 
 from __future__ import annotations
