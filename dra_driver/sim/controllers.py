@@ -205,8 +205,6 @@ class ClaimController:
         claim = self._claims.get(key)
         if claim is None:
             return
-        if any(ref.resource != "pods" or ref.api_group for ref in claim.status.reserved_for):
-            return  # a consumer that we know nothing about: as recorded, the claim is left alone altogether
         valid = [ref for ref in claim.status.reserved_for if not await self._stale(claim, ref)]
         protected = CLAIM_FINALIZER in (claim.metadata.finalizers or ())
         if len(valid) < len(claim.status.reserved_for):
@@ -223,6 +221,8 @@ class ClaimController:
             await self._delete_generated(claim)
 
     async def _stale(self, claim: ResourceClaim, reference: ResourceClaimConsumerReference) -> bool:
+        if reference.resource != "pods" or reference.api_group:
+            return False  # a consumer that we know nothing about
         pod = self._pods.get_by_name(reference.name, claim.metadata.namespace)
         if pod is None or pod.metadata.uid != reference.uid:
             # The watch may be behind: ask before taking a reservation away.
@@ -303,14 +303,13 @@ class GarbageCollector:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for informer in self._informers.values():
-                group.create_task(informer.run())
-            for informer in self._informers.values():
-                await informer.synced.wait()
+            # No waiting for the first lists: an owner that is not known is asked for before anything is
+            # deleted, and a kind that the server does not have must not stop the others.
             for name, informer in self._informers.items():
                 informer.add_handler(
                     Handler(added=functools.partial(self._seen, name), deleted=self._owner_gone)
                 )
+                group.create_task(informer.run())
             group.create_task(self._queue.process(self._sync, workers=2))
 
     def _seen(self, kind: str, item: MetaObject) -> None:
