@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from controller.interest import ClaimInterest, Interest, InterestIndex, is_our_taint, own_pools
-from controller.ledger import Ledger
+from controller.ledger import Ledger, node_of
 from controller.placement import NodeUsage, candidates
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import DriverName, PoolName
@@ -47,7 +47,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Nothing for us to do (any more): the pod goes to kube-scheduler."""
+    """Nothing for us to do (any more): the pod goes to kube-scheduler.
+
+    Attributes:
+        node: where its claims are allocated, as far as they are and it is one node.
+    """
+
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,8 @@ class Decider:
             return claims
         pending = [c for c in claims if c.status.allocation is None]
         if not pending:
-            return Proceed()
+            nodes = (node_of(c.status.allocation) for c in claims if c.status.allocation is not None)
+            return Proceed(next((n for n in nodes if n is not None), None))
         interests = [self._current().interest.claim(c) for c in pending]
         problem = _first_problem(interests)
         ours = [c for c, i in zip(pending, interests, strict=True) if i.interest is Interest.OURS]

@@ -241,7 +241,9 @@ class Allocator:
                 self._waiting.pop(key, None)
                 if poll:
                     self.queue.add_after(key, poll)
-            case Proceed():
+            case Proceed(node):
+                if node is not None and not pod.spec.node_name:
+                    self._usage.place(pod, node)  # known from its claims after a restart, too
                 await self._proceed(pod)
             case Refuse():
                 await self._refuse(pod, decision)

@@ -94,7 +94,7 @@ class EventRecorder:
         try:
             self._queue.put_nowait(note)
         except asyncio.QueueFull:
-            log.warning("event dropped: too many are waiting", reason=reason, name=meta.name)
+            log.debug("event dropped: too many are waiting", reason=reason, name=meta.name)
 
     async def run(self) -> None:
         """Writes queued events until cancelled."""

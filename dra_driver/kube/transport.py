@@ -380,9 +380,7 @@ class KubeApi:
                     return
         except TimeoutError as e:
             raise ApiUnavailable(f"{method} {self.host}{path}: no answer in {timeout.total:g} s") from e
-        except aiohttp.ClientError as e:
-            raise ApiUnavailable(f"{method} {self.host}{path}: {e}") from e
-        except ConfigurationError as e:
+        except (aiohttp.ClientError, OSError, ConfigurationError) as e:
             raise ApiUnavailable(f"{method} {self.host}{path}: {e}") from e
 
 
@@ -432,7 +430,10 @@ def _decode_event(resource: Resource[T], line: bytes) -> WatchEvent[T] | None:
         return None
     if kind is WatchEventType.BOOKMARK:
         # A custom resource's bookmark has metadata alone, so the kind's own struct may refuse it.
-        meta = _meta_decoder.decode(event.object).metadata
+        try:
+            meta = _meta_decoder.decode(event.object).metadata
+        except msgspec.DecodeError as e:
+            raise ApiUnavailable(f"watch of {resource!r}: broken bookmark: {e}") from e
         return WatchEvent(kind, cast("T", WireObject(metadata=meta)))
     item = _decode_object(resource, event.object)
     return None if item is None else WatchEvent(kind, item)
