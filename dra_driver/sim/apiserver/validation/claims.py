@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -29,8 +30,24 @@ Names = dict[str, set[str]]
 
 
 def _same(a: object, b: object) -> bool:
-    # By bytes: the real server compares raw JSON (opaque parameters) bytewise.
-    return msgspec.json.encode(a) == msgspec.json.encode(b)
+    encode = msgspec.json.encode
+    if encode(a, order="deterministic") != encode(b, order="deterministic"):
+        return False
+    # The order of fields means nothing, except in opaque parameters: the real server compares their bytes.
+    return [encode(p) for p in _parameters(a)] == [encode(p) for p in _parameters(b)]
+
+
+def _parameters(value: object) -> Iterator[object]:
+    """Opaque parameters in a specification, in an order that does not depend on the order of fields."""
+    if isinstance(value, dict):
+        for key in sorted(value):
+            if key == "parameters":
+                yield value[key]
+            else:
+                yield from _parameters(value[key])
+    elif isinstance(value, list):
+        for item in value:
+            yield from _parameters(item)
 
 
 def check_claim(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
