@@ -40,6 +40,7 @@ __all__ = [
     "in_constants",
     "in_container",
     "index",
+    "is_member",
     "list_collector",
     "list_index",
     "local",
@@ -403,18 +404,23 @@ def in_constants(value: Closure, items: list[Value]) -> Closure:
 
 
 def in_container(value: Closure, container: Closure) -> Closure:
-    def member(f: Value) -> Value:
-        item, found = value(f), container(f)
-        kind = type(found)
-        if kind is list or kind is tuple:
-            return _lists.contains(found, item)
-        if kind is dict:
-            return map_get(found, item)[0]
-        if kind is DomainMap:
-            return item in found
-        raise no_such_overload()
+    return lambda f: is_member(value(f), container(f))
 
-    return member
+
+def is_member(item: Value, container: Value) -> bool:
+    """``item in container``.
+
+    Raises:
+        CelRuntimeError: the container is neither list nor map.
+    """
+    kind = type(container)
+    if kind is list or kind is tuple:
+        return _lists.contains(container, item)
+    if kind is dict:
+        return map_get(container, item)[0]
+    if kind is DomainMap:
+        return item in container
+    raise no_such_overload()
 
 
 def quantifier(items: Items, test: Closure, decisive: bool) -> Closure:

@@ -205,7 +205,8 @@ class Compiler:
     def call(self, e: Call) -> Closure:
         special = _SPECIAL.get(e.function)
         if special is not None:
-            return special(self, e)
+            closure: Closure = getattr(self, special)(e)
+            return closure
         operands = e.args if e.target is None else [e.target, *e.args]
         args = [self.compile(a) for a in operands]
         function = self.function(e, operands)
@@ -531,19 +532,20 @@ def _constant_key(e: Expr) -> tuple[Expr, str] | None:
     return None
 
 
-_SPECIAL: dict[str, Callable[[Compiler, Call], Closure]] = {
-    "_&&_": Compiler.logical,
-    "_||_": Compiler.logical,
-    "_?_:_": Compiler.conditional,
-    "_==_": Compiler.equality,
-    "_!=_": Compiler.equality,
-    **dict.fromkeys(closures.ORDERINGS, Compiler.ordering),
-    "@in": Compiler.membership,
-    "_[_]": Compiler.index,
-    "_?._": Compiler.optional_lookup,
-    "_[?_]": Compiler.optional_lookup,
-    "or": Compiler.optional_or,
-    "orValue": Compiler.optional_or,
-    "@not_strictly_false": Compiler.not_strictly_false,
-    **dict.fromkeys(_CONVERSIONS, Compiler.converted),
+# By name, so that a derived compiler can replace them.
+_SPECIAL: dict[str, str] = {
+    "_&&_": "logical",
+    "_||_": "logical",
+    "_?_:_": "conditional",
+    "_==_": "equality",
+    "_!=_": "equality",
+    **dict.fromkeys(closures.ORDERINGS, "ordering"),
+    "@in": "membership",
+    "_[_]": "index",
+    "_?._": "optional_lookup",
+    "_[?_]": "optional_lookup",
+    "or": "optional_or",
+    "orValue": "optional_or",
+    "@not_strictly_false": "not_strictly_false",
+    **dict.fromkeys(_CONVERSIONS, "converted"),
 }

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
 from dra_driver.cel import _closures as closures
-from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, ListExpr, Literal, MapExpr, Select
+from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, ListExpr, MapExpr, Select
+from dra_driver.cel._checker import children
 from dra_driver.cel._closures import Closure
 from dra_driver.cel._compiler import Compiler
 from dra_driver.cel._cost import LIST_COST, MAP_COST, PER_CHARACTER, PER_REGEX_CHARACTER
@@ -53,16 +54,25 @@ class TrackingCompiler(Compiler):
 
     def fixed_cost(self, e: Expr) -> int:
         match e:
-            case Ident() | Select():
+            case Ident():
                 return 1
+            case Select():
+                # The closure of a field of the device does not compile the device.
+                return (0 if e.test_only else 1) + self.is_device(e.operand)
             case ListExpr():
-                return 0 if all(isinstance(x, Literal) for x in e.elements) else LIST_COST
+                return 0 if self.is_constant(e) else LIST_COST
             case MapExpr():
-                return MAP_COST
+                return 0 if self.is_constant(e) else MAP_COST
             case Call():
                 return 1 if e.function in _SIMPLE else 0
             case _:
                 return 0
+
+    def is_constant(self, e: Expr) -> bool:
+        """Whether the original builds the value before any evaluation."""
+        if isinstance(e, ListExpr | MapExpr):
+            return not e.optional and all(map(self.is_constant, children(e)))
+        return self.is_folded(e)
 
     def lookup(self, operand: Expr, key: str) -> Closure:
         """Without the shortcut for attributes: every step of the way costs."""
@@ -96,18 +106,16 @@ class TrackingCompiler(Compiler):
 
     def membership(self, e: Call) -> Closure:
         """Lists of constants are free, others cost their length."""
-        closure = super().membership(e)
-        container = e.args[1]
-        if not isinstance(container, ListExpr):
-            size = self.compile(container) if container.type.kind == "list" else None
+        if self.is_constant(e.args[1]):
+            return super().membership(e)
+        value, container = self.compile(e.args[0]), self.compile(e.args[1])
 
-            def member(f: Value) -> Value:
-                result = closure(f)
-                _charge(f, 1 if size is None else len(size(f)))
-                return result
+        def member(f: Value) -> Value:
+            item, found = value(f), container(f)
+            _charge(f, len(found) if isinstance(found, list | tuple) else 1)
+            return closures.is_member(item, found)
 
-            return member
-        return closure
+        return member
 
     def loop(self, e: Comprehension, items: closures.Items) -> Closure | None:
         """``all`` and ``exists`` are evaluated step by step."""
