@@ -11,13 +11,26 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NVIDIA", "PciAddress", "display_vendor", "exists", "numa_node", "pcie_root", "read_sysfs"]
+__all__ = [
+    "AMD",
+    "INTEL",
+    "NVIDIA",
+    "PciAddress",
+    "display_vendor",
+    "exists",
+    "numa_node",
+    "pcie_root",
+    "read_sysfs",
+]
 
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([01][0-9a-f])\.([0-7])", re.IGNORECASE | re.ASCII)
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 
 NVIDIA = 0x10DE
-_DISPLAY_CONTROLLER = 0x03
+AMD = 0x1002
+INTEL = 0x8086
+# Processing accelerators are the other class that GPUs come in: Instinct says 0x12.
+_DISPLAY_CLASSES = (0x03, 0x12)
 
 # No sysfs attribute is longer than a page.
 _PAGE = 4096
@@ -96,7 +109,7 @@ def pcie_root(sysfs_root: Path, address: PciAddress) -> str | None:
 def display_vendor(function: Path) -> int | None:
     """PCI vendor of the function whose sysfs directory is given; None where it is no display controller."""
     try:
-        if int(read_sysfs(function / "class") or "0", 16) >> 16 != _DISPLAY_CONTROLLER:
+        if int(read_sysfs(function / "class") or "0", 16) >> 16 not in _DISPLAY_CLASSES:
             return None
         return int(read_sysfs(function / "vendor") or "", 16)
     except ValueError:

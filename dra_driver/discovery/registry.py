@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
+from dra_driver.api import names
 from dra_driver.discovery import pci
 from dra_driver.discovery.problems import HardwareAbsent, Problem
 from dra_driver.errors import ConfigurationError, DraError
@@ -16,15 +17,20 @@ from dra_driver.ports import DeviceBackend, DiscoveredDevice
 
 __all__ = [
     "ENTRY_POINTS",
+    "GPU_BACKENDS",
+    "NIC_BACKENDS",
     "BackendFactory",
     "HardwareBackend",
     "backend_names",
+    "hardware_backends",
     "looked_for",
     "open_backend",
     "open_hardware",
 ]
 
 ENTRY_POINTS = "dra_driver.backends"
+
+_VENDORS: Final = {"NVIDIA": pci.NVIDIA, "AMD": pci.AMD, "Intel": pci.INTEL}
 
 _log = structlog.get_logger(__name__)
 
@@ -51,10 +57,7 @@ class BackendFactory(Protocol):
 def _nvml(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
     from dra_driver.discovery.nvml import NvmlBackend
 
-    if arg:
-        raise ConfigurationError(
-            f"--backend nvml={arg[:80]}: nvml takes no argument; allowed is --backend nvml"
-        )
+    _no_argument("nvml", arg)
     return NvmlBackend(sysfs_root=sysfs_root, dev_root=dev_root)
 
 
@@ -69,9 +72,28 @@ def _simulated(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) ->
     return simulated.SimulatedBackend(arg, seed=node_name)
 
 
-_BUILT_IN: Mapping[str, BackendFactory] = {"nvml": _nvml, "simulated": _simulated}
-# Looked at where no --backend is given.
-_HARDWARE = ("nvml",)
+def _no_argument(name: str, arg: str) -> None:
+    if arg:
+        raise ConfigurationError(
+            f"--backend {name}={arg[:80]}: {name} takes no argument; allowed is --backend {name}"
+        )
+
+
+def _amdgpu(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.amdgpu import AmdGpuBackend
+
+    _no_argument("amdgpu", arg)
+    return AmdGpuBackend(sysfs_root=sysfs_root, dev_root=dev_root)
+
+
+_BUILT_IN: Mapping[str, BackendFactory] = {
+    "nvml": _nvml,
+    "amdgpu": _amdgpu,
+    "simulated": _simulated,
+}
+# Looked at where no --backend is given: GPUs, and what a driver of another name publishes.
+GPU_BACKENDS: Final = ("nvml", "amdgpu")
+NIC_BACKENDS: Final = ()
 
 
 def _third_party() -> dict[str, metadata.EntryPoint]:
@@ -128,9 +150,9 @@ class HardwareBackend:
         return "hardware"
 
     @property
-    def members(self) -> tuple[str, ...]:
-        """Names of the backends."""
-        return tuple(backend.name for backend in self._backends)
+    def parts(self) -> tuple[DeviceBackend, ...]:
+        """The backends."""
+        return self._backends
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -172,11 +194,30 @@ def _close_all(closers: Sequence[Callable[[], None]]) -> None:
             _log.warning("a backend could not be closed", error=str(e))
 
 
-def open_hardware(*, sysfs_root: Path, dev_root: Path, node_name: str) -> HardwareBackend:
-    """What is used where no ``--backend`` is given: all kinds of real hardware that we know."""
+def hardware_backends(driver: str) -> tuple[str, ...]:
+    """Backends that a driver of this name uses where no ``--backend`` is given."""
+    return NIC_BACKENDS if driver == names.RDMA_DRIVER_NAME else GPU_BACKENDS
+
+
+def open_hardware(
+    *, sysfs_root: Path, dev_root: Path, node_name: str, backends: Sequence[str] = GPU_BACKENDS
+) -> HardwareBackend:
+    """What is used where no ``--backend`` is given: every kind of real hardware that we know.
+
+    Args:
+        sysfs_root: where sysfs is mounted.
+        dev_root: where device nodes are looked for.
+        node_name: name of the Node.
+        backends: which kinds, see ``hardware_backends``; without it GPUs of every vendor.
+    """
     return HardwareBackend(
-        [open_backend(n, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name) for n in _HARDWARE]
+        [open_backend(n, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name) for n in backends]
     )
+
+
+def _looked_for(backend: DeviceBackend) -> str:
+    where = getattr(backend, "looked_for", "")
+    return f"{backend.name}: no devices" + (f" ({where})" if where else "")
 
 
 def looked_for(backends: Sequence[DeviceBackend], *, sysfs_root: Path, dev_root: Path) -> list[str]:
@@ -187,19 +228,17 @@ def looked_for(backends: Sequence[DeviceBackend], *, sysfs_root: Path, dev_root:
     lines: list[str] = []
     for backend in backends:
         if isinstance(backend, HardwareBackend):
-            lines += [backend.absent.get(name, f"{name}: no devices") for name in backend.members]
+            lines += [backend.absent.get(b.name) or _looked_for(b) for b in backend.parts]
         else:
-            lines.append(f"{backend.name}: no devices")
+            lines.append(_looked_for(backend))
     folder = sysfs_root / "bus" / "pci" / "devices"
     try:
         vendors = [pci.display_vendor(entry) for entry in sorted(folder.iterdir())]
     except OSError as e:
         lines.append(f"sysfs: {folder}: {e.strerror or e}")
     else:
-        count = sum(1 for v in vendors if v == pci.NVIDIA)
-        lines.append(
-            f"sysfs: {folder}: {len(vendors)} PCI functions, {count} of them NVIDIA display controllers"
-        )
+        counts = ", ".join(f"{vendors.count(number)} {name}" for name, number in _VENDORS.items())
+        lines.append(f"sysfs: {folder}: {len(vendors)} PCI functions; display controllers: {counts}")
     for node in ("nvidiactl", "nvidia0"):
         state = "there" if pci.exists(dev_root / node) else "not there"
         lines.append(f"device node: {dev_root / node}: {state}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from dra_driver.api import names
 from dra_driver.api.inventory import PartitionProfile
@@ -32,6 +32,7 @@ __all__ = [
     "AttributeSpec",
     "CapacitySpec",
     "Facts",
+    "Kind",
     "Properties",
     "build",
     "cuda_version",
@@ -39,6 +40,7 @@ __all__ = [
     "model_of",
     "partition_maxima",
     "semantic_version",
+    "typed_attribute",
 ]
 
 # resource.k8s.io/v1: ResourceSliceMaxAttributesAndCapacitiesPerDevice, DeviceAttributeMaxValueLength.
@@ -51,11 +53,12 @@ Facts = Mapping[str, str | int | bool | None]
 
 @dataclass(frozen=True, slots=True)
 class AttributeSpec:
-    """One row of the table of attributes."""
+    """One row of the table of attributes; ``by`` names the backends that may tell it."""
 
     name: str
     kind: Kind
     meaning: str
+    by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,46 +68,132 @@ class CapacitySpec:
     name: str
     format: Format
     meaning: str
+    by: tuple[str, ...]
 
+
+_ALL: Final = ("nvml", "amdgpu", "intel", "rdma")
+_GPU: Final = ("nvml", "amdgpu", "intel")
 
 # Most important first: see the module's docstring for what this order decides.
 ATTRIBUTES = (
-    AttributeSpec("type", "string", "gpu, mig, vf or partition"),
-    AttributeSpec("vendor", "string", "nvidia, amd or intel"),
-    AttributeSpec("uuid", "string", "the vendor's identity of the device"),
-    AttributeSpec("model", "string", "short stable id made of the product name, for example A100-SXM4-40GB"),
-    AttributeSpec("productName", "string", "the product name as the vendor's library writes it"),
-    AttributeSpec("architecture", "string", "for example Ampere, Ada Lovelace, Hopper"),
-    AttributeSpec(names.PCI_BUS_ID, "string", "PCI address, for example 0000:3b:00.0"),
-    AttributeSpec(names.PCIE_ROOT, "string", "PCIe root complex, for example pci0000:3a"),
-    AttributeSpec(names.NUMA_NODE, "int", "NUMA node; absent where the kernel says -1"),
-    AttributeSpec("parentUUID", "string", "of a partition: uuid of the device that it is cut from"),
-    AttributeSpec("profile", "string", "of a partition: the vendor's name of its kind, for example 1g.5gb"),
-    AttributeSpec("cudaComputeCapability", "version", "NVIDIA: compute capability, for example 8.0.0"),
-    AttributeSpec("driverVersion", "version", "version of the kernel driver"),
-    AttributeSpec("cudaDriverVersion", "version", "NVIDIA: newest CUDA version that the driver supports"),
-    AttributeSpec("nvlinkGroup", "string", "the same for all devices of a node that NVLink connects"),
+    AttributeSpec("type", "string", "gpu, mig, vf, partition or nic", _ALL),
     AttributeSpec(
-        "fabricClique", "string", "NVIDIA: <cluster uuid>.<clique id> of a multi-node NVLink fabric"
+        "vendor", "string", "nvidia, amd or intel; of a NIC also mellanox, amazon or broadcom", _ALL
     ),
-    AttributeSpec("migCapable", "bool", "NVIDIA: whether the device supports MIG"),
-    AttributeSpec("index", "int", "number that the vendor's library gives it; it may change at a restart"),
-    AttributeSpec("brand", "string", "NVIDIA: brand, for example Nvidia, GeForce, QuadroRTX"),
-    AttributeSpec("addressingMode", "string", "NVIDIA: HMM, ATS or None"),
-    AttributeSpec("eccEnabled", "bool", "whether the memory is protected by ECC"),
+    AttributeSpec("uuid", "string", "the vendor's identity of the device", ("nvml", "amdgpu", "rdma")),
     AttributeSpec(
-        "virtualization", "string", "passthrough, vgpu, host-vgpu or host-vsga; absent on bare metal"
+        "model",
+        "string",
+        "short stable id of the product: A100-SXM4-40GB, MI300X, Flex-170, ConnectX-7",
+        _ALL,
     ),
+    AttributeSpec("productName", "string", "the product name as the vendor writes it", _ALL),
+    AttributeSpec(
+        "architecture",
+        "string",
+        "generation of the chip as its vendor calls it: Hopper, gfx942, Xe-HPC",
+        _GPU,
+    ),
+    AttributeSpec(names.PCI_BUS_ID, "string", "PCI address, for example 0000:3b:00.0", _ALL),
+    AttributeSpec(names.PCIE_ROOT, "string", "PCIe root complex, for example pci0000:3a", _ALL),
+    AttributeSpec(names.NUMA_NODE, "int", "NUMA node; absent where the kernel says -1", _ALL),
+    AttributeSpec(
+        "parentUUID",
+        "string",
+        "of a partition: uuid of the device that it is cut from",
+        ("nvml", "amdgpu"),
+    ),
+    AttributeSpec(
+        "profile",
+        "string",
+        "of a partition: the vendor's name of its kind, for example 1g.5gb or cpx-nps1",
+        ("nvml", "amdgpu"),
+    ),
+    AttributeSpec(
+        "physicalFunction",
+        "string",
+        "of a virtual function: PCI address of the device that it belongs to",
+        ("intel", "rdma"),
+    ),
+    AttributeSpec(
+        "cudaComputeCapability", "version", "NVIDIA: compute capability, for example 8.0.0", ("nvml",)
+    ),
+    AttributeSpec("driverVersion", "version", "version of the kernel driver", ("nvml", "amdgpu", "intel")),
+    AttributeSpec(
+        "cudaDriverVersion", "version", "NVIDIA: newest CUDA version that the driver supports", ("nvml",)
+    ),
+    AttributeSpec(
+        "nvlinkGroup", "string", "the same for all devices of a node that NVLink connects", ("nvml",)
+    ),
+    AttributeSpec(
+        "fabricClique",
+        "string",
+        "NVIDIA: <cluster uuid>.<clique id> of a multi-node NVLink fabric",
+        ("nvml",),
+    ),
+    AttributeSpec(
+        "xgmiHive", "string", "AMD: the same for all devices that XGMI connects, 16 hex digits", ("amdgpu",)
+    ),
+    AttributeSpec("migCapable", "bool", "NVIDIA: whether the device supports MIG", ("nvml",)),
+    AttributeSpec("computePartition", "string", "AMD: spx, dpx, tpx, qpx or cpx", ("amdgpu",)),
+    AttributeSpec("memoryPartition", "string", "AMD: nps1, nps2, nps4 or nps8", ("amdgpu",)),
+    AttributeSpec("family", "string", "Intel: family of products, for example Data Center Flex", ("intel",)),
+    AttributeSpec("linkLayer", "string", "of a NIC: InfiniBand or Ethernet", ("rdma",)),
+    AttributeSpec("rdmaDevice", "string", "of a NIC: name of the RDMA device, for example mlx5_0", ("rdma",)),
+    AttributeSpec("netdev", "string", "of a NIC: name of the network interface", ("rdma",)),
+    AttributeSpec("nodeGUID", "string", "of a NIC: node GUID, for example 0a7f:bc12:45ef:d23b", ("rdma",)),
+    AttributeSpec("ports", "int", "of a NIC: number of ports", ("rdma",)),
+    AttributeSpec(
+        "kernelDriver",
+        "string",
+        "name of the kernel driver: amdgpu, i915, xe, mlx5_core",
+        ("amdgpu", "intel", "rdma"),
+    ),
+    AttributeSpec(
+        "pciID",
+        "string",
+        "PCI vendor and device id, for example 1002:74a1",
+        ("amdgpu", "intel", "rdma"),
+    ),
+    AttributeSpec(
+        "index", "int", "number that the vendor's library gives it; it may change at a restart", ("nvml",)
+    ),
+    AttributeSpec("brand", "string", "NVIDIA: brand, for example Nvidia, GeForce, QuadroRTX", ("nvml",)),
+    AttributeSpec("addressingMode", "string", "NVIDIA: HMM, ATS or None", ("nvml",)),
+    AttributeSpec("eccEnabled", "bool", "whether the memory is protected by ECC", ("nvml", "amdgpu")),
+    AttributeSpec(
+        "virtualization",
+        "string",
+        "passthrough, vgpu, host-vgpu or host-vsga; absent on bare metal",
+        ("nvml",),
+    ),
+    AttributeSpec(
+        "integrated", "bool", "true where the GPU is a part of the processor; else absent", ("intel",)
+    ),
+    AttributeSpec("tiles", "int", "Intel: number of tiles, where the driver shows them", ("intel",)),
+    AttributeSpec("sriovVFs", "int", "virtual functions that are enabled on it", ("intel", "rdma")),
+    AttributeSpec(
+        "sriovCapable", "bool", "whether virtual functions can be enabled on it", ("intel", "rdma")
+    ),
+    AttributeSpec("firmwareVersion", "version", "of a NIC: version of the firmware", ("rdma",)),
+    AttributeSpec("hcaType", "string", "of a NIC: type of the adapter, for example MT4129", ("rdma",)),
+    AttributeSpec("boardID", "string", "of a NIC: the maker's id of the board", ("rdma",)),
 )
 
 CAPACITIES = (
-    CapacitySpec("memory", Format.BINARY_SI, "bytes of device memory"),
-    CapacitySpec("multiprocessors", Format.DECIMAL_SI, "streaming multiprocessors or compute units"),
-    CapacitySpec("copyEngines", Format.DECIMAL_SI, "copy engines"),
-    CapacitySpec("decoders", Format.DECIMAL_SI, "video decoders"),
-    CapacitySpec("encoders", Format.DECIMAL_SI, "video encoders"),
-    CapacitySpec("jpegEngines", Format.DECIMAL_SI, "JPEG engines"),
-    CapacitySpec("ofaEngines", Format.DECIMAL_SI, "optical flow accelerators"),
+    CapacitySpec("memory", Format.BINARY_SI, "bytes of device memory", _GPU),
+    CapacitySpec("bandwidth", Format.DECIMAL_SI, "of a NIC: bits per second of its active ports", ("rdma",)),
+    CapacitySpec(
+        "multiprocessors",
+        Format.DECIMAL_SI,
+        "streaming multiprocessors or compute units",
+        ("nvml", "amdgpu"),
+    ),
+    CapacitySpec("copyEngines", Format.DECIMAL_SI, "copy engines", ("nvml",)),
+    CapacitySpec("decoders", Format.DECIMAL_SI, "video decoders", ("nvml",)),
+    CapacitySpec("encoders", Format.DECIMAL_SI, "video encoders", ("nvml",)),
+    CapacitySpec("jpegEngines", Format.DECIMAL_SI, "JPEG engines", ("nvml",)),
+    CapacitySpec("ofaEngines", Format.DECIMAL_SI, "optical flow accelerators", ("nvml",)),
 )
 
 _ATTRIBUTE_KINDS = {spec.name: spec.kind for spec in ATTRIBUTES}
@@ -145,7 +234,7 @@ def build(facts: Facts, capacity: Mapping[str, int | None]) -> Properties:
         value = facts.get(spec.name)
         if value is None:
             continue
-        typed = _typed(spec.kind, value)
+        typed = typed_attribute(spec.kind, value)
         if isinstance(typed, str):
             rejected.append((spec.name, typed))
         else:
@@ -163,8 +252,8 @@ def build(facts: Facts, capacity: Mapping[str, int | None]) -> Properties:
     return Properties(attributes, amounts, dropped, tuple(rejected))
 
 
-def _typed(kind: Kind, value: str | int | bool) -> DeviceAttribute | str:
-    """The attribute, or why the value cannot be one."""
+def typed_attribute(kind: Kind, value: str | int | bool) -> DeviceAttribute | str:
+    """The attribute, or why the value cannot be one, for people."""
     if kind == "bool":
         return (
             DeviceAttribute(bool_value=value) if isinstance(value, bool) else f"{value!r} is no truth value"
@@ -242,9 +331,9 @@ def model_of(product_name: str) -> str | None:
     return re.sub(r"[^A-Za-z0-9._]+", "-", short).strip("-") or None
 
 
-def device_name(address: PciAddress) -> str:
+def device_name(address: PciAddress, kind: str = "gpu") -> str:
     """Name of a device in slices and inventories: ``gpu-0000-3b-00-0``."""
-    return f"gpu-{address.label}"
+    return f"{kind}-{address.label}"
 
 
 def partition_maxima(partitions: Iterable[PartitionProfile]) -> dict[str, int]:

@@ -42,14 +42,7 @@ def load(profile: str) -> simulated_profile.SimulatedProfile:
                 "or the path of a YAML file (./NAME.yaml)"
             )
         return _built_in(profile)
-    try:
-        with Path(profile).open("rb") as stream:
-            data = stream.read(strict.MAX_BYTES + 1)
-        return simulated_profile.decode(data.decode("utf-8"), profile)
-    except OSError as e:
-        raise ConfigurationError(f"simulated profile {profile}: cannot be read: {e.strerror or e}") from e
-    except UnicodeDecodeError as e:
-        raise ConfigurationError(f"simulated profile {profile}: not UTF-8 text: {e.reason}") from e
+    return simulated_profile.decode(strict.read_text(Path(profile), "simulated profile"), profile)
 
 
 @cache

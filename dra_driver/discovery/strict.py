@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -16,7 +17,7 @@ from dra_driver.api.quantity import Quantity
 from dra_driver.discovery import schema
 from dra_driver.errors import ConfigurationError, InvalidQuantity
 
-__all__ = ["MAX_BYTES", "Reader", "parse_yaml"]
+__all__ = ["MAX_BYTES", "Reader", "parse_yaml", "read_text"]
 
 MAX_BYTES = 1 << 20
 
@@ -35,6 +36,21 @@ class _TextLoader(yaml.BaseLoader):
                 )
             seen.add(getattr(key, "value", "") if isinstance(key, yaml.ScalarNode) else "")
         return dict(super().construct_mapping(node, deep=deep))
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file that people write; one byte more than allowed is read, so that its size is noticed.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1).decode("utf-8")
+    except OSError as e:
+        raise ConfigurationError(f"{what} {path}: cannot be read: {e.strerror or e}") from e
+    except UnicodeDecodeError as e:
+        raise ConfigurationError(f"{what} {path}: not UTF-8 text: {e.reason}") from e
 
 
 def parse_yaml(text: str, what: str) -> object:

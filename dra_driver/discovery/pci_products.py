@@ -1,0 +1,91 @@
+"""Names of products by PCI id, where the hardware does not tell its own: tables of facts under ``data/``.
+
+Each file says where its facts come from. A product that is not in a table has no name, not a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import TypeVar
+
+import msgspec
+
+__all__ = ["PciProduct", "amd_product", "intel_product", "rdma_product"]
+
+_T = TypeVar("_T")
+
+
+class PciProduct(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """One product.
+
+    Attributes:
+        id: PCI device id, four hex digits.
+        name: as its maker sells it.
+        model: the short id for the attribute ``model``; None where it is to be made of the name.
+        vendor: PCI vendor id, where a file is about several.
+        revision: PCI revision, where it tells products apart.
+        family: family of products.
+        architecture: generation of the chip.
+        integrated: whether it is a part of a processor.
+    """
+
+    id: str
+    name: str
+    model: str | None = None
+    vendor: str | None = None
+    revision: str | None = None
+    family: str | None = None
+    architecture: str | None = None
+    integrated: bool = False
+
+
+class _AmdFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    instinct: tuple[PciProduct, ...]
+    radeon: tuple[PciProduct, ...]
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    devices: tuple[PciProduct, ...]
+
+
+def _load(name: str, form: type[_T]) -> _T:
+    data = resources.files("dra_driver.discovery").joinpath(f"data/{name}").read_bytes()
+    return msgspec.json.decode(data, type=form)
+
+
+@cache
+def _amd() -> Mapping[str, PciProduct]:
+    file = _load("amd_products.json", _AmdFile)
+    radeon = {f"{p.id}/{p.revision}": p for p in file.radeon}
+    return radeon | {p.id: p for p in file.instinct}
+
+
+@cache
+def _intel() -> Mapping[str, PciProduct]:
+    return {p.id: p for p in _load("intel_products.json", _File).devices}
+
+
+@cache
+def _rdma() -> Mapping[str, PciProduct]:
+    return {f"{p.vendor}:{p.id}": p for p in _load("rdma_products.json", _File).devices}
+
+
+def amd_product(device: int, revision: int | None) -> PciProduct | None:
+    """AMD's product with this PCI device id; Radeon models of one id differ by revision."""
+    key = f"{device:04x}"
+    exact = _amd().get(f"{key}/{revision:02x}") if revision is not None else None
+    return exact or _amd().get(key)
+
+
+def intel_product(device: int) -> PciProduct | None:
+    """Intel's GPU with this PCI device id."""
+    return _intel().get(f"{device:04x}")
+
+
+def rdma_product(pci_id: str) -> PciProduct | None:
+    """The NIC with this PCI vendor and device id (``15b3:1021``)."""
+    return _rdma().get(pci_id)

@@ -1,0 +1,90 @@
+"""Fake machines for the tests of backends, and their devices as text that people can compare."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dra_driver.discovery import fake_hardware, fake_spec
+from dra_driver.ports import DiscoveredDevice
+
+GOLDEN = Path(__file__).parent / "golden_hardware"
+# Recordings of real machines; they are not a part of this repository.
+CORPUS = Path(__file__).parents[3] / "shared" / "corpus" / "hardware"
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def machine(root: Path, spec: str) -> Path:
+    """A built-in machine, or one that YAML text describes; gives its directory."""
+    described = fake_spec.decode(spec, "test") if "\n" in spec else fake_hardware.load(spec)
+    fake_hardware.build(described, root / "machine")
+    return root / "machine"
+
+
+def recording(name: str) -> Path:
+    """A file of the corpus; skips the test where there is none."""
+    path = CORPUS / name
+    if not path.exists():
+        pytest.skip(f"needs the recordings of real hardware: {path} is not there")
+    return path
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpacks a recording."""
+    target.mkdir(parents=True)
+    with tarfile.open(archive) as tar:
+        tar.extractall(target, filter="data")
+
+
+def write_tree(recorded: Path, root: Path) -> None:
+    """Writes a recording of files and links (``sys/…`` → content) below ``root``."""
+    tree = json.loads(recorded.read_text())
+    for path, content in tree["files"].items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    for path, target in tree["symlinks"].items():
+        link = root / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+
+
+def value(device: DiscoveredDevice, name: str) -> str | int | bool | None:
+    """An attribute, whatever its type."""
+    attribute = device.device.attributes.get(name)
+    if attribute is None:
+        return None
+    values = (attribute.string_value, attribute.int_value, attribute.version_value, attribute.bool_value)
+    return next(v for v in values if v is not None)
+
+
+def memory(device: DiscoveredDevice) -> int | None:
+    """Capacity ``memory`` in bytes."""
+    capacity = device.device.capacity.get("memory")
+    return None if capacity is None else capacity.value.value()
+
+
+def nodes(device: DiscoveredDevice) -> list[str]:
+    """Paths of the device nodes."""
+    return [n.path for n in device.material.device_nodes]
+
+
+def describe(devices: Sequence[DiscoveredDevice]) -> str:
+    """Everything about the devices, a line each."""
+    lines: list[str] = []
+    for found in devices:
+        lines += [found.device.name, f"  identity: {found.uuid}"]
+        lines += [f"  {name}: {value(found, name)}" for name in sorted(found.device.attributes)]
+        lines += [f"  capacity {n}: {c.value}" for n, c in sorted(found.device.capacity.items())]
+        lines += [f"  link {link.type} {link.count} x {link.peer}" for link in found.device.links]
+        lines += [f"  health {h.severity} {h.reason}: {h.message}" for h in found.device.health]
+        for node in found.material.device_nodes:
+            lines.append(f"  node {node.path}" + (f" = {node.host_path}" if node.host_path else ""))
+        lines += [f"  env {n}={v}" for n, v in sorted((found.material.env or {}).items())]
+    return "\n".join(lines) + "\n"
