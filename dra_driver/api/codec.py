@@ -29,8 +29,9 @@ def _dec_hook(kind: type, value: object) -> object:
                 return Quantity.parse(value)
             except InvalidQuantity as e:
                 raise ValueError(str(e)) from e
-        if isinstance(value, int) and not isinstance(value, bool):
-            return Quantity.parse(str(value))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # repr gives the digits that were written: 0.5 is exactly 500m.
+            return Quantity.parse(repr(value))
         raise ValueError(f"expected a quantity such as 32Gi, got {value!r}")
     raise NotImplementedError(f"no decoding for {kind}")
 

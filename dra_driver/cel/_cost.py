@@ -22,103 +22,30 @@ from dra_driver.cel._ast import (
     Select,
     StructExpr,
 )
+from dra_driver.cel._sizes import (
+    ONE,
+    UNBOUNDED,
+    UNKNOWN,
+    EntrySize,
+    Size,
+    add,
+    multiply,
+    plus,
+    product,
+    scaled,
+    size_of_path,
+    union,
+    union_entries,
+)
 from dra_driver.cel._types import Type
 
-__all__ = [
-    "LIST_COST",
-    "MAP_COST",
-    "PER_CHARACTER",
-    "PER_REGEX_CHARACTER",
-    "UNBOUNDED",
-    "estimate_cost",
-    "scaled",
-]
+__all__ = ["LIST_COST", "MAP_COST", "PER_CHARACTER", "PER_REGEX_CHARACTER", "estimate_cost"]
 
-UNBOUNDED = 2**64 - 1
 LIST_COST, MAP_COST, STRUCT_COST = 10, 30, 40
 PER_CHARACTER, PER_REGEX_CHARACTER = 0.1, 0.25
 INCLUDES_COST = 48
 # The longest regular expression behind a named format, and the longest name of one.
 _FORMAT_REGEX, _FORMAT_NAME = 128, 64
-
-
-class Size(NamedTuple):
-    """Least and greatest number of characters, items or entries."""
-
-    least: int
-    most: int
-
-
-class EntrySize(NamedTuple):
-    """Sizes of the keys and the values of a container."""
-
-    is_list: bool
-    key: Size
-    value: Size
-
-
-_UNKNOWN = Size(0, UNBOUNDED)
-_ONE = Size(1, 1)
-
-# The greatest sizes that the API allows, by path below ``device``. ``*`` is any element, ``@keys`` any key.
-_DOMAIN, _NAME, _DRIVER, _VALUE, _ENTRIES = 63, 32, 63, 64, 32
-
-
-def scaled(amount: int, factor: float) -> int:
-    """``amount`` × ``factor``, rounded up."""
-    product = float(amount) * factor
-    return UNBOUNDED if product >= 2.0**64 else math.ceil(product)
-
-
-def _add(a: int, b: int) -> int:
-    return min(a + b, UNBOUNDED)
-
-
-def _multiply(a: int, b: int) -> int:
-    return min(a * b, UNBOUNDED)
-
-
-def _sum(a: Size, b: Size) -> Size:
-    return Size(_add(a.least, b.least), _add(a.most, b.most))
-
-
-def _product(a: Size, b: Size) -> Size:
-    return Size(_multiply(a.least, b.least), _multiply(a.most, b.most))
-
-
-def _union(a: Size, b: Size) -> Size:
-    return Size(min(a.least, b.least), max(a.most, b.most))
-
-
-def _union_entries(a: EntrySize | None, b: EntrySize | None) -> EntrySize | None:
-    if a is None or b is None:
-        return None
-    return EntrySize(a.is_list, _union(a.key, b.key), _union(a.value, b.value))
-
-
-def _size_of_path(path: tuple[str, ...]) -> Size | None:
-    """The size of what is at a path from a variable; None where nothing is known."""
-    match path:
-        case ("device",):
-            return Size(0, 0)
-        case ("device", "driver"):
-            return Size(0, _DRIVER)
-        case ("device", "allowMultipleAllocations"):
-            return Size(0, 1)
-        case ("device", "attributes" | "capacity"):
-            return Size(0, _ENTRIES)
-        case ("device", "attributes" | "capacity", "@keys"):
-            return Size(0, _DOMAIN)
-        case ("device", "attributes" | "capacity", "@values" | "@items"):
-            return Size(0, _ENTRIES)
-        case ("device", "attributes" | "capacity", "@values" | "@items", "@keys"):
-            return Size(0, _NAME)
-        case ("device", "capacity", "@values" | "@items", "@values" | "@items"):
-            return Size(0, 0)
-        case ("device", "attributes", "@values" | "@items", name) if name != "@indices":
-            return Size(0, _VALUE)
-        case _:
-            return None
 
 
 class _Local(NamedTuple):
@@ -154,25 +81,25 @@ class _Estimator:
             case Literal(value=str() | bytes() as text):
                 return Size(len(text), len(text))
             case Literal():
-                return _ONE
+                return ONE
             case ListExpr():
                 return Size(len(e.elements), len(e.elements))
             case MapExpr():
                 return Size(len(e.entries), len(e.entries))
             case _:
                 pass
-        found = _size_of_path(self.path(e))
+        found = size_of_path(self.path(e))
         if found is not None:
             self.sizes[id(e)] = found
             return found
         if _is_scalar(e.type):
-            return _ONE
+            return ONE
         if isinstance(e, Ident) and self.locals.get(e.name):
             return self.locals[e.name][-1].size
         return None
 
     def size_or_unknown(self, e: Expr) -> Size:
-        return self.size(e) or _UNKNOWN
+        return self.size(e) or UNKNOWN
 
     def entry_size(self, e: Expr) -> EntrySize | None:
         known = self.entries.get(id(e))
@@ -205,7 +132,7 @@ class _Estimator:
             case MapExpr():
                 return self.map_literal(e)
             case StructExpr():
-                return _add(STRUCT_COST, sum(self.cost(v) for _, v in e.fields))
+                return add(STRUCT_COST, sum(self.cost(v) for _, v in e.fields))
             case Comprehension():
                 return self.bind(e) if e.is_bind else self.comprehension(e)
             case _:
@@ -219,34 +146,34 @@ class _Estimator:
             # Kubernetes lets presence tests go free.
             return cost
         self.paths[id(e)] = (*self.path(e.operand), e.field)
-        return _add(cost, 1) if e.operand.type.kind in ("map", "struct", "param") else cost
+        return add(cost, 1) if e.operand.type.kind in ("map", "struct", "param") else cost
 
     def list_literal(self, e: ListExpr) -> int:
         cost, item = LIST_COST, Size(UNBOUNDED if e.elements else 0, 0)
         for element in e.elements:
-            cost = _add(cost, self.cost(element))
-            item = _union(item, self.size_or_unknown(element))
-        self.set_entries(e, EntrySize(True, _ONE, item))
+            cost = add(cost, self.cost(element))
+            item = union(item, self.size_or_unknown(element))
+        self.set_entries(e, EntrySize(True, ONE, item))
         return cost
 
     def map_literal(self, e: MapExpr) -> int:
         start = Size(UNBOUNDED if e.entries else 0, 0)
         cost, keys, values = MAP_COST, start, start
         for key, value in e.entries:
-            cost = _add(cost, _add(self.cost(key), self.cost(value)))
-            keys = _union(keys, self.size_or_unknown(key))
-            values = _union(values, self.size_or_unknown(value))
+            cost = add(cost, add(self.cost(key), self.cost(value)))
+            keys = union(keys, self.size_or_unknown(key))
+            values = union(values, self.size_or_unknown(value))
         self.set_entries(e, EntrySize(False, keys, values))
         return cost
 
     # --- folds ---
 
     def bind(self, e: Comprehension) -> int:
-        cost = _add(self.cost(e.iter_range), self.cost(e.accu_init))
+        cost = add(self.cost(e.iter_range), self.cost(e.accu_init))
         self.push(
             e.accu_var, _Local(self.path(e.accu_init), self.size(e.accu_init), self.entry_size(e.accu_init))
         )
-        cost = _add(cost, self.cost(e.result))
+        cost = add(cost, self.cost(e.result))
         # Sizes are looked up while the variable is known.
         size, entries = self.size(e.result), self.entry_size(e.result)
         self.locals[e.accu_var].pop()
@@ -258,17 +185,17 @@ class _Estimator:
         self.locals.setdefault(name, []).append(local)
 
     def comprehension(self, e: Comprehension) -> int:
-        cost = _add(self.cost(e.iter_range), self.cost(e.accu_init))
+        cost = add(self.cost(e.iter_range), self.cost(e.accu_init))
         self.push(
             e.accu_var, _Local(self.path(e.accu_init), self.size(e.accu_init), self.entry_size(e.accu_init))
         )
         self.push_items(e)
-        loop = _add(self.cost(e.condition), self.cost(e.step))
+        loop = add(self.cost(e.condition), self.cost(e.step))
         step_entries = self.entry_size(e.step)
         self.locals[e.iter_var].pop()
         if e.iter_var2:
             self.locals[e.iter_var2].pop()
-        cost = _add(cost, self.cost(e.result))
+        cost = add(cost, self.cost(e.result))
         self.locals[e.accu_var].pop()
         count = self.size_or_unknown(e.iter_range)
         if isinstance(e.accu_init, Literal):
@@ -276,7 +203,7 @@ class _Estimator:
         elif isinstance(e.accu_init, ListExpr | MapExpr):
             self.set_size(e, count)
             self.set_entries(e, step_entries)
-        return _add(cost, _multiply(count.most, loop))
+        return add(cost, multiply(count.most, loop))
 
     def push_items(self, e: Comprehension) -> None:
         entries, path = self.entry_size(e.iter_range), self.path(e.iter_range)
@@ -295,7 +222,7 @@ class _Estimator:
 
     def call(self, e: Call) -> int:
         if e.function == "dyn":
-            cost = _add(1, self.cost(e.args[0]))
+            cost = add(1, self.cost(e.args[0]))
             self.set_size(e, self.size(e.args[0]))
             self.set_entries(e, self.entry_size(e.args[0]))
             return cost
@@ -312,7 +239,7 @@ class _Estimator:
             cost, result = found if found is not None else self.standard(e, overload)
             best = max(best, cost)
             if result is not None:
-                size = result if size is None else _union(size, result)
+                size = result if size is None else union(size, result)
             if overload in ("index_list", "index_map"):
                 entries = self.entry_size(e.args[0])
                 size = None if entries is None else entries.value
@@ -324,9 +251,9 @@ class _Estimator:
         return min(sum(costs) + target + best, UNBOUNDED)
 
     def conditional(self, e: Call, costs: list[int]) -> int:
-        self.set_size(e, _union(self.size_or_unknown(e.args[1]), self.size_or_unknown(e.args[2])))
-        self.set_entries(e, _union_entries(self.entry_size(e.args[1]), self.entry_size(e.args[2])))
-        return _add(costs[0], max(costs[1], costs[2]))
+        self.set_size(e, union(self.size_or_unknown(e.args[1]), self.size_or_unknown(e.args[2])))
+        self.set_entries(e, union_entries(self.entry_size(e.args[1]), self.entry_size(e.args[2])))
+        return add(costs[0], max(costs[1], costs[2]))
 
     def standard(self, e: Call, overload: str) -> tuple[int, Size | None]:
         """The rules of CEL itself."""
@@ -338,33 +265,33 @@ class _Estimator:
             return self.regex(e.target, e.args[0]), None
         if overload == "contains_string" and e.target is not None:
             text = scaled(self.size_or_unknown(e.target).most, PER_CHARACTER)
-            return _multiply(text, scaled(self.size_or_unknown(e.args[0]).most, PER_CHARACTER)), None
+            return multiply(text, scaled(self.size_or_unknown(e.args[0]).most, PER_CHARACTER)), None
         if overload in ("add_string", "add_bytes", "add_list"):
             left, right = e.args
-            size = _sum(self.size_or_unknown(left), self.size_or_unknown(right))
-            self.set_entries(e, _union_entries(self.entry_size(left), self.entry_size(right)))
+            size = plus(self.size_or_unknown(left), self.size_or_unknown(right))
+            self.set_entries(e, union_entries(self.entry_size(left), self.entry_size(right)))
             return (1 if overload == "add_list" else scaled(size.most, PER_CHARACTER)), size
         if overload in _COMPARISONS:
             least = min(self.size_or_unknown(e.args[0]).most, self.size_or_unknown(e.args[1]).most)
             return scaled(least, PER_CHARACTER), None
         if overload == "string_to_bytes":
             size = self.size_or_unknown(e.args[0])
-            return scaled(size.most, PER_CHARACTER), Size(size.least, _multiply(size.most, 4))
+            return scaled(size.most, PER_CHARACTER), Size(size.least, multiply(size.most, 4))
         if overload == "bytes_to_string":
             size = self.size_or_unknown(e.args[0])
             return scaled(size.most, PER_CHARACTER), Size(size.least // 4, size.most)
         if overload == "strings_quote":
             size = self.size_or_unknown(e.args[0])
-            most = _add(_multiply(size.most, 2), 2)
-            return scaled(size.most, PER_CHARACTER), Size(_add(size.least, 2), most)
+            most = add(multiply(size.most, 2), 2)
+            return scaled(size.most, PER_CHARACTER), Size(add(size.least, 2), most)
         if overload == "string_format" and e.target is not None:
             return scaled(self.size_or_unknown(e.target).most, PER_CHARACTER), None
         return 1, None
 
     def regex(self, text: Expr, pattern: Expr) -> int:
         # One more character, so that a costly pattern on the empty text is not free.
-        length = scaled(_add(self.size_or_unknown(text).most, 1), PER_CHARACTER)
-        return _multiply(length, scaled(self.size_or_unknown(pattern).most, PER_REGEX_CHARACTER))
+        length = scaled(add(self.size_or_unknown(text).most, 1), PER_CHARACTER)
+        return multiply(length, scaled(self.size_or_unknown(pattern).most, PER_REGEX_CHARACTER))
 
 
 _COMPARISONS = frozenset(
@@ -414,13 +341,13 @@ def _walk_list(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
     element = e.target.type.params[0]
     cost = 1
     if element.kind in ("string", "bytes"):
-        cost = _add(cost, scaled(_items_size(estimator, e.target).most, PER_CHARACTER))
-    return _multiply(size, cost), None
+        cost = add(cost, scaled(_items_size(estimator, e.target).most, PER_CHARACTER))
+    return multiply(size, cost), None
 
 
 def _items_size(estimator: _Estimator, e: Expr) -> Size:
     path = estimator.path(e)
-    return (_size_of_path((*path, "@items")) if path else None) or _UNKNOWN
+    return (size_of_path((*path, "@items")) if path else None) or UNKNOWN
 
 
 def _url(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
@@ -437,17 +364,17 @@ def _replace(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
     size = estimator.size_or_unknown(_target(e))
     old, new = estimator.size_or_unknown(e.args[0]), estimator.size_or_unknown(e.args[1])
     if old.least == 0:
-        most = _add(_multiply(_add(size.most, 1), new.most), size.most)
+        most = add(multiply(add(size.most, 1), new.most), size.most)
     elif new.most <= old.least:
         most = size.most
     else:
-        most = _multiply(math.ceil(size.most / old.least), new.most)
+        most = multiply(math.ceil(size.most / old.least), new.most)
     if old.most == 0:
-        least = _add(_multiply(_add(size.least, 1), new.least), size.least)
+        least = add(multiply(add(size.least, 1), new.least), size.least)
     elif old.most <= new.least:
         least = size.least
     else:
-        least = _multiply(math.ceil(size.least / old.most), new.least)
+        least = multiply(math.ceil(size.least / old.most), new.least)
     return scaled(size.most, 2 * PER_CHARACTER), Size(least, most)
 
 
@@ -464,10 +391,10 @@ def _join(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
     count = estimator.size_or_unknown(target)
     size = Size(0, 0)
     if target.type.params:
-        size = _product(count, _items_size(estimator, target))
+        size = product(count, _items_size(estimator, target))
     if e.args:
         separators = Size(max(count.least - 1, 0), max(count.most - 1, 0))
-        size = _sum(size, _product(estimator.size_or_unknown(e.args[0]), separators))
+        size = plus(size, product(estimator.size_or_unknown(e.args[0]), separators))
     return scaled(size.most, PER_CHARACTER), size
 
 
@@ -481,7 +408,7 @@ def _contains_address(estimator: _Estimator, e: Call, overload: str) -> _Found |
     if e.function == "containsCIDR":
         cost += scaled(16, PER_CHARACTER) + 1
     if overload.endswith("_string"):
-        cost = _add(cost, scaled(estimator.size_or_unknown(e.args[0]).most, PER_CHARACTER))
+        cost = add(cost, scaled(estimator.size_or_unknown(e.args[0]).most, PER_CHARACTER))
     return cost, None
 
 
@@ -507,7 +434,7 @@ def _equal(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
 
 
 def _new_list(cost_per_item: float, count: Size) -> _Found:
-    return _add(scaled(count.most, cost_per_item), 1 + LIST_COST), count
+    return add(scaled(count.most, cost_per_item), 1 + LIST_COST), count
 
 
 def _number(e: Expr, default: int) -> int:
@@ -538,19 +465,19 @@ def _flatten(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
 
 def _distinct(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
     size = estimator.size_or_unknown(_target(e))
-    return _new_list(2, _product(size, size))
+    return _new_list(2, product(size, size))
 
 
 def _sort(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
     size = estimator.size_or_unknown(e.args[0] if e.args else _target(e))
     is_text = overload.startswith(("list_string_", "list_bytes_"))
-    return _new_list(2 + PER_CHARACTER if is_text else 2, _product(size, size))
+    return _new_list(2 + PER_CHARACTER if is_text else 2, product(size, size))
 
 
 def _sets(factor: float) -> _Rule:
     def rule(estimator: _Estimator, e: Call, overload: str) -> _Found | None:
-        pairs = _product(estimator.size_or_unknown(e.args[0]), estimator.size_or_unknown(e.args[1]))
-        return _add(scaled(pairs.most, factor), 1), None
+        pairs = product(estimator.size_or_unknown(e.args[0]), estimator.size_or_unknown(e.args[1]))
+        return add(scaled(pairs.most, factor), 1), None
 
     return rule
 

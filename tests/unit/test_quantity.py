@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dra_driver.api import codec
 from dra_driver.api.quantity import Quantity
-from dra_driver.errors import InvalidQuantity
+from dra_driver.api.resource import DeviceCapacity
+from dra_driver.errors import DecodeError, InvalidQuantity
 
 
 @pytest.mark.parametrize(
@@ -117,3 +119,11 @@ def test_the_float_is_the_nearest_that_the_original_gives() -> None:
 def test_a_quantity_cannot_be_changed() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         Quantity.parse("1").format = None  # type: ignore[assignment]
+
+
+def test_numbers_in_json_are_quantities_as_the_api_reads_them() -> None:
+    decoded = codec.decode(DeviceCapacity, b'{"value": 0.5}')
+    assert str(decoded.value) == "500m"
+    assert str(codec.decode(DeviceCapacity, b'{"value": 3}').value) == "3"
+    with pytest.raises(DecodeError, match="expected a quantity"):
+        codec.decode(DeviceCapacity, b'{"value": true}')
