@@ -38,6 +38,7 @@ from dra_driver.preparation import Checkpoint
 from dra_driver.sim import assets, profiles
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
+from dra_driver.sim.eviction import TaintEviction
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
 from dra_driver.sim.processes import ManagedProcess, dra_driver_command
 from dra_driver.sim.scheduler import Scheduler
@@ -187,6 +188,7 @@ class EmbeddedCluster:
         self.api = await self._connect("dra-driver-demo")
         self._run("claim controller", ClaimController(await self._connect("resource-claim-controller")).run())
         self._run("garbage collector", GarbageCollector(await self._connect("garbage-collector")).run())
+        self._run("taint eviction", TaintEviction(await self._connect("taint-eviction")).run())
         self._run("scheduler", Scheduler(await self._connect("kube-scheduler")).run())
         for i, profile in enumerate(self.config.profiles, start=1):
             await self._start_node(f"node{i}", profile)

@@ -33,10 +33,17 @@ RETRY = 1.0
 
 
 class TaintEviction:
-    """Watches slices, claims and pods; deletes pods whose time on a tainted device is over."""
+    """Watches slices, claims and pods; deletes pods whose time on a tainted device is over.
 
-    def __init__(self, api: KubeClient) -> None:
+    Args:
+        api: the API server.
+        delay: seconds from the first sight of a pod on a tainted device to its deletion.
+    """
+
+    def __init__(self, api: KubeClient, *, delay: float = 0.0) -> None:
         self._api = api
+        self._delay = delay
+        self._seen: dict[str, float] = {}  # pod UID → when it had to go first
         self._pods = Informer(api, PODS)
         self._claims = Informer(api, RESOURCE_CLAIMS)
         self._slices = Informer(api, RESOURCE_SLICES)
@@ -68,8 +75,7 @@ class TaintEviction:
 
     async def _round(self) -> None:
         taints = self._taints()
-        if not taints:
-            return
+        self._seen = {p.metadata.uid: t for p in self._pods.items() if (t := self._seen.get(p.metadata.uid))}
         for claim in self._claims.items():
             end = _end(claim, taints)
             if end is None:
@@ -78,6 +84,7 @@ class TaintEviction:
                 pod = self._pods.get_by_name(reference.name, claim.metadata.namespace)
                 if pod is None or pod.metadata.uid != reference.uid or not _runs(pod):
                     continue
+                end = max(end, self._seen.setdefault(pod.metadata.uid, time.time()) + self._delay)
                 if end > time.time():
                     asyncio.get_running_loop().call_later(end - time.time(), self._dirty.set)
                 else:

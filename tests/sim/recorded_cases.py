@@ -62,7 +62,7 @@ async def world() -> AsyncIterator[str]:
         works: list[Coroutine[Any, Any, None]] = [
             ClaimController(api).run(),
             GarbageCollector(api).run(),
-            TaintEviction(api).run(),
+            TaintEviction(api, delay=0.3).run(),
             Scheduler(api, name="api-scheduler", backoff=0.7).run(),
             kubelet.run(),
         ]
@@ -90,7 +90,7 @@ def _settings() -> KubeletSettings:
             "startup_wipe": None,
             "registry_tick": 0.02,
             "exit_detection": 0.02,
-            "stop_delay": 0.3,
+            "stop_delay": 0.6,
         }
     )
 
