@@ -40,7 +40,7 @@ from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
 from dra_driver.sim.eviction import TaintEviction
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
-from dra_driver.sim.processes import ManagedProcess, dra_driver_command
+from dra_driver.sim.processes import ManagedProcess, ProcessFailed, dra_driver_command
 from dra_driver.sim.scheduler import Scheduler
 
 __all__ = ["ClusterConfig", "ClusterFailed", "EmbeddedCluster", "SimNode"]
@@ -233,6 +233,8 @@ class EmbeddedCluster:
         async def guarded() -> None:
             try:
                 await work
+            except ProcessFailed as e:
+                self._failures.append(str(e))
             except Exception as e:
                 log.exception("a part of the cluster failed", part=name)
                 self._failures.append(f"{name} failed: {type(e).__name__}: {e}")
