@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from controller.interest import ClaimInterest, Interest, InterestIndex, is_our_taint, own_pools
+from controller.interest import ClaimInterest, Interest, InterestIndex, is_our_taint, protected_pools
 from controller.ledger import Ledger, node_of
 from controller.placement import NodeUsage, candidates
 from dra_driver.api.core import Node, Pod
@@ -126,8 +126,9 @@ class Decider:
                 nodes=self._nodes.items(),
                 allocated=AllocatedState(),
             )
-            own = own_pools(slices, self._drivers)
-            self._world = _World(snapshot, own, InterestIndex(snapshot, own, self._drivers))
+            protected = protected_pools(slices)
+            own = frozenset(pool for pool in protected if pool.driver in self._drivers)
+            self._world = _World(snapshot, own, InterestIndex(snapshot, protected, self._drivers))
         return self._world
 
     def is_ours(self, allocation: AllocationResult) -> bool:
@@ -149,6 +150,9 @@ class Decider:
         ours = [c for c, i in zip(pending, interests, strict=True) if i.interest is Interest.OURS]
         if all(i.interest is Interest.THEIRS for i in interests):
             return Proceed()
+        if not ours and not problem:
+            # The rest is kube-scheduler's, but it must not see the pod before another controller is done.
+            return Wait("another controller allocates a claim of the pod", poll=10.0)
         if problem:
             pairs = zip(pending, interests, strict=True)
             told = tuple(c for c, i in pairs if i.interest in (Interest.OURS, Interest.MIXED))

@@ -21,7 +21,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.structured import PoolID, Snapshot
 
-__all__ = ["ClaimInterest", "Interest", "InterestIndex", "is_our_taint", "own_pools"]
+__all__ = ["ClaimInterest", "Interest", "InterestIndex", "is_our_taint", "protected_pools"]
 
 
 class Interest(enum.Enum):
@@ -29,6 +29,8 @@ class Interest(enum.Enum):
 
     OURS = "ours"
     THEIRS = "theirs"
+    SIBLING = "sibling"
+    """Another controller like this, for other drivers: its pools carry our taint; the gate is its business."""
     MIXED = "mixed"
     UNKNOWN = "unknown"
 
@@ -46,12 +48,12 @@ def is_our_taint(taint: DeviceTaint) -> bool:
     return taint.key == names.CONTROLLER_TAINT and taint.value == "allocates"
 
 
-def own_pools(slices: Iterable[ResourceSlice], drivers: Collection[DriverName]) -> frozenset[PoolID]:
-    """Pools of our drivers in which every device is protected. Pools without devices belong to nobody."""
+def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
+    """Pools in which every device has the taint. Pools without devices belong to nobody."""
     protected: dict[PoolID, bool] = {}
     for slice_ in slices:
         pool = PoolID(slice_.spec.driver, slice_.spec.pool.name)
-        if slice_.spec.driver not in drivers or not slice_.spec.devices:
+        if not slice_.spec.devices:
             continue
         all_tainted = all(any(is_our_taint(t) for t in d.taints) for d in slice_.spec.devices)
         protected[pool] = protected.get(pool, True) and all_tainted
@@ -61,10 +63,14 @@ def own_pools(slices: Iterable[ResourceSlice], drivers: Collection[DriverName]) 
 class InterestIndex:
     """Answers for one snapshot. A class is looked at once."""
 
-    def __init__(self, snapshot: Snapshot, own: frozenset[PoolID], drivers: Collection[DriverName]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, protected: frozenset[PoolID], drivers: Collection[DriverName]
+    ) -> None:
         self._snapshot = snapshot
-        self._own = own
+        self._own = frozenset(p for p in protected if p.driver in drivers)
+        self._siblings = protected - self._own
         self._drivers = drivers
+        self._of_siblings: set[str] = set()  # classes
         self._classes: dict[str, tuple[bool, bool]] = {}
 
     def claim(self, claim: ResourceClaim) -> ClaimInterest:
@@ -81,7 +87,8 @@ class InterestIndex:
         if flags and all(own for _, _, own, _ in flags):
             return ClaimInterest(Interest.OURS)
         if all(foreign for _, _, _, foreign in flags):
-            return ClaimInterest(Interest.THEIRS)
+            sibling = any(class_name in self._of_siblings for _, class_name, _, _ in flags)
+            return ClaimInterest(Interest.SIBLING if sibling else Interest.THEIRS)
         mine = next(f for f in flags if f[2] and not f[3])
         other = next(f for f in flags if f[3] and not f[2])
         return ClaimInterest(
@@ -112,6 +119,8 @@ class InterestIndex:
                     all(self._snapshot.selectors.matches(e, entry) is True for e in expressions)
                     for entry in pool.devices
                 )
+                if found[ours] and pool.id in self._siblings:
+                    self._of_siblings.add(class_.metadata.name)
             if all(found.values()):
                 break
         if not any(found.values()):

@@ -445,6 +445,19 @@ def test_a_pool_without_our_taint_is_never_touched():
     run(cluster, scenario)
 
 
+def test_the_gate_of_a_pod_that_another_controller_serves_is_left_to_it():
+    cluster = cluster_of(n1=(40,))
+    pool(cluster, "n1", 1, driver=OTHER)  # carries the taint, so somebody allocates it as we do
+    claim(cluster, "c", request(class_name="nic"))
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.gates("p") == [ALLOCATION_GATE]
+        assert h.devices("c") == []
+
+    run(cluster, scenario)
+
+
 def test_a_missing_class_is_named():
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c", request(class_name="nonesuch"))
