@@ -98,7 +98,11 @@ def test_strategic_merge_of_sets_and_replacement() -> None:
 
 def test_an_item_without_its_merge_key() -> None:
     with pytest.raises(StatusError):
-        strategic_merge({}, {"spec": {"containers": [{"image": "x"}]}}, struct_type("core.Pod"))
+        strategic_merge(
+            {"spec": {"containers": [{"name": "a"}]}},
+            {"spec": {"containers": [{"image": "x"}]}},
+            struct_type("core.Pod"),
+        )
 
 
 def test_patches_may_not_move_an_object() -> None:

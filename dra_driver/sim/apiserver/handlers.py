@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import structlog
 import yaml
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
@@ -30,6 +31,8 @@ from dra_driver.sim.apiserver.store import Key
 from dra_driver.sim.apiserver.watching import Watch
 
 __all__ = ["Handlers"]
+
+log = structlog.get_logger(__name__)
 
 _JSON = "application/json"
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
@@ -62,9 +65,19 @@ class Handlers:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request."""
         try:
-            return await self._answer(request)
+            return await self._limited(request)
         except StatusError as e:
             return _json(e.code, e.raw(), e.headers)
+        except Exception as e:
+            # A bug of ours must look like an answer, or clients wait and tests hang. The log says where.
+            if isinstance(e, web.HTTPException | ConnectionError):
+                raise
+            log.exception("request failed", method=request.method, path=request.path)
+            return _json(500, StatusError(500, "InternalError", f"Internal error occurred: {e!r}").raw())
+
+    async def _limited(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
         except web.HTTPRequestEntityTooLarge:
             error = StatusError(
                 413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728", bare=True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dra_driver.sim.apiserver.fields import Field, ListType, MapType, Struct, Type
-from dra_driver.sim.apiserver.status import Cause, Raw, StatusError
+from dra_driver.sim.apiserver.status import Raw, StatusError
 
 __all__ = ["json_patch", "merge_patch", "strategic_merge"]
 
@@ -23,8 +23,17 @@ def merge_patch(target: Any, patch: Any) -> Any:
         elif isinstance(value, dict):
             out[key] = merge_patch(out.get(key), value)
         else:
-            out[key] = value
+            out[key] = _without_nulls(value)
     return out
+
+
+def _without_nulls(value: Any) -> Any:
+    """A list of a patch: the real server drops nulls from the objects in it."""
+    if isinstance(value, list):
+        return [_without_nulls(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return value
 
 
 # --- JSON patch (RFC 6902) ---
@@ -183,10 +192,18 @@ def _merge_value(old: Any, value: Any, field: Field | None, holder: Type | None)
     if isinstance(value, dict):
         return _merge_object(old, value, inner)
     if isinstance(value, list) and field and "merge" in field.patch:
+        if not isinstance(old, list):
+            return [v for v in value if not (isinstance(v, dict) and _PATCH in v)]
+        if len({type(v) for v in (*old, *value)}) > 1:
+            raise StatusError.internal(f"list element types are not identical: [{old} {value}]")
         if field.merge_key:
             item = inner.item if isinstance(inner, ListType) else None
-            return _merge_list(old if isinstance(old, list) else [], value, field, item)
-        return value + [v for v in old or [] if v not in value]
+            return _merge_list(old, value, field, item)
+        merged: list[Any] = []
+        for item_value in (*value, *old):
+            if item_value not in merged:
+                merged.append(item_value)
+        return merged
     return value
 
 
@@ -195,17 +212,22 @@ def _merge_list(old: list[Any], patch: list[Any], field: Field, item: Type | Non
     if any(isinstance(p, dict) and p.get(_PATCH) == "replace" for p in patch):
         return [p for p in patch if not (isinstance(p, dict) and p.get(_PATCH) == "replace")]
     out = list(old)
-    fresh = []
+    fresh: list[Raw] = []
     for entry in patch:
         if not isinstance(entry, dict) or key not in entry:
-            text = f"Invalid value: {entry!r}: map: does not contain declared merge key: {key}"
-            raise StatusError.invalid("", "", "", [Cause("FieldValueInvalid", text, "patch")])
+            raise StatusError.internal(f"map: {entry} does not contain declared merge key: {key}")
+        if isinstance(entry[key], dict | list):
+            raise StatusError.internal(f"map: {entry} has no scalar as merge key {key}")
         at = next((i for i, o in enumerate(out) if isinstance(o, dict) and o.get(key) == entry[key]), None)
         if entry.get(_PATCH) == "delete":
             if at is not None:
                 del out[at]
         elif at is None:
-            fresh.append({k: v for k, v in entry.items() if k != _PATCH and v is not None})
+            again = next((f for f in fresh if f.get(key) == entry[key]), None)
+            if again is not None:
+                again.update(entry)
+            else:
+                fresh.append({k: v for k, v in entry.items() if k != _PATCH and v is not None})
         else:
             out[at] = _merge_object(out[at], entry, item)
     # The real server puts what the patch names first.

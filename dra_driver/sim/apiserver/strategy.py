@@ -172,7 +172,7 @@ def prepare_update(kind: Kind, old: Raw, new: Raw, subresource: str, now: str) -
     if kind.kind == "Secret":
         _secret(new, now)
     if kind.kind == "Pod":
-        _update_pod(old, new, now)
+        _update_pod(old, new)
     if kind.kind == "DeviceTaintRule":
         _renew_taint(old, new, now)
     before = old["metadata"].get("generation", 0)
@@ -220,20 +220,12 @@ def _allocated(raw: Raw) -> set[tuple[str, ...]]:
     return {_device(r) for r in (allocation.get("devices") or {}).get("results") or []}
 
 
-def _update_pod(old: Raw, new: Raw, now: str) -> None:
+def _update_pod(old: Raw, new: Raw) -> None:
     before, after = old.get("spec") or {}, new.get("spec") or {}
     for name in ("nodeName", "priority"):
         if name in before and name not in after:
             after[name] = before[name]
     _admit_pod(after)
-    if before.get("schedulingGates") and not after.get("schedulingGates"):
-        status = dict(new.get("status") or {})
-        conditions = [c for c in status.get("conditions") or [] if c.get("reason") != "SchedulingGated"]
-        if conditions:
-            status["conditions"] = conditions
-        else:
-            status.pop("conditions", None)
-        new["status"] = status
 
 
 def _renew_taint(old: Raw, new: Raw, now: str) -> None:

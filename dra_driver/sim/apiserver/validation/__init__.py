@@ -55,7 +55,7 @@ def create(kind: Kind, raw: Raw, surroundings: Surroundings) -> Causes:
 def update(kind: Kind, old: Raw, new: Raw, subresource: str, surroundings: Surroundings) -> Causes:
     """What is wrong with a change."""
     causes = Causes()
-    meta.check_update(old["metadata"], new["metadata"], causes)
+    meta.check_update(kind, old["metadata"], new["metadata"], causes)
     if kind.custom:
         crds.check_object(kind, new, old, causes)
         return causes

@@ -67,6 +67,11 @@ def check_create(kind: Kind, metadata: Raw, causes: Causes) -> None:
 def _check_common(metadata: Raw, causes: Causes) -> None:
     if metadata.get("generation", 0) < 0:
         causes.invalid("metadata.generation", metadata["generation"], "must be greater than or equal to 0")
+    _check_labels(metadata, causes)
+    _check_finalizers(metadata, causes)
+
+
+def _check_labels(metadata: Raw, causes: Causes) -> None:
     for key, value in (metadata.get("labels") or {}).items():
         check_label_name(key, "metadata.labels", causes)
         check_formats(formats.label_value_errors, value, "metadata.labels", causes)
@@ -77,6 +82,9 @@ def _check_common(metadata: Raw, causes: Causes) -> None:
     if total > _ANNOTATIONS_LIMIT:
         causes.too_long("metadata.annotations", _ANNOTATIONS_LIMIT)
     _check_owners(metadata.get("ownerReferences") or [], causes)
+
+
+def _check_finalizers(metadata: Raw, causes: Causes) -> None:
     for i, finalizer in enumerate(metadata.get("finalizers") or []):
         check_label_name(finalizer, "metadata.finalizers", causes)
         if "/" not in finalizer and finalizer not in _FINALIZERS:
@@ -98,8 +106,16 @@ def _check_owners(owners: list[Raw], causes: Causes) -> None:
         )
 
 
-def check_update(old: Raw, new: Raw, causes: Causes) -> None:
-    """``metadata`` of a changed object. The real server checks twice: generically and for the kind."""
+# Kinds whose check of an update includes the whole check of ``metadata``.
+_FULL = frozenset({"ResourceClaim", "DeviceClass", "ConfigMap", "Secret", "ServiceAccount", "Pod"})
+
+
+def check_update(kind: Kind, old: Raw, new: Raw, causes: Causes) -> None:
+    """``metadata`` of a changed object.
+
+    The real server checks generically (the whole and the change), then for the kind; every check leaves its
+    causes.
+    """
     added = [f for f in new.get("finalizers") or [] if f not in (old.get("finalizers") or [])]
     for _ in range(2):
         if old.get("deletionTimestamp") and added:
@@ -111,7 +127,9 @@ def check_update(old: Raw, new: Raw, causes: Causes) -> None:
         for name in ("deletionTimestamp", "deletionGracePeriodSeconds"):
             if name in new and new.get(name) != old.get(name):
                 causes.invalid(f"metadata.{name}", new[name], "field is immutable")
-    _check_common(new, causes)
+        _check_labels(new, causes)
+    for _ in range(2 if kind.kind in _FULL else 1):
+        _check_common(new, causes)
 
 
 def check_conditions(conditions: list[Raw], path: str, causes: Causes) -> None:

@@ -86,13 +86,12 @@ def check_lease(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
 
 def check_pod(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
     """A Pod."""
+    check_pod_spec(raw["spec"], "spec", causes, existing=old is not None)
     if old is not None:
         _check_pod_update(raw["spec"], old["spec"], causes)
-        return
-    check_pod_spec(raw["spec"], "spec", causes)
 
 
-def check_pod_spec(spec: Raw, path: str, causes: Causes) -> None:
+def check_pod_spec(spec: Raw, path: str, causes: Causes, *, existing: bool = False) -> None:
     """The spec of a pod or pod template."""
     claims = _check_claims(spec.get("resourceClaims") or [], f"{path}.resourceClaims", causes)
     containers: list[Raw] = spec.get("containers") or []
@@ -115,7 +114,7 @@ def check_pod_spec(spec: Raw, path: str, causes: Causes) -> None:
     for i, gate in enumerate(gates):
         check_label_name(gate, f"{path}.schedulingGates[{i}]", causes)
     devices.check_unique(gates, f"{path}.schedulingGates", causes)
-    if spec.get("nodeName") and gates:
+    if spec.get("nodeName") and gates and not existing:
         causes.forbidden(f"{path}.nodeName", "cannot be set until all schedulingGates have been cleared")
     for key, value in (spec.get("nodeSelector") or {}).items():
         check_label_name(key, f"{path}.nodeSelector", causes)
@@ -206,7 +205,7 @@ def _check_resources(resources: Raw, path: str, claims: set[str], causes: Causes
         name, request = claim.get("name", ""), claim.get("request", "")
         key = f"{name}/{request}" if request else name
         if not name:
-            causes.required(f"{here}.name")
+            causes.required(here)
         elif key in seen:
             causes.duplicate(here, key)
         elif name not in claims:
@@ -241,12 +240,19 @@ _MUTABLE = ("activeDeadlineSeconds",)
 
 
 def _check_pod_update(new: Raw, old: Raw, causes: Causes) -> None:
+    for kind in ("containers", "initContainers"):
+        if len(new.get(kind) or []) != len(old.get(kind) or []):
+            causes.forbidden(f"spec.{kind}", "pod updates may not add or remove containers")
+            return
+        for i, container in enumerate(new.get(kind) or []):
+            if not container.get("image"):
+                causes.required(f"spec.{kind}[{i}].image")
     gates_before = [g.get("name") for g in old.get("schedulingGates") or []]
-    added = [g.get("name") for g in new.get("schedulingGates") or [] if g.get("name") not in gates_before]
-    if added:
-        causes.forbidden(
-            "spec.schedulingGates", f"only deletion is allowed, but found new scheduling gates {added}"
-        )
+    for i, gate in enumerate(new.get("schedulingGates") or []):
+        if gate.get("name") not in gates_before:
+            causes.forbidden(
+                f"spec.schedulingGates[{i}].name", f"only deletion is allowed, but found {gate.get('name')!r}"
+            )
     before = list(old.get("tolerations") or [])
     if any(t not in (new.get("tolerations") or []) for t in before):
         causes.forbidden(
@@ -263,10 +269,9 @@ def _check_pod_update(new: Raw, old: Raw, causes: Causes) -> None:
 def _fixed(spec: Raw, old: Raw) -> Raw:
     """The spec without what an update may change."""
     gated = bool(old.get("schedulingGates"))
+    skipped = (*_MUTABLE, "schedulingGates", "tolerations", "priority")
     out: dict[str, Any] = {
-        k: v
-        for k, v in spec.items()
-        if k not in (*_MUTABLE, "schedulingGates", "tolerations", "priority") and v
+        k: v for k, v in spec.items() if k not in skipped and v is not None and v not in ("", [], {})
     }
     for kind in ("containers", "initContainers"):
         if kind in out:
@@ -301,7 +306,11 @@ def check_pod_status(raw: Raw, old: Raw | None, causes: Causes, surroundings: Su
                 f"{path}[{i}].resourceClaimName",
                 causes,
             )
-    devices.check_unique((s.get("name") for s in statuses), path, causes)
+    seen = set()
+    for i, status in enumerate(statuses):
+        if status.get("name") in seen:
+            causes.duplicate(f"{path}[{i}].name", status.get("name"))
+        seen.add(status.get("name"))
 
 
 # --- workloads ---
