@@ -101,7 +101,10 @@ class PodWorker:
             await self._unprepare()
             self._node.runtime.stop_sandbox(self.uid)
         else:
-            self._sandbox_ready = self.uid in self._node.runtime.sandboxes
+            sandbox = self._node.runtime.sandboxes.get(self.uid)
+            self._sandbox_ready = sandbox is not None
+            if sandbox is not None and sandbox.containers:
+                self._phase = "Running"
             await self._start()
         while not self._ending:
             if self._phase in FINISHED:
@@ -134,7 +137,6 @@ class PodWorker:
             self._node.runtime.run_sandbox(self.uid, self._pod.metadata.namespace, self._pod.metadata.name)
             self._sandbox_ready = True
             await self._write_status()
-        self._phase = "Running"
         await self._start_containers()
 
     async def _prepare(self) -> None:
@@ -168,6 +170,7 @@ class PodWorker:
             self._event("Warning", "Failed", f"Error: {message}")
         else:
             self._waiting.pop(container.name, None)
+            self._phase = "Running"  # Pending until the first container has started
             self._event("Normal", "Started", f"Started container {container.name}")
 
     async def _supervise(self) -> None:

@@ -1,0 +1,326 @@
+"""Pods on the stand-in kubelet: the order of calls, the texts of events, what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from kubelet_fakes import FakePlugin, short_directory
+
+from dra_driver.api.core import EVENTS
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.errors import NotFound
+from dra_driver.kube import KubeApi
+from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
+from dra_driver.sim.objects import RUN_PODS
+
+DRIVER = "a.example.com"
+SETTINGS = dataclasses.replace(
+    KubeletSettings.quick(),
+    registry_tick=0.02,
+    prepare_retry=0.2,
+    unprepare_retry=0.1,
+    unprepare_retry_later=0.2,
+    create_retry=0.2,
+    startup_wipe=0.0,
+)
+
+
+@dataclasses.dataclass
+class Node:
+    api: KubeApi
+    kubelet: SimKubelet
+    plugin: FakePlugin
+    task: asyncio.Task[None]
+
+    def calls(self) -> list[str]:
+        return [name for name, _ in self.plugin.calls if name.startswith(("Prepare", "Unprepare"))]
+
+    async def stop_kubelet(self) -> None:
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+
+    async def start_kubelet(self) -> None:
+        old = self.kubelet
+        self.kubelet = SimKubelet(self.api, "n1", old.layout, SETTINGS, runtime=old.runtime)
+        self.task = asyncio.create_task(self.kubelet.run())
+        await eventually(lambda: self.kubelet.plugins.plugin(DRIVER) is not None)
+
+    async def pod(self, name: str = "p") -> dict[str, Any]:
+        return json.loads(await self.api._call("GET", f"/api/v1/namespaces/default/pods/{name}"))
+
+    async def phase(self, wanted: str, name: str = "p") -> dict[str, Any]:
+        async def reached() -> bool:
+            return (await self.pod(name))["status"].get("phase") == wanted
+
+        await eventually(reached)
+        return await self.pod(name)
+
+    async def gone(self, name: str = "p") -> bool:
+        try:
+            await self.pod(name)
+        except NotFound:
+            return True
+        return False
+
+    async def messages(self, reason: str) -> list[str]:
+        found = await self.api.list(EVENTS, "default")
+        return [e.message for e in found.items if e.reason == reason]
+
+    async def create(self, name: str = "p", claim: str = "c", **spec: Any) -> None:
+        """A pod bound by hand, and its claim: allocated, reserved."""
+        container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "g"}]}}
+        body = {
+            "metadata": {"name": name},
+            "spec": {
+                "nodeName": "n1",
+                "restartPolicy": "Never",
+                "containers": [container],
+                "resourceClaims": [{"name": "g", "resourceClaimName": claim}],
+                **spec,
+            },
+        }
+        pod = await self.api.create(RUN_PODS, body, "default")
+        await self.reserve(claim, name, pod.metadata.uid)
+
+    async def reserve(self, claim: str, pod: str, uid: str) -> None:
+        try:
+            found = await self.api.get(RESOURCE_CLAIMS, claim, "default")
+        except NotFound:
+            exactly = {"deviceClassName": "x"}
+            spec = {"devices": {"requests": [{"name": "g", "exactly": exactly}]}}
+            found = await self.api.create(
+                RESOURCE_CLAIMS, {"metadata": {"name": claim}, "spec": spec}, "default"
+            )
+        result = {"request": "g", "driver": DRIVER, "pool": "pool", "device": "dev-0"}
+        reserved = [{"resource": r.resource, "name": r.name, "uid": r.uid} for r in found.status.reserved_for]
+        reserved.append({"resource": "pods", "name": pod, "uid": uid})
+        status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}
+        await self.api.merge_patch(
+            RESOURCE_CLAIMS, claim, {"status": status}, "default", subresource="status"
+        )
+
+    def write_spec(self, uid: str) -> None:
+        device = {"name": f"c-{uid}", "containerEdits": {"env": [f"GOT={uid}"]}}
+        spec = {"cdiVersion": "0.5.0", "kind": "a.example.com/dev", "devices": [device]}
+        (self.kubelet.layout.cdi / f"{uid}.json").write_text(json.dumps(spec))
+
+    async def claim_uid(self, claim: str = "c") -> str:
+        return (await self.api.get(RESOURCE_CLAIMS, claim, "default")).metadata.uid
+
+
+async def eventually(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            result = condition()
+            if isinstance(result, Awaitable):
+                result = await result
+            if result:
+                return
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def node(**plugin: Any) -> AsyncIterator[Node]:
+    with short_directory() as directory:
+        async with ApiServer() as server:
+            server.write_kubeconfig(directory / "kubeconfig")
+            async with await KubeApi.connect(directory / "kubeconfig") as api:
+                kubelet = SimKubelet(api, "n1", NodeLayout(directory / "n"), SETTINGS)
+                fake = FakePlugin(directory, kubelet.layout.registry, driver=DRIVER, **plugin)
+                made = Node(api, kubelet, fake, asyncio.create_task(kubelet.run()))
+                await fake.start()
+                await eventually(lambda: kubelet.plugins.plugin(DRIVER) is not None)
+                try:
+                    yield made
+                finally:
+                    await made.stop_kubelet()
+                    await fake.stop()
+
+
+def test_a_failed_prepare_is_an_event_and_tried_again() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False, claim_error="no luck") as n:
+            await n.create()
+
+            async def said() -> bool:
+                return bool(await n.messages("FailedPrepareDynamicResources"))
+
+            await eventually(said)
+            (message,) = await n.messages("FailedPrepareDynamicResources")
+            assert message == (
+                "Failed to prepare dynamic resources: prepare dynamic resources: "
+                "NodePrepareResources failed for ResourceClaim c: no luck"
+            )
+            pod = await n.pod()
+            assert pod["status"]["phase"] == "Pending"
+            waiting = pod["status"]["containerStatuses"][0]["state"]["waiting"]
+            assert waiting["reason"] == "ContainerCreating"
+            n.plugin.claim_error = ""
+            await n.phase("Running")
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_deleted_after_a_failed_prepare_is_unprepared() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False, claim_error="no luck") as n:
+            await n.create()
+            await eventually(lambda: "Prepare v1" in n.calls())
+            n.plugin.claim_error = ""
+            await n.api.delete(RUN_PODS, "p", "default")
+            await eventually(n.gone)
+            assert n.calls()[-1] == "Unprepare v1"
+            assert n.kubelet.claims.claims == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_claim_that_is_not_reserved_is_refused_with_the_kubelets_words() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.create()
+            await n.phase("Running")
+            uid = await n.claim_uid()
+            spec = {
+                "nodeName": "n1",
+                "containers": [{"name": "m", "image": "i"}],
+                "resourceClaims": [{"name": "g", "resourceClaimName": "c"}],
+            }
+            other = await n.api.create(RUN_PODS, {"metadata": {"name": "q"}, "spec": spec}, "default")
+            expected = (
+                "Failed to prepare dynamic resources: prepare dynamic resources: pod q "
+                f"({other.metadata.uid}) is not allowed to use ResourceClaim c ({uid})"
+            )
+
+            async def said() -> bool:
+                return expected in await n.messages("FailedPrepareDynamicResources")
+
+            await eventually(said)
+
+    asyncio.run(scenario())
+
+
+def test_an_unknown_cdi_device_holds_the_container_until_its_spec_is_there() -> None:
+    async def scenario() -> None:
+        async with node() as n:
+            await n.create()
+
+            async def failed() -> bool:
+                statuses = (await n.pod())["status"].get("containerStatuses") or [{"state": {}}]
+                return statuses[0]["state"].get("waiting", {}).get("reason") == "CreateContainerError"
+
+            await eventually(failed)
+            uid = await n.claim_uid()
+            prepared = n.calls().count("Prepare v1")
+            n.write_spec(uid)
+            await n.phase("Running")
+            assert n.calls().count("Prepare v1") == prepared, "no new prepare for a container"
+            pod = await n.pod()
+            sandbox = n.kubelet.runtime.sandboxes[pod["metadata"]["uid"]]
+            assert sandbox.containers["main"].view.env == {"GOT": uid}
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_unprepare_holds_the_pod() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.create()
+            await n.phase("Running")
+            n.plugin.claim_error = "stuck"
+            await n.api.delete(RUN_PODS, "p", "default")
+            await eventually(lambda: n.calls().count("Unprepare v1") >= 2)
+            assert not await n.gone()
+            n.plugin.claim_error = ""
+            await eventually(n.gone)
+
+    asyncio.run(scenario())
+
+
+def test_health_reaches_the_pod_status() -> None:
+    async def scenario() -> None:
+        async with node() as n:
+            await n.create()
+            await eventually(lambda: bool(n.kubelet.claims.claims))
+            uid = await n.claim_uid()
+            n.write_spec(uid)
+            await n.phase("Running")
+
+            async def health() -> str:
+                status = (await n.pod())["status"]["containerStatuses"][0]["allocatedResourcesStatus"]
+                assert status[0]["name"] == "claim:g"
+                assert status[0]["resources"][0]["resourceID"] == f"a.example.com/dev=c-{uid}"
+                return str(status[0]["resources"][0]["health"])
+
+            assert await health() == "Unknown"
+            n.plugin.health.put_nowait(False)
+
+            async def unhealthy() -> bool:
+                return await health() == "Unhealthy"
+
+            await eventually(unhealthy)
+
+    asyncio.run(scenario())
+
+
+def test_a_shared_claim_is_prepared_once_and_unprepared_with_the_last_pod() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.create("p")
+            await n.phase("Running", "p")
+            await n.create("q")
+            await n.phase("Running", "q")
+            assert n.calls() == ["Prepare v1"]
+            await n.api.delete(RUN_PODS, "p", "default")
+            await eventually(lambda: n.gone("p"))
+            assert n.calls() == ["Prepare v1"]
+            await n.api.delete(RUN_PODS, "q", "default")
+            await eventually(lambda: n.gone("q"))
+            assert n.calls() == ["Prepare v1", "Unprepare v1"]
+
+    asyncio.run(scenario())
+
+
+def test_a_restarted_kubelet_knows_its_claims_and_leaves_containers_alone() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.create()
+            await n.phase("Running")
+            await n.stop_kubelet()
+            await n.start_kubelet()
+            assert [key.name for key in n.kubelet.claims.claims] == ["c"]
+            await n.api.delete(RUN_PODS, "p", "default")
+            await eventually(n.gone)
+            assert n.calls() == ["Prepare v1", "Unprepare v1"]
+
+    asyncio.run(scenario())
+
+
+def test_a_starting_kubelet_wipes_the_nodes_slices_of_all_drivers() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.stop_kubelet()
+            for name, where in (("mine", "n1"), ("foreign", "n2")):
+                spec = {
+                    "driver": "other.example.com",
+                    "nodeName": where,
+                    "pool": {"name": where, "generation": 1, "resourceSliceCount": 1},
+                    "devices": [],
+                }
+                await n.api.create(RESOURCE_SLICES, {"metadata": {"name": name}, "spec": spec})
+            await n.start_kubelet()
+
+            async def wiped() -> bool:
+                names = {s.metadata.name for s in (await n.api.list(RESOURCE_SLICES)).items}
+                return names == {"foreign"}
+
+            await eventually(wiped)
+
+    asyncio.run(scenario())
