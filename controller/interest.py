@@ -30,7 +30,7 @@ class Interest(enum.Enum):
     OURS = "ours"
     THEIRS = "theirs"
     SIBLING = "sibling"
-    """Another controller like this, for other drivers: its pools carry our taint; the gate is its business."""
+    """Another controller like this one, for other drivers: its pools carry our taint, the gate is its."""
     MIXED = "mixed"
     UNKNOWN = "unknown"
 
