@@ -66,10 +66,11 @@ class FakeTree:
         (self.root / path).mkdir(parents=True, exist_ok=True)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link, relative, as sysfs has them."""
+        """A symbolic link, relative and ending in the target's name, as sysfs has them."""
         source = self.root / path
         source.parent.mkdir(parents=True, exist_ok=True)
-        source.symlink_to(os.path.relpath(target, str(Path(path).parent)))
+        folder = os.path.relpath(str(Path(target).parent), str(Path(path).parent))
+        source.symlink_to(f"{folder}/{Path(target).name}")
 
     def node(self, name: str) -> None:
         """A device node below ``dev``.
