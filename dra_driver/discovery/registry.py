@@ -86,14 +86,38 @@ def _amdgpu(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> De
     return AmdGpuBackend(sysfs_root=sysfs_root, dev_root=dev_root)
 
 
+def _intel(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.intel import IntelGpuBackend
+
+    if arg not in ("", "integrated"):
+        raise ConfigurationError(
+            f"--backend intel={arg[:80]}: allowed are --backend intel, and --backend intel=integrated to "
+            "include GPUs that are parts of a processor"
+        )
+    return IntelGpuBackend(sysfs_root=sysfs_root, dev_root=dev_root, integrated=bool(arg))
+
+
+def _rdma(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.rdma import RdmaBackend
+
+    if arg not in ("", "umad"):
+        raise ConfigurationError(
+            f"--backend rdma={arg[:80]}: allowed are --backend rdma, and --backend rdma=umad to give containers "
+            "access to the subnet manager"
+        )
+    return RdmaBackend(sysfs_root=sysfs_root, dev_root=dev_root, umad=bool(arg))
+
+
 _BUILT_IN: Mapping[str, BackendFactory] = {
     "nvml": _nvml,
     "amdgpu": _amdgpu,
+    "intel": _intel,
+    "rdma": _rdma,
     "simulated": _simulated,
 }
 # Looked at where no --backend is given: GPUs, and what a driver of another name publishes.
-GPU_BACKENDS: Final = ("nvml", "amdgpu")
-NIC_BACKENDS: Final = ()
+GPU_BACKENDS: Final = ("nvml", "amdgpu", "intel")
+NIC_BACKENDS: Final = ("rdma",)
 
 
 def _third_party() -> dict[str, metadata.EntryPoint]:
