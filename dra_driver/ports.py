@@ -20,6 +20,8 @@ __all__ = [
     "DeviceBackend",
     "DeviceNode",
     "DiscoveredDevice",
+    "GpuControl",
+    "GpuInstance",
     "KubeClient",
     "ObjectList",
     "WatchEvent",
@@ -217,4 +219,71 @@ class DeviceBackend(Protocol):
 
     def close(self) -> None:
         """Releases library handles; ``discover`` may be called again and takes them anew."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A partition that is there.
+
+    Attributes:
+        instance_id: the number by which the GPU knows it now.
+        uuid: its identity; empty where it is half made and nothing can run on it.
+        device_nodes: what a container needs for it, beside what it needs for any device of the vendor.
+    """
+
+    instance_id: int
+    profile_id: int
+    start: int
+    size: int
+    uuid: str = ""
+    device_nodes: tuple[DeviceNode, ...] = ()
+
+
+class GpuControl(Protocol):
+    """Changes GPUs, which it knows by their UUID. Calls block; run them in an executor.
+
+    Setting what is set already changes nothing. All raise ``PrepareError`` where the GPU does not do as asked
+    (``retryable`` where it may soon), ``DiscoveryError`` where the library or the driver cannot be used.
+    """
+
+    @property
+    def runs_daemons(self) -> bool:
+        """Whether sharing daemons can run on these GPUs at all."""
+        ...
+
+    def has(self, gpu: str) -> bool:
+        """Whether the GPU is here. Says no where the driver is not loaded."""
+        ...
+
+    def compute_mode(self, gpu: str) -> str:
+        """``default``, ``prohibited`` or ``exclusive-process``; empty where the GPU knows no modes."""
+        ...
+
+    def set_compute_mode(self, gpu: str, mode: str) -> None:
+        """Sets it; it is lost at a reboot."""
+        ...
+
+    def set_time_slice(self, gpu: str, interval: str) -> None:
+        """``Default``, ``Short``, ``Medium`` or ``Long``; it cannot be read back."""
+        ...
+
+    def mig_mode(self, gpu: str) -> bool:
+        """Whether the GPU can be partitioned now."""
+        ...
+
+    def set_mig_mode(self, gpu: str, enabled: bool) -> None:
+        """Sets it, where that needs no reset of the GPU."""
+        ...
+
+    def instances(self, gpu: str) -> Sequence[GpuInstance]:
+        """Every partition of the GPU, whoever made it; none where MIG mode is off."""
+        ...
+
+    def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """Makes a partition at a place, or finishes the half-made one there."""
+        ...
+
+    def destroy_instance(self, gpu: str, instance_id: int) -> None:
+        """Destroys a partition; success where there is none."""
         ...

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.discovery import links as link_groups
 from dra_driver.discovery import pci, products, schema
+from dra_driver.discovery.control import Places
+from dra_driver.discovery.nvml_control import NvmlControl
 from dra_driver.discovery.nvml_gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
 from dra_driver.discovery.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.errors import DiscoveryError
@@ -109,6 +112,24 @@ class NvmlBackend:
         with self._lock:
             self._shut_down()
             self._last = {}
+
+    def control(self, places: Places) -> NvmlControl:
+        """See ``control.ControllableBackend.control``."""
+        return NvmlControl(
+            self.session, smi=places.nvidia_smi, proc_root=places.proc_root, dev_root=self._dev_root
+        )
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """The open library, for one caller at a time.
+
+        Raises:
+            HardwareAbsent: there is no library, or no driver is loaded.
+            DiscoveryError: the library or the driver is broken.
+        """
+        with self._lock:
+            self._initialize()
+            yield
 
     def _count(self) -> int:
         was_open = self._open

@@ -13,7 +13,9 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceLink, InventoryDevice
 from dra_driver.discovery import links as link_groups
 from dra_driver.discovery import products, schema, simulated_profile, strict
+from dra_driver.discovery.control import Places
 from dra_driver.discovery.pci import PciAddress
+from dra_driver.discovery.simulated_control import SimulatedControl
 from dra_driver.errors import ConfigurationError, DiscoveryError
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 
@@ -86,6 +88,11 @@ class SimulatedBackend:
         links = _links(profile)
         groups = link_groups.groups({name: [link.peer for link in ls] for name, ls in links.items()})
         return [self._device(profile, gpu, i, links, groups) for i, gpu in enumerate(profile.gpus)]
+
+    def control(self, places: Places) -> SimulatedControl:
+        """See ``control.ControllableBackend.control``."""
+        file = None if places.state_dir is None else places.state_dir / "simulated-gpus.json"
+        return SimulatedControl(lambda: {d.uuid: d for d in self.discover()}, file)
 
     def close(self) -> None:
         """Nothing is held."""

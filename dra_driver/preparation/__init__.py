@@ -6,11 +6,18 @@ Pure: no I/O, no clock. ``kubelet_plugin`` carries the effects out.
 from __future__ import annotations
 
 from dra_driver.preparation.checkpoint import Checkpoint
-from dra_driver.preparation.claim import ClaimState, PreparedClaim, PreparedDevice
+from dra_driver.preparation.claim import (
+    ClaimState,
+    DeviceSetting,
+    PartitionRecord,
+    PreparedClaim,
+    PreparedDevice,
+)
 from dra_driver.preparation.holdings import Conflict, Holdings
 from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transition, transition
 from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
-from dra_driver.preparation.plan import RECORD_ANNOTATION, NodeDevice, plan, recover
+from dra_driver.preparation.node_device import NodeDevice
+from dra_driver.preparation.plan import RECORD_ANNOTATION, annotated, complete, plan, recover
 
 __all__ = [
     "RECORD_ANNOTATION",
@@ -18,14 +25,18 @@ __all__ = [
     "Checkpoint",
     "ClaimState",
     "Conflict",
+    "DeviceSetting",
     "Effect",
     "Event",
     "Holdings",
     "NodeDevice",
+    "PartitionRecord",
     "PreparedClaim",
     "PreparedDevice",
     "Transition",
+    "annotated",
     "check_uid",
+    "complete",
     "plan",
     "recover",
     "spec_file_name",

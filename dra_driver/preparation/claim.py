@@ -7,7 +7,7 @@ import enum
 from dra_driver.api.meta import ObjectKey, PoolName, Uid, Wire
 from dra_driver.cdi import Spec
 
-__all__ = ["ClaimState", "PreparedClaim", "PreparedDevice"]
+__all__ = ["ClaimState", "DeviceSetting", "PartitionRecord", "PreparedClaim", "PreparedDevice"]
 
 
 class ClaimState(enum.Enum):
@@ -21,6 +21,47 @@ class ClaimState(enum.Enum):
     COMPLETED = "PrepareCompleted"
 
 
+class PartitionRecord(Wire, frozen=True, kw_only=True):
+    """A partition that a claim was given, and where on the GPU it sits.
+
+    Attributes:
+        gpu: name of the device that is cut; ``PreparedDevice.uuid`` is its UUID.
+        start: first slice.
+        size: number of slices.
+        uuid: the vendor's identity of the instance; empty until it is made. An instance at this place with
+            another identity is a stranger's.
+    """
+
+    gpu: str
+    profile: str
+    profile_id: int
+    start: int
+    size: int
+    uuid: str = ""
+
+
+class DeviceSetting(Wire, frozen=True, kw_only=True):
+    """What a claim needs of a whole GPU. What all claims need of one GPU has to agree.
+
+    Attributes:
+        device: name of the GPU.
+        uuid: its UUID.
+        time_slice: ``Default``, ``Short``, ``Medium`` or ``Long``; empty: as it is.
+        daemon: True: MPS runs; False: it must not run (the claim's processes do not know it); None: either.
+        mig: MIG mode is on.
+        compute_mode_before: as it was before the first claim changed it; empty until then.
+        mig_before: likewise.
+    """
+
+    device: str
+    uuid: str
+    time_slice: str = ""
+    daemon: bool | None = None
+    mig: bool = False
+    compute_mode_before: str = ""
+    mig_before: bool | None = None
+
+
 class PreparedDevice(Wire, frozen=True, kw_only=True):
     """One allocated device of a claim, as the kubelet is told.
 
@@ -30,6 +71,9 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
         cdi_device_ids: qualified CDI names.
         share_id: which share of a device that is allocated several times.
         admin_access: the claim only looks on; it excludes nobody.
+        partition: where the device is a partition.
+        variables: what the names of the container's variables about this device begin with.
+        enforced: of a share, what keeps it to its memory: ``mps`` or ``none``.
     """
 
     requests: tuple[str, ...]
@@ -39,12 +83,16 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
     cdi_device_ids: tuple[str, ...] = ()
     share_id: str | None = None
     admin_access: bool = False
+    partition: PartitionRecord | None = None
+    variables: str = ""
+    enforced: str = ""
 
 
 class PreparedClaim(Wire, frozen=True, kw_only=True):
     """The record of one claim in the checkpoint.
 
     Attributes:
+        settings: what it needs of whole GPUs, one entry for each GPU.
         spec: the CDI document of the claim; None for a claim without devices. It is kept whole, so that it
             can be written again without the API server and without the hardware.
     """
@@ -54,7 +102,13 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
     name: str
     state: ClaimState
     devices: tuple[PreparedDevice, ...] = ()
+    settings: tuple[DeviceSetting, ...] = ()
     spec: Spec | None = None
+
+    @property
+    def touches_hardware(self) -> bool:
+        """Whether more than files has to be made for it."""
+        return bool(self.settings) or any(d.partition is not None for d in self.devices)
 
     @property
     def key(self) -> ObjectKey:

@@ -1,68 +1,136 @@
-"""Who holds which device, so that two claims never hold one exclusively."""
+"""Who holds which device, so that two claims never hold one exclusively or want a GPU in two ways."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dra_driver.api.meta import ObjectKey, PoolName, Uid
-from dra_driver.preparation.claim import PreparedClaim, PreparedDevice
+from dra_driver.preparation.claim import DeviceSetting, PreparedClaim, PreparedDevice
 
 __all__ = ["Conflict", "Holdings"]
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A device that another claim holds."""
+    """A device that another claim holds.
+
+    Attributes:
+        why: what of it is held in another way; empty where the device itself is held.
+    """
 
     device: str
     holder: ObjectKey
     holder_uid: Uid
+    why: str = ""
 
     def __str__(self) -> str:
-        return f"device {self.device} is held by claim {self.holder} (UID {self.holder_uid})"
+        how = f" {self.why}" if self.why else ""
+        return f"device {self.device} is held{how} by claim {self.holder} (UID {self.holder_uid})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    key: ObjectKey
+    devices: tuple[PreparedDevice, ...]
+    settings: tuple[DeviceSetting, ...]
 
 
 class Holdings:
     """The devices of prepared claims and of those that are being prepared.
 
-    Admin access neither excludes nor is excluded. Different shares of one device go together; a share and an
-    exclusive use do not.
+    Admin access neither excludes nor is excluded. Different shares of one device go together, and so do
+    partitions of one GPU that do not overlap; a share or a partition and an exclusive use do not.
     """
 
     def __init__(self, claims: Iterable[PreparedClaim] = ()) -> None:
-        self._owners: dict[Uid, ObjectKey] = {}
-        self._devices: dict[tuple[PoolName, str], dict[Uid, frozenset[str | None]]] = {}
+        self._holders: dict[Uid, _Holder] = {}
+        # Physical device, by name → claims that use it or a part of it. Devices and GPUs of settings alike.
+        self._users: dict[tuple[PoolName, str], set[Uid]] = {}
+        self._settings: dict[str, dict[Uid, DeviceSetting]] = {}
         for claim in claims:
-            self.take(claim.uid, claim.key, claim.devices)
+            self.take(claim.uid, claim.key, claim.devices, claim.settings)
 
-    def conflict(self, uid: Uid, devices: Iterable[PreparedDevice]) -> Conflict | None:
+    def conflict(
+        self, uid: Uid, devices: Iterable[PreparedDevice], settings: Iterable[DeviceSetting] = ()
+    ) -> Conflict | None:
         """The first device that another claim than ``uid`` holds in a way that excludes this use."""
         for device in devices:
             if device.admin_access:
                 continue
-            for holder, shares in self._devices.get((device.pool, device.device), {}).items():
-                together = (
-                    device.share_id is not None and None not in shares and device.share_id not in shares
-                )
-                if holder != uid and not together:
-                    return Conflict(device.device, self._owners[holder], holder)
+            for holder in sorted(self._users.get(_place(device), set()) - {uid}):
+                held = self._holders[holder]
+                for other in held.devices:
+                    if _place(other) == _place(device) and _exclude(device, other):
+                        return Conflict(device.device, held.key, holder)
+        for setting in settings:
+            for holder, theirs in self._settings.get(setting.uuid, {}).items():
+                why = _disagreement(setting, theirs)
+                if holder != uid and why:
+                    return Conflict(setting.device, self._holders[holder].key, holder, why)
         return None
 
-    def take(self, uid: Uid, key: ObjectKey, devices: Iterable[PreparedDevice]) -> None:
+    def take(
+        self,
+        uid: Uid,
+        key: ObjectKey,
+        devices: Iterable[PreparedDevice],
+        settings: Iterable[DeviceSetting] = (),
+    ) -> None:
         """Notes that the claim holds the devices. The caller has asked ``conflict`` in the same step."""
         self.release(uid)
-        self._owners[uid] = key
-        for device in devices:
-            if not device.admin_access:
-                shares = self._devices.setdefault((device.pool, device.device), {})
-                shares[uid] = shares.get(uid, frozenset()) | {device.share_id}
+        held = _Holder(key, tuple(d for d in devices if not d.admin_access), tuple(settings))
+        self._holders[uid] = held
+        for device in held.devices:
+            self._users.setdefault(_place(device), set()).add(uid)
+        for setting in held.settings:
+            self._settings.setdefault(setting.uuid, {})[uid] = setting
 
     def release(self, uid: Uid) -> None:
         """Notes that the claim holds nothing any more."""
-        if self._owners.pop(uid, None) is None:
+        held = self._holders.pop(uid, None)
+        if held is None:
             return
-        for where in [w for w, holders in self._devices.items() if uid in holders]:
-            del self._devices[where][uid]
-            if not self._devices[where]:
-                del self._devices[where]
+        for place in {_place(d) for d in held.devices}:
+            self._users[place].discard(uid)
+            if not self._users[place]:
+                del self._users[place]
+        for setting in held.settings:
+            of_gpu = self._settings.get(setting.uuid, {})
+            of_gpu.pop(uid, None)
+            if not of_gpu:
+                self._settings.pop(setting.uuid, None)
+
+    def others(self, uid: Uid, gpu: str) -> Sequence[DeviceSetting]:
+        """What other claims need of the GPU with this UUID."""
+        return [s for holder, s in self._settings.get(gpu, {}).items() if holder != uid]
+
+    def partitions(self, gpu: str) -> Iterator[PreparedDevice]:
+        """The partitions that claims hold of the GPU with this UUID."""
+        for held in self._holders.values():
+            yield from (d for d in held.devices if d.partition is not None and d.uuid == gpu)
+
+
+def _place(device: PreparedDevice) -> tuple[PoolName, str]:
+    return device.pool, device.partition.gpu if device.partition is not None else device.device
+
+
+def _exclude(a: PreparedDevice, b: PreparedDevice) -> bool:
+    """Whether two uses of one physical device cannot be at once."""
+    if a.partition is not None and b.partition is not None:
+        first, second = sorted((a.partition, b.partition), key=lambda p: p.start)
+        return second.start < first.start + first.size
+    if a.partition is not None or b.partition is not None:
+        return True
+    return a.share_id is None or b.share_id is None or a.share_id == b.share_id
+
+
+def _disagreement(mine: DeviceSetting, theirs: DeviceSetting) -> str:
+    """How a GPU is held, where this claim needs it otherwise; empty where both can be had."""
+    if mine.mig != theirs.mig:
+        return "in MIG mode" if theirs.mig else "as a whole, without MIG mode,"
+    if mine.daemon is not None and theirs.daemon is not None and mine.daemon != theirs.daemon:
+        return "under MPS" if theirs.daemon else "without MPS"
+    if mine.time_slice and theirs.time_slice and mine.time_slice != theirs.time_slice:
+        return f"with time slice {theirs.time_slice} (this claim asks for {mine.time_slice})"
+    return ""

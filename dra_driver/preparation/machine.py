@@ -8,8 +8,9 @@ The rules that the table keeps:
 3. Every effect may be carried out twice. A crash between any two of them, followed by ``RESTART`` and the
    kubelet's repetition of its call, ends in the same state as no crash.
 
-More side effects (partitions, sharing daemons) become more effects between the two ``SAVE``s, with their
-reversals before ``FORGET``.
+The side effects between the two ``SAVE``s go from the GPU to the container: settings of whole GPUs, then
+partitions, which need one of the settings, then daemons, which need both, then the document that names all
+of them. They are undone the other way round, before ``FORGET``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Event(enum.Enum):
     FAILED = "a side effect could not be made"
     UNPREPARE = "the kubelet does not need it any more"
     RESTART = "the plugin starts and finds this record, or a file without one"
+    REBOOT = "it does so after a reboot, and the claim had more than files"
 
 
 class Effect(enum.Enum):
@@ -43,6 +45,12 @@ class Effect(enum.Enum):
     WRITE_SPEC = "write the CDI document, durably"
     VERIFY_SPEC = "write the CDI document again if the file is missing or differs"
     REMOVE_SPEC = "remove the CDI document; success where there is none"
+    CONFIGURE_DEVICES = "set time slice, compute mode and MIG mode of the GPUs as the claim needs them"
+    RESTORE_DEVICES = "set them back where no other claim needs them"
+    CREATE_PARTITIONS = "make the partitions of the claim that are not there"
+    DESTROY_PARTITIONS = "destroy them; success where they are gone, strangers' are left alone"
+    START_DAEMONS = "start the sharing daemons that do not run"
+    STOP_DAEMONS = "stop those that no other claim needs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +63,38 @@ class Transition:
 
 _ABSENT, _STARTED, _COMPLETED = ClaimState.ABSENT, ClaimState.STARTED, ClaimState.COMPLETED
 
+_MAKE = (Effect.CONFIGURE_DEVICES, Effect.CREATE_PARTITIONS, Effect.START_DAEMONS)
+_UNDO = (
+    Effect.REMOVE_SPEC,
+    Effect.STOP_DAEMONS,
+    Effect.DESTROY_PARTITIONS,
+    Effect.RESTORE_DEVICES,
+    Effect.FORGET,
+)
+
 TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxyType(
     {
-        (_ABSENT, Event.PREPARE): Transition(_STARTED, (Effect.SAVE, Effect.WRITE_SPEC)),
-        # An earlier attempt ended half-way and its undoing failed too: clear away what it may have left.
-        (_STARTED, Event.PREPARE): Transition(_STARTED, (Effect.REMOVE_SPEC, Effect.SAVE, Effect.WRITE_SPEC)),
-        (_COMPLETED, Event.PREPARE): Transition(_COMPLETED, (Effect.VERIFY_SPEC,)),
+        (_ABSENT, Event.PREPARE): Transition(_STARTED, (Effect.SAVE, *_MAKE, Effect.WRITE_SPEC)),
+        # There is no prepare from STARTED: an earlier attempt that ended half-way and whose undoing failed
+        # too is undone first, by its own record, because the new plan may be another one.
+        #
+        # Whatever is missing is made again: a reboot destroys instances, daemons and files, and the directory
+        # of the files may be a tmpfs. A container that is restarted in place needs them although the kubelet
+        # does not call prepare again.
+        (_COMPLETED, Event.PREPARE): Transition(_COMPLETED, (*_MAKE, Effect.VERIFY_SPEC)),
         (_STARTED, Event.APPLIED): Transition(_COMPLETED, (Effect.SAVE,)),
-        (_STARTED, Event.FAILED): Transition(_ABSENT, (Effect.REMOVE_SPEC, Effect.FORGET)),
+        (_STARTED, Event.FAILED): Transition(_ABSENT, _UNDO),
         # Unknown claims succeed: the kubelet also unprepares what it failed to prepare.
         (_ABSENT, Event.UNPREPARE): Transition(_ABSENT, (Effect.REMOVE_SPEC,)),
-        (_STARTED, Event.UNPREPARE): Transition(_ABSENT, (Effect.REMOVE_SPEC, Effect.FORGET)),
-        (_COMPLETED, Event.UNPREPARE): Transition(_ABSENT, (Effect.REMOVE_SPEC, Effect.FORGET)),
+        (_STARTED, Event.UNPREPARE): Transition(_ABSENT, _UNDO),
+        (_COMPLETED, Event.UNPREPARE): Transition(_ABSENT, _UNDO),
         (_ABSENT, Event.RESTART): Transition(_ABSENT, (Effect.REMOVE_SPEC,)),
-        (_STARTED, Event.RESTART): Transition(_ABSENT, (Effect.REMOVE_SPEC, Effect.FORGET)),
-        # The directory may be a tmpfs, and a container that is restarted in place needs the file although the
-        # kubelet does not call prepare again.
-        (_COMPLETED, Event.RESTART): Transition(_COMPLETED, (Effect.VERIFY_SPEC,)),
+        (_STARTED, Event.RESTART): Transition(_ABSENT, _UNDO),
+        # No container has outlived the reboot. What it destroyed is not made again for pods that may be gone:
+        # the kubelet prepares again for those that are not.
+        (_STARTED, Event.REBOOT): Transition(_ABSENT, _UNDO),
+        (_COMPLETED, Event.REBOOT): Transition(_ABSENT, _UNDO),
+        (_COMPLETED, Event.RESTART): Transition(_COMPLETED, (*_MAKE, Effect.VERIFY_SPEC)),
     }
 )
 

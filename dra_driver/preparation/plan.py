@@ -14,39 +14,21 @@ from dra_driver.api import codec
 from dra_driver.api import names as api_names
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import DeviceRequestAllocationResult, ResourceClaim
-from dra_driver.errors import DecodeError, PrepareError
-from dra_driver.preparation import names
+from dra_driver.errors import DecodeError, InvalidParameters, PrepareError
+from dra_driver.preparation import configs, names
 from dra_driver.preparation.claim import ClaimState, PreparedClaim, PreparedDevice
+from dra_driver.preparation.node_device import NodeDevice
+from dra_driver.preparation.sharing import Treatment, device_type, settings_of, treat
 
-__all__ = ["RECORD_ANNOTATION", "Grant", "NodeDevice", "plan", "recover"]
+__all__ = ["RECORD_ANNOTATION", "Grant", "NodeDevice", "annotated", "complete", "plan", "recover"]
 
 # Annotation of our CDI documents: the claim's record, from which a lost checkpoint is rebuilt.
 RECORD_ANNOTATION: Final = "dra-driver.dev/prepared-claim"
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+# The GPU's own node, whose number may change with MIG mode, and the capabilities of its instances.
+_INSTANCE_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/nvidia-caps/nvidia-cap[0-9]+")
 _NAMES_IN_MESSAGE: Final = 8
-_NO_EDITS: Final = cdi.ContainerEdits()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDevice:
-    """A device as the node sees it now.
-
-    Attributes:
-        uuid: the vendor's identity, as discovery read it last.
-        published_uuid: the identity in the inventory that the API server has; None where the device is not
-            in it.
-        model: for the container; empty where unknown.
-        memory: quantity, for the container; empty where unknown.
-        edits: what a container needs to use it.
-    """
-
-    name: str
-    uuid: str
-    published_uuid: str | None
-    model: str = ""
-    memory: str = ""
-    edits: cdi.ContainerEdits = _NO_EDITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +38,15 @@ class Grant:
     Attributes:
         request: name of the request, without the subrequest.
         index: position among the claim's devices for this request.
+        variables: what the names of the container's variables about it begin with.
     """
 
     request: str
     index: int
     device: NodeDevice
     result: DeviceRequestAllocationResult
+    variables: str
+    treatment: Treatment
 
 
 def plan(
@@ -92,10 +77,7 @@ def plan(
         )
     if claim.status.allocation is None:
         raise PrepareError("the claim is not allocated")
-    _refuse_parameters(claim, driver)
-    grants = _grants(
-        [r for r in claim.status.allocation.devices.results if r.driver == driver], pool, devices
-    )
+    grants = _grants(claim, driver, pool, devices)
     prepared = tuple(_prepared(uid, driver, grant) for grant in grants)
     record = PreparedClaim(
         uid=uid,
@@ -103,10 +85,74 @@ def plan(
         name=claim.metadata.name,
         state=ClaimState.STARTED,
         devices=prepared,
+        settings=settings_of(grant.treatment for grant in grants),
     )
     if not grants:
         return record
-    return msgspec.structs.replace(record, spec=_document(driver, _variable_name(claim), grants, record))
+    return msgspec.structs.replace(record, spec=_document(driver, grants, record))
+
+
+def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerEdits]]) -> PreparedClaim:
+    """The record and its document with what is known only when the partitions are there.
+
+    Args:
+        record: of a claim whose partitions may have been made before, with other identities.
+        made: UUID and edits of each instance, by the name of its device.
+    """
+    if record.spec is None or not made:
+        return record
+    devices = []
+    edits: dict[str, tuple[PreparedDevice, cdi.ContainerEdits]] = {}
+    for device in record.devices:
+        if device.partition is None or device.device not in made:
+            devices.append(device)
+            continue
+        uuid, own = made[device.device]
+        partition = msgspec.structs.replace(device.partition, uuid=uuid)
+        devices.append(msgspec.structs.replace(device, partition=partition))
+        edits[device.cdi_device_ids[0].partition("=")[2]] = (devices[-1], own)
+    record = msgspec.structs.replace(record, devices=tuple(devices))
+    assert record.spec is not None
+    spec = msgspec.structs.replace(
+        record.spec,
+        devices=tuple(
+            msgspec.structs.replace(d, container_edits=_with_instance(d.container_edits, *edits[d.name]))
+            if d.name in edits
+            else d
+            for d in record.spec.devices
+        ),
+    )
+    return annotated(msgspec.structs.replace(record, spec=cdi.with_minimum_version(spec)))
+
+
+def annotated(record: PreparedClaim) -> PreparedClaim:
+    """The record with itself in its document's annotation, as it is now."""
+    if record.spec is None:
+        return record
+    text = codec.encode(msgspec.structs.replace(record, spec=None)).decode()
+    spec = msgspec.structs.replace(
+        record.spec, annotations={**record.spec.annotations, RECORD_ANNOTATION: text}
+    )
+    return msgspec.structs.replace(record, spec=spec)
+
+
+def _with_instance(
+    edits: cdi.ContainerEdits, device: PreparedDevice, own: cdi.ContainerEdits
+) -> cdi.ContainerEdits:
+    assert device.partition is not None
+    name = f"{device.variables}_UUID="
+    # Another instance of the same partition has been there before, as after a reboot.
+    kept = msgspec.structs.replace(
+        edits,
+        env=tuple(v for v in edits.env if not v.startswith(name)),
+        device_nodes=tuple(n for n in edits.device_nodes if not _of_instance(n.path)),
+    )
+    told = cdi.ContainerEdits(env=(f"{name}{device.partition.uuid}",))
+    return cdi.merge(kept, own, told)
+
+
+def _of_instance(path: str) -> bool:
+    return bool(_INSTANCE_NODE.fullmatch(path))
 
 
 def recover(driver: str, spec: cdi.Spec) -> PreparedClaim:
@@ -124,27 +170,40 @@ def recover(driver: str, spec: cdi.Spec) -> PreparedClaim:
     return msgspec.structs.replace(record, state=ClaimState.COMPLETED, spec=spec)
 
 
-def _refuse_parameters(claim: ResourceClaim, driver: str) -> None:
-    assert claim.status.allocation is not None
-    for config in claim.status.allocation.devices.config:
-        if config.opaque is not None and config.opaque.driver == driver:
-            where = f"requests {', '.join(config.requests)}" if config.requests else "all requests"
-            raise PrepareError(
-                f"the claim carries opaque parameters for {driver} ({config.source}, {where}); "
-                "this version of the driver understands none"
-            )
-
-
 def _grants(
-    results: Sequence[DeviceRequestAllocationResult], pool: PoolName, devices: Mapping[str, NodeDevice]
+    claim: ResourceClaim, driver: str, pool: PoolName, devices: Mapping[str, NodeDevice]
 ) -> list[Grant]:
+    assert claim.status.allocation is not None
+    allocated = claim.status.allocation.devices
+    found = [(r, _find(r, pool, devices)) for r in allocated.results if r.driver == driver]
+    kinds = [device_type(device, result.share_id) for result, device in found]
+    try:
+        chosen = configs.resolve(
+            allocated.config, driver, [(r.request, k) for (r, _), k in zip(found, kinds, strict=True)]
+        )
+    except InvalidParameters as e:
+        raise PrepareError(str(e)) from e
+    name = _variable_name(claim)
     counts: dict[str, int] = {}
     grants: list[Grant] = []
-    for result in results:
+    for position, (result, device) in enumerate(found):
         request = result.request.partition("/")[0]
         index = counts.get(request, 0)
         counts[request] = index + 1
-        grants.append(Grant(request, index, _find(result, pool, devices), result))
+        # Who only looks on changes nothing.
+        treatment = (
+            Treatment()
+            if result.admin_access
+            else treat(
+                device,
+                kinds[position],
+                chosen[position],
+                position=position,
+                memory=result.consumed_capacity.get("memory"),
+            )
+        )
+        prefix = _variable_prefix(name, request, index)
+        grants.append(Grant(request, index, device, result, prefix, treatment))
     return grants
 
 
@@ -180,6 +239,9 @@ def _prepared(uid: Uid, driver: str, grant: Grant) -> PreparedDevice:
         cdi_device_ids=(cdi.qualified_name(api_names.cdi_kind(driver), name),),
         share_id=grant.result.share_id,
         admin_access=bool(grant.result.admin_access),
+        partition=grant.device.partition,
+        variables=grant.variables if grant.device.partition is not None else "",
+        enforced=grant.treatment.enforced,
     )
 
 
@@ -192,7 +254,7 @@ def _variable_name(claim: ResourceClaim) -> str:
     return (claim.metadata.annotations or {}).get(api_names.POD_CLAIM_ANNOTATION) or claim.metadata.name
 
 
-def _document(driver: str, claim_name: str, grants: Sequence[Grant], record: PreparedClaim) -> cdi.Spec:
+def _document(driver: str, grants: Sequence[Grant], record: PreparedClaim) -> cdi.Spec:
     shared = _shared_edits([g.device.edits for g in grants])
     spec = cdi.with_minimum_version(
         cdi.Spec(
@@ -203,7 +265,7 @@ def _document(driver: str, claim_name: str, grants: Sequence[Grant], record: Pre
             devices=tuple(
                 cdi.Device(
                     name=names.cdi_device_name(record.uid, g.request, g.device.name, g.result.share_id),
-                    container_edits=_edits(claim_name, g, shared),
+                    container_edits=_edits(g, shared),
                 )
                 for g in grants
             ),
@@ -226,30 +288,39 @@ def _shared_edits(edits: Sequence[cdi.ContainerEdits]) -> cdi.ContainerEdits:
     )
 
 
-def _edits(claim_name: str, grant: Grant, shared: cdi.ContainerEdits) -> cdi.ContainerEdits:
+def _edits(grant: Grant, shared: cdi.ContainerEdits) -> cdi.ContainerEdits:
     own = msgspec.structs.replace(
         grant.device.edits,
         mounts=tuple(m for m in grant.device.edits.mounts if m not in shared.mounts),
         device_nodes=tuple(n for n in grant.device.edits.device_nodes if n not in shared.device_nodes),
     )
-    return cdi.merge(own, cdi.ContainerEdits(env=_variables(claim_name, grant)))
+    return cdi.merge(own, grant.treatment.edits, cdi.ContainerEdits(env=_variables(grant)))
 
 
-def _variables(claim_name: str, grant: Grant) -> tuple[str, ...]:
-    """``DRA_<CLAIM>__<REQUEST>__<INDEX>_{DEVICE,UUID,MODEL,MEMORY,SHARE}``; unknown facts are absent.
+def _variable_prefix(claim_name: str, request: str, index: int) -> str:
+    return f"DRA_{names.environment_fragment(claim_name)}__{names.environment_fragment(request)}__{index}"
+
+
+def _variables(grant: Grant) -> tuple[str, ...]:
+    """``DRA_<CLAIM>__<REQUEST>__<INDEX>_<FACT>``; unknown facts are absent.
 
     Two underscores between the names: request ``b`` of claim ``c-a`` and request ``a-b`` of claim ``c`` can
     meet in one container.
     """
-    claim, request = names.environment_fragment(claim_name), names.environment_fragment(grant.request)
     # A share is told what it may use, not what the device has.
+    partition = grant.device.partition
     consumed = grant.result.consumed_capacity.get("memory")
     facts = {
         "DEVICE": grant.device.name,
-        "UUID": grant.device.uuid,
+        # Of a partition it is known when the partition is there.
+        "UUID": grant.device.uuid if partition is None else "",
+        "PARENT": "" if partition is None else grant.device.uuid,
+        "PROFILE": "" if partition is None else partition.profile,
         "MODEL": grant.device.model,
         "MEMORY": str(consumed) if consumed is not None else grant.device.memory,
         "SHARE": grant.result.share_id or "",
+        "ENFORCED": grant.treatment.enforced,
     }
-    prefix = f"DRA_{claim}__{request}__{grant.index}"
-    return tuple(f"{prefix}_{fact}={_CONTROL.sub(' ', value)}" for fact, value in facts.items() if value)
+    return tuple(
+        f"{grant.variables}_{fact}={_CONTROL.sub(' ', value)}" for fact, value in facts.items() if value
+    )

@@ -209,7 +209,7 @@ def test_same_claim_twice_at_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_opaque_parameters_are_refused_not_ignored(tmp_path: Path) -> None:
+def test_parameters_that_are_not_understood_are_refused_not_ignored(tmp_path: Path) -> None:
     async def main() -> None:
         kube = FakeKube()
         body = claim("one", "gpu-0")
@@ -219,7 +219,8 @@ def test_opaque_parameters_are_refused_not_ignored(tmp_path: Path) -> None:
         add_claim(kube, body)
         async with running(tmp_path, kube, [device(0)]) as node:
             error = (await prepare(node, body))[body["metadata"]["uid"]].error
-            assert "opaque parameters for gpu.dra-driver.dev (FromClaim, all requests)" in error
+            assert error.startswith("parameters 0 (FromClaim, all requests): apiVersion None")
+            assert "gpu.dra-driver.dev knows dra-driver.dev/v1alpha1 GpuConfig" in error
 
     asyncio.run(main())
 

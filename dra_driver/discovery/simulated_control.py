@@ -1,0 +1,129 @@
+"""Settings and partitions of simulated GPUs, in a file so that they outlive the process like hardware."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.errors import PrepareError
+from dra_driver.ports import DeviceNode, DiscoveredDevice, GpuInstance
+
+__all__ = ["SimulatedControl"]
+
+_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated-partitions.dra-driver.dev")
+
+
+class SimulatedControl:
+    """Implements ``ports.GpuControl`` as Hopper does it: MIG mode needs no reset, places are exclusive.
+
+    Args:
+        devices: the GPUs by UUID.
+        file: where the state is kept; None: in memory.
+    """
+
+    def __init__(self, devices: Callable[[], Mapping[str, DiscoveredDevice]], file: Path | None) -> None:
+        self._devices = devices
+        self._file = file
+        self._lock = threading.Lock()
+        self._memory: dict[str, dict[str, Any]] = {}
+
+    @property
+    def runs_daemons(self) -> bool:
+        """False: there is nothing that a daemon could talk to."""
+        return False
+
+    def has(self, gpu: str) -> bool:
+        """See ``ports.GpuControl.has``."""
+        return gpu in self._devices()
+
+    def compute_mode(self, gpu: str) -> str:
+        """See ``ports.GpuControl.compute_mode``."""
+        return str(self._read(gpu).get("compute", "default"))
+
+    def set_compute_mode(self, gpu: str, mode: str) -> None:
+        """See ``ports.GpuControl.set_compute_mode``."""
+        self._write(gpu, compute=mode)
+
+    def set_time_slice(self, gpu: str, interval: str) -> None:
+        """See ``ports.GpuControl.set_time_slice``."""
+        self._write(gpu, slice=interval)
+
+    def mig_mode(self, gpu: str) -> bool:
+        """See ``ports.GpuControl.mig_mode``."""
+        return bool(self._read(gpu).get("mig", False))
+
+    def set_mig_mode(self, gpu: str, enabled: bool) -> None:
+        """See ``ports.GpuControl.set_mig_mode``."""
+        if enabled and not self._profiles(gpu):
+            raise PrepareError(f"GPU {gpu}: it cannot be partitioned")
+        if not enabled and self.instances(gpu):
+            raise PrepareError(f"GPU {gpu}: MIG mode cannot be turned off: it has instances", retryable=True)
+        self._write(gpu, mig=enabled)
+
+    def instances(self, gpu: str) -> Sequence[GpuInstance]:
+        """See ``ports.GpuControl.instances``."""
+        found = [self._instance(gpu, *place) for place in self._read(gpu).get("instances", [])]
+        return sorted(found, key=lambda i: i.start)
+
+    def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """See ``ports.GpuControl.create_instance``."""
+        what = f"GPU {gpu}: instance of profile {profile_id} at {start}:{size}"
+        if not self.mig_mode(gpu):
+            raise PrepareError(f"{what}: MIG mode is off")
+        if (profile_id, start, size) not in self._profiles(gpu):
+            raise PrepareError(f"{what}: there is no such place")
+        places = [list(p) for p in self._read(gpu).get("instances", [])]
+        if [profile_id, start, size] not in places:
+            if any(start < s + n and s < start + size for _, s, n in places):
+                raise PrepareError(f"{what}: the place is taken")
+            self._write(gpu, instances=[*places, [profile_id, start, size]])
+        return self._instance(gpu, profile_id, start, size)
+
+    def destroy_instance(self, gpu: str, instance_id: int) -> None:
+        """See ``ports.GpuControl.destroy_instance``."""
+        places = self._read(gpu).get("instances", [])
+        self._write(gpu, instances=[p for p in places if p[1] != instance_id])
+
+    def _instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        identity = uuid.uuid5(_NAMESPACE, f"{gpu}/{profile_id}/{start}")
+        nodes = self._devices()[gpu].material.device_nodes
+        own = [n for n in nodes if n.path.startswith("/dev/nvidia") and n.path[-1].isdecimal()]
+        return GpuInstance(
+            instance_id=start,  # places do not overlap
+            profile_id=profile_id,
+            start=start,
+            size=size,
+            uuid=f"MIG-{identity}",
+            device_nodes=tuple(DeviceNode(n.path, n.host_path) for n in own),
+        )
+
+    def _profiles(self, gpu: str) -> set[tuple[int, int, int]]:
+        partitions = self._devices()[gpu].device.partitions
+        return {(p.profile_id, place.start, place.size) for p in partitions for place in p.placements}
+
+    def _read(self, gpu: str) -> dict[str, Any]:
+        return self._all().get(gpu, {})
+
+    def _all(self) -> dict[str, dict[str, Any]]:
+        if self._file is None:
+            return self._memory
+        try:
+            state = json.loads(self._file.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
+
+    def _write(self, gpu: str, **changes: object) -> None:
+        with self._lock:
+            state = self._all()
+            state[gpu] = {**state.get(gpu, {}), **changes}
+            if self._file is None:
+                return
+            # A machine that loses power loses this state, as real GPUs do: no fsync.
+            temporary = self._file.with_name(f".{self._file.name}.tmp")
+            temporary.write_text(json.dumps(state))
+            temporary.replace(self._file)

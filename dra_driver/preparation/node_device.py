@@ -1,0 +1,40 @@
+"""A device as the node sees it, in the form that planning needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver import cdi
+from dra_driver.preparation.claim import PartitionRecord
+
+__all__ = ["NodeDevice"]
+
+_NO_EDITS: Final = cdi.ContainerEdits()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevice:
+    """A device as the node sees it now.
+
+    Attributes:
+        uuid: the vendor's identity, as discovery read it last; of a partition, its GPU's.
+        published_uuid: the identity in the inventory that the API server has; None where the device is not
+            in it.
+        model: for the container; empty where unknown.
+        memory: quantity, for the container; empty where unknown.
+        edits: what a container needs to use it; of a partition, without what only the instance knows.
+        partition: where the device is a partition that is made on demand.
+        controllable: time slice, compute mode and MIG mode can be set.
+        mps_directory: host directory of the device's MPS daemon; empty where MPS is not available.
+    """
+
+    name: str
+    uuid: str
+    published_uuid: str | None
+    model: str = ""
+    memory: str = ""
+    edits: cdi.ContainerEdits = _NO_EDITS
+    partition: PartitionRecord | None = None
+    controllable: bool = False
+    mps_directory: str = ""

@@ -1,0 +1,149 @@
+"""From parameters to what is set on a GPU and told to a container: time slices, MPS, MIG mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from dra_driver import cdi
+from dra_driver.api.parameters import DEFAULT_SHARE, DeviceType, Parameters, Strategy
+from dra_driver.api.quantity import Quantity
+from dra_driver.errors import PrepareError
+from dra_driver.preparation.claim import DeviceSetting
+from dra_driver.preparation.node_device import NodeDevice
+
+__all__ = ["MPS_PIPES", "Treatment", "device_type", "settings_of", "treat"]
+
+# Where a container finds the pipes of the daemon; the daemon's own shared memory goes with them.
+MPS_PIPES: Final = "/var/run/dra-driver/mps"
+_MIB: Final = 1 << 20
+_OPTIONS: Final = ("rw", "nosuid", "nodev", "rbind", "rprivate")
+
+
+class Treatment:
+    """What one allocated device gets.
+
+    Attributes:
+        setting: what is needed of its GPU; None: nothing, and whatever is set may stay.
+        edits: for the container.
+        enforced: of a share, what keeps it to its memory: ``mps`` or ``none``; else empty.
+    """
+
+    __slots__ = ("edits", "enforced", "setting")
+
+    def __init__(
+        self,
+        setting: DeviceSetting | None = None,
+        edits: cdi.ContainerEdits | None = None,
+        enforced: str = "",
+    ) -> None:
+        self.setting = setting
+        self.edits = edits or cdi.ContainerEdits()
+        self.enforced = enforced
+
+
+def device_type(device: NodeDevice, share_id: str | None) -> DeviceType:
+    """What a result is of."""
+    if device.partition is not None:
+        return DeviceType.MIG
+    return DeviceType.GPU if share_id is None else DeviceType.SHARE
+
+
+def treat(
+    device: NodeDevice,
+    kind: DeviceType,
+    parameters: Parameters | None,
+    *,
+    position: int,
+    memory: Quantity | None,
+) -> Treatment:
+    """What a device gets under its parameters.
+
+    Args:
+        device: as the node sees it.
+        kind: see ``device_type``.
+        parameters: None where nobody gave any.
+        position: among the claim's devices.
+        memory: what the share may use.
+
+    Raises:
+        PrepareError: the device or the node cannot do what is asked.
+    """
+    if parameters is None:
+        parameters = DEFAULT_SHARE if kind is DeviceType.SHARE else None
+    strategy = parameters.strategy if parameters is not None else Strategy.NONE
+    if strategy is Strategy.AUTO:
+        strategy = Strategy.MPS if device.mps_directory else Strategy.NONE
+    if device.partition is not None:
+        if strategy is Strategy.MPS:
+            raise PrepareError(
+                f"device {device.name}: MPS on a MIG partition is not supported; its processes share it as "
+                "they are, and the partition keeps them from others"
+            )
+        gpu = device.partition.gpu
+        return Treatment(DeviceSetting(device=gpu, uuid=device.uuid, mig=True))
+    if strategy is Strategy.TIME_SLICING and parameters is not None and parameters.interval is not None:
+        if not device.controllable:
+            raise PrepareError(f"device {device.name}: time slicing needs an NVIDIA GPU that NVML controls")
+        return Treatment(
+            DeviceSetting(
+                device=device.name, uuid=device.uuid, time_slice=parameters.interval.value, daemon=False
+            ),
+            enforced="none" if kind is DeviceType.SHARE else "",
+        )
+    if strategy is Strategy.MPS:
+        assert parameters is not None
+        return _mps(device, kind, parameters, position=position, memory=memory)
+    if kind is DeviceType.SHARE:
+        return Treatment(DeviceSetting(device=device.name, uuid=device.uuid, daemon=False), enforced="none")
+    return Treatment()
+
+
+def _mps(
+    device: NodeDevice, kind: DeviceType, parameters: Parameters, *, position: int, memory: Quantity | None
+) -> Treatment:
+    if not device.mps_directory:
+        raise PrepareError(
+            f"device {device.name}: MPS is not available: it needs an NVIDIA GPU that NVML controls, and "
+            "nvidia-cuda-mps-control on the node (--mps-control)"
+        )
+    share = int(memory.value()) if memory is not None and kind is DeviceType.SHARE else None
+    asked = parameters.memory_limit_of(device.uuid, position)
+    limits = [limit for limit in (share, asked) if limit is not None]
+    env = [f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPES}"]
+    if limits:
+        # The daemon sees one GPU, so it is number 0 for its clients. A share of less than a MiB gets one.
+        env.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={max(1, min(limits) // _MIB)}M")
+    if parameters.thread_percentage is not None:
+        env.append(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={parameters.thread_percentage}")
+    mounts = (
+        cdi.Mount(host_path=f"{device.mps_directory}/pipe", container_path=MPS_PIPES, options=_OPTIONS),
+        cdi.Mount(host_path=f"{device.mps_directory}/shm", container_path="/dev/shm", options=_OPTIONS),  # noqa: S108
+    )
+    return Treatment(
+        DeviceSetting(device=device.name, uuid=device.uuid, daemon=True),
+        cdi.ContainerEdits(env=tuple(env), mounts=mounts),
+        enforced=("mps" if limits else "none") if kind is DeviceType.SHARE else "",
+    )
+
+
+def settings_of(treatments: Iterable[Treatment]) -> tuple[DeviceSetting, ...]:
+    """What a claim needs of each GPU, one entry for each.
+
+    Raises:
+        PrepareError: the claim needs one GPU in two ways, or MPS on two GPUs.
+    """
+    settings: dict[str, DeviceSetting] = {}
+    for treatment in treatments:
+        setting = treatment.setting
+        if setting is not None and settings.setdefault(setting.uuid, setting) != setting:
+            raise PrepareError(
+                f"the claim holds device {setting.device} more than once, under different parameters"
+            )
+    daemons = [s.device for s in settings.values() if s.daemon]
+    if len(daemons) > 1:
+        raise PrepareError(
+            f"MPS on {len(daemons)} devices of one claim ({', '.join(daemons)}): a process talks to one MPS "
+            "daemon, and each device has its own; ask for one device per claim"
+        )
+    return tuple(settings.values())

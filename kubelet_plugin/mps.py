@@ -1,0 +1,260 @@
+"""MPS control daemons: one for each shared GPU, in a directory of its own, outliving the plugin.
+
+``<state>/mps/<device>/`` holds ``pipe`` (sockets, for clients), ``log`` and ``shm`` (what the daemon and its
+clients have as ``/dev/shm``). Whether a daemon runs is asked of the daemon itself, through its pipe, never of
+a process table, so that a restarted plugin finds the daemons of the one before.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from dra_driver.errors import PrepareError
+
+__all__ = ["Daemons", "Launcher", "MpsDaemons", "NoDaemons", "daemon_command"]
+
+log = structlog.get_logger(__name__)
+
+_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_PROBE: Final = "get_default_active_thread_percentage"
+
+
+class Launcher(enum.Enum):
+    """Who keeps a daemon."""
+
+    SYSTEMD = "systemd"  # a transient unit of the host
+    SESSION = "session"  # a session of its own, started by the plugin
+    AUTO = "auto"  # systemd where it runs and can be asked
+
+
+class Daemons(Protocol):
+    """The sharing daemons of a node. Calls block."""
+
+    def directory(self, device: str) -> str:
+        """Host directory of the device's daemon; empty where no daemon can run."""
+        ...
+
+    def start(self, device: str, gpu: str) -> None:
+        """Starts the daemon for the GPU with this UUID if it does not run; it is ready on return.
+
+        Raises:
+            PrepareError: it cannot be started or does not become ready.
+        """
+        ...
+
+    def stop(self, device: str) -> None:
+        """Ends the daemon and removes its directory; success where there is none.
+
+        Raises:
+            PrepareError: it does not end.
+        """
+        ...
+
+    def present(self) -> Sequence[str]:
+        """Devices that have a daemon or what is left of one."""
+        ...
+
+
+class NoDaemons:
+    """A node without MPS."""
+
+    def directory(self, device: str) -> str:
+        """See ``Daemons``."""
+        return ""
+
+    def start(self, device: str, gpu: str) -> None:
+        """See ``Daemons``."""
+        raise PrepareError(f"device {device}: MPS is not available on this node")
+
+    def stop(self, device: str) -> None:
+        """See ``Daemons``."""
+
+    def present(self) -> Sequence[str]:
+        """See ``Daemons``."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command with its environment, on top of the plugin's own."""
+
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def daemon_command(
+    launcher: Launcher, control: str, device: str, gpu: str, folder: Path, *, root: bool
+) -> Command:
+    """What starts the daemon of a device.
+
+    Its ``/dev/shm`` is ``folder/shm``, because it meets its clients there too and theirs is not the host's.
+    Under systemd the unit sees to that; a session needs root and ``unshare`` for it.
+    """
+    env = {
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
+        "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
+    }
+    if launcher is Launcher.SYSTEMD:
+        settings = [f"--setenv={name}={value}" for name, value in env.items()]
+        return Command(
+            (
+                "systemd-run",
+                "--quiet",
+                "--collect",
+                f"--unit={_unit(device)}",
+                f"--description=MPS for {device}",
+                f"--property=BindPaths={folder / 'shm'}:/dev/shm",
+                *settings,
+                control,
+                "-f",
+            ),
+            {},
+        )
+    if root:
+        script = 'mount --bind "$1" /dev/shm && exec "$2" -d'
+        return Command(
+            ("unshare", "--mount", "sh", "-c", script, "mps", str(folder / "shm"), control),
+            env,
+        )
+    return Command((control, "-d"), env)
+
+
+def _unit(device: str) -> str:
+    return f"dra-driver-mps-{device}.service"
+
+
+class MpsDaemons:
+    """Implements ``Daemons``.
+
+    Args:
+        root: directory of all daemons; its path has to be the same on the host.
+        control: ``nvidia-cuda-mps-control``, a path or a name to be found in PATH.
+        launcher: who keeps the daemons.
+        ready_seconds: how long a daemon may take to answer.
+        pause: between two questions.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        control: str = "nvidia-cuda-mps-control",
+        launcher: Launcher = Launcher.AUTO,
+        ready_seconds: float = 10.0,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._root = root
+        self._control = control
+        self._launcher = _choose(launcher)
+        self._ready_seconds = ready_seconds
+        self._pause = pause
+
+    def directory(self, device: str) -> str:
+        """See ``Daemons``."""
+        return str(self._root / device) if shutil.which(self._control) and _LABEL.fullmatch(device) else ""
+
+    def start(self, device: str, gpu: str) -> None:
+        """See ``Daemons``."""
+        folder = self._folder(device)
+        if self._answers(folder):
+            return
+        for name, mode in (("pipe", 0o755), ("log", 0o700), ("shm", 0o1777)):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).chmod(mode)
+        command = daemon_command(self._launcher, self._control, device, gpu, folder, root=os.geteuid() == 0)
+        self._launch(device, command)
+        deadline = time.monotonic() + self._ready_seconds
+        while not self._answers(folder):
+            if time.monotonic() >= deadline:
+                raise PrepareError(
+                    f"device {device}: the MPS daemon does not answer after {self._ready_seconds:g} s; "
+                    f"see {folder / 'log' / 'control.log'}",
+                    retryable=True,
+                )
+            self._pause(0.1)
+        log.info("MPS daemon started", device=device, launcher=self._launcher.value)
+
+    def stop(self, device: str) -> None:
+        """See ``Daemons``."""
+        folder = self._folder(device)
+        if not folder.exists():
+            return
+        deadline = time.monotonic() + self._ready_seconds
+        while self._answers(folder):
+            self._say(folder, "quit -t 1")
+            if time.monotonic() >= deadline:
+                raise PrepareError(f"device {device}: the MPS daemon does not end", retryable=True)
+            self._pause(0.1)
+        shutil.rmtree(folder, ignore_errors=True)
+        log.info("MPS daemon ended", device=device)
+
+    def present(self) -> Sequence[str]:
+        """See ``Daemons``."""
+        if not self._root.is_dir():
+            return ()
+        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and _LABEL.fullmatch(p.name))
+
+    def _folder(self, device: str) -> Path:
+        if not _LABEL.fullmatch(device):
+            raise PrepareError(f"device {device[:80]!r}: no name for a directory")
+        return self._root / device
+
+    def _launch(self, device: str, command: Command) -> None:
+        try:
+            done = subprocess.run(  # noqa: S603 - no shell text of strangers: names are checked
+                command.args,
+                env={**os.environ, **command.env},
+                stdin=subprocess.DEVNULL,
+                # Not a pipe: the daemon inherits it and would keep it open.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                timeout=self._ready_seconds,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise PrepareError(f"device {device}: {command.args[0]} cannot be run: {e}") from e
+        if done.returncode != 0:
+            raise PrepareError(
+                f"device {device}: the MPS daemon cannot be started: {command.args[0]} ended with "
+                f"{done.returncode}"
+            )
+
+    def _answers(self, folder: Path) -> bool:
+        # Without a pipe the tool would try to start a daemon of its own in some versions.
+        return (folder / "pipe" / "control").exists() and self._say(folder, _PROBE)
+
+    def _say(self, folder: Path, words: str) -> bool:
+        try:
+            done = subprocess.run(  # noqa: S603
+                [self._control],
+                env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe")},
+                input=f"{words}\n".encode(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=5.0,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        # The tool says what is wrong in words, and in old versions ends with 0 all the same.
+        return done.returncode == 0 and b"Cannot find MPS control daemon" not in done.stdout
+
+
+def _choose(launcher: Launcher) -> Launcher:
+    if launcher is not Launcher.AUTO:
+        return launcher
+    systemd = Path("/run/systemd/system").is_dir() and shutil.which("systemd-run")
+    return Launcher.SYSTEMD if systemd and os.geteuid() == 0 else Launcher.SESSION
