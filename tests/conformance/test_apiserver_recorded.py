@@ -33,27 +33,6 @@ DEVIATIONS = {
     "machinery/pod-delete-graceful": "a kubelet runs the pod",
     "machinery/put-without-rv-all-kinds": "meets what an earlier recording left behind",
     "class/config-params-10k": "the size of opaque parameters is taken without the blanks that were sent",
-    **dict.fromkeys(
-        (
-            f"taintrule-update/{name}"
-            for name in (
-                "effect-change",
-                "effect-change-timeAdded-removed",
-                "main-put-status-ignored",
-                "noop",
-                "selector-bad",
-                "selector-change",
-                "status-condition-bad",
-                "status-conditions",
-                "status-conditions-8",
-                "status-conditions-9",
-                "status-put-spec-ignored",
-                "timeAdded-change",
-                "value-change",
-            )
-        ),
-        "kube-controller-manager writes a condition",
-    ),
 }
 
 

@@ -13,12 +13,14 @@ from apiserver_client import (
     CONFIG_MAPS,
     MERGE,
     PODS,
+    SLICES,
     Client,
     Raw,
     causes,
     claim,
     config_map,
     pod,
+    resource_slice,
     run,
 )
 
@@ -343,5 +345,22 @@ def test_installing_objects_in_process() -> None:
         assert [c.metadata.name for c in client.server.store.list(resource.DEVICE_CLASSES)] == ["gpu"]
         with pytest.raises(StatusError):
             await client.server.install([{"apiVersion": "v9", "kind": "Nothing"}])
+
+    run(scenario)
+
+
+def test_a_taint_rule_without_effect_tells_what_it_would_do() -> None:
+    async def scenario(client: Client) -> None:
+        rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
+        await client.create(SLICES, resource_slice("s"))
+        rule = {
+            "metadata": {"name": "t"},
+            "spec": {"deviceSelector": {}, "taint": {"key": "a", "effect": "None"}},
+        }
+        await client.create(rules, rule)
+        condition = (await client.get(f"{rules}/t"))[1]["status"]["conditions"][0]
+        assert condition["reason"] == "NoEffect"
+        assert condition["message"].startswith("1 published device selected. 0 allocated devices selected.")
+        assert "deprecated" in client.warnings[0]
 
     run(scenario)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from dra_driver.sim.apiserver import crds, deletion, managed, patches, strategy, validation
+from dra_driver.sim.apiserver import crds, deletion, managed, patches, strategy, taint_preview, validation
 from dra_driver.sim.apiserver.deletion import DeleteOptions
 from dra_driver.sim.apiserver.fields import Context, WrongType
 from dra_driver.sim.apiserver.kinds import Kind, Kinds
@@ -175,7 +175,7 @@ class Registry:
         causes = validation.create(kind, raw, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, metadata.get("name", ""), causes)
-        if version not in ("", "0") and not applied:
+        if version not in ("", "0") and not applied and not options.dry_run:
             raise StatusError.internal("resourceVersion should not be set on objects to be created")
         context.drop_empties()
         if not applied:
@@ -187,7 +187,14 @@ class Registry:
             raise StatusError.exists(kind.plural, kind.group, key.name, deleting=deleting)
         if options.dry_run:
             return raw
+        if kind.kind == "DeviceTaintRule" and raw["spec"]["taint"]["effect"] == "None":
+            self.later(0, lambda: self._preview(kind, key))
         return self._put(kind, key, raw)
+
+    def _preview(self, kind: Kind, key: Key) -> None:
+        found = self.collection(kind).get(key)
+        if found is not None:
+            self.collection(kind).put(key, taint_preview.preview(self, found.raw))
 
     def _put(self, kind: Kind, key: Key, raw: Raw) -> Raw:
         """Stores an object; a CustomResourceDefinition is served from then on."""

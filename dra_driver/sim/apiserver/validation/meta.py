@@ -51,9 +51,13 @@ def check_label_name(value: str, path: str, causes: Causes) -> None:
 def check_create(kind: Kind, metadata: Raw, causes: Causes) -> None:
     """``metadata`` of a new object."""
     name = metadata.get("name", "")
+    prefix = metadata.get("generateName", "")
     errors = (
         formats.dns_label_errors if (kind.group, kind.kind) in _LABEL_KINDS else formats.dns_subdomain_errors
     )
+    if prefix and kind.kind not in _FREE_NAMES:
+        # What follows the prefix may make a trailing dash good.
+        check_formats(errors, prefix.removesuffix("-") or prefix, "metadata.generateName", causes)
     if not name:
         causes.required("metadata.name", "name or generateName is required")
     elif kind.kind in _FREE_NAMES:

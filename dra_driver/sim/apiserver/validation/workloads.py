@@ -208,7 +208,7 @@ def _check_resources(resources: Raw, path: str, claims: set[str], causes: Causes
             causes.required(here)
         elif key in seen:
             causes.duplicate(here, key)
-        elif name not in claims:
+        if name and name not in claims:
             rule = "must be one of the names in pod.spec.resourceClaims"
             causes.not_found(here, name, rule if claims else f"{rule} which is empty")
         seen.add(key)
