@@ -2,6 +2,10 @@
 
 The directory belongs to all drivers: a file is touched only if its name says that it is of a claim of ours,
 and removed as an orphan only if its content says so too.
+
+Nothing here is synced to the disk. Usually there is none (``/var/run`` is a tmpfs), and where there is one, a
+power failure can leave a file old, empty or back again, but it also ends every container; before the next one
+starts, the plugin compares every file with the record in its checkpoint, which holds the whole document.
 """
 
 from __future__ import annotations
@@ -49,6 +53,10 @@ class CdiDirectory:
         """See ``stores.Specs.ours``."""
         return await self._in_thread(self._ours)
 
+    async def clean(self) -> None:
+        """See ``stores.Specs.clean``."""
+        await self._in_thread(self._clean)
+
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
@@ -58,7 +66,7 @@ class CdiDirectory:
     def _write(self, uid: Uid, data: bytes) -> None:
         # On a tmpfs the directory itself may be gone.
         files.make_directory(self._path, 0o755)
-        files.write(self._file(uid), data, FILE_MODE)
+        files.write(self._file(uid), data, FILE_MODE, content=False, name=False)
 
     def _verify(self, uid: Uid, data: bytes) -> bool:
         file = self._file(uid)
@@ -81,6 +89,8 @@ class CdiDirectory:
             uid = uid_of_spec_file(self._driver, file.name)
             if uid is not None and file.is_file():
                 found[uid] = file.read_bytes()
-            elif file.name.startswith(f".{spec_file_prefix(self._driver)}") and file.suffix == ".tmp":
-                file.unlink(missing_ok=True)  # a write that a crash cut short
         return found
+
+    def _clean(self) -> None:
+        if self._path.is_dir():
+            files.remove_temporary(self._path, spec_file_prefix(self._driver))

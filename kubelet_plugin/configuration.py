@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ __all__ = ["MAX_SOCKET_PATH", "Configuration"]
 # sockaddr_un has 108 bytes, the last one is NUL.
 MAX_SOCKET_PATH: Final = 107
 
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 
 
@@ -31,7 +33,13 @@ class Configuration:
         registry_dir: the kubelet's ``plugins_registry``.
         state_dir: where the checkpoint is; None: beside the socket.
         backends: ``NAME[=ARG]``; none: all real hardware that we know.
+        procfs_root: where procfs is; the boot ID is read there.
+        instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
+            a gap; the pod's UID. Empty: there is one plugin at a time.
         rescan_seconds: time between two looks at the hardware.
+        nvidia_smi: sets time slices; a path, or a name to be found in PATH.
+        mps_control: NVIDIA's MPS control daemon; likewise. Where it is not there, nothing is shared by MPS.
+        mps_launcher: who keeps the daemons: ``systemd``, ``session`` or ``auto``.
     """
 
     node_name: str
@@ -44,7 +52,12 @@ class Configuration:
     backends: tuple[str, ...] = ()
     sysfs_root: Path = Path("/sys")
     dev_root: Path = Path("/dev")
+    procfs_root: Path = Path("/proc")
+    instance_id: str = ""
     rescan_seconds: float = 60.0
+    nvidia_smi: str = "nvidia-smi"
+    mps_control: str = "nvidia-cuda-mps-control"
+    mps_launcher: str = "auto"
 
     @property
     def plugin_dir(self) -> Path:
@@ -54,12 +67,29 @@ class Configuration:
     @property
     def dra_socket(self) -> Path:
         """Where the kubelet calls us; absolute, because the kubelet connects to it as it stands."""
-        return self.plugin_dir / "dra.sock"
+        return self.dra_socket_of(self.instance)
 
     @property
     def registrar_socket(self) -> Path:
         """Where the kubelet finds us."""
-        return self.registry_dir.absolute() / f"{self.driver_name}-reg.sock"
+        return self.registrar_socket_of(self.instance)
+
+    @property
+    def instance(self) -> str:
+        """The instance ID as it stands in file names: whole, or ten digits of its SHA-256 where too long."""
+        paths = (self.dra_socket_of(self.instance_id), self.registrar_socket_of(self.instance_id))
+        if not self.instance_id or all(len(str(p).encode()) <= MAX_SOCKET_PATH for p in paths):
+            return self.instance_id
+        return hashlib.sha256(self.instance_id.encode()).hexdigest()[:10]
+
+    def dra_socket_of(self, instance: str) -> Path:
+        """``dra_socket`` of any instance."""
+        return self.plugin_dir / f"dra{'-' if instance else ''}{instance}.sock"
+
+    def registrar_socket_of(self, instance: str) -> Path:
+        """``registrar_socket`` of any instance."""
+        name = f"{self.driver_name}{'-' if instance else ''}{instance}-reg.sock"
+        return self.registry_dir.absolute() / name
 
     @property
     def state(self) -> Path:
@@ -99,6 +129,12 @@ class Configuration:
             yield (
                 f"--driver-name {self.driver_name[:80]!r}: expected a DNS subdomain such as "
                 f"{DEFAULT_DRIVER_NAME} (a-z, 0-9, '-' and '.', up to 63 characters)"
+            )
+
+        if self.instance_id and not _INSTANCE.fullmatch(self.instance_id):
+            yield (
+                f"--instance-id {self.instance_id[:80]!r}: expected 1 to 63 letters, digits and dashes, "
+                "such as the UID of a pod"
             )
 
     def _value_findings(self) -> Iterator[str]:

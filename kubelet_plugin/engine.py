@@ -3,14 +3,16 @@
 Time: the kubelet gives a call 45 s and comes back only after 65 s or more, so whatever may pass soon (API
 server away, device still held, another call for the same claim) is waited for inside the call, up to
 ``Timing.budget``. Effects themselves are never cut short.
+
+Between calls nothing is kept that another instance of the plugin could make untrue: a transaction holds the
+``Turn``, and whoever gets it anew reads again what is durable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Set
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +38,8 @@ from dra_driver.preparation import (
     recover,
     transition,
 )
+from kubelet_plugin.hardware import Hardware, NoHardware
+from kubelet_plugin.locks import ClaimLocks, NoOtherInstance, Turn
 from kubelet_plugin.signals import Changes
 from kubelet_plugin.stores import NO_CHECKPOINT, Checkpoints, Specs
 
@@ -63,10 +67,16 @@ class Timing:
         budget: for everything that may be waited for, in one call; the kubelet's own limit is 45.
         patience: for what the node may know better soon: a device that another claim still holds (the claim
             of a force-deleted pod is unprepared 4 s later), a device that is not in the inventory yet.
+        start: for the memory that another instance is changing, at our start.
     """
 
     budget: float = 40.0
     patience: float = 10.0
+    start: float = 60.0
+
+
+# Another instance cannot tell us that it has let a device go.
+_LOOK_AGAIN_SECONDS: Final = 0.5
 
 
 class Engine:
@@ -81,7 +91,10 @@ class Engine:
         checkpoints: Checkpoints,
         specs: Specs,
         devices: Callable[[], Mapping[str, NodeDevice]],
+        hardware: Hardware | None = None,
         timing: Timing | None = None,
+        turn: Turn | None = None,
+        boot_id: str = "",
     ) -> None:
         self._driver = driver
         self._pool = pool
@@ -89,10 +102,14 @@ class Engine:
         self._checkpoints = checkpoints
         self._specs = specs
         self._devices = devices
+        self._hardware: Hardware = hardware or NoHardware()
         self._timing = timing or Timing()
         self._holdings = Holdings()
         self._released = Changes()
-        self._locks: dict[Uid, tuple[asyncio.Lock, int]] = {}
+        self._claim_locks = ClaimLocks()
+        self._turn: Turn = turn or NoOtherInstance()
+        self._turn.on_taken(self._read_again)
+        self._boot_id = boot_id
 
     # --- start ----------------------------------------------------------------------------------------------
 
@@ -100,19 +117,49 @@ class Engine:
         """Brings records and files together after a start: finishes or undoes whatever a crash left.
 
         A claim that cannot be put in order now is logged and stays as it is; its next call tries again.
+
+        Raises:
+            PrepareError: another instance does not let us.
         """
+        async with self._turn.held(asyncio.get_running_loop().time() + self._timing.start):
+            await self._restore()
+
+    async def _restore(self) -> None:
         problem = await self._checkpoints.load()
+        try:
+            await self._specs.clean()
+        except OSError as e:
+            log.error("leftovers of an interrupted write could not be removed", error=str(e))
         files = await self._specs.ours()
         known = {claim.uid for claim in self._checkpoints.current}
         if problem:
             known |= await self._recover(problem, known, files)
+        # First of all: what is undone for one claim may be needed by another.
+        self._holdings = Holdings(self._checkpoints.current)
+        rebooted = self._rebooted()
         for record in tuple(self._checkpoints.current):
-            await self._restart(record.uid, record)
+            lost = rebooted and record.touches_hardware
+            await self._restart(record.uid, record, Event.REBOOT if lost else Event.RESTART)
         for uid in files.keys() - known:
             if self._is_orphan(uid, files[uid]):
                 await self._restart(uid, None)
-        self._holdings = Holdings(self._checkpoints.current)
-        log.info("claims restored", claims=len(self._checkpoints.current))
+        if self._boot_id:
+            try:
+                # Last: a crash before it does all of the above again.
+                await self._checkpoints.booted(self._boot_id)
+            except OSError as e:
+                log.error("the boot ID could not be written down", error=str(e))
+        log.info("claims restored", claims=len(self._checkpoints.current), rebooted=rebooted)
+
+    def _rebooted(self) -> bool:
+        before = self._checkpoints.current.boot_id
+        return bool(self._boot_id and before) and self._boot_id != before
+
+    async def _read_again(self) -> None:
+        """Another instance may have acted since we let go."""
+        if await self._checkpoints.refresh():
+            self._holdings = Holdings(self._checkpoints.current)
+            self._released.notify()
 
     async def _recover(self, problem: str, known: Set[Uid], files: Mapping[Uid, bytes]) -> Set[Uid]:
         """Adds records that only the CDI files still hold."""
@@ -143,6 +190,8 @@ class Engine:
         return record
 
     def _is_orphan(self, uid: Uid, data: bytes) -> bool:
+        if not data.strip(b"\0"):
+            return True  # what a power failure leaves of a file that was not synced
         # By name it is ours; its content decides, because the directory belongs to everybody.
         record = self._recovered(uid, data)
         if record is not None:
@@ -151,14 +200,40 @@ class Engine:
             )
         return record is not None
 
-    async def _restart(self, uid: Uid, record: PreparedClaim | None) -> None:
+    async def _restart(self, uid: Uid, record: PreparedClaim | None, event: Event = Event.RESTART) -> None:
         state = record.state if record else ClaimState.ABSENT
         if state is ClaimState.STARTED:
             log.warning("undoing a prepare that did not end", uid=uid)
+        elif event is Event.REBOOT:
+            log.info("the reboot ended what a claim had; it is prepared anew when it is wanted", uid=uid)
         try:
-            await self._carry_out(uid, record, state, Event.RESTART)
-        except OSError as e:
+            state, _ = await self._carry_out(uid, record, state, event)
+        except (OSError, DraError) as e:
             log.error("a claim could not be put in order", uid=uid, state=state.value, error=str(e))
+            return
+        if state is ClaimState.ABSENT:
+            self._holdings.release(uid)
+
+    # --- now and then ---------------------------------------------------------------------------------------
+
+    async def prepared(self) -> tuple[PreparedClaim, ...]:
+        """The records of prepared claims, also of those that another instance prepared."""
+        async with self._turn.held(asyncio.get_running_loop().time() + self._timing.budget):
+            return tuple(c for c in self._checkpoints.current if c.state is ClaimState.COMPLETED)
+
+    async def tidy(self) -> None:
+        """Does what ``restore`` does, one claim after the other, while calls go on."""
+        files = await self._specs.ours()
+        known = {claim.uid for claim in self._checkpoints.current}
+        for uid in [*known, *(files.keys() - known)]:
+            deadline = asyncio.get_running_loop().time() + self._timing.patience
+            try:
+                async with self._claim_locks.held(uid, deadline), self._turn.held(deadline):
+                    record = self._checkpoints.current.get(uid)
+                    if record is not None or (uid in files and self._is_orphan(uid, files[uid])):
+                        await self._restart(uid, record)
+            except PrepareError as e:
+                log.info("a claim is busy and was not looked at", uid=uid, error=str(e))
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -171,15 +246,12 @@ class Engine:
         """
         uid = check_uid(reference.uid)
         deadline = asyncio.get_running_loop().time() + self._timing.budget
-        async with self._exclusively(uid, deadline):
-            record = self._checkpoints.current.get(uid)
-            if record is not None and record.state is ClaimState.COMPLETED:
-                self._check_identity(record)
-                await self._carry_out(uid, record, ClaimState.COMPLETED, Event.PREPARE)
-                return record.devices
+        async with self._claim_locks.held(uid, deadline):
+            async with self._turn.held(deadline):
+                if (devices := await self._repeat(uid)) is not None:
+                    return devices
             planned = await self._plan(reference, uid, deadline)
-            await self._take(planned, deadline)
-            return await self._apply(planned, record.state if record else ClaimState.ABSENT)
+            return await self._make(planned, deadline)
 
     async def unprepare(self, reference: ClaimReference) -> None:
         """Undoes prepare, without the API server; a claim that is not known is a success.
@@ -194,7 +266,7 @@ class Engine:
             log.warning("unprepare of what cannot have been prepared", error=str(e))
             return
         deadline = asyncio.get_running_loop().time() + self._timing.budget
-        async with self._exclusively(uid, deadline):
+        async with self._claim_locks.held(uid, deadline), self._turn.held(deadline):
             record = self._checkpoints.current.get(uid)
             state = record.state if record else ClaimState.ABSENT
             await self._carry_out(uid, record, state, Event.UNPREPARE)
@@ -252,48 +324,75 @@ class Engine:
                     f"says {now.uuid!r}: it was replaced; delete the pod to get another device"
                 )
 
-    async def _take(self, planned: PreparedClaim, deadline: float) -> None:
-        """Waits until nobody else holds the devices, then holds them."""
+    async def _repeat(self, uid: Uid) -> tuple[PreparedDevice, ...] | None:
+        """The answer for a claim that is prepared already; None for any other, of which nothing is left."""
+        record = self._checkpoints.current.get(uid)
+        if record is None:
+            return None
+        if record.state is not ClaimState.COMPLETED:
+            # An earlier attempt ended half-way and its undoing failed too: its record says what is left.
+            await self._undo(record)
+            return None
+        self._check_identity(record)
+        _, verified = await self._carry_out(uid, record, ClaimState.COMPLETED, Event.PREPARE)
+        return verified.devices if verified else ()
+
+    async def _make(self, planned: PreparedClaim, deadline: float) -> tuple[PreparedDevice, ...]:
+        """Waits until nobody else holds the devices, then takes them and makes them usable."""
         loop = asyncio.get_running_loop()
         limit = min(deadline, loop.time() + self._timing.patience)
         while True:
             seen = self._released.count
-            conflict = self._holdings.conflict(planned.uid, planned.devices)
-            if conflict is None:
-                # Nothing is awaited between the question and the answer.
-                self._holdings.take(planned.uid, planned.key, planned.devices)
-                return
+            async with self._turn.held(deadline):
+                # While we waited, another instance may have prepared it.
+                if (devices := await self._repeat(planned.uid)) is not None:
+                    return devices
+                conflict = self._holdings.conflict(planned.uid, planned.devices, planned.settings)
+                if conflict is None:
+                    # Nothing is awaited between the question and the answer.
+                    self._holdings.take(planned.uid, planned.key, planned.devices, planned.settings)
+                    return await self._apply(planned)
             left = limit - loop.time()
             if left <= 0:
                 raise PrepareError(
                     f"{conflict}; waited {self._timing.patience:g} s for it to be unprepared", retryable=True
                 )
-            await self._released.wait(seen, left)
+            await self._released.wait(seen, min(left, _LOOK_AGAIN_SECONDS))
 
     # --- the transaction ------------------------------------------------------------------------------------
 
-    async def _apply(self, planned: PreparedClaim, state: ClaimState) -> tuple[PreparedDevice, ...]:
-        uid = planned.uid
+    async def _apply(self, planned: PreparedClaim) -> tuple[PreparedDevice, ...]:
+        record = planned
         try:
-            state = await self._carry_out(uid, planned, state, Event.PREPARE)
-            await self._carry_out(uid, planned, state, Event.APPLIED)
+            record = await self._hardware.look(planned, self._holdings)
+            self._holdings.take(record.uid, record.key, record.devices, record.settings)
+            state, made = await self._carry_out(record.uid, record, ClaimState.ABSENT, Event.PREPARE)
+            record = made or record
+            await self._carry_out(record.uid, record, state, Event.APPLIED)
         except (OSError, DraError) as e:
             try:
-                await self._carry_out(uid, planned, ClaimState.STARTED, Event.FAILED)
-            except OSError as undo:
+                # What was not begun has no record, and nothing to undo.
+                await self._undo(self._checkpoints.current.get(record.uid) or record, failed=e)
+            except (OSError, DraError) as undo:
                 # The record stays STARTED and the devices stay held until the next call or start.
-                log.error("a failed prepare could not be undone", uid=uid, error=str(e), undo=str(undo))
-            else:
-                self._holdings.release(uid)
-                self._released.notify()
+                log.error(
+                    "a failed prepare could not be undone", uid=record.uid, error=str(e), undo=str(undo)
+                )
             raise
-        return planned.devices
+        return record.devices
+
+    async def _undo(self, record: PreparedClaim, failed: Exception | None = None) -> None:
+        begun = self._checkpoints.current.get(record.uid) is not None
+        if begun or not isinstance(failed, DraError):
+            await self._carry_out(record.uid, record, ClaimState.STARTED, Event.FAILED)
+        self._holdings.release(record.uid)
+        self._released.notify()
 
     async def _carry_out(
         self, uid: Uid, record: PreparedClaim | None, state: ClaimState, event: Event
-    ) -> ClaimState:
+    ) -> tuple[ClaimState, PreparedClaim | None]:
+        """The new state, and the record with what is known only after the effects."""
         step = transition(state, event)
-        spec = record.spec if record else None
         for effect in step.effects:
             match effect:
                 case Effect.SAVE:
@@ -301,40 +400,42 @@ class Engine:
                     await self._checkpoints.save(msgspec.structs.replace(record, state=step.state))
                 case Effect.FORGET:
                     await self._checkpoints.forget(uid)
-                case Effect.WRITE_SPEC:
-                    if spec is not None:
-                        await self._specs.write(uid, spec)
-                case Effect.VERIFY_SPEC:
-                    if spec is not None and await self._specs.verify(uid, spec):
-                        log.warning("the CDI file of a claim was missing or changed; written again", uid=uid)
-                case Effect.REMOVE_SPEC:
-                    await self._specs.remove(uid)
-        return step.state
+                case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.REMOVE_SPEC:
+                    await self._document(effect, uid, record.spec if record else None)
+                case _:
+                    if record is not None and record.touches_hardware:
+                        record = await self._touch(effect, record, step.state)
+        return step.state, record
 
-    @asynccontextmanager
-    async def _exclusively(self, uid: Uid, deadline: float) -> AsyncIterator[None]:
-        """One call at a time for one claim; different claims do not wait for each other."""
-        lock, users = self._locks.get(uid, (asyncio.Lock(), 0))
-        self._locks[uid] = (lock, users + 1)
-        try:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await lock.acquire()
-            except TimeoutError:
-                raise PrepareError(
-                    f"another call for this claim has not ended after {self._timing.budget:g} s",
-                    retryable=True,
-                ) from None
-            try:
-                yield
-            finally:
-                lock.release()
-        finally:
-            lock, users = self._locks[uid]
-            if users == 1:
-                del self._locks[uid]
-            else:
-                self._locks[uid] = (lock, users - 1)
+    async def _document(self, effect: Effect, uid: Uid, spec: cdi.Spec | None) -> None:
+        if effect is Effect.REMOVE_SPEC:
+            await self._specs.remove(uid)
+        elif spec is not None and effect is Effect.WRITE_SPEC:
+            await self._specs.write(uid, spec)
+        elif spec is not None and await self._specs.verify(uid, spec):
+            log.warning("the CDI file of a claim was missing or changed; written again", uid=uid)
+
+    async def _touch(self, effect: Effect, record: PreparedClaim, state: ClaimState) -> PreparedClaim:
+        match effect:
+            case Effect.CONFIGURE_DEVICES:
+                await self._hardware.configure(record)
+            case Effect.RESTORE_DEVICES:
+                await self._hardware.restore(record, self._holdings)
+            case Effect.CREATE_PARTITIONS:
+                made = await self._hardware.create_partitions(record)
+                if made != record and state is ClaimState.COMPLETED:
+                    # Instances of before are gone, as after a reboot: the new ones have other identities.
+                    await self._checkpoints.save(msgspec.structs.replace(made, state=state))
+                return made
+            case Effect.DESTROY_PARTITIONS:
+                await self._hardware.destroy_partitions(record)
+            case Effect.START_DAEMONS:
+                await self._hardware.start_daemons(record)
+            case Effect.STOP_DAEMONS:
+                await self._hardware.stop_daemons(record, self._holdings)
+            case _:
+                raise AssertionError(f"{effect.name} is no effect on hardware")
+        return record
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -9,13 +9,29 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["keep_previous", "make_directory", "probe", "remove", "sync_directory", "write"]
+__all__ = [
+    "keep_previous",
+    "make_directory",
+    "probe",
+    "remove",
+    "remove_temporary",
+    "sync_directory",
+    "write",
+]
 
 
-def write(path: Path, data: bytes, mode: int) -> None:
+def write(path: Path, data: bytes, mode: int, *, content: bool = True, name: bool = True) -> None:
     """Replaces a file: temporary file beside it, fsync, rename, fsync of the directory.
 
     The temporary name begins with a dot and ends with ``.tmp``, which CDI readers ignore.
+
+    Args:
+        path: the file.
+        data: its new content.
+        mode: permission bits, whatever the umask says.
+        content: fsync the file, so that after a power failure it is never empty or torn.
+        name: fsync the directory, so that after a power failure it is not the old one. Readers on the running
+            machine, and a plugin that was killed, need neither.
 
     Raises:
         OSError: the file is as it was before; no temporary file is left.
@@ -28,14 +44,16 @@ def write(path: Path, data: bytes, mode: int) -> None:
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            if content:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if name:
+        sync_directory(path.parent)
 
 
 def keep_previous(path: Path, previous: Path) -> None:
@@ -57,7 +75,7 @@ def keep_previous(path: Path, previous: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Removes a file durably; False where there was none.
+    """Removes a file; False where there was none. A power failure may bring it back.
 
     Raises:
         OSError: it could not be removed.
@@ -66,8 +84,18 @@ def remove(path: Path) -> bool:
         path.unlink()
     except FileNotFoundError:
         return False
-    sync_directory(path.parent)
     return True
+
+
+def remove_temporary(folder: Path, prefix: str) -> None:
+    """Removes what a crash left of ``write`` and ``keep_previous`` for files whose names begin so.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+    for file in folder.iterdir():
+        if file.name.startswith(f".{prefix}") and file.suffix == ".tmp":
+            file.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -7,6 +7,8 @@ resourceVersion. The epoch lives in the object only, so that a plugin that start
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +41,7 @@ MAX_BYTES: Final = 1024 * 1024
 MAX_DEVICES: Final = 1024
 
 _RESYNC_SECONDS: Final = 300.0
+_FOLLOW_SECONDS: Final = 5.0
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +62,7 @@ class InventoryKeeper:
     """Writes the object and raises the epoch.
 
     Args:
+        leads: whether this instance speaks for the node; during a rolling update only one of two does.
         settle_seconds: how long slices must be gone before that counts: the kubelet removes one after the
             other, and the controller replaces them one after the other.
     """
@@ -71,6 +75,7 @@ class InventoryKeeper:
         driver: str,
         table: DeviceTable,
         registration: RegistrationState,
+        leads: Callable[[], bool] = lambda: True,
         settle_seconds: float = 1.0,
     ) -> None:
         self._client = client
@@ -79,6 +84,7 @@ class InventoryKeeper:
         self._name = inventory_name(node_name, driver)
         self._table = table
         self._registration = registration
+        self._leads = leads
         self._settle = settle_seconds
         self._slice_selector = f"spec.nodeName={node_name},spec.driver={driver}"
         self._slices = Informer(client, RESOURCE_SLICES, field_selector=self._slice_selector)
@@ -104,7 +110,12 @@ class InventoryKeeper:
             tasks.create_task(self._loop())
 
     async def withdraw(self, seconds: float = 5.0) -> None:
-        """Says in the object that the plugin is gone; gives up after so many seconds."""
+        """Says in the object that the plugin is gone; gives up after so many seconds.
+
+        Nothing is said where another instance has taken over.
+        """
+        if not self._leads():
+            return
         try:
             async with asyncio.timeout(seconds):
                 current = await self._client.get(DEVICE_INVENTORIES, self._name)
@@ -128,7 +139,8 @@ class InventoryKeeper:
         backoff = Backoff(base=0.2, cap=30.0)
         seen = 0
         while True:
-            seen = await self._wake.wait(seen, _RESYNC_SECONDS)
+            # Nobody tells us when the instance that leads dies.
+            seen = await self._wake.wait(seen, _RESYNC_SECONDS if self._leads() else _FOLLOW_SECONDS)
             while True:
                 try:
                     await self.reconcile()
@@ -145,12 +157,19 @@ class InventoryKeeper:
         """One round; raises what the API server raised."""
         if not self._table.complete.is_set() and not self._table.devices:
             return  # an empty inventory would withdraw the devices of a node whose driver is not up yet
+        if not self._leads():
+            with contextlib.suppress(NotFound):
+                self._note_published(await self._client.get(DEVICE_INVENTORIES, self._name))
+            return
         current = await self._read_or_create()
         current = await self._sync_spec(current)
-        stored = {d.name for d in current.spec.devices}
-        self._table.published({d.device.name: d.uuid for d in self._table.devices if d.device.name in stored})
+        self._note_published(current)
         current = await self._sync_registration(current)
         await self._look_for_slices(current)
+
+    def _note_published(self, current: DeviceInventory) -> None:
+        stored = {d.name for d in current.spec.devices}
+        self._table.published({d.device.name: d.uuid for d in self._table.devices if d.device.name in stored})
 
     async def _read_or_create(self) -> DeviceInventory:
         try:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -24,7 +22,11 @@ from kubelet_plugin.checkpoint_file import CheckpointFile
 from kubelet_plugin.configuration import Configuration
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import Engine, Timing
+from kubelet_plugin.hardware_setup import set_up
+from kubelet_plugin.instances import Instances, remove_stale_socket
 from kubelet_plugin.inventory import InventoryKeeper
+from kubelet_plugin.locks import StateLock
+from kubelet_plugin.reconciliation import Intervals, Reconciler
 from kubelet_plugin.registration import RegistrationState
 from kubelet_plugin.sockets import SocketServer
 
@@ -36,6 +38,8 @@ SHUTDOWN_GRACE: Final = 45.0
 FIRST_SCAN_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 30.0
 GUARD_SECONDS: Final = 1.0
+# The kubelet looks for removed registrars once a second; until then it may call the one that ends.
+HANDOVER_SECONDS: Final = 1.5
 LOCK_SECONDS: Final = 10.0
 
 log = structlog.get_logger(__name__)
@@ -103,6 +107,7 @@ class Plugin:
         backends: Sequence[DeviceBackend],
         clock: Clock | None = None,
         timing: Timing | None = None,
+        intervals: Intervals | None = None,
         settle_seconds: float = 1.0,
     ) -> None:
         pool = PoolName(configuration.node_name)
@@ -110,7 +115,13 @@ class Plugin:
         self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
         # Vendors' libraries get a thread of their own: what hangs there must not hold up files.
         self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
-        self._table = DeviceTable(backends, self._discovery)
+        self._setup = set_up(configuration, backends)
+        self._table = DeviceTable(
+            backends, self._discovery, controls=self._setup.controls, daemons=self._setup.daemons
+        )
+        clock = clock or SystemClock()
+        self._turn = StateLock(configuration.state / "state.lock")
+        self._instances = Instances(configuration.state, configuration.instance, clock)
         self._engine = Engine(
             driver=configuration.driver_name,
             pool=pool,
@@ -118,13 +129,16 @@ class Plugin:
             checkpoints=CheckpointFile(configuration.checkpoint, self._io),
             specs=CdiDirectory(configuration.cdi_dir, configuration.driver_name, self._io),
             devices=lambda: self._table.for_prepare,
+            hardware=self._setup.hardware,
             timing=timing,
+            turn=self._turn,
+            boot_id=_boot_id(configuration.procfs_root),
         )
         self._calls = services.Calls(self._engine)
-        self._state = RegistrationState(lambda: self._registrar.present and self._dra.present)
-        self._health = services.Health(
-            pool=pool, table=self._table, state=self._state, clock=clock or SystemClock()
+        self._state = RegistrationState(
+            lambda: self._registrar.present and self._dra.present, self._instances.registered
         )
+        self._health = services.Health(pool=pool, table=self._table, state=self._state, clock=clock)
         served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
         self._dra = SocketServer(configuration.dra_socket, lambda s: services.register(s, served))
         registrar = services.Registrar(configuration.driver_name, str(configuration.dra_socket), self._state)
@@ -137,7 +151,17 @@ class Plugin:
             driver=configuration.driver_name,
             table=self._table,
             registration=self._state,
+            leads=self._instances.leads,
             settle_seconds=settle_seconds,
+        )
+        self._reconciler = Reconciler(
+            engine=self._engine,
+            unprepare=self._calls.unprepare,
+            client=client,
+            driver=configuration.driver_name,
+            pool=pool,
+            live=lambda: self._state.live and self._instances.leads(),
+            intervals=intervals,
         )
         self._scanned = asyncio.Event()
         self.ready = asyncio.Event()
@@ -150,7 +174,8 @@ class Plugin:
         """
         try:
             self._configuration.create_directories()
-            async with _lock(self._configuration.state / "plugin.lock"):
+            async with self._instances.entered(LOCK_SECONDS):
+                self._clear_away_the_dead()
                 await self._engine.restore()
                 async with asyncio.TaskGroup() as group:
                     background = group.create_task(self._background())
@@ -163,15 +188,25 @@ class Plugin:
         except BaseExceptionGroup as e:
             raise _first(e) from e
         finally:
+            self._turn.close()
+            self._setup.close()
             self._discovery.submit(self._table.close)
             self._discovery.shutdown(wait=False)
             self._io.shutdown(wait=True)
+
+    def _clear_away_the_dead(self) -> None:
+        """Removes the sockets of instances that were killed: the kubelet would try them again and again."""
+        for name in self._instances.dead():
+            remove_stale_socket(self._configuration.registrar_socket_of(name))
+            remove_stale_socket(self._configuration.dra_socket_of(name))
 
     async def _background(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._calls.run())
             tasks.create_task(self._keeper.run())
+            tasks.create_task(self._reconciler.run())
             tasks.create_task(self._scan())
+            tasks.create_task(self._rescan_what_was_changed())
             tasks.create_task(self._guard())
             tasks.create_task(self._listen_for_silence())
 
@@ -179,6 +214,13 @@ class Plugin:
         await self._table.scan()
         self._scanned.set()
         await self._table.scan_forever(self._configuration.rescan_seconds)
+
+    async def _rescan_what_was_changed(self) -> None:
+        """A GPU in MIG mode looks otherwise to discovery."""
+        seen = 0
+        while True:
+            seen = await self._setup.hardware.changes.wait_beyond(seen)
+            await self._table.scan()
 
     async def _start(self) -> None:
         # Who registers before it knows its devices gets claims that it cannot serve yet.
@@ -201,6 +243,8 @@ class Plugin:
         self.ready.clear()
         await self._registrar.stop(1.0)
         self._state.withdrawn()
+        if not self._instances.leads():
+            await asyncio.sleep(HANDOVER_SECONDS)
         self._health.stop()
         await self._dra.stop(SHUTDOWN_GRACE)
         await self._calls.drain()
@@ -237,25 +281,16 @@ class Plugin:
             self._state.silent()
 
 
-@contextlib.asynccontextmanager
-async def _lock(path: Path) -> AsyncIterator[None]:
-    """One plugin at a time may keep a checkpoint; the one before us gets a while to end."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _boot_id(procfs: Path) -> str:
+    """Which boot of the machine this is; empty where the kernel does not say."""
+    path = procfs / "sys/kernel/random/boot_id"
     try:
-        deadline = asyncio.get_running_loop().time() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise DraError(
-                        f"another kubelet-plugin of this driver runs on the node: it holds {path}"
-                    ) from None
-                await asyncio.sleep(0.1)
-        yield
-    finally:
-        os.close(descriptor)
+        return path.read_text(encoding="ascii").strip()[:64]
+    except (OSError, UnicodeDecodeError) as e:
+        log.warning(
+            "the boot ID cannot be read; a reboot is taken for a restart", path=str(path), error=str(e)
+        )
+        return ""
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -17,12 +17,19 @@ log = structlog.get_logger(__name__)
 class RegistrationState:
     """The kubelet's view of us, as far as it tells.
 
+    Args:
+        sockets_present: whether the sockets are where the kubelet looks.
+        note: told whenever the kubelet takes us or drops us.
+
     Attributes:
         changes: notified at each change.
     """
 
-    def __init__(self, sockets_present: Callable[[], bool]) -> None:
+    def __init__(
+        self, sockets_present: Callable[[], bool], note: Callable[[bool], None] = lambda _: None
+    ) -> None:
         self._sockets_present = sockets_present
+        self._note = note
         self._registered: bool | None = None
         self._confirmations = 0
         self._streams = 0
@@ -53,18 +60,21 @@ class RegistrationState:
         """The kubelet has accepted us."""
         self._registered = True
         self._confirmations += 1
+        self._note(True)
         log.info("the kubelet has registered the plugin", times=self._confirmations)
         self.changes.notify()
 
     def rejected(self, error: str) -> None:
         """The kubelet has refused us; it will ask again."""
         self._registered = False
+        self._note(False)
         log.error("the kubelet refuses the plugin", error=error[:1024])
         self.changes.notify()
 
     def withdrawn(self) -> None:
         """Our sockets are gone, on purpose or not."""
         self._registered = False
+        self._note(False)
         self.changes.notify()
 
     def silent(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import grpc
@@ -39,11 +39,14 @@ log = structlog.get_logger(__name__)
 
 
 class _Claim(Protocol):
-    """A claim of a request of any version."""
+    """A claim of a request of any version, or a reference of our own."""
 
-    namespace: str
-    name: str
-    uid: str
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
 
 
 class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
@@ -81,10 +84,18 @@ class Calls:
 
     A kubelet that gives up on a call cancels it; the transaction behind it goes on, and the repetition of the
     call finds its result.
+
+    Args:
+        engine: what does the work.
+        seconds: after which a call is answered in any case.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    # The kubelet's deadline is 45 s, and it does not show what we say after it.
+    SECONDS: Final = 43.0
+
+    def __init__(self, engine: Engine, seconds: float = SECONDS) -> None:
         self._engine = engine
+        self._seconds = seconds
         self._tasks: asyncio.TaskGroup | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -116,9 +127,14 @@ class Calls:
     ) -> dict[str, _T | str]:
         references = {c.uid: ClaimReference(c.namespace, c.name, c.uid) for c in claims}
         tasks = {uid: self._start(self._one(r, verb, call)) for uid, r in references.items()}
-        return {uid: await asyncio.shield(task) for uid, task in tasks.items()}
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=self._seconds)
+        late = (
+            f"{verb} has not ended after {self._seconds:g} s; it goes on, and the next call finds its result"
+        )
+        return {uid: task.result() if task.done() else late for uid, task in tasks.items()}
 
-    def _start(self, work: Coroutine[Any, Any, _T]) -> Awaitable[_T]:
+    def _start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         if self._tasks is None:
             work.close()
             raise RuntimeError("Calls.run is not running")

@@ -32,8 +32,26 @@ class Checkpoints(Protocol):
         """
         ...
 
+    async def refresh(self) -> bool:
+        """Reads into ``current`` what another instance has written since; says whether there was anything.
+
+        The caller holds the state lock and nothing of its own is being written.
+        """
+        ...
+
     async def save(self, *claims: PreparedClaim) -> None:
-        """Writes records; they are durable on return.
+        """Writes records; on return they survive the end of the process, however it ends.
+
+        A record that is not COMPLETED survives a power failure too. One that is may be found as it was
+        before: the reboot has ended whatever used the devices, and the kubelet prepares again.
+
+        Raises:
+            OSError: ``current`` is as it was before.
+        """
+        ...
+
+    async def booted(self, boot_id: str) -> None:
+        """Notes which boot of the machine the records are of.
 
         Raises:
             OSError: ``current`` is as it was before.
@@ -53,7 +71,7 @@ class Specs(Protocol):
     """The CDI documents of this driver's claims."""
 
     async def write(self, uid: Uid, spec: Spec) -> None:
-        """Writes the document of a claim durably.
+        """Writes the document of a claim; what reads it never sees half of it.
 
         Raises:
             OSError: the file is as it was before.
@@ -69,7 +87,7 @@ class Specs(Protocol):
         ...
 
     async def remove(self, uid: Uid) -> None:
-        """Removes the document durably; success where there is none.
+        """Removes the document; success where there is none.
 
         Raises:
             OSError: it is still there.
@@ -81,5 +99,13 @@ class Specs(Protocol):
 
         Raises:
             OSError: the directory cannot be read.
+        """
+        ...
+
+    async def clean(self) -> None:
+        """Removes what a crash left of writes. The caller holds the state lock: nobody writes.
+
+        Raises:
+            OSError: the directory cannot be written.
         """
         ...

@@ -47,11 +47,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), help="where sysfs is mounted")
     parser.add_argument("--dev-root", type=Path, default=Path("/dev"), help="where device nodes are")
     parser.add_argument(
+        "--procfs-root", type=Path, default=Path("/proc"), help="where procfs is mounted, for the boot ID"
+    )
+    parser.add_argument(
+        "--instance-id",
+        default="",
+        help="makes the sockets of two plugins on one node different, so that an update leaves no gap; "
+        "in a pod: metadata.uid",
+    )
+    parser.add_argument(
         "--rescan-interval",
         type=float,
         default=60.0,
         metavar="SECONDS",
         help="time between two looks at the hardware",
+    )
+    parser.add_argument(
+        "--nvidia-smi",
+        default="nvidia-smi",
+        metavar="PATH",
+        help="sets time slices; a path or a name in PATH",
+    )
+    parser.add_argument(
+        "--mps-control",
+        default="nvidia-cuda-mps-control",
+        metavar="PATH",
+        help="NVIDIA's MPS control daemon; where it is not there, nothing is shared by MPS",
+    )
+    parser.add_argument(
+        "--mps-launcher",
+        choices=("auto", "systemd", "session"),
+        default="auto",
+        help="who keeps the MPS daemons, which outlive the plugin: units of systemd, or sessions of their own",
     )
     parser.add_argument(
         "--publish", choices=("controller",), default="controller", help="who publishes ResourceSlices"
@@ -79,7 +106,12 @@ def run(args: argparse.Namespace) -> int:
         backends=tuple(args.backend),
         sysfs_root=args.sysfs_root,
         dev_root=args.dev_root,
+        procfs_root=args.procfs_root,
+        instance_id=args.instance_id,
         rescan_seconds=args.rescan_interval,
+        nvidia_smi=args.nvidia_smi,
+        mps_control=args.mps_control,
+        mps_launcher=args.mps_launcher,
     )
     return asyncio.run(_main(configuration))
 

@@ -28,6 +28,7 @@ __all__ = ["VERSION", "Checkpoint"]
 
 VERSION: Final = 1
 _CLAIMS: Final = "claims"
+_BOOT_ID: Final = "bootID"
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -60,6 +61,16 @@ class Checkpoint:
         """The record of a claim."""
         record = self._records.get(uid)
         return record.claim if record else None
+
+    @property
+    def boot_id(self) -> str:
+        """Which boot of the machine the records are of; empty where nobody noted it."""
+        raw = self._others.get(_BOOT_ID, b"")
+        return str(codec.decode(str, raw)) if raw[:1] == b'"' else ""
+
+    def with_boot_id(self, boot_id: str) -> Checkpoint:
+        """With another boot ID."""
+        return Checkpoint(self.version, self._records, {**self._others, _BOOT_ID: codec.encode(boot_id)})
 
     def with_claim(self, claim: PreparedClaim) -> Checkpoint:
         """With this record, in place of one of the same UID."""

@@ -1,8 +1,8 @@
 """Starts node agents for the crash test: imports once, forks one process per agent.
 
 Each line on stdin is a request ``{"id", "arguments", "plan", "state", "cdi", "log", "stderr"}``; lines on
-stdout say ``{"id", "pid"}`` and, when that process has ended, ``{"id", "status"}`` (negative: the signal). The
-agent is the real command line; only ``faults`` is put under it, as the variable ``CRASH_PLAN`` says.
+stdout say ``{"id", "pid"}`` and, when that process has ended, ``{"id", "status"}`` (negative: the signal).
+The agent is the real command line; only ``faults`` is put under it, as the variable ``CRASH_PLAN`` says.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from faults import PLAN, Injector, Plan
 
 def main() -> None:
     # Imported before the first fork; nothing here starts a thread.
-    import kubernetes.aio.client
-    import kubernetes.aio.config
 
     import dra_driver.cli.kubelet_plugin
     import dra_driver.cli.main

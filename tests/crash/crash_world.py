@@ -1,4 +1,4 @@
-"""The kubelet's side of the crash test: agents as processes, claims, and what must hold after every restart."""
+"""The kubelet's side of the crash test: agents as processes, claims, what must hold after every restart."""
 
 from __future__ import annotations
 
@@ -347,6 +347,12 @@ class World:
             self.violate("leaked temporary files", f"{leftovers}")
         if idle and (records or files):
             self.violate("leaked CDI files", f"at the end: {sorted(records)}, {sorted(files)}")
+
+    def check_sockets(self) -> None:
+        """What killed instances left is gone once another one serves."""
+        for path in (self.root / "registry").iterdir():
+            if not listens(path) and path.exists():
+                self.violate("stale sockets", path.name)
 
     def records(self) -> dict[str, Any]:
         """The checkpoint's records, read without the product's code."""

@@ -59,6 +59,12 @@ class DiskCheckpoints:
         self.current = Checkpoint.decode(self._disk.checkpoint)
         return ""
 
+    async def refresh(self) -> bool:
+        return False
+
+    async def booted(self, boot_id: str) -> None:
+        self._write(self.current.with_boot_id(boot_id))
+
     async def save(self, *claims: PreparedClaim) -> None:
         self._write(self.current.changed({c.uid: c for c in claims}))
 
@@ -98,3 +104,6 @@ class DiskSpecs:
 
     async def ours(self) -> Mapping[Uid, bytes]:
         return dict(self._disk.specs)
+
+    async def clean(self) -> None:
+        pass

@@ -1,0 +1,20 @@
+"""A short run of the crash test: ``make crash-test`` is the whole one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import crash_test
+
+
+@pytest.mark.slow
+def test_thirty_kills_leave_nothing_behind() -> None:
+    figures = asyncio.run(crash_test.run(30, seed=7, jobs=3, quiet=True))
+    assert figures.texts == []
+    assert figures.kills >= 30
