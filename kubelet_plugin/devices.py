@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import Final
 
+import msgspec
 import structlog
 
 from dra_driver import cdi
+from dra_driver.api.partitions import partition_devices
+from dra_driver.api.resource import DeviceCapacity
 from dra_driver.errors import DraError
-from dra_driver.ports import CdiMaterial, DeviceBackend, DiscoveredDevice
-from dra_driver.preparation import NodeDevice
+from dra_driver.ports import CdiMaterial, DeviceBackend, DiscoveredDevice, GpuControl
+from dra_driver.preparation import NodeDevice, PartitionRecord
+from kubelet_plugin.mps import Daemons, NoDaemons
 from kubelet_plugin.signals import Changes
 
 __all__ = ["DeviceTable"]
+
+_OWN_NODE: Final = re.compile(r"/dev/nvidia[0-9]+")
 
 log = structlog.get_logger(__name__)
 
@@ -28,10 +36,23 @@ class DeviceTable:
     Attributes:
         changes: notified when a scan found something else than the one before.
         complete: set when every backend has answered once.
+
+    Args:
+        controls: of each backend, what changes its devices; None where nothing does.
+        daemons: the sharing daemons of the node.
     """
 
-    def __init__(self, backends: Sequence[DeviceBackend], executor: Executor) -> None:
+    def __init__(
+        self,
+        backends: Sequence[DeviceBackend],
+        executor: Executor,
+        *,
+        controls: Sequence[GpuControl | None] = (),
+        daemons: Daemons | None = None,
+    ) -> None:
         self._backends = tuple(backends)
+        self._controls = tuple(controls) or (None,) * len(self._backends)
+        self._daemons = daemons or NoDaemons()
         self._executor = executor
         self._found: dict[int, tuple[DiscoveredDevice, ...]] = {}
         self._devices: dict[str, DiscoveredDevice] = {}
@@ -93,17 +114,24 @@ class DeviceTable:
                 log.warning("a backend could not be closed", backend=backend.name, error=str(e))
 
     def _refresh(self) -> None:
-        self._view = {
-            name: NodeDevice(
+        control_of = {d.device.name: self._controls[i] for i, devices in self._found.items() for d in devices}
+        view: dict[str, NodeDevice] = {}
+        for name, found in self._devices.items():
+            control = control_of.get(name)
+            device = NodeDevice(
                 name=name,
-                uuid=d.uuid,
+                uuid=found.uuid,
                 published_uuid=self._published.get(name),
-                model=_text(d, "model") or _text(d, "productName"),
-                memory=_memory(d),
-                edits=_edits(d.material),
+                model=_text(found, "model") or _text(found, "productName"),
+                memory=_memory(found.device.capacity),
+                edits=_edits(found.material),
+                controllable=control is not None,
+                mps_directory=self._daemons.directory(name) if control and control.runs_daemons else "",
             )
-            for name, d in self._devices.items()
-        }
+            if control is not None:
+                view |= {p.name: p for p in _partitions(found, device)}
+            view[name] = device
+        self._view = view
 
 
 def _by_name(found: Iterable[DiscoveredDevice]) -> dict[str, DiscoveredDevice]:
@@ -122,9 +150,33 @@ def _text(device: DiscoveredDevice, attribute: str) -> str:
     return (value.string_value or "") if value is not None else ""
 
 
-def _memory(device: DiscoveredDevice) -> str:
-    capacity = device.device.capacity.get("memory")
-    return str(capacity.value) if capacity is not None else ""
+def _memory(capacity: Mapping[str, DeviceCapacity]) -> str:
+    memory = capacity.get("memory")
+    return str(memory.value) if memory is not None else ""
+
+
+def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice]:
+    """The devices that the GPU can be cut into. They have its identity until they are made."""
+    # The node of a GPU may change its number with the mode, so that the instance tells it.
+    shared = tuple(n for n in gpu.edits.device_nodes if not _OWN_NODE.fullmatch(n.path))
+    edits = msgspec.structs.replace(gpu.edits, device_nodes=shared)
+    for p in partition_devices(found.device):
+        yield NodeDevice(
+            name=p.name,
+            uuid=gpu.uuid,
+            published_uuid=gpu.published_uuid,
+            model=gpu.model,
+            memory=_memory(p.profile.capacity),
+            edits=edits,
+            partition=PartitionRecord(
+                gpu=gpu.name,
+                profile=p.profile.name,
+                profile_id=p.profile.profile_id,
+                start=p.placement.start,
+                size=p.placement.size,
+            ),
+            controllable=True,
+        )
 
 
 def _edits(material: CdiMaterial) -> cdi.ContainerEdits:

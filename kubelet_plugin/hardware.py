@@ -19,6 +19,7 @@ from dra_driver import cdi
 from dra_driver.errors import PrepareError
 from dra_driver.ports import GpuControl, GpuInstance
 from dra_driver.preparation import (
+    ClaimState,
     DeviceSetting,
     Holdings,
     PartitionRecord,
@@ -122,7 +123,6 @@ class GpuHardware:
         self._executor = executor
         self._seconds = call_seconds
         self._locks: dict[str, asyncio.Lock] = {}
-        # Cannot be read back, and setting it costs a process.
         self._slices: dict[str, str] = {}
         # Calls that did not come back in time. Until they do, no other is tried: it would wait as well.
         self._stuck: set[asyncio.Future[Any]] = set()
@@ -145,7 +145,9 @@ class GpuHardware:
         """See ``Hardware``."""
         for setting in record.settings:
             async with self._alone(setting.uuid):
-                await self._configure(setting)
+                # What is set cannot be read back, and setting it again costs a process; another instance of
+                # the plugin may have changed it since, so that only a repetition relies on it.
+                await self._configure(setting, anew=record.state is not ClaimState.COMPLETED)
 
     async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
         """See ``Hardware``."""
@@ -220,7 +222,7 @@ class GpuHardware:
             mig = await self._call(control.mig_mode, setting.uuid)
         return msgspec.structs.replace(setting, compute_mode_before=mode, mig_before=mig)
 
-    async def _configure(self, setting: DeviceSetting) -> None:
+    async def _configure(self, setting: DeviceSetting, *, anew: bool) -> None:
         if not (setting.time_slice or setting.daemon or setting.mig):
             return
         control = await self._needed(setting)
@@ -229,7 +231,7 @@ class GpuHardware:
             self.changes.notify()
         if setting.daemon and setting.compute_mode_before:
             await self._call(control.set_compute_mode, setting.uuid, "exclusive-process")
-        if setting.time_slice and self._slices.get(setting.uuid) != setting.time_slice:
+        if setting.time_slice and (anew or self._slices.get(setting.uuid) != setting.time_slice):
             if setting.compute_mode_before:
                 await self._call(control.set_compute_mode, setting.uuid, _DEFAULT_MODE)
             await self._call(control.set_time_slice, setting.uuid, setting.time_slice)

@@ -1,0 +1,56 @@
+"""Puts together what changes hardware: controls of the backends, MPS daemons, the effects on both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dra_driver.discovery.control import Places, control_of
+from dra_driver.ports import DeviceBackend, GpuControl
+from kubelet_plugin.configuration import Configuration
+from kubelet_plugin.hardware import GpuHardware
+from kubelet_plugin.mps import Daemons, Launcher, MpsDaemons
+
+__all__ = ["HardwareSetup", "set_up"]
+
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareSetup:
+    """What the plugin needs to change hardware.
+
+    Attributes:
+        controls: of each backend, in order; None where it changes nothing.
+        executor: for calls that block; a thread of it may hang with a library.
+    """
+
+    controls: tuple[GpuControl | None, ...]
+    daemons: Daemons
+    hardware: GpuHardware
+    executor: ThreadPoolExecutor
+
+    def close(self) -> None:
+        """Ends the threads; one that hangs is not waited for."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+
+def set_up(
+    configuration: Configuration, backends: Sequence[DeviceBackend], daemons: Daemons | None = None
+) -> HardwareSetup:
+    """Opens nothing yet: libraries are opened by the first call that needs them."""
+    places = Places(
+        nvidia_smi=configuration.nvidia_smi,
+        proc_root=configuration.procfs_root,
+        state_dir=configuration.state,
+    )
+    controls = tuple(control_of(backend, places) for backend in backends)
+    daemons = daemons or MpsDaemons(
+        configuration.state / "mps",
+        control=configuration.mps_control,
+        launcher=Launcher(configuration.mps_launcher),
+    )
+    executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="hardware")
+    hardware = GpuHardware([c for c in controls if c is not None], daemons, executor)
+    return HardwareSetup(controls, daemons, hardware, executor)
