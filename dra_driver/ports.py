@@ -8,22 +8,27 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import Resource, WireObject
 
 __all__ = [
+    "CdiHook",
     "CdiMaterial",
     "CdiMount",
     "Clock",
     "DeviceBackend",
     "DeviceNode",
+    "DeviceSample",
     "DiscoveredDevice",
     "GpuControl",
     "GpuInstance",
+    "HealthEvent",
+    "HealthSource",
     "KubeClient",
     "ObjectList",
+    "TelemetrySource",
     "WatchEvent",
     "WatchEventType",
 ]
@@ -178,12 +183,23 @@ class CdiMount:
 
 
 @dataclass(frozen=True, slots=True)
+class CdiHook:
+    """A program of the host that the container runtime runs, as root, before the container starts."""
+
+    name: str
+    path: str
+    args: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CdiMaterial:
     """What a container needs on the side of the operating system to use one device."""
 
     device_nodes: tuple[DeviceNode, ...] = ()
     mounts: tuple[CdiMount, ...] = ()
     env: Mapping[str, str] | None = None
+    hooks: tuple[CdiHook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,4 +302,68 @@ class GpuControl(Protocol):
 
     def destroy_instance(self, gpu: str, instance_id: int) -> None:
         """Destroys a partition; success where there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HealthEvent:
+    """Something that happened to a device, as the hardware reports it.
+
+    Attributes:
+        uuid: the vendor's identity of the device, as in ``DiscoveredDevice``.
+        reason: CamelCase, stable; the same as in ``DeviceHealth`` where it makes a condition.
+        severity: as in ``DeviceHealth``; empty where it makes no condition.
+        code: the vendor's number (NVIDIA's XID) where it has one.
+    """
+
+    uuid: str
+    reason: str
+    severity: str
+    message: str
+    code: int | None = None
+
+
+@runtime_checkable
+class HealthSource(Protocol):
+    """What a ``DeviceBackend`` has beside it where the hardware reports trouble by itself.
+
+    Conditions that an event makes, and their end, appear in ``discover``: after an event, call it.
+    """
+
+    def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
+        """Blocks until there are events, at most so many seconds (a little longer, or less, is allowed).
+
+        Runs in a thread of its own, beside the other calls. Returns at once or early, with nothing, while the
+        hardware cannot be asked.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """What a device does right now; None where it does not tell.
+
+    Attributes:
+        device: its name in the inventory.
+        utilization: share of time in which something ran on it lately, 0 to 1.
+        memory_used: bytes.
+        memory_total: bytes.
+        temperature: degrees Celsius.
+        power: watts.
+    """
+
+    device: str
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature: float | None = None
+    power: float | None = None
+
+
+@runtime_checkable
+class TelemetrySource(Protocol):
+    """What a ``DeviceBackend`` has beside it where devices tell what they do. Calls block."""
+
+    def sample(self) -> Sequence[DeviceSample]:
+        """One sample of every device; a call that fails costs one value. Opens no library by itself."""
         ...

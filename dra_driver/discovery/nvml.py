@@ -7,7 +7,8 @@ import ctypes
 import dataclasses
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +20,14 @@ from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.discovery import links as link_groups
 from dra_driver.discovery import pci, products, schema
 from dra_driver.discovery.control import Places
+from dra_driver.discovery.nvml_conditions import Conditions
 from dra_driver.discovery.nvml_control import NvmlControl
 from dra_driver.discovery.nvml_gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
+from dra_driver.discovery.nvml_health import EventWatch
+from dra_driver.discovery.nvml_samples import read_sample
 from dra_driver.discovery.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.errors import DiscoveryError
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.ports import CdiMaterial, DeviceNode, DeviceSample, DiscoveredDevice, HealthEvent
 
 __all__ = ["NvmlBackend"]
 
@@ -55,15 +59,18 @@ class NvmlBackend:
     Args:
         sysfs_root: where sysfs is mounted.
         dev_root: where device nodes are looked for; in containers' specs they are paths below ``/dev``.
+        now: seconds since the epoch.
     """
 
-    def __init__(self, *, sysfs_root: Path, dev_root: Path) -> None:
+    def __init__(self, *, sysfs_root: Path, dev_root: Path, now: Callable[[], float] = time.time) -> None:
         self._sysfs_root = sysfs_root
         self._dev_root = dev_root
         self._lock = threading.Lock()
         self._open = False
         self._last: dict[int, DiscoveredDevice] = {}
         self._log = ProblemLog(self.name)
+        self._conditions = Conditions(now)
+        self._events = EventWatch(self._conditions)
 
     @property
     def name(self) -> str:
@@ -97,6 +104,7 @@ class NvmlBackend:
                     ask.note("GPU", str(e))
                     if index in self._last:
                         lost[index] = self._last[index]
+                        self._conditions.lost(lost[index].uuid)
                 except DiscoveryError as e:
                     ask.note("GPU", str(e))
                 problems += ask.problems
@@ -105,7 +113,23 @@ class NvmlBackend:
             lost = {i: d for i, d in lost.items() if d.device.name not in present}
             self._last = devices | lost
             self._log.replace(problems)
+            if devices:
+                self._events.enable()
             return sorted([*devices.values(), *map(_as_lost, lost.values())], key=lambda d: d.device.name)
+
+    def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
+        """See ``ports.HealthSource``. A GPU that was lost is an event without a device's identity."""
+        events, lost = self._events.wait(seconds)
+        if lost:
+            return (*events, HealthEvent("", "GpuLost", "failed", "a GPU has fallen off the bus"))
+        return events
+
+    def sample(self) -> Sequence[DeviceSample]:
+        """See ``ports.TelemetrySource``."""
+        with self._lock:
+            if not self._open:
+                return ()
+            return [read_sample(index, d.device.name) for index, d in sorted(self._last.items())]
 
     def close(self) -> None:
         """Closes the library. What was lost is forgotten."""
@@ -155,11 +179,13 @@ class NvmlBackend:
         except pynvml.NVMLError as e:
             raise _initialization_error(e) from e
         self._open = True
+        self._conditions.reopened()
 
     def _shut_down(self) -> None:
         if not self._open:
             return
         self._open = False
+        self._events.release()
         try:
             pynvml.nvmlShutdown()
         except pynvml.NVMLError as e:
@@ -229,11 +255,17 @@ class NvmlBackend:
                 capacity=properties.capacity,
                 partitions=partitions,
                 links=links,
-                health=tuple(_health(reading)),
+                health=(*_health(reading), *self._known_health(reading)),
             ),
             uuid=reading.uuid or f"pci:{address}",
             material=self._material(name, reading, problems),
         )
+
+    def _known_health(self, reading: GpuReading) -> tuple[DeviceHealth, ...]:
+        if reading.uuid is None:
+            return ()
+        self._conditions.poll(reading.uuid, reading.health)
+        return self._conditions.health(reading.uuid)
 
     def _material(self, name: str, reading: GpuReading, problems: list[Problem]) -> CdiMaterial:
         nodes: list[DeviceNode] = []

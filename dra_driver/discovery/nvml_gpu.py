@@ -17,6 +17,8 @@ import pynvml
 
 from dra_driver.api.inventory import PartitionPlacement
 from dra_driver.discovery import schema
+from dra_driver.discovery.nvml_conditions import HealthReading
+from dra_driver.discovery.nvml_health import read_health
 from dra_driver.discovery.pci import PciAddress
 from dra_driver.discovery.problems import Problem
 from dra_driver.discovery.products import MIB
@@ -158,6 +160,7 @@ class GpuReading:
     facts: dict[str, str | int | bool | None] = field(default_factory=dict)
     partitions: tuple[MigRow, ...] = ()
     links: tuple[PciAddress | None, ...] = ()
+    health: HealthReading = field(default_factory=HealthReading)
 
 
 def read_gpu(index: int, handle: Any, ask: Asker) -> GpuReading:
@@ -197,6 +200,7 @@ def read_gpu(index: int, handle: Any, ask: Asker) -> GpuReading:
     }
     reading.links = tuple(_links(handle, ask))
     _read_mig(reading, handle, ask)
+    reading.health = read_health(handle, ask)
     return reading
 
 

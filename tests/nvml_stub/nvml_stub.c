@@ -12,14 +12,20 @@
  *   nvlink LINK ACTIVE TYPE BUS
  *   profile ENUM ID SLICES COUNT MIB SM CE DEC ENC JPEG OFA SIZE START,START... [NAME]
  *   fail FUNCTION CODE       ("fail * 15": every call, the handle too)
+ *   used BYTES   utilization GPU MEMORY   temperature N   power MILLIWATTS   supported_events MASK
+ *   uncorrected N   remapped CORRECTABLE UNCORRECTABLE PENDING FAILED   retired_pending N   recovery ACTION
+ *   event SEQUENCE TYPE DATA [INSTANCE]   (comes once, in the order of the sequence over all GPUs; a wait reads
+ *                            the file again until there is one)
  *
  * What a GPU does not have (arch, mig, ...) is NOT_SUPPORTED. Configuration (struct gpu) is apart from state
  * (struct state), which outlives the reading of the file: that is where instances and events go.
  */
+#define _POSIX_C_SOURCE 199309L
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
 enum { MAX_GPUS = 32, MAX_FAILS = 64, MAX_LINKS = 18, MAX_PROFILES = 18, MAX_STARTS = 16 };
@@ -42,6 +48,10 @@ struct gpu {
     profile profiles[MAX_PROFILES];
     failure fails[MAX_FAILS];
     int nfails;
+    /* What health and metrics ask for; -1 where the GPU does not tell. */
+    unsigned long long used, supported_events;
+    int utilization, memory_utilization, temperature, power, uncorrected, retired_pending, recovery;
+    int remapped, remap[4];
 };
 
 struct state { int references; };
@@ -56,6 +66,7 @@ static struct state state;
 static void clear_gpu(struct gpu *g) {
     memset(g, 0, sizeof *g);
     g->minor = g->arch = g->brand = g->major_cc = g->cores = g->ecc = g->mode = g->virt = g->mig = -1;
+    g->utilization = g->temperature = g->power = g->uncorrected = g->retired_pending = g->recovery = -1;
 }
 
 static void read_profile(struct gpu *g, const char *value) {
@@ -89,6 +100,16 @@ static void read_gpu_line(struct gpu *g, const char *key, const char *value) {
     else if (!strcmp(key, "virt")) g->virt = atoi(value);
     else if (!strcmp(key, "mig")) g->mig = atoi(value);
     else if (!strcmp(key, "profile")) read_profile(g, value);
+    else if (!strcmp(key, "used")) g->used = strtoull(value, NULL, 10);
+    else if (!strcmp(key, "supported_events")) g->supported_events = strtoull(value, NULL, 0);
+    else if (!strcmp(key, "utilization")) sscanf(value, "%d %d", &g->utilization, &g->memory_utilization);
+    else if (!strcmp(key, "temperature")) g->temperature = atoi(value);
+    else if (!strcmp(key, "power")) g->power = atoi(value);
+    else if (!strcmp(key, "uncorrected")) g->uncorrected = atoi(value);
+    else if (!strcmp(key, "retired_pending")) g->retired_pending = atoi(value);
+    else if (!strcmp(key, "recovery")) g->recovery = atoi(value);
+    else if (!strcmp(key, "remapped"))
+        g->remapped = sscanf(value, "%d %d %d %d", &g->remap[0], &g->remap[1], &g->remap[2], &g->remap[3]) == 4;
     else if (!strcmp(key, "fabric")) {
         char hex[33] = "";
         g->fabric = 1;
@@ -250,8 +271,9 @@ typedef struct { unsigned long long total, free, used; } memory_info;
 int nvmlDeviceGetMemoryInfo(struct gpu *g, memory_info *info) {
     GPU(g);
     if (!g->memory) return NOT_SUPPORTED;
-    info->total = info->free = g->memory;
-    info->used = 0;
+    info->total = g->memory;
+    info->used = g->used;
+    info->free = g->memory - g->used;
     return OK;
 }
 
@@ -361,4 +383,124 @@ int nvmlDeviceGetGpuInstancePossiblePlacements_v2(struct gpu *g, unsigned id, pl
         return OK;
     }
     return INVALID_ARGUMENT;
+}
+
+/* --- health and metrics -------------------------------------------------------------------------------------- */
+
+typedef struct { unsigned gpu, memory; } utilization_rates;
+int nvmlDeviceGetUtilizationRates(struct gpu *g, utilization_rates *rates) {
+    GPU(g);
+    rates->memory = (unsigned)g->memory_utilization;
+    return number(g->utilization, &rates->gpu);
+}
+
+int nvmlDeviceGetTemperature(struct gpu *g, unsigned sensor, unsigned *celsius) {
+    GPU(g);
+    (void)sensor;
+    return number(g->temperature, celsius);
+}
+
+int nvmlDeviceGetPowerUsage(struct gpu *g, unsigned *milliwatts) { GPU(g); return number(g->power, milliwatts); }
+
+int nvmlDeviceGetTotalEccErrors(struct gpu *g, unsigned type, unsigned counter, unsigned long long *count) {
+    GPU(g);
+    if (g->uncorrected < 0) return NOT_SUPPORTED;
+    *count = type == 1 && counter == 0 ? (unsigned long long)g->uncorrected : 0;
+    return OK;
+}
+
+int nvmlDeviceGetRemappedRows(struct gpu *g, unsigned *correctable, unsigned *uncorrectable, unsigned *pending,
+                              unsigned *failed) {
+    GPU(g);
+    if (!g->remapped) return NOT_SUPPORTED;
+    *correctable = (unsigned)g->remap[0];
+    *uncorrectable = (unsigned)g->remap[1];
+    *pending = (unsigned)g->remap[2];
+    *failed = (unsigned)g->remap[3];
+    return OK;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(struct gpu *g, unsigned *pending) {
+    GPU(g);
+    return number(g->retired_pending, pending);
+}
+
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency;
+    unsigned type;
+    int code;
+    union { unsigned number; unsigned long long large; } value;
+} field_value;
+int nvmlDeviceGetFieldValues(struct gpu *g, int count, field_value *values) {
+    GPU(g);
+    for (int i = 0; i < count; i++) {
+        int known = values[i].field == 230 && g->recovery >= 0;
+        values[i].code = known ? OK : NOT_SUPPORTED;
+        if (known) values[i].value.number = (unsigned)g->recovery;
+    }
+    return OK;
+}
+
+static int event_sets;
+static long delivered;  /* sequence number of the last event; survives the set, as an event comes once */
+
+int nvmlEventSetCreate(int **set) { SYSTEM(); event_sets++; *set = &event_sets; return OK; }
+
+int nvmlEventSetFree(int *set) { (void)set; event_sets--; return OK; }
+
+int nvmlDeviceGetSupportedEventTypes(struct gpu *g, unsigned long long *types) {
+    GPU(g);
+    *types = g->supported_events;
+    return OK;
+}
+
+int nvmlDeviceRegisterEvents(struct gpu *g, unsigned long long types, int *set) {
+    GPU(g);
+    (void)set;
+    return types ? OK : NOT_SUPPORTED;
+}
+
+typedef struct {
+    struct gpu *device;
+    unsigned long long type, data;
+    unsigned instance, compute_instance;
+} event_data;
+
+/* Reads the file by itself: another thread may be in read_config. "event" lines of GPU n belong to gpus[n]. */
+static int next_event(event_data *found) {
+    const char *path = getenv("NVML_STUB_CONFIG");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[512];
+    long first = 0;
+    int gpu = -1, code = 10; /* TIMEOUT */
+    if (!file) return code;
+    while (fgets(line, sizeof line, file)) {
+        long sequence = 0;
+        event_data e = {.instance = 0xFFFFFFFF, .compute_instance = 0xFFFFFFFF};
+        if (!strncmp(line, "gpu", 3)) gpu++;
+        if (gpu < 0 || sscanf(line, "event %ld %lli %lli %u", &sequence, (long long *)&e.type,
+                              (long long *)&e.data, &e.instance) < 3)
+            continue;
+        if (sequence <= delivered || (first && sequence > first)) continue;
+        first = sequence;
+        e.device = &gpus[gpu];
+        *found = e;
+        code = OK;
+    }
+    fclose(file);
+    if (code == OK) delivered = first;
+    return code;
+}
+
+int nvmlEventSetWait_v2(int *set, event_data *data, unsigned milliseconds) {
+    (void)set;
+    SYSTEM();
+    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+    for (;;) {
+        int code = next_event(data);
+        if (code == OK || milliseconds == 0) return code;
+        nanosleep(&pause, NULL);
+        milliseconds -= milliseconds < 10 ? milliseconds : 10;
+    }
 }

@@ -148,7 +148,7 @@ def fake_sysfs(root: Path, functions: Mapping[str, tuple[str, int]]) -> Path:
 
 
 _PROBE = """
-import json, sys, time
+import dataclasses, json, sys, time
 from pathlib import Path
 from dra_driver.api import codec
 from dra_driver.cli import common
@@ -167,6 +167,11 @@ for line in sys.stdin:
     elif ask["op"] == "close":
         backend.close()
         answer = {}
+    elif ask["op"] == "wait":
+        events = backend.wait_for_events(ask["seconds"])
+        answer = {"events": [[e.uuid, e.reason, e.severity, e.message, e.code] for e in events]}
+    elif ask["op"] == "sample":
+        answer = {"samples": [dataclasses.asdict(s) for s in backend.sample()]}
     else:
         start = time.perf_counter()
         try:
@@ -202,7 +207,7 @@ class Probe:
             [sys.executable, "-c", _PROBE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
 
-    def _ask(self, op: str, **arguments: str) -> dict[str, Any]:
+    def _ask(self, op: str, **arguments: str | float) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
@@ -224,6 +229,18 @@ class Probe:
         if text is not None:
             self.config.write_text(text)
         return self._ask("discover")
+
+    def wait(self, text: str | None = None, seconds: float = 2.0) -> list[list[Any]]:
+        """Events (uuid, reason, severity, message, code) that come within so many seconds."""
+        if text is not None:
+            self.config.write_text(text)
+        events: list[list[Any]] = self._ask("wait", seconds=seconds)["events"]
+        return events
+
+    def sample(self) -> list[dict[str, Any]]:
+        """``sample`` of the backend."""
+        samples: list[dict[str, Any]] = self._ask("sample")["samples"]
+        return samples
 
     def close_library(self) -> None:
         """``close`` of the backend."""

@@ -1,0 +1,160 @@
+"""How conditions of NVIDIA GPUs begin and end."""
+
+from __future__ import annotations
+
+import pytest
+
+from dra_driver.discovery.nvml_conditions import Conditions, HealthReading
+from dra_driver.discovery.nvml_xids import APPLICATION_SECONDS, UNKNOWN_SECONDS, XIDS, meaning_of_xid
+
+XID = 0x8
+GPU = "GPU-0"
+
+
+class World:
+    """Conditions on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.time = 1_000_000.0
+        self.conditions = Conditions(lambda: self.time)
+
+    def xid(self, number: int, instance: int = 0xFFFFFFFF) -> None:
+        assert self.conditions.event(GPU, XID, number, instance) is not None
+
+    def reasons(self, uuid: str = GPU) -> list[tuple[str, str]]:
+        return [(h.reason, h.severity) for h in self.conditions.health(uuid)]
+
+    def poll(self, **reading: object) -> None:
+        self.conditions.poll(GPU, HealthReading(**reading))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("number", "severity"),
+    [
+        (31, "info"),
+        (94, "info"),
+        (43, "info"),
+        (48, "degraded"),
+        (74, "degraded"),
+        (79, "failed"),
+        (95, "failed"),
+    ],
+)
+def test_each_class_of_xid_has_its_severity(number: int, severity: str) -> None:
+    world = World()
+    world.xid(number)
+    assert world.reasons() == [(f"Xid{number}", severity)]
+    assert world.reasons("GPU-1") == []
+
+
+def test_xids_of_no_consequence_are_reported_but_make_no_condition() -> None:
+    world = World()
+    event = world.conditions.event(GPU, XID, 63)
+    assert event is not None
+    assert (event.code, event.severity) == (63, "")
+    assert world.reasons() == []
+
+
+def test_errors_of_applications_expire() -> None:
+    world = World()
+    world.xid(31)
+    world.time += APPLICATION_SECONDS - 1
+    assert world.reasons() == [("Xid31", "info")]
+    world.xid(31)  # again: counted from now, but it is no news
+    before = world.conditions.health(GPU)
+    world.time += APPLICATION_SECONDS - 1
+    assert world.conditions.health(GPU) == before
+    world.time += 1
+    assert world.reasons() == []
+
+
+def test_an_unknown_xid_is_taken_seriously_for_a_while() -> None:
+    world = World()
+    world.xid(999)
+    assert world.reasons() == [("Xid999", "degraded")]
+    world.time += UNKNOWN_SECONDS
+    assert world.reasons() == []
+
+
+def test_what_needs_a_reset_stays_until_the_library_is_opened_anew() -> None:
+    world = World()
+    world.xid(79)
+    world.time += 10 * UNKNOWN_SECONDS
+    world.poll(uncorrected=0, recovery_action=0)
+    assert world.reasons() == [("Xid79", "failed")]
+    world.conditions.reopened()
+    assert world.reasons() == []
+
+
+def test_a_recovery_action_that_went_away_means_that_it_was_done() -> None:
+    world = World()
+    world.xid(119)
+    # The driver may tell later than the event: none means nothing before it was something.
+    world.poll(recovery_action=0)
+    assert world.reasons() == [("Xid119", "failed")]
+    world.poll(recovery_action=1)
+    assert world.reasons() == [("Xid119", "failed"), ("RecoveryAction", "degraded")]
+    world.poll(recovery_action=0)
+    assert world.reasons() == []
+
+
+def test_a_gpu_that_is_back_on_the_bus_was_reset() -> None:
+    world = World()
+    world.xid(79)
+    world.conditions.lost(GPU)
+    assert world.reasons() == [("Xid79", "failed")]
+    world.poll()
+    assert world.reasons() == []
+
+
+def test_an_error_counter_that_went_down_means_a_reset() -> None:
+    world = World()
+    world.conditions.event(GPU, 0x2, 0)
+    world.poll(uncorrected=1)
+    assert world.reasons() == [("DoubleBitEcc", "degraded"), ("UncorrectedMemoryErrors", "info")]
+    world.poll(uncorrected=0)
+    assert world.reasons() == []
+
+
+def test_what_polling_sees_ends_when_polling_does_not_see_it() -> None:
+    world = World()
+    world.poll(remap_pending=True, remap_failed=True)
+    first = world.conditions.health(GPU)
+    assert [h.reason for h in first] == ["RowRemapFailed", "RowRemapPending"]
+    world.time += 60
+    world.poll(remap_pending=True, remap_failed=True)
+    assert world.conditions.health(GPU) == first  # since the same moment
+    world.poll(remap_pending=False, remap_failed=False)
+    assert world.reasons() == []
+    world.poll(retirement_pending=True)
+    assert world.reasons() == [("PageRetirementPending", "degraded")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "condition"),
+    [
+        (0x400, [("DramRetirement", "info")]),
+        (0x800, [("DramRetirementFailed", "degraded")]),
+        (0x1000, [("PoisonError", "info")]),
+        (0x2000, [("FatalPoisonError", "failed")]),
+        (0x4000, [("GpuUnavailable", "failed")]),
+        (0x8000, []),
+        (0x4, []),
+    ],
+)
+def test_other_events_have_their_meanings(kind: int, condition: list[tuple[str, str]]) -> None:
+    world = World()
+    world.conditions.event(GPU, kind, 0)
+    assert world.reasons() == condition
+
+
+def test_an_error_of_a_gpu_instance_names_it() -> None:
+    world = World()
+    world.xid(31, instance=5)
+    assert "GPU instance 5" in world.conditions.health(GPU)[0].message
+
+
+def test_the_table_is_sane() -> None:
+    for number, meaning in XIDS.items():
+        assert meaning.severity in ("", "info", "degraded", "failed"), number
+        assert meaning == meaning_of_xid(number)

@@ -1,0 +1,111 @@
+"""Events, polled health and samples of NVIDIA GPUs, against the stub library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import nvml_stub_support as stub
+import pytest
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+
+
+@pytest.fixture
+def probe(library: Path, tmp_path: Path) -> Iterator[stub.Probe]:
+    made = stub.Probe(library, tmp_path)
+    yield made
+    made.stop()
+
+
+def gpus(*extra: str) -> str:
+    """Two GPUs; the second one has more lines."""
+    return stub.config(
+        [
+            stub.Gpu("H100-80", "00000000:01:00.0", 0, "GPU-a", ["supported_events 0xFFFF"]),
+            stub.Gpu("H100-80", "00000000:02:00.0", 1, "GPU-b", ["supported_events 0xFFFF", *extra]),
+        ]
+    )
+
+
+def health(answer: dict[str, object]) -> list[list[str]]:
+    return [[h["reason"] for h in d.get("health", ())] for d in answer["devices"]]  # type: ignore[attr-defined]
+
+
+def test_an_event_wakes_and_makes_a_condition_of_its_gpu(probe: stub.Probe) -> None:
+    probe.open(gpus())
+    assert probe.wait(seconds=0.1) == []  # the library is not open yet
+    assert health(probe.discover()) == [[], []]
+    assert probe.wait(seconds=0.1) == []
+    ((uuid, reason, severity, message, code),) = probe.wait(gpus("event 1 8 79"))
+    assert (uuid, reason, severity, code) == ("GPU-b", "Xid79", "failed", 79)
+    assert "fallen off the bus" in message
+    assert health(probe.discover()) == [[], ["Xid79"]]
+
+
+def test_a_burst_comes_in_one_answer(probe: stub.Probe) -> None:
+    probe.open(gpus())
+    probe.discover()
+    events = probe.wait(gpus("event 1 8 48", "event 2 0x2 0", "event 3 8 94", "event 4 8 45", "event 5 8 63"))
+    assert [e[4] for e in events] == [48, None, 94, 45, 63]
+    assert health(probe.discover())[1] == ["DoubleBitEcc", "Xid48", "Xid45", "Xid94"]
+
+
+def test_closing_the_library_ends_what_a_reset_ends(probe: stub.Probe) -> None:
+    probe.open(gpus())
+    probe.discover()
+    probe.wait(gpus("event 1 8 79", "event 2 8 31"))
+    probe.close_library()
+    assert probe.wait(seconds=0.1) == []
+    assert health(probe.discover()) == [[], ["Xid31"]]
+    # And it watches again.
+    assert [e[4] for e in probe.wait(gpus("event 1 8 79", "event 2 8 31", "event 3 8 62"))] == [62]
+
+
+def test_polling_sees_memory_that_waits_for_a_reset(probe: stub.Probe) -> None:
+    probe.open(gpus("remapped 0 1 1 0", "uncorrected 2", "recovery 1"))
+    assert health(probe.discover())[1] == ["RecoveryAction", "RowRemapPending", "UncorrectedMemoryErrors"]
+    assert health(probe.discover(gpus("remapped 0 1 0 0", "uncorrected 0", "recovery 0")))[1] == []
+    assert health(probe.discover(gpus("retired_pending 1")))[1] == ["PageRetirementPending"]
+
+
+def test_a_gpu_that_cannot_be_watched_is_polled(probe: stub.Probe) -> None:
+    text = gpus("remapped 0 0 0 1").replace("supported_events 0xFFFF", "supported_events 0")
+    probe.open(text)
+    assert health(probe.discover())[1] == ["RowRemapFailed"]
+    assert probe.wait(seconds=0.1) == []
+
+
+def test_a_gpu_lost_while_waiting_is_told_and_the_others_are_watched_on(probe: stub.Probe) -> None:
+    probe.open(gpus())
+    probe.discover()
+    probe.config.write_text(gpus().replace("cuda 12080", "cuda 12080\nfail nvmlEventSetWait_v2 15"))
+    probe.discover()  # the stub reads its file
+    assert [e[1] for e in probe.wait(seconds=0.1)] == ["GpuLost"]
+    probe.discover(gpus("fail * 15"))
+    assert probe.wait(gpus("fail * 15").replace("0xFFFF", "0xFFFF\nevent 1 8 31", 1))[0][0] == "GPU-a"
+
+
+def test_samples_hold_what_the_gpu_tells(probe: stub.Probe) -> None:
+    probe.open(gpus("used 1048576", "utilization 37 4", "temperature 61", "power 312500"))
+    assert probe.sample() == []  # sampling opens nothing
+    probe.discover()
+    bare, full = probe.sample()
+    assert full == {
+        "device": "gpu-0000-02-00-0",
+        "utilization": 0.37,
+        "memory_used": 1048576,
+        "memory_total": 85520809984,
+        "temperature": 61.0,
+        "power": 312.5,
+    }
+    assert (bare["utilization"], bare["temperature"], bare["power"]) == (None, None, None)
+
+
+def test_a_failing_call_costs_one_value(probe: stub.Probe) -> None:
+    probe.open(gpus("temperature 61", "power 312500", "fail nvmlDeviceGetPowerUsage 999"))
+    probe.discover()
+    assert (probe.sample()[1]["temperature"], probe.sample()[1]["power"]) == (61.0, None)
