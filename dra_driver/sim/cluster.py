@@ -40,6 +40,7 @@ from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
 from dra_driver.sim.eviction import TaintEviction
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
+from dra_driver.sim.kubelet.settings import SOCKET_PATH_BYTES
 from dra_driver.sim.processes import ManagedProcess, ProcessFailed, dra_driver_command
 from dra_driver.sim.scheduler import Scheduler
 
@@ -172,6 +173,7 @@ class EmbeddedCluster:
         # Short: the sockets of a node's plugin have to fit into 107 bytes.
         self.root = Path(tempfile.mkdtemp(prefix="dra-"))
         self._stack.callback(shutil.rmtree, self.root, ignore_errors=True)
+        self._refuse_long_paths()
         self.kubeconfig = self.config.kubeconfig or self.root / "kubeconfig"
         _refuse_foreign(self.kubeconfig)
         server = ApiServer()
@@ -195,6 +197,15 @@ class EmbeddedCluster:
         if self.config.run_controller:
             self.controller = self._process("controller", self._controller_command())
             await self.start_process(self.controller)
+
+    def _refuse_long_paths(self) -> None:
+        layout = NodeLayout(self.root / f"node{len(self.config.profiles)}")
+        longest = layout.plugins / self.config.driver_name / "dra.sock"
+        if len(str(longest).encode()) > SOCKET_PATH_BYTES:
+            raise ConfigurationError(
+                f"the socket {longest} would have more than {SOCKET_PATH_BYTES} bytes, the most that Unix "
+                "sockets can have: set TMPDIR to a shorter directory"
+            )
 
     async def _connect(self, agent: str) -> KubeApi:
         client = await KubeApi.connect(self.kubeconfig, user_agent=agent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KubeletSettings", "NodeLayout"]
+__all__ = ["SOCKET_PATH_BYTES", "KubeletSettings", "NodeLayout"]
 
 # sockaddr_un.sun_path has 108 bytes with the closing zero.
 SOCKET_PATH_BYTES = 107

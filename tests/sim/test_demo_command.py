@@ -1,0 +1,157 @@
+"""The demo as people meet it: exit codes, messages, what it prints, what it leaves when interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dra_driver.cli.main import main
+from dra_driver.sim import assets
+from dra_driver.sim.cluster import ClusterConfig
+from dra_driver.sim.demo import Demo, DemoOptions
+
+EXAMPLES = assets.deploy_directory("examples")
+
+
+def children_of(root: str) -> list[int]:
+    """Processes whose command line names the cluster's directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if root.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nodes", "0"], "--nodes 0: must be between 1 and 64"),
+        (["--profile", "nope"], "simulated profile 'nope' is unknown"),
+        (["--examples", "/nonexistent"], "--examples /nonexistent: a directory with"),
+        (["--kubeconfig", "/nonexistent/x"], "--kubeconfig /nonexistent/x: cannot be written"),
+    ],
+)
+def test_bad_usage_is_one_message_and_exit_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_foreign_kubeconfig_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config"
+    path.write_text("contexts: [{name: production}]")
+    assert main(["demo", "--kubeconfig", str(path)]) == 2
+    assert "exists and is not of an earlier embedded cluster" in capsys.readouterr().err
+    assert "production" in path.read_text()
+
+
+def test_runtime_without_a_runtime_is_exit_2(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["demo", "--runtime"]) == 2
+    assert "--runtime: none of runc, crun, podman is in PATH" in capsys.readouterr().err
+
+
+def test_a_temporary_directory_that_is_too_long_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert main(["demo"]) == 2
+    assert "set TMPDIR to a shorter directory" in capsys.readouterr().err
+    assert list(long.iterdir()) == []
+
+
+@pytest.mark.sim
+def test_the_demo_succeeds_and_prints_its_table() -> None:
+    out = io.StringIO()
+    demo = Demo(DemoOptions(ClusterConfig.of(2), EXAMPLES), out)
+    assert asyncio.run(demo.run()) == 0
+    text = out.getvalue()
+    assert "POD" in text
+    assert "WHAT THE CONTAINER SEES" in text
+    assert "DRA_GPU__GPU__0_DEVICE=" in text
+    assert "/dev/nvidia" in text
+    assert "dra-examples/unsatisfiable waits:" in text
+    assert "nothing is left: no pod, no CDI file, no checkpoint entry, no allocation" in text
+    assert text.rstrip().endswith("The demo succeeded.")
+
+
+@pytest.mark.sim
+def test_the_demo_fails_where_a_pod_does_not_get_what_it_was_promised(tmp_path: Path) -> None:
+    for name in ("00-namespace.yaml", "01-whole-gpu.yaml"):
+        text = (EXAMPLES / name).read_text().replace('{"devices": 1}', '{"devices": 1, "minMemory": "30Gi"}')
+        (tmp_path / name).write_text(text)
+    out = io.StringIO()
+    options = DemoOptions(ClusterConfig(profiles=("l4x4",)), tmp_path)
+    assert asyncio.run(Demo(options, out).run()) == 1
+    assert "memory, less than 30Gi" in out.getvalue()
+    assert "The demo FAILED" in out.getvalue()
+
+
+@pytest.mark.sim
+def test_keep_stays_until_a_signal_and_leaves_nothing(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    command = [sys.executable, "-m", "dra_driver.cli.main", "demo", "--keep", "--nodes", "2"]
+    with started([*command, "--kubeconfig", str(kubeconfig)]) as process:
+        assert process.stdout is not None
+        root = ""
+        for line in process.stdout:
+            if "Its files are in " in line:
+                root = line.partition("Its files are in ")[2].partition(". Try")[0]
+            if "get deviceinventories" in line:
+                break
+        assert Path(root).is_dir()
+        assert yaml.safe_load(kubeconfig.read_text())["current-context"]
+        assert len(children_of(root)) == 2  # the plugins; the controller has the kubeconfig alone
+        assert len(children_of(f"--kubeconfig={kubeconfig}")) == 3
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert not kubeconfig.exists()
+    assert not Path(root).exists()
+    assert children_of(root) == []
+    assert children_of(f"--kubeconfig={kubeconfig}") == []
+
+
+@pytest.mark.sim
+def test_an_interrupted_start_leaves_nothing() -> None:
+    before = set(Path("/tmp").glob("dra-*"))
+    command = [sys.executable, "-m", "dra_driver.cli.main", "demo"]
+    with started(command) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # the API server is up, the plugins are starting
+        time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+        assert "Traceback" not in process.stdout.read()
+    new = [p for p in set(Path("/tmp").glob("dra-*")) - before if children_of(str(p))]
+    assert new == []
