@@ -371,8 +371,7 @@ class Engine:
             await self._carry_out(record.uid, record, state, Event.APPLIED)
         except (OSError, DraError) as e:
             try:
-                # What was not begun has no record, and nothing to undo.
-                await self._undo(self._checkpoints.current.get(record.uid) or record, failed=e)
+                await self._undo(self._checkpoints.current.get(record.uid) or record)
             except (OSError, DraError) as undo:
                 # The record stays STARTED and the devices stay held until the next call or start.
                 log.error(
@@ -381,9 +380,9 @@ class Engine:
             raise
         return record.devices
 
-    async def _undo(self, record: PreparedClaim, failed: Exception | None = None) -> None:
-        begun = self._checkpoints.current.get(record.uid) is not None
-        if begun or not isinstance(failed, DraError):
+    async def _undo(self, record: PreparedClaim) -> None:
+        # Without a durable record nothing was begun, and what is at the places of its partitions is not ours.
+        if self._checkpoints.current.get(record.uid) is not None:
             await self._carry_out(record.uid, record, ClaimState.STARTED, Event.FAILED)
         self._holdings.release(record.uid)
         self._released.notify()

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mps-launcher",
         choices=("auto", "systemd", "session"),
         default="auto",
-        help="who keeps the MPS daemons, which outlive the plugin: units of systemd, or sessions of their own",
+        help="who keeps the MPS daemons, which outlive the plugin: units of systemd or sessions of their own",
     )
     parser.add_argument(
         "--publish", choices=("controller",), default="controller", help="who publishes ResourceSlices"
