@@ -11,9 +11,10 @@ import structlog
 
 from dra_driver.api import names
 from dra_driver.discovery import pci
+from dra_driver.discovery.control import Places, control_of
 from dra_driver.discovery.problems import HardwareAbsent, Problem
 from dra_driver.errors import ConfigurationError, DraError
-from dra_driver.ports import DeviceBackend, DiscoveredDevice
+from dra_driver.ports import DeviceBackend, DiscoveredDevice, GpuControl
 
 __all__ = [
     "ENTRY_POINTS",
@@ -102,10 +103,20 @@ def _rdma(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> Devi
 
     if arg not in ("", "umad"):
         raise ConfigurationError(
-            f"--backend rdma={arg[:80]}: allowed are --backend rdma, and --backend rdma=umad to give containers "
-            "access to the subnet manager"
+            f"--backend rdma={arg[:80]}: allowed are --backend rdma, and --backend rdma=umad to give "
+            "containers access to the subnet manager"
         )
     return RdmaBackend(sysfs_root=sysfs_root, dev_root=dev_root, umad=bool(arg))
+
+
+def _generic(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.generic import GenericBackend
+
+    if not arg:
+        raise ConfigurationError(
+            "--backend generic: a file is missing: allowed is generic=PATH of a YAML file"
+        )
+    return GenericBackend(Path(arg), sysfs_root=sysfs_root, dev_root=dev_root)
 
 
 _BUILT_IN: Mapping[str, BackendFactory] = {
@@ -113,6 +124,7 @@ _BUILT_IN: Mapping[str, BackendFactory] = {
     "amdgpu": _amdgpu,
     "intel": _intel,
     "rdma": _rdma,
+    "generic": _generic,
     "simulated": _simulated,
 }
 # Looked at where no --backend is given: GPUs, and what a driver of another name publishes.
@@ -204,6 +216,10 @@ class HardwareBackend:
             devices += found
         self.absent = absent
         return devices
+
+    def control(self, places: Places) -> GpuControl | None:
+        """The control of the first backend that has one: vendors' GPUs are told apart by their UUIDs."""
+        return next((c for b in self._backends if (c := control_of(b, places)) is not None), None)
 
     def close(self) -> None:
         """Releases what the backends hold."""
