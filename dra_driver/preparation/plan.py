@@ -129,7 +129,8 @@ def annotated(record: PreparedClaim) -> PreparedClaim:
     """The record with itself in its document's annotation, as it is now."""
     if record.spec is None:
         return record
-    text = codec.encode(msgspec.structs.replace(record, spec=None)).decode()
+    # Always with the same state, or the document of a claim would change without need.
+    text = codec.encode(msgspec.structs.replace(record, state=ClaimState.STARTED, spec=None)).decode()
     spec = msgspec.structs.replace(
         record.spec, annotations={**record.spec.annotations, RECORD_ANNOTATION: text}
     )
