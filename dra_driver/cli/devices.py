@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _open_backends(args: argparse.Namespace) -> list[DeviceBackend]:
     roots = {"sysfs_root": args.sysfs_root, "dev_root": args.dev_root}
     if not args.backend:
-        return [discovery.open_hardware(**roots, node_name=platform.node())]
+        kinds = (*discovery.GPU_BACKENDS, *discovery.NIC_BACKENDS)
+        return [discovery.open_hardware(**roots, node_name=platform.node(), backends=kinds)]
     return [discovery.open_backend(spec, **roots, node_name=platform.node()) for spec in args.backend]
 
 

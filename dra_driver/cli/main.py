@@ -31,6 +31,10 @@ COMMANDS = {
     ),
     "kubelet-plugin": ("kubelet_plugin", "the node agent: discovery, registration, prepare and unprepare"),
     "devices": ("devices", "what discovery finds on this machine"),
+    "fake-hardware": (
+        "fake_hardware",
+        "build sysfs, procfs and dev trees of a machine from a short description",
+    ),
     "allocate": ("allocate", "the allocator on manifests or recorded cases: what would be allocated where"),
     "explain": ("explain", "why a claim is or is not allocatable"),
     "cel": ("cel", "device selectors on recorded cases"),

@@ -11,20 +11,26 @@ Third parties add a backend by an entry point of the group ``dra_driver.backends
 
 from dra_driver.discovery.problems import HardwareAbsent, Problem
 from dra_driver.discovery.registry import (
+    GPU_BACKENDS,
+    NIC_BACKENDS,
     BackendFactory,
     HardwareBackend,
     backend_names,
+    hardware_backends,
     looked_for,
     open_backend,
     open_hardware,
 )
 
 __all__ = [
+    "GPU_BACKENDS",
+    "NIC_BACKENDS",
     "BackendFactory",
     "HardwareAbsent",
     "HardwareBackend",
     "Problem",
     "backend_names",
+    "hardware_backends",
     "looked_for",
     "open_backend",
     "open_hardware",

@@ -1,0 +1,44 @@
+"""``dra-driver fake-hardware``: a tree of sysfs, procfs and device nodes of a machine that does not exist."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dra_driver.discovery import fake_hardware
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "build sysfs, procfs and dev trees of a machine from a short description"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    parser.add_argument(
+        "--spec",
+        required=True,
+        metavar="NAME|FILE",
+        help=f"a built-in machine ({', '.join(fake_hardware.built_in_specs())}) or a YAML file",
+    )
+    parser.add_argument(
+        "--root", required=True, type=Path, metavar="DIR", help="a new or empty directory for the trees"
+    )
+    parser.add_argument(
+        "--mknod",
+        action="store_true",
+        help="make device nodes (all of the null device; needs root) instead of regular files",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Builds the trees and says how to look at them.
+
+    Raises:
+        ConfigurationError: the description is wrong, or the directory cannot be used.
+    """
+    machine = fake_hardware.load(args.spec)
+    fake_hardware.build(machine, args.root, mknod=args.mknod)
+    count = sum(len(group.places) for group in machine.groups)
+    print(f"{args.root}: {machine.description or args.spec} ({count} devices)")
+    print(f"  dra-driver devices --sysfs-root {args.root}/sys --dev-root {args.root}/dev")
+    return 0
