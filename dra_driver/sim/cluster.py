@@ -177,6 +177,7 @@ class EmbeddedCluster:
         self.kubeconfig = self.config.kubeconfig or self.root / "kubeconfig"
         _refuse_foreign(self.kubeconfig)
         server = ApiServer()
+        server.set_pod_log(self._pod_log)
         await server.install(_own_manifests())
         await server.start()
         self._stack.push_async_callback(server.stop)
@@ -268,6 +269,15 @@ class EmbeddedCluster:
         node.task = self._run(f"kubelet of {name}", kubelet.run())
         self.nodes[name] = node
         await self.start_process(plugin)
+
+    def _pod_log(self, namespace: str, pod: str, container: str) -> str:
+        for node in self.nodes.values():
+            for sandbox in node.kubelet.runtime.sandboxes.values():
+                if (sandbox.namespace, sandbox.pod) == (namespace, pod):
+                    found = sandbox.containers.get(container) if container else None
+                    shown = found or next(iter(sandbox.containers.values()), None)
+                    return shown.output() if shown is not None else ""
+        return ""
 
     def _plugin_command(self, name: str, layout: NodeLayout) -> tuple[str, ...]:
         return dra_driver_command(

@@ -183,6 +183,7 @@ class Demo:
         self._say(f"    export KUBECONFIG={cluster.kubeconfig}")
         self._say("    kubectl get nodes,resourceslices,deviceclasses")
         self._say("    kubectl get pods,resourceclaims -A -o wide")
+        self._say("    kubectl -n dra-examples logs gpu-32gi")
         self._say("    kubectl -n dra-examples describe pod unsatisfiable")
         self._say("    kubectl get deviceinventories -o yaml")
         self.kept = 0 if good else 1

@@ -58,17 +58,27 @@ class Existing:
         self.api = api
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
-        # The examples print the variables that they got.
+        # The examples print the variables that they got, shortly after they have started.
         views: dict[str, ContainerView] = {}
         for container in pod.spec.containers:
-            path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log"
-            try:
-                text = await self.api._call("GET", path, query={"container": container.name})
-            except DraError:
+            text = await self._log(pod, container.name)
+            if text is None:
                 return None
-            lines = [line.partition("=") for line in text.decode().splitlines() if "=" in line]
+            lines = [line.partition("=") for line in text.splitlines() if "=" in line]
             views[container.name] = ContainerView(env={key: value for key, _, value in lines})
         return views
+
+    async def _log(self, pod: Pod, container: str) -> str | None:
+        path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log"
+        for _ in range(50):
+            try:
+                text = (await self.api._call("GET", path, query={"container": container})).decode()
+            except DraError:
+                return None
+            if text:
+                return text
+            await asyncio.sleep(0.1)
+        return None
 
     async def node_leftovers(self) -> list[str]:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -60,6 +60,8 @@ class Handlers:
     def __init__(self, registry: Registry, token: str | None) -> None:
         self.registry = registry
         self.stopping = False
+        # Namespace, name and container (empty: the only one) of a pod to what it printed; kubelets know.
+        self.pod_log: Callable[[str, str, str], str] = lambda _namespace, _name, _container: ""
         self._token = token
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -332,7 +334,8 @@ class Handlers:
                 return _json(201, pods.evict(self.registry, kind, found.namespace, found.name, body))
             case ("pods", "log", "GET"):
                 self.registry.get(kind, found.namespace, found.name)
-                return web.Response(text="")
+                text = self.pod_log(found.namespace, found.name, request.query.get("container", ""))
+                return web.Response(text=text)
             case ("namespaces", "finalize", "PUT"):
                 body, options = await self._write(request, found, "UpdateOptions")
                 raw, _ = self.registry.update(kind, "", found.name, body, options)

@@ -57,6 +57,10 @@ class ApiServer:
         for name in _NAMESPACES:
             self._install_one({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
+    def set_pod_log(self, pod_log: Callable[[str, str, str], str]) -> None:
+        """Says where ``kubectl logs`` gets its text: from namespace, name and container of a pod."""
+        self._handlers.pod_log = pod_log
+
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listens; port 0 takes any free one.
 
