@@ -83,13 +83,22 @@ class Package:
     def __init__(self, folder: Path) -> None:
         self.structs: dict[str, list[str]] = {}
         self.names: dict[str, str] = {}
+        self.atomic: set[str] = set()
+        atomic = False
         for file in sorted(folder.glob("*.go")):
             if file.name.startswith(("zz_generated", "generated")) or file.name.endswith("_test.go"):
                 continue
             lines = file.read_text().splitlines()
             i = 0
             while i < len(lines):
+                if lines[i].startswith("// +structType=atomic"):
+                    atomic = True
+                elif not lines[i].startswith("//") and not lines[i].startswith("type "):
+                    atomic = False
                 if m := re.match(r"^type (\w+) struct \{", lines[i]):
+                    if atomic:
+                        self.atomic.add(m[1])
+                    atomic = False
                     end = next(j for j in range(i, len(lines)) if lines[j].startswith("}"))
                     self.structs[m[1]] = lines[i + 1 : end]
                     i = end
@@ -188,7 +197,8 @@ def main() -> None:
     print("# NAME TYPE [#protobuf number] [pointer] [always: encoded even if zero] [keys=: list map] [set]")
     print("# [atomic] [patch=STRATEGY:KEY]")
     for name in sorted(done):
-        print(name)
+        package, _, short = name.partition(".")
+        print(name + " atomic" * (short in packages[package].atomic))
         for line in done[name]:
             print(" " + line)
 

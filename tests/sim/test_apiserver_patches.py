@@ -82,7 +82,7 @@ def test_strategic_merge_by_key() -> None:
         }
     }
     merged = strategic_merge(old, patch, struct_type("core.Pod"))
-    assert merged["spec"]["containers"] == [{"name": "c", "image": "3"}, {"name": "b", "image": "2"}]
+    assert merged["spec"]["containers"] == [{"name": "b", "image": "2"}, {"name": "c", "image": "3"}]
 
 
 def test_strategic_merge_of_sets_and_replacement() -> None:

@@ -131,12 +131,18 @@ class Field:
 
 
 class Struct(Type):
-    """An object with known fields."""
+    """An object with known fields.
 
-    __slots__ = ("_fields", "constants", "loader", "name", "rule")
+    Attributes:
+        name: in the table.
+        atomic: server-side apply takes every value as a whole.
+    """
 
-    def __init__(self, name: str, loader: Callable[[], Mapping[str, Field]]) -> None:
+    __slots__ = ("_fields", "atomic", "constants", "loader", "name", "rule")
+
+    def __init__(self, name: str, loader: Callable[[], Mapping[str, Field]], *, atomic: bool = False) -> None:
         self.name = name
+        self.atomic = atomic
         self.constants = tuple(CONSTANTS.get(name, {}).items())
         self.rule = RULES.get(name)
         self.loader = loader
@@ -414,6 +420,9 @@ class _Dropping(Struct):
         return out
 
 
+_ATOMIC = "(atomic)"
+
+
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, tuple[str, ...]]:
     folder = resources.files("dra_driver.sim.apiserver").joinpath("data")
@@ -426,14 +435,18 @@ def _table() -> Mapping[str, tuple[str, ...]]:
         if line.startswith(" "):
             current.append(line.strip())
         else:
-            current = table.setdefault(line, [])
+            name, _, flag = line.partition(" ")
+            current = table.setdefault(name, [])
+            if flag:
+                current.append(_ATOMIC)
     return {k: tuple(v) for k, v in table.items()}
 
 
 @lru_cache(maxsize=1024)
 def struct_type(name: str) -> Struct:
     """The struct of that name in the table, for example ``resource.ResourceSlice``."""
-    lines = _table()[name]
+    lines = [line for line in _table()[name] if line != _ATOMIC]
+    atomic = _ATOMIC in _table()[name]
 
     def load() -> Mapping[str, Field]:
         fields = {}
@@ -442,7 +455,7 @@ def struct_type(name: str) -> Struct:
             fields[json_name] = Field(json_name, _parse(spelled, tuple(words)), tuple(words))
         return fields
 
-    return (_Dropping if name in DROPPED else Struct)(name, load)
+    return (_Dropping if name in DROPPED else Struct)(name, load, atomic=atomic)
 
 
 def _parse(spelled: str, words: tuple[str, ...] = ()) -> Type:

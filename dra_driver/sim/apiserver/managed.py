@@ -73,7 +73,7 @@ class Manager:
 
 def _collect(type_: Type | None, value: Any, path: Path, out: Paths) -> None:
     if isinstance(value, dict) and value:
-        if isinstance(type_, Struct):
+        if isinstance(type_, Struct) and not type_.atomic:
             fields = type_.fields
             for key, item in value.items():
                 field = fields.get(key)
@@ -92,7 +92,8 @@ def _collect(type_: Type | None, value: Any, path: Path, out: Paths) -> None:
             for item in value:
                 step = (*path, _item_key(item, type_.keys))
                 out.add(step)
-                _collect(type_.item, item, step, out)
+                if not (isinstance(type_.item, Struct) and type_.item.atomic):
+                    _collect(type_.item, item, step, out)
             return
         if type_.is_set:
             out.update((*path, _value_key(item)) for item in value)
@@ -111,8 +112,23 @@ def _value_key(item: Any) -> str:
 
 def _owned(type_: Type, raw: Raw) -> Paths:
     out: Paths = set()
-    _collect(type_, _strip(raw), (), out)
+    _collect(type_, _without_empties(type_, _strip(raw)), (), out)
     out.discard(())
+    return out
+
+
+def _without_empties(type_: Type | None, value: Any) -> Any:
+    """Without empty lists that merge by item: there is nothing in them to own."""
+    if not isinstance(value, dict):
+        return value
+    fields = type_.fields if isinstance(type_, Struct) else {}
+    out = {}
+    for key, item in value.items():
+        field = fields.get(key)
+        inner = field.type if field else type_.item if isinstance(type_, MapType) else None
+        if item == [] and isinstance(inner, ListType) and (inner.keys or inner.is_set):
+            continue
+        out[key] = _without_empties(inner, item)
     return out
 
 
@@ -131,13 +147,9 @@ def _diff(type_: Type | None, old: Any, new: Any, path: Path, changed: Paths, re
         _collect(type_, old, path, removed)
     elif old == new:
         return
-    elif (
-        isinstance(old, dict)
-        and isinstance(new, dict)
-        and old
-        and new
-        and isinstance(type_, Struct | MapType)
-    ):
+    elif isinstance(type_, Struct) and type_.atomic:
+        changed.add(path)
+    elif isinstance(old, dict) and isinstance(new, dict) and isinstance(type_, Struct | MapType):
         fields = type_.fields if isinstance(type_, Struct) else {}
         for key in {**old, **new}:
             field = fields.get(key)
@@ -221,7 +233,10 @@ def record_update(type_: Type, old: Raw | None, new: Raw, manager: Manager) -> N
         entries = []
     else:
         _diff(type_, _strip(old), _strip(new), (), changed, removed)
-    changed.discard(())
+    # Updates own no empty values, unlike server-side apply: who empties a field owns nothing.
+    emptied = {p for p in changed if not p or _value(new, p) in ({}, [])}
+    changed -= emptied
+    removed |= emptied
     if changed or removed:
         entries = _updated(entries, changed, removed, manager)
     if entries:
@@ -273,8 +288,14 @@ def apply(type_: Type, live: Raw, applied: Raw, manager: Manager, *, force: bool
     entries: list[Raw] = list(live.get("metadata", {}).get("managedFields") or [])
     mine = next((e for e in entries if manager.owns(e, "Apply")), None)
     others = [(e, _paths(e.get("fieldsV1"))) for e in entries if e is not mine]
+    # An item of a keyed list is a value of its own only where nothing in it is owned: it is atomic.
+    holders = {p[:-1] for p in wanted}
     contested = {
-        p for p in wanted if not p[-1].startswith(("k:", "v:")) and _value(live, p) != _value(merged, p)
+        p
+        for p in wanted
+        if not p[-1].startswith("v:")
+        and not (p[-1].startswith("k:") and p in holders)
+        and _value(live, p) != _value(merged, p)
     }
     conflicts = [(e, p) for e, fields in others for p in sorted(fields & contested)]
     if conflicts and not force:
@@ -322,6 +343,8 @@ def _dotted(path: Path) -> str:
 
 
 def _merge(type_: Type | None, live: Any, applied: Any) -> Any:
+    if isinstance(type_, Struct) and type_.atomic:
+        return applied
     if isinstance(live, dict) and isinstance(applied, dict) and isinstance(type_, Struct | MapType):
         fields = type_.fields if isinstance(type_, Struct) else {}
         out = dict(live)
@@ -335,14 +358,26 @@ def _merge(type_: Type | None, live: Any, applied: Any) -> Any:
         return out
     if isinstance(live, list) and isinstance(applied, list) and isinstance(type_, ListType):
         if type_.keys:
-            items = {_item_key(o, type_.keys): o for o in live}
-            for item in applied:
-                key = _item_key(item, type_.keys)
-                items[key] = _merge(type_.item, items[key], item) if key in items else item
-            return list(items.values())
+            return _merge_items(type_, live, applied)
         if type_.is_set:
             return live + [v for v in applied if v not in live]
     return applied
+
+
+def _merge_items(type_: ListType, live: list[Any], applied: list[Any]) -> list[Any]:
+    """Items in the order in which they are applied; those that are only live as early as they may come."""
+    old = {_item_key(o, type_.keys): o for o in live}
+    new = {_item_key(a, type_.keys): a for a in applied}
+    before, wanted = list(old), list(new)
+    out: dict[str, Any] = {}
+    while before or wanted:
+        if before and (before[0] in out or before[0] not in new):
+            key = before.pop(0)
+            out.setdefault(key, old[key])
+        elif wanted:
+            key = wanted.pop(0)
+            out[key] = _merge(type_.item, old[key], new[key]) if key in old else new[key]
+    return list(out.values())
 
 
 def _step(value: Any, step: str) -> Any:

@@ -211,29 +211,33 @@ def _merge_list(old: list[Any], patch: list[Any], field: Field, item: Type | Non
     key = field.merge_key
     if any(isinstance(p, dict) and p.get(_PATCH) == "replace" for p in patch):
         return [p for p in patch if not (isinstance(p, dict) and p.get(_PATCH) == "replace")]
-    out = list(old)
-    fresh: list[Raw] = []
+    current = {o.get(key): o for o in old if isinstance(o, dict)}
+    positions = {name: i for i, name in enumerate(current)}
+    named: dict[Any, Any] = {}
     for entry in patch:
         if not isinstance(entry, dict) or key not in entry:
             raise StatusError.internal(f"map: {entry} does not contain declared merge key: {key}")
-        if isinstance(entry[key], dict | list):
+        name = entry[key]
+        if isinstance(name, dict | list):
             raise StatusError.internal(f"map: {entry} has no scalar as merge key {key}")
-        at = next((i for i, o in enumerate(out) if isinstance(o, dict) and o.get(key) == entry[key]), None)
         if entry.get(_PATCH) == "delete":
-            if at is not None:
-                del out[at]
-        elif at is None:
-            again = next((f for f in fresh if f.get(key) == entry[key]), None)
-            if again is not None:
-                again.update(entry)
-            else:
-                fresh.append({k: v for k, v in entry.items() if k != _PATCH and v is not None})
-        else:
-            out[at] = _merge_object(out[at], entry, item)
-    # The real server puts what the patch names first.
-    named = {e[key] for e in patch}
-    changed = [o for o in out if o.get(key) in named]
-    return fresh + changed + [o for o in out if o.get(key) not in named] if fresh else out
+            current.pop(name, None)
+            continue
+        before = named.get(name, current.pop(name, None))
+        plain = {k: v for k, v in entry.items() if k != _PATCH and v is not None}
+        named[name] = plain if before is None else _merge_object(before, entry, item)
+    return _interleaved(named, current, positions)
+
+
+def _interleaved(named: dict[Any, Any], rest: dict[Any, Any], positions: Mapping[Any, int]) -> list[Any]:
+    """What the patch names in its order; the rest keeps its place relative to what was there before."""
+    out = []
+    others = list(rest)
+    for name, value in named.items():
+        while others and name in positions and positions[others[0]] < positions[name]:
+            out.append(rest[others.pop(0)])
+        out.append(value)
+    return out + [rest[o] for o in others]
 
 
 def _ordered(items: Any, order: Any, field: Field | None) -> Any:

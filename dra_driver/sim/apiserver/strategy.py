@@ -98,6 +98,11 @@ def _secret(raw: Raw, now: str) -> None:
         data.update({k: base64.b64encode(v.encode()).decode() for k, v in text.items()})
 
 
+def _service_account(raw: Raw, now: str) -> None:
+    if raw.get("secrets"):
+        raw["secrets"] = [{"name": s.get("name", "")} for s in raw["secrets"]]
+
+
 def _node(raw: Raw, now: str) -> None:
     status = raw.setdefault("status", {})
     status.setdefault("daemonEndpoints", {"kubeletEndpoint": {"Port": 0}})
@@ -114,6 +119,7 @@ _CREATE: Mapping[str, Callable[[Raw, str], None]] = {
     "Pod": _pod,
     "Namespace": _namespace,
     "Secret": _secret,
+    "ServiceAccount": _service_account,
     "Node": _node,
     "ResourceClaim": _no_status,
     "DeviceTaintRule": _no_status,
@@ -169,8 +175,8 @@ def prepare_update(kind: Kind, old: Raw, new: Raw, subresource: str, now: str) -
         return
     if kind.status:
         _take(old, new, "status")
-    if kind.kind == "Secret":
-        _secret(new, now)
+    if kind.kind in ("Secret", "ServiceAccount"):
+        _CREATE[kind.kind](new, now)
     if kind.kind == "Pod":
         _update_pod(old, new)
     if kind.kind == "DeviceTaintRule":
