@@ -132,6 +132,7 @@ def probe(path: Path) -> None:
         OSError: nothing can be written there.
     """
     there = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
-    file = there / f".dra-driver-{secrets.token_hex(4)}.tmp"
-    file.touch(mode=0o600, exist_ok=False)
-    file.unlink()
+    # Always the same name: what a crash leaves is gone after the next probe.
+    file = there / ".dra-driver-probe.tmp"
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    file.unlink(missing_ok=True)

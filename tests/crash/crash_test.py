@@ -293,6 +293,8 @@ async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figur
         total = len(queue)
         queue.reverse()
 
+        told = [0]
+
         async def work() -> None:
             while queue:
                 name, one = queue.pop()
@@ -306,6 +308,9 @@ async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figur
                         f"violations {bad}",
                         flush=True,
                     )
+                while not quiet and len(figures.texts) > told[0]:
+                    print(figures.texts[told[0]], flush=True)
+                    told[0] += 1
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(jobs):

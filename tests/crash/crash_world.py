@@ -86,10 +86,13 @@ class ForkServer:
         assert self._process is not None
         assert self._process.stdin is not None
         loop = asyncio.get_running_loop()
+        pid: asyncio.Future[int]
+        ended: asyncio.Future[int]
         number = next(self._ids)
-        self._pids[number], self._ends[number] = loop.create_future(), loop.create_future()
+        pid, ended = loop.create_future(), loop.create_future()
+        self._pids[number], self._ends[number] = pid, ended
         self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
-        return await self._pids[number], self._ends[number]
+        return await pid, ended
 
     async def _read(self) -> None:
         assert self._process is not None
@@ -99,9 +102,9 @@ class ForkServer:
             if "ready" in answer:
                 self._ready.set()
             elif "pid" in answer:
-                self._pids.pop(answer["id"]).set_result(answer["pid"])
+                _tell(self._pids.pop(answer["id"]), answer["pid"])
             else:
-                self._ends.pop(answer["id"]).set_result(answer["status"])
+                _tell(self._ends.pop(answer["id"]), answer["status"])
 
 
 @dataclass
@@ -220,6 +223,9 @@ class World:
         async with asyncio.timeout(START_SECONDS):
             while not listens(registrar):
                 if ended.done():
+                    if plan is not None and plan.error and ended.result() > 0:
+                        self.figures.errors += 1  # a disk that refuses everything: it says so and ends
+                        return None
                     self.count_end(ended.result(), planned=plan is not None)
                     return None
                 await asyncio.sleep(0.004)
@@ -377,6 +383,11 @@ class World:
         self.figures.violations[kind] += 1
         self.figures.texts.append(f"{self.name}: {kind}: {text}")
         raise Violation(f"{kind}: {text}")
+
+
+def _tell(future: asyncio.Future[int], value: int) -> None:
+    if not future.cancelled():
+        future.set_result(value)
 
 
 def listens(path: Path) -> bool:

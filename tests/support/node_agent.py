@@ -150,16 +150,20 @@ class Node:
 async def running(
     root: Path, kube: FakeKube, devices: Sequence[DiscoveredDevice] = (), **more: Any
 ) -> AsyncIterator[Node]:
-    """A plugin that is ready; it has ended when the block ends."""
+    """A plugin that is ready; it has ended when the block ends.
+
+    ``more``: ``timing``, ``intervals``, and ``settings`` of the configuration.
+    """
     if kube.raw(NODES, NODE) is None:
         kube.put(NODES, {"metadata": {"name": NODE}})
-    config = configuration(root)
+    config = configuration(root, **more.get("settings", {}))
     assert config.findings() == ()
     plugin = Plugin(
         config,
         client=kube,
         backends=[Backend(devices)],
         timing=more.get("timing", QUICK),
+        intervals=more.get("intervals"),
         settle_seconds=0.05,
     )
     stop = asyncio.Event()

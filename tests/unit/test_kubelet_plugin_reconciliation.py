@@ -1,0 +1,192 @@
+"""The node's memory against the API server, the CDI directory and a reboot; and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kube import FakeKube
+from node_agent import DRIVER, add_claim, claim, device, eventually, running
+from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
+
+from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.errors import Forbidden, NotFound
+from kubelet_plugin.reconciliation import Intervals
+from kubelet_plugin.services import Calls
+
+OFTEN = Intervals(first=0.02, every=0.05, confirm=0.15)
+
+
+def change(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """The claim as the API server has it later; None: it is gone."""
+    match kind:
+        case "gone":
+            return None
+        case "created anew":
+            return {**body, "metadata": {**body["metadata"], "uid": "11111111-2222-3333-4444-555555555555"}}
+        case "deallocated":
+            return {**body, "status": {}}
+        case "allocated elsewhere":
+            results = [{"request": "gpu", "driver": DRIVER, "pool": "node-b", "device": "gpu-0"}]
+            return {**body, "status": {"allocation": {"devices": {"results": results}}}}
+        case _:
+            return body
+
+
+@pytest.mark.parametrize("kind", ["gone", "created anew", "deallocated", "allocated elsewhere", "the same"])
+def test_a_claim_that_nobody_can_be_using_is_unprepared(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        kube = FakeKube()
+        body, kept = add_claim(kube, claim("one", "gpu-0")), add_claim(kube, claim("two", "gpu-1"))
+        async with running(tmp_path, kube, [device(0), device(1)], intervals=OFTEN) as node:
+            await prepare(node, body, kept)
+            await node.register()
+            later = change(body, kind)
+            if later is None:
+                kube.drop(RESOURCE_CLAIMS, "one", "ns")
+            else:
+                kube.put(RESOURCE_CLAIMS, later)
+            reconciler = node.plugin._reconciler
+            if kind == "the same":
+                seen = reconciler.rounds
+                await eventually(lambda: reconciler.rounds >= seen + 6)
+                assert len(checkpointed(node)) == 2
+                return
+            await eventually(lambda: reconciler.unprepared == 1)
+            assert {c["name"] for c in checkpointed(node).values()} == {"two"}
+            assert len(node.specs()) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("trouble", ["away", "forbidden", "no such path", "no kubelet"])
+def test_trouble_removes_nothing(tmp_path: Path, trouble: str) -> None:
+    def refuse(verb: str, plural: str, _: str) -> None:
+        if plural == "resourceclaims" and trouble == "forbidden":
+            raise Forbidden("no", code=403, reason="Forbidden")
+        if plural == "resourceclaims" and trouble == "no such path":
+            raise NotFound("404 page not found", code=404)
+
+    async def main() -> None:
+        kube = FakeKube()
+        body = add_claim(kube, claim("one", "gpu-0"))
+        async with running(tmp_path, kube, [device(0)], intervals=OFTEN) as node:
+            await prepare(node, body)
+            if trouble != "no kubelet":
+                await node.register()
+            kube.drop(RESOURCE_CLAIMS, "one", "ns")
+            kube.before = refuse
+            kube.down = trouble == "away"
+            seen = node.plugin._reconciler.rounds
+            await eventually(lambda: node.plugin._reconciler.rounds >= seen + 6)
+            assert len(checkpointed(node)) == len(node.specs()) == 1
+
+    asyncio.run(main())
+
+
+def test_cdi_files_are_repaired_while_the_plugin_runs(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube = FakeKube()
+        one, two = add_claim(kube, claim("one", "gpu-0")), add_claim(kube, claim("two", "gpu-1"))
+        async with running(tmp_path, kube, [device(0), device(1)], intervals=OFTEN) as node:
+            await prepare(node, one, two)
+            files = {p: p.read_bytes() for p in node.config.cdi_dir.iterdir()}
+            first, second = files
+            first.unlink()
+            second.write_bytes(b"{}")
+            empty = node.config.cdi_dir / f"k8s.{DRIVER}-claim_0000.json"
+            empty.write_bytes(b"\0" * 4096)  # a power failure on some file systems
+            stranger = node.config.cdi_dir / "k8s.other.example.com-claim_0000.json"
+            stranger.write_bytes(b"")
+            await eventually(lambda: not empty.exists())
+            await eventually(lambda: all(p.exists() and p.read_bytes() == b for p, b in files.items()))
+            assert stranger.exists()
+
+    asyncio.run(main())
+
+
+def test_a_reboot_keeps_claims_whose_devices_need_no_more_than_files(tmp_path: Path) -> None:
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("0a0a\n")
+    settings = {"procfs_root": tmp_path / "proc"}
+
+    async def main() -> None:
+        kube = FakeKube()
+        body = add_claim(kube, claim("one", "gpu-0"))
+        async with running(tmp_path, kube, [device(0)], settings=settings) as node:
+            await prepare(node, body)
+            content = {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()}
+            assert node.plugin._engine._checkpoints.current.boot_id == "0a0a"
+        for p in node.config.cdi_dir.iterdir():
+            p.unlink()
+        boot.write_text("0b0b\n")
+        kube.down = True
+        async with running(tmp_path, kube, [device(0)], settings=settings) as node:
+            assert node.plugin._engine._checkpoints.current.boot_id == "0b0b"
+            assert {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()} == content
+            assert len(checkpointed(node)) == 1
+
+    asyncio.run(main())
+
+
+def test_a_prepare_costs_three_fsyncs_and_an_unprepare_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: Counter[str] = Counter()
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        counted["fsync"] += 1
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    async def main() -> None:
+        kube = FakeKube()
+        claims = [add_claim(kube, claim(f"c{i}", f"gpu-{i}")) for i in range(16)]
+        async with running(tmp_path, kube, [device(i) for i in range(16)]) as node:
+            counted.clear()
+            await prepare(node, claims[0])
+            assert counted.pop("fsync") == 3  # intent: file and directory; completion: file
+            await prepare(node, claims[0])
+            assert counted["fsync"] == 0
+            await unprepare(node, claims[0])
+            assert counted.pop("fsync") == 2
+            # Sixteen at once share them.
+            await prepare(node, *claims)
+            assert counted["fsync"] < 16 * 3 / 2
+
+    asyncio.run(main())
+
+
+def test_a_call_is_answered_before_the_kubelet_gives_up() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.done = asyncio.Event()
+
+        async def prepare(self, reference: Any) -> tuple[()]:
+            await self.done.wait()
+            return ()
+
+    async def main() -> None:
+        slow: Any = Slow()
+        calls = Calls(slow, seconds=0.05)
+        reference: Any = type("Reference", (), {"namespace": "ns", "name": "one", "uid": "u"})()
+        async with asyncio.TaskGroup() as tasks:
+            running_calls = tasks.create_task(calls.run())
+            await asyncio.sleep(0)
+            assert await calls.prepare([reference]) == {
+                "u": "prepare has not ended after 0.05 s; it goes on, and the next call finds its result"
+            }
+            slow.done.set()
+            await calls.drain()
+            assert await calls.prepare([reference]) == {"u": ()}
+            assert await calls.prepare([]) == {}
+            running_calls.cancel()
+
+    asyncio.run(main())
