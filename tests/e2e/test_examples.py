@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from e2e_support import IMAGE
 
 from dra_driver.api.core import PODS
 from dra_driver.api.resource import RESOURCE_CLAIMS
@@ -15,11 +17,19 @@ from dra_driver.sim import assets, examples
 from dra_driver.sim.examples import Example, Outcome
 
 if TYPE_CHECKING:
-    from conftest import Background, Cluster
+    from e2e_support import Background, Cluster
 
 pytestmark = pytest.mark.e2e
 
 OBJECTS, EXAMPLES = examples.load_manifests(assets.deploy_directory("examples"))
+if image := os.environ.get("IMAGE"):
+    # A cluster without a registry brings its own image with a shell.
+    for pod in (o for o in OBJECTS if o["kind"] == "Pod"):
+        for container in pod["spec"]["containers"]:
+            container["image"] = image
+for _body in OBJECTS:
+    for _container in _body.get("spec", {}).get("containers", ()):
+        _container["image"] = IMAGE
 SETTLE_SECONDS = 90.0
 CLEAN_SECONDS = 90.0
 

@@ -1,0 +1,165 @@
+"""Claims over their lives, on whichever cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from e2e_support import IMAGE
+
+from dra_driver.api.core import NAMESPACES, PODS, Pod
+from dra_driver.api.names import ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME
+from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.errors import Conflict, NotFound
+from dra_driver.sim import examples
+
+if TYPE_CHECKING:
+    from e2e_support import Background, Cluster
+
+pytestmark = pytest.mark.e2e
+
+NAMESPACE = "dra-e2e"
+SECONDS = 90.0
+GPU = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DEFAULT_DRIVER_NAME}}]}}
+
+
+def pod(name: str, command: str, **claim: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "resourceClaims": [{"name": "gpu", **claim}],
+            "containers": [
+                {
+                    "name": "main",
+                    "image": IMAGE,
+                    "command": ["sh", "-c", command],
+                    "resources": {"claims": [{"name": "gpu"}]},
+                }
+            ],
+        },
+    }
+
+
+def claim(kind: str, name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": GPU if kind == "ResourceClaim" else {"spec": GPU},
+    }
+
+
+async def eventually(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
+    deadline = asyncio.get_running_loop().time() + SECONDS
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline, f"waited in vain for {what}"
+        await asyncio.sleep(0.1)
+
+
+async def phase(cluster: Cluster, name: str) -> str:
+    found: Pod = await cluster.api.get(PODS, name, NAMESPACE)
+    return found.status.phase
+
+
+@pytest.fixture(autouse=True)
+def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
+    async def prepare() -> None:
+        labels = {ALLOCATOR_LABEL: "controller"}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+        try:
+            await cluster.api.create(NAMESPACES, body)
+        except Conflict:
+            pass
+
+    async def clean() -> None:
+        for resource in (PODS, RESOURCE_CLAIMS):
+            for item in (await cluster.api.list(resource, NAMESPACE)).items:
+                try:
+                    await cluster.api.delete(resource, item.metadata.name, NAMESPACE)
+                except NotFound:
+                    continue
+
+        async def empty() -> bool:
+            pods = await cluster.api.list(PODS, NAMESPACE)
+            claims = await cluster.api.list(RESOURCE_CLAIMS, NAMESPACE)
+            return not pods.items and not claims.items
+
+        await eventually("an empty namespace", empty)
+
+    background.run(prepare())
+    yield
+    background.run(clean(), SECONDS + 30)
+
+
+def test_a_pod_that_ends_gives_its_device_back(background: Background, cluster: Cluster) -> None:
+    async def scenario() -> None:
+        body = pod("ends", "sleep 1", resourceClaimTemplateName="gpu")
+        await examples.apply(cluster.api, [claim("ResourceClaimTemplate", "gpu"), body])
+
+        async def succeeded() -> bool:
+            return await phase(cluster, "ends") == "Succeeded"
+
+        async def claim_gone() -> bool:
+            return not (await cluster.api.list(RESOURCE_CLAIMS, NAMESPACE)).items
+
+        await eventually("the pod to end", succeeded)
+        await eventually("its claim to be gone", claim_gone)
+
+    background.run(scenario(), SECONDS * 2)
+
+
+def test_a_named_claim_is_free_again_after_its_last_pod(background: Background, cluster: Cluster) -> None:
+    async def scenario() -> None:
+        pods = [pod(n, "sleep 3600", resourceClaimName="shared") for n in ("one", "two")]
+        await examples.apply(cluster.api, [claim("ResourceClaim", "shared"), *pods])
+
+        async def both_run() -> bool:
+            return {await phase(cluster, n) for n in ("one", "two")} == {"Running"}
+
+        await eventually("both pods to run", both_run)
+        await cluster.api.delete(PODS, "one", NAMESPACE)
+
+        async def one_user() -> bool:
+            found = await cluster.api.get(RESOURCE_CLAIMS, "shared", NAMESPACE)
+            return [r.name for r in found.status.reserved_for] == ["two"]
+
+        await eventually("the first pod's reservation to go", one_user)
+        assert await phase(cluster, "two") == "Running"
+        await cluster.api.delete(PODS, "two", NAMESPACE)
+
+        async def free() -> bool:
+            found = await cluster.api.get(RESOURCE_CLAIMS, "shared", NAMESPACE)
+            return found.status.allocation is None and not found.metadata.finalizers
+
+        await eventually("the claim to be free", free)
+
+    background.run(scenario(), SECONDS * 3)
+
+
+def test_a_claim_in_use_outlives_its_deletion(background: Background, cluster: Cluster) -> None:
+    async def scenario() -> None:
+        body = pod("user", "sleep 3600", resourceClaimName="kept")
+        await examples.apply(cluster.api, [claim("ResourceClaim", "kept"), body])
+
+        async def runs() -> bool:
+            return await phase(cluster, "user") == "Running"
+
+        await eventually("the pod to run", runs)
+        await cluster.api.delete(RESOURCE_CLAIMS, "kept", NAMESPACE)
+        found = await cluster.api.get(RESOURCE_CLAIMS, "kept", NAMESPACE)
+        assert found.metadata.deletion_timestamp is not None
+        assert found.status.allocation is not None
+        await cluster.api.delete(PODS, "user", NAMESPACE)
+
+        async def gone() -> bool:
+            return not (await cluster.api.list(RESOURCE_CLAIMS, NAMESPACE)).items
+
+        await eventually("the claim to be gone", gone)
+
+    background.run(scenario(), SECONDS * 2)
