@@ -58,8 +58,17 @@ class BackendFactory(Protocol):
 def _nvml(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
     from dra_driver.discovery.nvml import NvmlBackend
 
-    _no_argument("nvml", arg)
-    return NvmlBackend(sysfs_root=sysfs_root, dev_root=dev_root)
+    if arg not in ("", "mig"):
+        raise ConfigurationError(
+            f"--backend nvml={arg[:80]}: allowed are --backend nvml, and --backend nvml=mig to publish the "
+            "MIG devices that exist"
+        )
+    whole = NvmlBackend(sysfs_root=sysfs_root, dev_root=dev_root)
+    if not arg:
+        return whole
+    from dra_driver.discovery.nvml_instances import NvmlInstancesBackend
+
+    return NvmlInstancesBackend(whole)
 
 
 def _simulated(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:

@@ -1,0 +1,117 @@
+"""MIG devices that exist: published in place of their GPU, and never beside partitions that we would make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import hardware_support as hw
+import msgspec
+import pytest
+
+from dra_driver.api.inventory import DeviceHealth
+from dra_driver.discovery import open_backend
+from dra_driver.discovery.control import Places
+from dra_driver.discovery.nvml_instances import NvmlInstancesBackend
+from dra_driver.discovery.problems import Problem
+from dra_driver.discovery.simulated import SimulatedBackend
+from dra_driver.errors import ConfigurationError, PrepareError
+from dra_driver.ports import DeviceNode, DiscoveredDevice, GpuInstance
+
+MIG = DeviceHealth(reason="MigEnabled", severity="degraded")
+LOST = DeviceHealth(reason="XidError", severity="degraded")
+
+
+class Control:
+    def __init__(self, instances: Sequence[GpuInstance] | PrepareError) -> None:
+        self._instances = instances
+
+    def instances(self, gpu: str) -> Sequence[GpuInstance]:
+        if isinstance(self._instances, PrepareError):
+            raise self._instances
+        return self._instances
+
+
+class Gpus:
+    """Two A100, of which the first is in MIG mode."""
+
+    problems: tuple[Problem, ...] = ()
+
+    def __init__(self, instances: Sequence[GpuInstance] | PrepareError) -> None:
+        self._control = Control(instances)
+        self.closed = False
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        first, second, *_ = SimulatedBackend("dgx-a100-40", seed="n").discover()
+        return [
+            DiscoveredDevice(
+                msgspec.structs.replace(first.device, health=(MIG, LOST)), first.uuid, first.material
+            ),
+            second,
+        ]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def control(self, places: Places) -> Control:
+        assert places.proc_root == Path("/host/proc")
+        return self._control
+
+
+def backend(instances: Sequence[GpuInstance] | PrepareError) -> NvmlInstancesBackend:
+    return NvmlInstancesBackend(Gpus(instances), proc_root=Path("/host/proc"))  # type: ignore[arg-type]
+
+
+def instance(number: int, profile: int, start: int, size: int, **facts: object) -> GpuInstance:
+    known = {"uuid": f"MIG-{number}", "device_nodes": (DeviceNode(f"/dev/nvidia-caps/nvidia-cap{number}"),)}
+    return GpuInstance(number, profile, start, size, **{**known, **facts})  # type: ignore[arg-type]
+
+
+def test_mig_devices_stand_in_for_their_gpu() -> None:
+    devices = backend([instance(9, 19, 4, 1), instance(2, 9, 0, 4)]).discover()
+    assert [d.device.name for d in devices] == [
+        "gpu-0000-07-00-0-mig-1g-5gb-4",
+        "gpu-0000-07-00-0-mig-3g-20gb-0",
+        "gpu-0000-0f-00-0",
+    ]
+    small = devices[0]
+    assert hw.value(small, "type") == "mig"
+    assert hw.value(small, "profile") == "1g.5gb"
+    assert hw.value(small, "architecture") == "Ampere"
+    assert hw.value(small, "uuid") == small.uuid == "MIG-9"
+    assert str(hw.value(small, "parentUUID")).startswith("GPU-")
+    assert hw.value(small, "index") is None
+    assert hw.memory(small) == 4864 * hw.MIB
+    assert "/dev/nvidia-caps/nvidia-cap9" in hw.nodes(small)
+    # The fault of the GPU is that of its parts; its MIG mode is not.
+    assert [h.reason for h in small.device.health] == ["XidError"]
+
+
+def test_a_whole_gpu_is_not_offered_in_parts() -> None:
+    whole = backend([]).discover()[-1]
+    assert whole.device.name == "gpu-0000-0f-00-0"
+    assert whole.device.partitions == ()
+
+
+def test_what_is_half_made_is_left_out_with_the_reason() -> None:
+    half = [instance(9, 19, 4, 1, uuid=""), instance(8, 999, 5, 1), instance(7, 19, 6, 1, device_nodes=())]
+    one = backend(half)
+    assert len(one.discover()) == 1
+    assert [p.message for p in one.problems] == [
+        "GPU instance 9 is left out: its identity cannot be learned",
+        "GPU instance 8 is left out: its profile cannot be learned",
+        "GPU instance 7 is left out: its device nodes cannot be learned",
+    ]
+
+
+def test_a_gpu_whose_instances_cannot_be_listed_costs_no_other() -> None:
+    one = backend(PrepareError("that needs root"))
+    assert [d.device.name for d in one.discover()] == ["gpu-0000-0f-00-0"]
+    assert "that needs root" in str(one.problems[0])
+
+
+def test_the_argument_is_mig() -> None:
+    roots = {"sysfs_root": Path("/nonexistent"), "dev_root": Path("/nonexistent")}
+    assert isinstance(open_backend("nvml=mig", **roots, node_name="n"), NvmlInstancesBackend)
+    with pytest.raises(ConfigurationError, match="allowed are --backend nvml, and --backend nvml=mig"):
+        open_backend("nvml=x", **roots, node_name="n")
