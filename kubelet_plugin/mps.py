@@ -139,41 +139,49 @@ class MpsDaemons:
     """Implements ``Daemons``.
 
     Args:
-        root: directory of all daemons; its path has to be the same on the host.
+        folder: of all daemons; its path has to be the same on the host.
         control: ``nvidia-cuda-mps-control``, a path or a name to be found in PATH.
         launcher: who keeps the daemons.
+        root: whether a daemon may get a mount namespace; None: if we are root.
         ready_seconds: how long a daemon may take to answer.
         pause: between two questions.
     """
 
     def __init__(
         self,
-        root: Path,
+        folder: Path,
         *,
         control: str = "nvidia-cuda-mps-control",
         launcher: Launcher = Launcher.AUTO,
+        root: bool | None = None,
         ready_seconds: float = 10.0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._root = root
+        self._folders = folder
         self._control = control
         self._launcher = _choose(launcher)
+        self._is_root = os.geteuid() == 0 if root is None else root
         self._ready_seconds = ready_seconds
         self._pause = pause
 
     def directory(self, device: str) -> str:
         """See ``Daemons``."""
-        return str(self._root / device) if shutil.which(self._control) and _LABEL.fullmatch(device) else ""
+        return str(self._folders / device) if shutil.which(self._control) and _LABEL.fullmatch(device) else ""
 
     def start(self, device: str, gpu: str) -> None:
         """See ``Daemons``."""
         folder = self._folder(device)
         if self._answers(folder):
             return
+        if not shutil.which(self._control):
+            raise PrepareError(
+                f"device {device}: the MPS daemon cannot be started: there is no {self._control} "
+                "(--mps-control)"
+            )
         for name, mode in (("pipe", 0o755), ("log", 0o700), ("shm", 0o1777)):
             (folder / name).mkdir(parents=True, exist_ok=True)
             (folder / name).chmod(mode)
-        command = daemon_command(self._launcher, self._control, device, gpu, folder, root=os.geteuid() == 0)
+        command = daemon_command(self._launcher, self._control, device, gpu, folder, root=self._is_root)
         self._launch(device, command)
         deadline = time.monotonic() + self._ready_seconds
         while not self._answers(folder):
@@ -202,14 +210,14 @@ class MpsDaemons:
 
     def present(self) -> Sequence[str]:
         """See ``Daemons``."""
-        if not self._root.is_dir():
+        if not self._folders.is_dir():
             return ()
-        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and _LABEL.fullmatch(p.name))
+        return sorted(p.name for p in self._folders.iterdir() if p.is_dir() and _LABEL.fullmatch(p.name))
 
     def _folder(self, device: str) -> Path:
         if not _LABEL.fullmatch(device):
             raise PrepareError(f"device {device[:80]!r}: no name for a directory")
-        return self._root / device
+        return self._folders / device
 
     def _launch(self, device: str, command: Command) -> None:
         try:

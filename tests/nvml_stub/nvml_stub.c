@@ -18,7 +18,7 @@
  *                            the file again until there is one)
  *
  * What a GPU does not have (arch, mig, ...) is NOT_SUPPORTED. Configuration (struct gpu) is apart from state
- * (struct state), which outlives the reading of the file: that is where instances and events go.
+ * (struct state, instances.inc), which outlives the reading of the file.
  */
 #define _POSIX_C_SOURCE 199309L
 #include <stdint.h>
@@ -41,6 +41,7 @@ struct gpu {
     char bus[32], uuid[96], name[96];
     unsigned long long memory;
     int minor, arch, brand, major_cc, minor_cc, cores, ecc, mode, virt, mig, links;
+    int reset_required, compute, busy;
     int fabric, fabric_state, fabric_status;
     unsigned clique;
     unsigned char cluster[16];
@@ -99,6 +100,9 @@ static void read_gpu_line(struct gpu *g, const char *key, const char *value) {
     else if (!strcmp(key, "mode")) g->mode = atoi(value);
     else if (!strcmp(key, "virt")) g->virt = atoi(value);
     else if (!strcmp(key, "mig")) g->mig = atoi(value);
+    else if (!strcmp(key, "reset_required")) g->reset_required = atoi(value);
+    else if (!strcmp(key, "compute")) g->compute = atoi(value);
+    else if (!strcmp(key, "busy")) g->busy = atoi(value);
     else if (!strcmp(key, "profile")) read_profile(g, value);
     else if (!strcmp(key, "used")) g->used = strtoull(value, NULL, 10);
     else if (!strcmp(key, "supported_events")) g->supported_events = strtoull(value, NULL, 0);
@@ -228,8 +232,6 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **handle) {
     return OK;
 }
 
-int nvmlDeviceGetUUID(struct gpu *g, char *buffer, unsigned size) { GPU(g); return put(g->uuid, buffer, size); }
-
 int nvmlDeviceGetName(struct gpu *g, char *buffer, unsigned size) { GPU(g); return put(g->name, buffer, size); }
 
 int nvmlDeviceGetMinorNumber(struct gpu *g, unsigned *minor) { GPU(g); return number(g->minor, minor); }
@@ -245,13 +247,6 @@ int nvmlDeviceGetVirtualizationMode(struct gpu *g, unsigned *mode) { GPU(g); ret
 int nvmlDeviceGetEccMode(struct gpu *g, unsigned *current, unsigned *pending) {
     GPU(g);
     int code = number(g->ecc, current);
-    if (code == OK) *pending = *current;
-    return code;
-}
-
-int nvmlDeviceGetMigMode(struct gpu *g, unsigned *current, unsigned *pending) {
-    GPU(g);
-    int code = number(g->mig, current);
     if (code == OK) *pending = *current;
     return code;
 }
@@ -503,4 +498,12 @@ int nvmlEventSetWait_v2(int *set, event_data *data, unsigned milliseconds) {
         nanosleep(&pause, NULL);
         milliseconds -= milliseconds < 10 ? milliseconds : 10;
     }
+}
+
+#include "instances.inc"
+
+int nvmlDeviceGetUUID(struct gpu *g, char *buffer, unsigned size) {
+    if (state.references && instance_of(g)) return mig_uuid(g, buffer, size);
+    GPU(g);
+    return put(g->uuid, buffer, size);
 }

@@ -1,0 +1,115 @@
+"""Time slices through nvidia-smi, and MPS daemons that outlive whoever started them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nvidia_tools import Tools
+
+from dra_driver.discovery import nvidia_smi
+from dra_driver.errors import PrepareError
+from kubelet_plugin.mps import Launcher, MpsDaemons, daemon_command
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Tools:
+    return Tools(tmp_path / "bin")
+
+
+@pytest.fixture
+def daemons(tmp_path: Path, tools: Tools) -> Iterator[MpsDaemons]:
+    made = _daemons(tmp_path, tools)
+    yield made
+    for device in made.present():
+        made.stop(device)
+
+
+def _daemons(tmp_path: Path, tools: Tools, **more: float) -> MpsDaemons:
+    return MpsDaemons(
+        tmp_path / "mps", control=str(tools.mps_control), launcher=Launcher.SESSION, root=False, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("interval", "number"), [("Default", "0"), ("Short", "1"), ("Medium", "2"), ("Long", "3")]
+)
+def test_time_slice(tools: Tools, interval: str, number: str) -> None:
+    nvidia_smi.set_time_slice(str(tools.nvidia_smi), "GPU-1", interval)
+    assert tools.asked("nvidia-smi") == [["compute-policy", "-i", "GPU-1", "--set-timeslice", number]]
+
+
+def test_time_slice_that_cannot_be_set(tools: Tools, tmp_path: Path) -> None:
+    tools.write_smi('print("Not Supported"); sys.exit(3)')
+    with pytest.raises(PrepareError, match="time slice Long of GPU GPU-1: nvidia-smi ended with 3: Not Supp"):
+        nvidia_smi.set_time_slice(str(tools.nvidia_smi), "GPU-1", "Long")
+    with pytest.raises(
+        PrepareError, match=r"cannot be run .No such file or directory.; --nvidia-smi says where"
+    ):
+        nvidia_smi.set_time_slice(str(tmp_path / "none"), "GPU-1", "Long")
+    tools.write_smi("time.sleep(30)")
+    with pytest.raises(PrepareError, match=r"did not end within 0.5 s") as caught:
+        nvidia_smi.set_time_slice(str(tools.nvidia_smi), "GPU-1", "Long", timeout=0.5)
+    assert caught.value.retryable
+
+
+def test_a_daemon_is_started_once_and_found_again(tmp_path: Path, tools: Tools, daemons: MpsDaemons) -> None:
+    assert daemons.directory("gpu-0") == str(tmp_path / "mps" / "gpu-0")
+    daemons.start("gpu-0", "GPU-1")
+    daemons.start("gpu-0", "GPU-1")
+    later = _daemons(tmp_path, tools)  # the plugin has started anew
+    later.start("gpu-0", "GPU-1")
+    assert tools.asked("mps") == [["GPU-1", "-d"]]
+    assert later.present() == ["gpu-0"]
+    assert {p.name for p in (tmp_path / "mps" / "gpu-0").iterdir()} == {"pipe", "log", "shm"}
+    later.stop("gpu-0")
+    later.stop("gpu-0")
+    assert tools.asked("mps")[1:] == [["", "quit", "-t", "1"]]
+    assert later.present() == []
+
+
+def test_a_daemon_that_has_died_is_started_again(tmp_path: Path, tools: Tools, daemons: MpsDaemons) -> None:
+    daemons.start("gpu-0", "GPU-1")
+    # Its traces stay, as after a kill.
+    control = tmp_path / "mps" / "gpu-0" / "pipe" / "control"
+    control.unlink()
+    control.touch()
+    (control.parent / "nvidia-cuda-mps-control.pid").write_text("999999999")
+    daemons.start("gpu-0", "GPU-1")
+    assert [call for call in tools.asked("mps") if call[-1] == "-d"] == [["GPU-1", "-d"]] * 2
+
+
+def test_a_daemon_that_does_not_answer(tmp_path: Path, tools: Tools) -> None:
+    tools.write_mps(broken=True)
+    with pytest.raises(PrepareError, match=r"does not answer after 0.3 s; see .*control\.log"):
+        _daemons(tmp_path, tools, ready_seconds=0.3).start("gpu-0", "GPU-1")
+
+
+def test_no_daemon_without_the_tool(tmp_path: Path) -> None:
+    daemons = MpsDaemons(tmp_path, control=str(tmp_path / "none"))
+    assert daemons.directory("gpu-0") == ""
+    with pytest.raises(PrepareError, match="cannot be started: there is no"):
+        daemons.start("gpu-0", "GPU-1")
+
+
+def test_names_never_lead_out_of_the_directory(tmp_path: Path, tools: Tools) -> None:
+    daemons = _daemons(tmp_path, tools)
+    assert daemons.directory("../x") == ""
+    for call in (lambda: daemons.start("../x", "GPU-1"), lambda: daemons.stop("../x")):
+        with pytest.raises(PrepareError, match="no name for a directory"):
+            call()
+
+
+def test_commands() -> None:
+    folder = Path("/state/mps/gpu-0")
+    unit = daemon_command(Launcher.SYSTEMD, "/bin/mps", "gpu-0", "GPU-1", folder, root=True)
+    assert unit.args[:3] == ("systemd-run", "--quiet", "--collect")
+    assert "--unit=dra-driver-mps-gpu-0.service" in unit.args
+    assert "--property=BindPaths=/state/mps/gpu-0/shm:/dev/shm" in unit.args
+    assert "--setenv=CUDA_VISIBLE_DEVICES=GPU-1" in unit.args
+    assert unit.args[-2:] == ("/bin/mps", "-f")
+    session = daemon_command(Launcher.SESSION, "/bin/mps", "gpu-0", "GPU-1", folder, root=True)
+    assert session.args[:2] == ("unshare", "--mount")
+    assert session.env["CUDA_MPS_PIPE_DIRECTORY"] == "/state/mps/gpu-0/pipe"
+    assert daemon_command(Launcher.SESSION, "mps", "gpu-0", "GPU-1", folder, root=False).args == ("mps", "-d")
