@@ -1,0 +1,207 @@
+"""MIG and compute mode through the real binding, on the stub of NVIDIA's library.
+
+ctypes loads a library once per process, so every question is asked by a process of its own, which has the
+stub in LD_LIBRARY_PATH; the state of the GPUs is in a file between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nvml_stub_support as stub
+import pytest
+
+_SCRIPT = """
+import dataclasses, json, sys
+from pathlib import Path
+from dra_driver.cli import common
+from dra_driver.discovery import open_backend
+from dra_driver.discovery.control import Places
+from dra_driver.errors import DraError, PrepareError
+common.configure_logging("error", "json")
+root = Path(sys.argv[1])
+backend = open_backend("nvml", sysfs_root=root / "sys", dev_root=root / "dev", node_name="n")
+control = backend.control(Places(nvidia_smi=str(root / "nvidia-smi"), proc_root=root / "proc"))
+control._patience = 1.0
+for name, *arguments in json.loads(sys.argv[2]):
+    try:
+        answer = getattr(control, name)(*arguments)
+        if dataclasses.is_dataclass(answer):
+            answer = [answer]
+        if isinstance(answer, (list, tuple)):
+            answer = [dataclasses.asdict(a) for a in answer]
+    except DraError as e:
+        answer = {"error": str(e), "retryable": getattr(e, "retryable", None)}
+    print(json.dumps(answer))
+"""
+H100, A100 = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
+T4 = "GPU-33333333-0000-0000-0000-000000000000"
+
+
+class Node:
+    """A machine: stub, its state, and a procfs."""
+
+    def __init__(self, library: Path, root: Path) -> None:
+        self._library = library
+        self.root = root
+        self.state = root / "state"
+        self.gpus = [
+            stub.Gpu("H100-80", "00000000:07:00.0", 0, H100),
+            stub.Gpu("A100-80", "00000000:08:00.0", 1, A100, extra=["reset_required 1"]),
+            stub.Gpu("T4", "00000000:09:00.0", 2, T4),
+        ]
+        self.table([(0, gi) for gi in range(15)])
+
+    def table(self, places: list[tuple[int, int]]) -> None:
+        """mig-minors as the driver writes it, by its formula."""
+        folder = self.root / "proc/driver/nvidia-caps"
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = ["config 1", "monitor 2"]
+        for gpu, gi in places:
+            minor = 3 + 135 * gpu + 9 * gi
+            lines += [f"gpu{gpu}/gi{gi}/access {minor}", f"gpu{gpu}/gi{gi}/ci0/access {minor + 1}"]
+        (folder / "mig-minors").write_text("\n".join(lines) + "\n")
+
+    def ask(self, *calls: tuple[Any, ...]) -> list[Any]:
+        """Answers of the control, one for each call."""
+        file = self.root / "nvml.conf"
+        file.write_text(stub.config(self.gpus))
+        env = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(self._library),
+            "NVML_STUB_CONFIG": str(file),
+            "NVML_STUB_STATE": str(self.state),
+        }
+        command = [sys.executable, "-c", _SCRIPT, str(self.root), json.dumps(calls)]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+
+
+@pytest.fixture
+def node(library: Path, tmp_path: Path) -> Node:
+    return Node(library, tmp_path)
+
+
+def test_compute_mode(node: Node) -> None:
+    answers = node.ask(
+        ("compute_mode", H100),
+        ("set_compute_mode", H100, "exclusive-process"),
+        ("compute_mode", H100),
+        ("has", H100),
+        ("has", "GPU-none"),
+    )
+    assert answers == ["default", None, "exclusive-process", True, False]
+    assert node.ask(("compute_mode", H100)) == ["exclusive-process"]
+
+
+def test_an_instance_is_made_listed_and_destroyed(node: Node) -> None:
+    assert node.ask(("instances", H100), ("set_mig_mode", H100, True)) == [[], None]
+    (made,) = node.ask(("create_instance", H100, 9, 4, 4))
+    assert (made[0]["instance_id"], made[0]["start"], made[0]["size"]) == (1, 4, 4)
+    assert made[0]["uuid"].startswith("MIG-11111111-0001")
+    nodes = [n["path"] for n in made[0]["device_nodes"]]
+    assert nodes == ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"]
+    # Again, and in another process: the same instance.
+    again, listed, mode = node.ask(
+        ("create_instance", H100, 9, 4, 4), ("instances", H100), ("set_mig_mode", H100, False)
+    )
+    assert made == again == listed
+    assert mode["error"].startswith(f"GPU {H100}: MIG mode cannot be turned off")
+    assert mode["retryable"]
+    assert node.ask(
+        ("destroy_instance", H100, 1),
+        ("destroy_instance", H100, 1),
+        ("instances", H100),
+        ("set_mig_mode", H100, False),
+        ("mig_mode", H100),
+    ) == [None, None, [], None, False]
+
+
+def test_half_an_instance_is_finished(node: Node) -> None:
+    node.ask(("set_mig_mode", H100, True))
+    with node.state.open("a") as file:
+        file.write(f"instance 0 {H100} 2 9 0 4 3 0 77\n")
+    listed, made = node.ask(("instances", H100), ("create_instance", H100, 9, 0, 4))
+    assert (listed[0]["uuid"], listed[0]["device_nodes"]) == ("", [])
+    assert made[0]["uuid"].endswith("77")
+
+
+def test_an_occupied_place(node: Node) -> None:
+    *_, refused = node.ask(
+        ("set_mig_mode", H100, True),
+        ("create_instance", H100, 19, 1, 1),
+        ("create_instance", H100, 9, 0, 4),
+    )
+    assert "MIG instance of profile 9 at 0:4 cannot be made" in refused["error"]
+    assert "the place is taken by an instance that this driver did not make" in refused["error"]
+    assert not refused["retryable"]
+
+
+def test_a_busy_instance_is_tried_again(node: Node) -> None:
+    node.gpus[0] = stub.Gpu("H100-80", "00000000:07:00.0", 0, H100, extra=["busy 2"])
+    *_, destroyed, left = node.ask(
+        ("set_mig_mode", H100, True),
+        ("create_instance", H100, 0, 0, 8),
+        ("destroy_instance", H100, 0),
+        ("instances", H100),
+    )
+    assert (destroyed, left) == (None, [])
+    node.gpus[0] = stub.Gpu("H100-80", "00000000:07:00.0", 0, H100, extra=["busy 99"])
+    _, busy = node.ask(("create_instance", H100, 0, 0, 8), ("destroy_instance", H100, 0))
+    assert busy["retryable"]
+    assert "MIG instance 0 cannot be destroyed" in busy["error"]
+
+
+def test_mode_that_needs_a_reset_is_not_left_pending(node: Node) -> None:
+    refused, mode = node.ask(("set_mig_mode", A100, True), ("mig_mode", A100))
+    assert f"nvidia-smi -i {A100} -mig 1, then nvidia-smi -i {A100} --gpu-reset" in refused["error"]
+    assert (refused["retryable"], mode) == (False, False)
+    assert f"mode {A100} 0 0 0 0" in node.state.read_text()
+
+
+def test_a_gpu_that_cannot_be_partitioned(node: Node) -> None:
+    mode, listed, refused = node.ask(("mig_mode", T4), ("instances", T4), ("set_mig_mode", T4, True))
+    assert (mode, listed) == (False, [])
+    assert "MIG mode cannot be turned on" in refused["error"]
+
+
+def test_capabilities_that_nobody_tells(node: Node) -> None:
+    node.table([])
+    _, refused = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 0, 4))
+    assert "the device nodes of its MIG instance 2 are unknown" in refused["error"]
+    folder = node.root / "proc/driver/nvidia/capabilities/gpu0/mig/gi2"
+    (folder / "ci0").mkdir(parents=True)
+    text = "DeviceFileMinor: {}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+    (folder / "access").write_text(text.format(21))
+    (folder / "ci0/access").write_text(text.format(22))
+    (made,) = node.ask(("create_instance", H100, 9, 0, 4))
+    assert [n["path"] for n in made[0]["device_nodes"]][1:] == [
+        "/dev/nvidia-caps/nvidia-cap21",
+        "/dev/nvidia-caps/nvidia-cap22",
+    ]
+
+
+def test_no_permission(node: Node) -> None:
+    node.gpus[0] = stub.Gpu("H100-80", "00000000:07:00.0", 0, H100, fail={"nvmlDeviceSetMigMode": 4})
+    (refused,) = node.ask(("set_mig_mode", H100, True))
+    assert refused["error"].endswith("that needs root")
+
+
+def test_without_a_driver(node: Node) -> None:
+    node.gpus = []
+    env = {**os.environ, "LD_LIBRARY_PATH": str(node.root)}
+    command = [sys.executable, "-c", _SCRIPT, str(node.root), json.dumps([("has", H100)])]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    if done.stdout.strip() != "false":
+        pytest.skip("this machine has a driver of its own")
