@@ -127,6 +127,7 @@ class DeviceTable:
                 edits=_edits(found.material),
                 controllable=control is not None,
                 mps_directory=self._daemons.directory(name) if control and control.runs_daemons else "",
+                attributes=found.device.attributes,
             )
             if control is not None:
                 view |= {p.name: p for p in _partitions(found, device)}
@@ -176,6 +177,7 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
                 size=p.placement.size,
             ),
             controllable=True,
+            attributes={**found.device.attributes, **p.profile.attributes},
         )
 
 
@@ -192,4 +194,5 @@ def _edits(material: CdiMaterial) -> cdi.ContainerEdits:
             cdi.Mount(host_path=m.host_path, container_path=m.container_path, options=m.options)
             for m in material.mounts
         ),
+        hooks=tuple(cdi.Hook(hook_name=h.name, path=h.path, args=h.args, env=h.env) for h in material.hooks),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
@@ -34,12 +35,14 @@ from dra_driver.preparation import (
     PreparedClaim,
     PreparedDevice,
     check_uid,
+    metadata_files,
     plan,
     recover,
     transition,
 )
 from kubelet_plugin.hardware import Hardware, NoHardware
 from kubelet_plugin.locks import ClaimLocks, NoOtherInstance, Turn
+from kubelet_plugin.metadata_directory import Metadata, NoMetadata
 from kubelet_plugin.signals import Changes
 from kubelet_plugin.stores import NO_CHECKPOINT, Checkpoints, Specs
 
@@ -79,8 +82,27 @@ class Timing:
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
 
+# Whose failure an effect's failure is; others are the hardware's.
+_FAILURES: Final = {
+    Effect.SAVE: "checkpoint",
+    Effect.FORGET: "checkpoint",
+    Effect.WRITE_SPEC: "cdi",
+    Effect.VERIFY_SPEC: "cdi",
+    Effect.REMOVE_SPEC: "cdi",
+    Effect.WRITE_METADATA: "metadata",
+    Effect.REMOVE_METADATA: "metadata",
+}
+
+
 class Engine:
-    """The claims of one driver on one node."""
+    """The claims of one driver on one node.
+
+    Args:
+        metadata: where device metadata files go, and ``metadata_directory`` under which name of the host.
+
+    Attributes:
+        failures: how often what was durable failed, by what it was.
+    """
 
     def __init__(
         self,
@@ -95,6 +117,8 @@ class Engine:
         timing: Timing | None = None,
         turn: Turn | None = None,
         boot_id: str = "",
+        metadata: Metadata | None = None,
+        metadata_directory: str = "",
     ) -> None:
         self._driver = driver
         self._pool = pool
@@ -110,6 +134,14 @@ class Engine:
         self._turn: Turn = turn or NoOtherInstance()
         self._turn.on_taken(self._read_again)
         self._boot_id = boot_id
+        self._metadata: Metadata = metadata or NoMetadata()
+        self._metadata_directory = metadata_directory
+        self.failures: Counter[str] = Counter()
+
+    @property
+    def claims(self) -> tuple[PreparedClaim, ...]:
+        """What this instance remembers, without waiting for another one."""
+        return tuple(self._checkpoints.current)
 
     # --- start ----------------------------------------------------------------------------------------------
 
@@ -133,6 +165,7 @@ class Engine:
         files = await self._specs.ours()
         known = {claim.uid for claim in self._checkpoints.current}
         if problem:
+            self.failures["checkpoint"] += problem != NO_CHECKPOINT
             known |= await self._recover(problem, known, files)
         # First of all: what is undone for one claim may be needed by another.
         self._holdings = Holdings(self._checkpoints.current)
@@ -143,6 +176,7 @@ class Engine:
         for uid in files.keys() - known:
             if self._is_orphan(uid, files[uid]):
                 await self._restart(uid, None)
+        await self._remove_metadata_of_nobody()
         if self._boot_id:
             try:
                 # Last: a crash before it does all of the above again.
@@ -150,6 +184,13 @@ class Engine:
             except OSError as e:
                 log.error("the boot ID could not be written down", error=str(e))
         log.info("claims restored", claims=len(self._checkpoints.current), rebooted=rebooted)
+
+    async def _remove_metadata_of_nobody(self) -> None:
+        try:
+            for uid in await self._metadata.ours() - {claim.uid for claim in self._checkpoints.current}:
+                await self._metadata.remove(uid)
+        except OSError as e:
+            log.error("metadata files of claims that are gone could not be removed", error=str(e))
 
     def _rebooted(self) -> bool:
         before = self._checkpoints.current.boot_id
@@ -297,7 +338,14 @@ class Engine:
             ):
                 with attempt:
                     claim = await self._read(reference, deadline)
-                    return plan(claim, uid, driver=self._driver, pool=self._pool, devices=self._devices())
+                    return plan(
+                        claim,
+                        uid,
+                        driver=self._driver,
+                        pool=self._pool,
+                        devices=self._devices(),
+                        metadata_directory=self._metadata_directory,
+                    )
         except (ApiUnavailable, ServerBusy) as e:
             raise PrepareError(
                 f"the claim cannot be read, tried for {self._timing.budget:g} s: {e}", retryable=True
@@ -393,18 +441,33 @@ class Engine:
         """The new state, and the record with what is known only after the effects."""
         step = transition(state, event)
         for effect in step.effects:
-            match effect:
-                case Effect.SAVE:
-                    assert record is not None
-                    await self._checkpoints.save(msgspec.structs.replace(record, state=step.state))
-                case Effect.FORGET:
-                    await self._checkpoints.forget(uid)
-                case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.REMOVE_SPEC:
-                    await self._document(effect, uid, record.spec if record else None)
-                case _:
-                    if record is not None and record.touches_hardware:
-                        record = await self._touch(effect, record, step.state)
+            try:
+                record = await self._one_effect(effect, uid, record, step.state)
+            except (OSError, DraError):
+                self.failures[_FAILURES.get(effect, "hardware")] += 1
+                raise
         return step.state, record
+
+    async def _one_effect(
+        self, effect: Effect, uid: Uid, record: PreparedClaim | None, state: ClaimState
+    ) -> PreparedClaim | None:
+        match effect:
+            case Effect.SAVE:
+                assert record is not None
+                await self._checkpoints.save(msgspec.structs.replace(record, state=state))
+            case Effect.FORGET:
+                await self._checkpoints.forget(uid)
+            case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.REMOVE_SPEC:
+                await self._document(effect, uid, record.spec if record else None)
+            case Effect.WRITE_METADATA:
+                if record is not None and self._metadata_directory:
+                    await self._metadata.write(uid, metadata_files(self._driver, record))
+            case Effect.REMOVE_METADATA:
+                await self._metadata.remove(uid)
+            case _:
+                if record is not None and record.touches_hardware:
+                    return await self._touch(effect, record, state)
+        return record
 
     async def _document(self, effect: Effect, uid: Uid, spec: cdi.Spec | None) -> None:
         if effect is Effect.REMOVE_SPEC:

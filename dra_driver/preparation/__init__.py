@@ -10,16 +10,19 @@ from dra_driver.preparation.claim import (
     ClaimState,
     DeviceSetting,
     PartitionRecord,
+    PodReference,
     PreparedClaim,
     PreparedDevice,
 )
 from dra_driver.preparation.holdings import Conflict, Holdings
 from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transition, transition
+from dra_driver.preparation.metadata import METADATA_FILE, metadata_files
 from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.plan import RECORD_ANNOTATION, annotated, complete, plan, recover
 
 __all__ = [
+    "METADATA_FILE",
     "RECORD_ANNOTATION",
     "TRANSITIONS",
     "Checkpoint",
@@ -31,12 +34,14 @@ __all__ = [
     "Holdings",
     "NodeDevice",
     "PartitionRecord",
+    "PodReference",
     "PreparedClaim",
     "PreparedDevice",
     "Transition",
     "annotated",
     "check_uid",
     "complete",
+    "metadata_files",
     "plan",
     "recover",
     "spec_file_name",

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+
+import msgspec
 
 from dra_driver.api.meta import ObjectKey, PoolName, Uid, Wire
+from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import Spec
 
-__all__ = ["ClaimState", "DeviceSetting", "PartitionRecord", "PreparedClaim", "PreparedDevice"]
+__all__ = [
+    "ClaimState",
+    "DeviceSetting",
+    "PartitionRecord",
+    "PodReference",
+    "PreparedClaim",
+    "PreparedDevice",
+]
 
 
 class ClaimState(enum.Enum):
@@ -74,6 +85,7 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
         partition: where the device is a partition.
         variables: what the names of the container's variables about this device begin with.
         enforced: of a share, what keeps it to its memory: ``mps`` or ``none``.
+        attributes: of the device, as published, for the container's metadata.
     """
 
     requests: tuple[str, ...]
@@ -86,6 +98,14 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
     partition: PartitionRecord | None = None
     variables: str = ""
     enforced: str = ""
+    attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
+
+
+class PodReference(Wire, frozen=True, kw_only=True):
+    """A pod for which the claim was reserved when it was prepared."""
+
+    name: str
+    uid: Uid
 
 
 class PreparedClaim(Wire, frozen=True, kw_only=True):
@@ -95,6 +115,8 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
         settings: what it needs of whole GPUs, one entry for each GPU.
         spec: the CDI document of the claim; None for a claim without devices. It is kept whole, so that it
             can be written again without the API server and without the hardware.
+        pods: those that the claim was reserved for at that time; others may have come and gone since.
+        pod_claim: the pod's name for it, of a claim that was made from a template.
     """
 
     uid: Uid
@@ -104,6 +126,8 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
     devices: tuple[PreparedDevice, ...] = ()
     settings: tuple[DeviceSetting, ...] = ()
     spec: Spec | None = None
+    pods: tuple[PodReference, ...] = ()
+    pod_claim: str = ""
 
     @property
     def touches_hardware(self) -> bool:

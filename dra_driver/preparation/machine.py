@@ -9,8 +9,8 @@ The rules that the table keeps:
    kubelet's repetition of its call, ends in the same state as no crash.
 
 The side effects between the two ``SAVE``s go from the GPU to the container: settings of whole GPUs, then
-partitions, which need one of the settings, then daemons, which need both, then the document that names all
-of them. They are undone the other way round, before ``FORGET``.
+partitions, which need one of the settings, then daemons, which need both, then the metadata of what was
+made, then the document that names all of them. They are undone the other way round, before ``FORGET``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Effect(enum.Enum):
     WRITE_SPEC = "write the CDI document, durably"
     VERIFY_SPEC = "write the CDI document again if the file is missing or differs"
     REMOVE_SPEC = "remove the CDI document; success where there is none"
+    WRITE_METADATA = "write the device metadata files of the claim that are missing or differ"
+    REMOVE_METADATA = "remove them; success where there are none"
     CONFIGURE_DEVICES = "set time slice, compute mode and MIG mode of the GPUs as the claim needs them"
     RESTORE_DEVICES = "set them back where no other claim needs them"
     CREATE_PARTITIONS = "make the partitions of the claim that are not there"
@@ -63,14 +65,22 @@ class Transition:
 
 _ABSENT, _STARTED, _COMPLETED = ClaimState.ABSENT, ClaimState.STARTED, ClaimState.COMPLETED
 
-_MAKE = (Effect.CONFIGURE_DEVICES, Effect.CREATE_PARTITIONS, Effect.START_DAEMONS)
+_MAKE = (
+    Effect.CONFIGURE_DEVICES,
+    Effect.CREATE_PARTITIONS,
+    Effect.START_DAEMONS,
+    Effect.WRITE_METADATA,
+)
 _UNDO = (
     Effect.REMOVE_SPEC,
+    Effect.REMOVE_METADATA,
     Effect.STOP_DAEMONS,
     Effect.DESTROY_PARTITIONS,
     Effect.RESTORE_DEVICES,
     Effect.FORGET,
 )
+# Files without a record.
+_CLEAR = (Effect.REMOVE_SPEC, Effect.REMOVE_METADATA)
 
 TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxyType(
     {
@@ -85,10 +95,10 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxy
         (_STARTED, Event.APPLIED): Transition(_COMPLETED, (Effect.SAVE,)),
         (_STARTED, Event.FAILED): Transition(_ABSENT, _UNDO),
         # Unknown claims succeed: the kubelet also unprepares what it failed to prepare.
-        (_ABSENT, Event.UNPREPARE): Transition(_ABSENT, (Effect.REMOVE_SPEC,)),
+        (_ABSENT, Event.UNPREPARE): Transition(_ABSENT, _CLEAR),
         (_STARTED, Event.UNPREPARE): Transition(_ABSENT, _UNDO),
         (_COMPLETED, Event.UNPREPARE): Transition(_ABSENT, _UNDO),
-        (_ABSENT, Event.RESTART): Transition(_ABSENT, (Effect.REMOVE_SPEC,)),
+        (_ABSENT, Event.RESTART): Transition(_ABSENT, _CLEAR),
         (_STARTED, Event.RESTART): Transition(_ABSENT, _UNDO),
         # No container has outlived the reboot. What it destroyed is not made again for pods that may be gone:
         # the kubelet prepares again for those that are not.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver import cdi
+from dra_driver.api.resource import DeviceAttribute
 from dra_driver.preparation.claim import PartitionRecord
 
 __all__ = ["NodeDevice"]
@@ -27,6 +29,7 @@ class NodeDevice:
         partition: where the device is a partition that is made on demand.
         controllable: time slice, compute mode and MIG mode can be set.
         mps_directory: host directory of the device's MPS daemon; empty where MPS is not available.
+        attributes: as published.
     """
 
     name: str
@@ -38,3 +41,4 @@ class NodeDevice:
     partition: PartitionRecord | None = None
     controllable: bool = False
     mps_directory: str = ""
+    attributes: Mapping[str, DeviceAttribute] = field(default_factory=dict)

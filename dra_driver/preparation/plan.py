@@ -16,7 +16,8 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.errors import DecodeError, InvalidParameters, PrepareError
 from dra_driver.preparation import configs, names
-from dra_driver.preparation.claim import ClaimState, PreparedClaim, PreparedDevice
+from dra_driver.preparation.claim import ClaimState, PodReference, PreparedClaim, PreparedDevice
+from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.sharing import Treatment, device_type, settings_of, treat
 
@@ -56,6 +57,7 @@ def plan(
     driver: str,
     pool: PoolName,
     devices: Mapping[str, NodeDevice],
+    metadata_directory: str = "",
 ) -> PreparedClaim:
     """What has to be remembered and written for the claim, in state STARTED.
 
@@ -65,6 +67,7 @@ def plan(
         driver: whose results count; others in the same claim are their drivers' business.
         pool: the only pool whose devices this node has.
         devices: the node's devices by name.
+        metadata_directory: where the node keeps device metadata files; empty: containers get none.
 
     Raises:
         PrepareError: the claim is another one, is not allocated, or names what is not here; ``retryable``
@@ -86,10 +89,16 @@ def plan(
         state=ClaimState.STARTED,
         devices=prepared,
         settings=settings_of(grant.treatment for grant in grants),
+        pods=tuple(
+            PodReference(name=r.name, uid=r.uid)
+            for r in claim.status.reserved_for
+            if r.resource == "pods" and not r.api_group
+        ),
+        pod_claim=pod_claim_name((claim.metadata.annotations or {}).get(api_names.POD_CLAIM_ANNOTATION)),
     )
     if not grants:
         return record
-    return msgspec.structs.replace(record, spec=_document(driver, grants, record))
+    return msgspec.structs.replace(record, spec=_document(driver, grants, record, metadata_directory))
 
 
 def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerEdits]]) -> PreparedClaim:
@@ -243,6 +252,7 @@ def _prepared(uid: Uid, driver: str, grant: Grant) -> PreparedDevice:
         partition=grant.device.partition,
         variables=grant.variables if grant.device.partition is not None else "",
         enforced=grant.treatment.enforced,
+        attributes=grant.device.attributes,
     )
 
 
@@ -255,7 +265,7 @@ def _variable_name(claim: ResourceClaim) -> str:
     return (claim.metadata.annotations or {}).get(api_names.POD_CLAIM_ANNOTATION) or claim.metadata.name
 
 
-def _document(driver: str, grants: Sequence[Grant], record: PreparedClaim) -> cdi.Spec:
+def _document(driver: str, grants: Sequence[Grant], record: PreparedClaim, metadata: str) -> cdi.Spec:
     shared = _shared_edits([g.device.edits for g in grants])
     spec = cdi.with_minimum_version(
         cdi.Spec(
@@ -266,7 +276,9 @@ def _document(driver: str, grants: Sequence[Grant], record: PreparedClaim) -> cd
             devices=tuple(
                 cdi.Device(
                     name=names.cdi_device_name(record.uid, g.request, g.device.name, g.result.share_id),
-                    container_edits=_edits(g, shared),
+                    container_edits=cdi.merge(
+                        _edits(g, shared), _metadata_edits(metadata, driver, g, record)
+                    ),
                 )
                 for g in grants
             ),
@@ -278,6 +290,13 @@ def _document(driver: str, grants: Sequence[Grant], record: PreparedClaim) -> cd
     return spec
 
 
+def _metadata_edits(directory: str, driver: str, grant: Grant, record: PreparedClaim) -> cdi.ContainerEdits:
+    if not directory:
+        return cdi.ContainerEdits()
+    mount = metadata_mount(directory, driver, record.uid, record.name, record.pod_claim, grant.request)
+    return cdi.ContainerEdits(mounts=(mount,))
+
+
 def _shared_edits(edits: Sequence[cdi.ContainerEdits]) -> cdi.ContainerEdits:
     """Mounts and nodes that all devices need (driver libraries, control nodes): once per document."""
     if len(edits) < 2:
@@ -286,6 +305,7 @@ def _shared_edits(edits: Sequence[cdi.ContainerEdits]) -> cdi.ContainerEdits:
     return cdi.ContainerEdits(
         mounts=tuple(m for m in first.mounts if all(m in e.mounts for e in rest)),
         device_nodes=tuple(n for n in first.device_nodes if all(n in e.device_nodes for e in rest)),
+        hooks=tuple(h for h in first.hooks if all(h in e.hooks for e in rest)),
     )
 
 
@@ -294,6 +314,7 @@ def _edits(grant: Grant, shared: cdi.ContainerEdits) -> cdi.ContainerEdits:
         grant.device.edits,
         mounts=tuple(m for m in grant.device.edits.mounts if m not in shared.mounts),
         device_nodes=tuple(n for n in grant.device.edits.device_nodes if n not in shared.device_nodes),
+        hooks=tuple(h for h in grant.device.edits.hooks if h not in shared.hooks),
     )
     return cdi.merge(own, grant.treatment.edits, cdi.ContainerEdits(env=_variables(grant)))
 
