@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dra_driver.sim.apiserver.fields import Struct, Type, struct_type
+from dra_driver.sim.apiserver.fields import Type, struct_type
 
 __all__ = ["BUILT_IN", "Column", "Kind", "Kinds"]
 
@@ -355,8 +355,3 @@ class Kinds:
         """Serves a kind no longer, in any version."""
         for key in [k for k in self._kinds if k[0] == group and k[2] == plural]:
             del self._kinds[key]
-
-
-def is_struct(type_: Type) -> bool:
-    """Whether the kind's fields come from the table (a built-in kind)."""
-    return isinstance(type_, Struct)
