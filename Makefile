@@ -53,7 +53,7 @@ crash-test: $(STAMP) ## kills real node agents at every durable step; prints kil
 bench: $(STAMP) ## the benchmarks; writes build/bench.json and prints a table
 	@$(BIN)/python tests/benchmarks/run.py $(ARGS)
 
-e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default) or existing (KUBECONFIG; IMAGE= one with a shell)
+e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default) or existing (KUBECONFIG, E2E_IMAGE)
 	@CLUSTER=$(or $(CLUSTER),embedded) $(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
 COMPILE := build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \

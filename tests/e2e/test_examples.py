@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 OBJECTS, EXAMPLES = examples.load_manifests(assets.deploy_directory("examples"))
-if image := os.environ.get("IMAGE"):
-    # A cluster without a registry brings its own image with a shell.
-    for pod in (o for o in OBJECTS if o["kind"] == "Pod"):
-        for container in pod["spec"]["containers"]:
-            container["image"] = image
 for _body in OBJECTS:
     for _container in _body.get("spec", {}).get("containers", ()):
         _container["image"] = IMAGE
