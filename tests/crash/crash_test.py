@@ -179,8 +179,8 @@ class Load:
 async def one_at_a_time(load: Load, kills: int) -> None:
     """Some die while they start, some by step, most at any moment under load."""
     world, chance = load.world, load.chance
-    goal = world.figures.kills + kills
-    while world.figures.kills < goal:
+    goal = world.kills + kills
+    while world.kills < goal:
         plan = Plan(kill_at=chance.randrange(60)) if chance.random() < 0.3 else Plan()
         agent = await world.start(plan)
         if agent is None:
@@ -200,9 +200,9 @@ async def one_at_a_time(load: Load, kills: int) -> None:
 async def rolling(load: Load, kills: int) -> None:
     """Two instances share the directories; the new one or the old one is killed while both work."""
     world, chance = load.world, load.chance
-    goal = world.figures.kills + kills
+    goal = world.kills + kills
     serial = 0
-    while load.current is None or world.figures.kills < goal:
+    while load.current is None or world.kills < goal:
         serial += 1
         plan = Plan(kill_at=chance.randrange(40)) if chance.random() < 0.3 else Plan()
         fresh = await world.start(plan, f"pod-{serial}")
@@ -263,7 +263,7 @@ def matrix(steps: Sequence[str], restart: int, kills: int, seed: int) -> list[tu
         kill = Plan(error=error, error_at=k, error_count=count, read_only=where, kill_at=later)
         add(f"{error} at {k}+{count} {where}, kill at {later}", kill)
     chance.shuffle(runs)
-    each = 25 if kills > 200 else 12
+    each = 25 if kills > 200 else 5
     for i in range(max(2, kills * 45 // 100 // each)):
         killer = rolling if i % 3 == 1 else one_at_a_time
         name = f"{killer.__name__} {i}"
@@ -289,7 +289,7 @@ async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figur
         queue = matrix(steps, restart, kills, seed)
         if kills < len(steps):
             # A short run takes a part of the matrix, and always some load of both kinds.
-            queue = [*queue[: kills // 2], *queue[-2:]]
+            queue = [*queue[: kills * 4 // 5], *queue[-2:]]
         total = len(queue)
         queue.reverse()
 

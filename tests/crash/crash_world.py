@@ -158,6 +158,7 @@ class World:
         self.log = self.root / "steps"
         self.stderr = self.root / "stderr"
         self.claims: dict[str, Claim] = {}
+        self.kills = 0
         self._server = ApiServer()
 
     async def __aenter__(self) -> World:
@@ -257,6 +258,7 @@ class World:
         """Counts a kill; any other end is a violation."""
         if status == -signal.SIGKILL and planned:
             self.figures.kills += 1
+            self.kills += 1
             steps = self.steps()
             self.figures.killed_at[steps[-1] if steps else "between"] += 1
         else:
@@ -277,10 +279,8 @@ class World:
         self.figures.calls += 1
         claim.under_way = True
         request = dra_v1_pb2.NodePrepareResourcesRequest(claims=[_reference(claim)])
-        try:
-            answers = (await agent.stub.NodePrepareResources(request, timeout=45)).claims
-        except grpc.aio.AioRpcError as e:
-            self._check_gone(e)
+        answers = await self._answers(agent.stub.NodePrepareResources(request, timeout=45))
+        if answers is None:
             return False
         if list(answers) != [claim.uid]:
             self.violate("wrong answer", f"{claim.name}: answers for {list(answers)}")
@@ -303,10 +303,8 @@ class World:
         self.figures.calls += 1
         claim.under_way = True
         request = dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[_reference(claim)])
-        try:
-            answers = (await agent.stub.NodeUnprepareResources(request, timeout=45)).claims
-        except grpc.aio.AioRpcError as e:
-            self._check_gone(e)
+        answers = await self._answers(agent.stub.NodeUnprepareResources(request, timeout=45))
+        if answers is None:
             return False
         if list(answers) != [claim.uid]:
             self.violate("wrong answer", f"{claim.name}: answers for {list(answers)}")
@@ -316,9 +314,21 @@ class World:
         claim.acknowledged, claim.under_way = "unprepared", False
         return True
 
-    def _check_gone(self, error: grpc.aio.AioRpcError) -> None:
-        if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            self.violate("wrong answer", f"{error.code()}: {error.details()}")
+    async def _answers(self, call: Any) -> Any:
+        """By claim UID; None where the agent is gone."""
+        try:
+            return (await call).claims
+        except grpc.aio.AioRpcError as e:
+            if e.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                self.violate("wrong answer", f"{e.code()}: {e.details()}")
+        except asyncio.CancelledError:
+            # Its channel was closed, because the agent is dead.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+        except grpc.aio.UsageError:
+            pass  # likewise, before the call began
+        return None
 
     # --- what must hold -------------------------------------------------------------------------------------
 
@@ -351,8 +361,9 @@ class World:
         leftovers = [p.name for p in self.state.iterdir() if p.suffix == ".tmp"]
         if leftovers:
             self.violate("leaked temporary files", f"{leftovers}")
-        if idle and (records or files):
-            self.violate("leaked CDI files", f"at the end: {sorted(records)}, {sorted(files)}")
+        unfinished = [c.name for c in known.values() if c.under_way or c.acknowledged == "prepared"]
+        if idle and unfinished:
+            self.violate("unfinished claims", f"{unfinished}: the kubelet has not ended its work")
 
     def check_sockets(self) -> None:
         """What killed instances left is gone once another one serves."""
