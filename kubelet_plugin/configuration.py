@@ -12,6 +12,7 @@ from typing import Final
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.errors import ConfigurationError
 from kubelet_plugin import files
+from kubelet_plugin.http import parse_address
 
 __all__ = ["MAX_SOCKET_PATH", "Configuration"]
 
@@ -37,6 +38,8 @@ class Configuration:
         instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
             a gap; the pod's UID. Empty: there is one plugin at a time.
         rescan_seconds: time between two looks at the hardware.
+        metrics_address: ``HOST:PORT`` for metrics and probes; empty: none are served.
+        device_metadata: containers get files that describe their devices (KEP-5304).
         nvidia_smi: sets time slices; a path, or a name to be found in PATH.
         mps_control: NVIDIA's MPS control daemon; likewise. Where it is not there, nothing is shared by MPS.
         mps_launcher: who keeps the daemons: ``systemd``, ``session`` or ``auto``.
@@ -55,6 +58,8 @@ class Configuration:
     procfs_root: Path = Path("/proc")
     instance_id: str = ""
     rescan_seconds: float = 60.0
+    metrics_address: str = ""
+    device_metadata: bool = True
     nvidia_smi: str = "nvidia-smi"
     mps_control: str = "nvidia-cuda-mps-control"
     mps_launcher: str = "auto"
@@ -95,6 +100,11 @@ class Configuration:
     def state(self) -> Path:
         """Directory of the checkpoint."""
         return self.state_dir.absolute() if self.state_dir is not None else self.plugin_dir
+
+    @property
+    def metadata_dir(self) -> Path:
+        """Directory of the device metadata files."""
+        return self.plugin_dir / "dra-device-metadata"
 
     @property
     def checkpoint(self) -> Path:
@@ -147,6 +157,12 @@ class Configuration:
                 )
         if not self.rescan_seconds >= 1:
             yield f"--rescan-interval {self.rescan_seconds:g}: expected 1 second or more"
+
+        if self.metrics_address:
+            try:
+                parse_address(self.metrics_address)
+            except ValueError as e:
+                yield f"--metrics-address {self.metrics_address[:80]!r}: {e}"
 
     def _directories(self) -> Sequence[tuple[str, Path, int]]:
         return (

@@ -26,6 +26,8 @@ from kubelet_plugin.hardware_setup import set_up
 from kubelet_plugin.instances import Instances, remove_stale_socket
 from kubelet_plugin.inventory import InventoryKeeper
 from kubelet_plugin.locks import StateLock
+from kubelet_plugin.metadata_directory import MetadataDirectory
+from kubelet_plugin.observation import Observation
 from kubelet_plugin.reconciliation import Intervals, Reconciler
 from kubelet_plugin.registration import RegistrationState
 from kubelet_plugin.sockets import SocketServer
@@ -97,6 +99,7 @@ class Plugin:
 
     Attributes:
         ready: set when the kubelet can find and call the plugin.
+        observation: health, metrics and what else is watched.
     """
 
     def __init__(
@@ -133,12 +136,20 @@ class Plugin:
             timing=timing,
             turn=self._turn,
             boot_id=_boot_id(configuration.procfs_root),
+            metadata=MetadataDirectory(configuration.metadata_dir, self._io),
+            metadata_directory=str(configuration.metadata_dir) if configuration.device_metadata else "",
         )
-        self._calls = services.Calls(self._engine)
+        self._calls = services.Calls(self._engine, observe=self._observe)
         self._state = RegistrationState(
             lambda: self._registrar.present and self._dra.present, self._instances.registered
         )
-        self._health = services.Health(pool=pool, table=self._table, state=self._state, clock=clock)
+        self._health = services.Health(
+            pool=pool,
+            table=self._table,
+            state=self._state,
+            clock=clock,
+            claims=lambda: self._engine.claims,
+        )
         served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
         self._dra = SocketServer(configuration.dra_socket, lambda s: services.register(s, served))
         registrar = services.Registrar(configuration.driver_name, str(configuration.dra_socket), self._state)
@@ -165,6 +176,18 @@ class Plugin:
         )
         self._scanned = asyncio.Event()
         self.ready = asyncio.Event()
+        self.observation = Observation(
+            configuration,
+            engine=self._engine,
+            table=self._table,
+            state=self._state,
+            leads=self._instances.leads,
+            ready=self.ready,
+            client=client,
+            backends=backends,
+            executor=self._discovery,
+            clock=clock,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until ``stop`` is set, then ends in order.
@@ -194,6 +217,9 @@ class Plugin:
             self._discovery.shutdown(wait=False)
             self._io.shutdown(wait=True)
 
+    def _observe(self, operation: str, result: str, seconds: float) -> None:
+        self.observation.call(operation, result, seconds)
+
     def _clear_away_the_dead(self) -> None:
         """Removes the sockets of instances that were killed: the kubelet would try them again and again."""
         for name in self._instances.dead():
@@ -205,6 +231,7 @@ class Plugin:
             tasks.create_task(self._calls.run())
             tasks.create_task(self._keeper.run())
             tasks.create_task(self._reconciler.run())
+            tasks.create_task(self.observation.run())
             tasks.create_task(self._scan())
             tasks.create_task(self._rescan_what_was_changed())
             tasks.create_task(self._guard())

@@ -9,10 +9,11 @@ from typing import Any, Final, Protocol, TypeVar
 import grpc
 import structlog
 
+from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import PoolName
 from dra_driver.errors import DraError
-from dra_driver.ports import Clock, DiscoveredDevice
-from dra_driver.preparation import PreparedDevice
+from dra_driver.ports import Clock
+from dra_driver.preparation import PreparedClaim, PreparedDevice
 from dra_driver.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -25,6 +26,7 @@ from dra_driver.wire import (
 )
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import ClaimReference, Engine
+from kubelet_plugin.health import physical_device, troubles
 from kubelet_plugin.registration import RegistrationState
 
 __all__ = ["SUPPORTED_VERSIONS", "Calls", "DraV1", "DraV1beta1", "Health", "Registrar"]
@@ -88,13 +90,20 @@ class Calls:
     Args:
         engine: what does the work.
         seconds: after which a call is answered in any case.
+        observe: called after each claim with prepare or unprepare, success or error, and the seconds it took.
     """
 
     # The kubelet's deadline is 45 s, and it does not show what we say after it.
     SECONDS: Final = 43.0
 
-    def __init__(self, engine: Engine, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        seconds: float = SECONDS,
+        observe: Callable[[str, str, float], None] = lambda *_: None,
+    ) -> None:
         self._engine = engine
+        self._observe = observe
         self._seconds = seconds
         self._tasks: asyncio.TaskGroup | None = None
         self._idle = asyncio.Event()
@@ -156,9 +165,12 @@ class Calls:
         call: Callable[[ClaimReference], Coroutine[Any, Any, _T]],
     ) -> _T | str:
         bound = log.bind(namespace=reference.namespace, claim=reference.name, uid=reference.uid)
-        started = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        outcome = "error"
         try:
             result = await call(reference)
+            outcome = "success"
         except (DraError, OSError) as e:
             bound.warning(f"{verb} failed", error=str(e))
             return _reason(e)
@@ -166,7 +178,9 @@ class Calls:
             # A bug of ours costs this claim, not the others and not the plugin.
             bound.exception(f"{verb} failed unexpectedly")
             return f"internal error of the driver: {type(e).__name__}: {e}"
-        bound.info(f"{verb}d", seconds=round(asyncio.get_running_loop().time() - started, 4))
+        finally:
+            self._observe(verb, outcome, loop.time() - started)
+        bound.info(f"{verb}d", seconds=round(loop.time() - started, 4))
         return result
 
 
@@ -249,7 +263,12 @@ class DraV1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
 
 
 class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
-    """``v1alpha1.DRAResourceHealth``: the whole list at once, at each change, and before it grows stale."""
+    """``v1alpha1.DRAResourceHealth``: the whole list at once, at each change, and before it grows stale.
+
+    Args:
+        claims: what is prepared: partitions are not among the devices that discovery finds, and a device that
+            has vanished is not either, but both are of interest to the pods that have them.
+    """
 
     # The kubelet forgets a device's health 30 s after the last message.
     RESEND_SECONDS: Final = 10.0
@@ -262,9 +281,11 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
         table: DeviceTable,
         state: RegistrationState,
         clock: Clock,
+        claims: Callable[[], Iterable[PreparedClaim]] = tuple,
         resend_seconds: float = RESEND_SECONDS,
     ) -> None:
         self._pool = pool
+        self._claims = claims
         self._table = table
         self._state = state
         self._clock = clock
@@ -288,24 +309,35 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
 
     def _list(self) -> health_v1alpha1_pb2.NodeWatchResourcesResponse:
         now = int(self._clock.now())
+        found = {d.device.name: troubles(d.device.health) for d in self._table.devices}
+        listed = dict(found)
+        for claim in self._claims():
+            for device in claim.devices:
+                listed.setdefault(device.device, found.get(physical_device(device), _VANISHED))
         return health_v1alpha1_pb2.NodeWatchResourcesResponse(
-            devices=[self._one(d, now) for d in self._table.devices]
+            devices=[self._one(name, ailing, now) for name, ailing in listed.items()]
         )
 
-    def _one(self, device: DiscoveredDevice, now: int) -> health_v1alpha1_pb2.DeviceHealth:
-        troubles = [h for h in device.device.health if h.severity != "info"]
-        health = health_v1alpha1_pb2.UNHEALTHY if troubles else health_v1alpha1_pb2.HEALTHY
+    def _one(self, name: str, ailing: Sequence[DeviceHealth], now: int) -> health_v1alpha1_pb2.DeviceHealth:
         return health_v1alpha1_pb2.DeviceHealth(
-            device=health_v1alpha1_pb2.DeviceIdentifier(pool_name=self._pool, device_name=device.device.name),
-            health=health,
+            device=health_v1alpha1_pb2.DeviceIdentifier(pool_name=self._pool, device_name=name),
+            health=health_v1alpha1_pb2.UNHEALTHY if ailing else health_v1alpha1_pb2.HEALTHY,
             last_updated_time=now,
             health_check_timeout_seconds=self.TIMEOUT_SECONDS,
-            message=_sentence(f"{h.reason}: {h.message}" if h.message else h.reason for h in troubles),
+            message=_sentence(f"{h.reason}: {h.message}" if h.message else h.reason for h in ailing),
         )
+
+
+_VANISHED: Final = (
+    DeviceHealth(
+        reason="NotFound", severity="degraded", message="discovery does not find the device any more"
+    ),
+)
 
 
 def _sentence(parts: Iterable[str]) -> str:
-    return "; ".join(parts)[:_MAX_MESSAGE]
+    # The kubelet counts bytes.
+    return "; ".join(parts).encode()[:_MAX_MESSAGE].decode("utf-8", "ignore")
 
 
 def register(server: grpc.aio.Server, servicers: Sequence[object]) -> None:

@@ -81,6 +81,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="who keeps the MPS daemons, which outlive the plugin: units of systemd or sessions of their own",
     )
     parser.add_argument(
+        "--metrics-address",
+        default="",
+        metavar="HOST:PORT",
+        help="where /metrics, /healthz, /readyz and /debug/state are served, without authentication, for "
+        "example 127.0.0.1:9400 or :9400; without it they are not",
+    )
+    parser.add_argument(
+        "--device-metadata",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="give containers files that describe their devices (KEP-5304)",
+    )
+    parser.add_argument(
         "--publish", choices=("controller",), default="controller", help="who publishes ResourceSlices"
     )
 
@@ -109,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
         procfs_root=args.procfs_root,
         instance_id=args.instance_id,
         rescan_seconds=args.rescan_interval,
+        metrics_address=args.metrics_address,
+        device_metadata=args.device_metadata,
         nvidia_smi=args.nvidia_smi,
         mps_control=args.mps_control,
         mps_launcher=args.mps_launcher,

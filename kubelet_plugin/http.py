@@ -1,0 +1,103 @@
+"""What the node agent answers over HTTP: metrics, probes, and what it holds, for people.
+
+=============  ===========================================================================================
+/metrics       for Prometheus
+/healthz       200 while the sockets that the kubelet uses answer (for a liveness probe)
+/readyz        200 while the kubelet has the plugin registered (for a readiness probe)
+/debug/state   JSON: devices, prepared claims, registration; names of claims and pods are in it
+=============  ===========================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from dra_driver.errors import ConfigurationError
+from kubelet_plugin import metrics
+
+__all__ = ["parse_address", "serve"]
+
+log = structlog.get_logger(__name__)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; ``:PORT`` is every address, IPv6 goes in brackets.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("expected HOST:PORT with a port from 0 to 65535")
+    if ":" in host and not bracketed:
+        raise ValueError("an IPv6 address goes in brackets, as in [::1]:9400")
+    return host.strip("[]"), int(port)
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    address: str,
+    *,
+    metrics_text: Callable[[], Awaitable[bytes]],
+    unhealthy: Callable[[], Awaitable[str]],
+    unready: Callable[[], str],
+    state: Callable[[], object],
+) -> AsyncIterator[tuple[str, int]]:
+    """Serves until the block ends; gives host and port.
+
+    Args:
+        address: ``HOST:PORT``, checked; empty: nothing is served.
+        metrics_text: the metrics.
+        unhealthy: why the plugin cannot be called; empty where it can.
+        unready: why the kubelet does not call it; empty where it does.
+        state: plain data.
+
+    Raises:
+        ConfigurationError: it cannot listen there.
+    """
+    if not address:
+        yield "", 0
+        return
+
+    async def get_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=await metrics_text(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def get_health(_: web.Request) -> web.Response:
+        return _verdict(await unhealthy())
+
+    async def get_ready(_: web.Request) -> web.Response:
+        return _verdict(unready())
+
+    async def get_state(_: web.Request) -> web.Response:
+        body: Any = msgspec.json.format(msgspec.json.encode(state()), indent=2) + b"\n"
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/metrics", get_metrics)
+    app.router.add_get("/healthz", get_health)
+    app.router.add_get("/readyz", get_ready)
+    app.router.add_get("/debug/state", get_state)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        host, port = parse_address(address)
+        try:
+            await web.TCPSite(runner, host or None, port).start()
+        except OSError as e:
+            raise ConfigurationError(f"--metrics-address {address}: cannot listen there: {e.strerror}") from e
+        bound = runner.addresses[0]
+        log.info("serving metrics", host=bound[0], port=bound[1])
+        yield str(bound[0]), int(bound[1])
+    finally:
+        await runner.cleanup()
+
+
+def _verdict(problem: str) -> web.Response:
+    return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
