@@ -128,7 +128,7 @@ ATTRIBUTES = (
     AttributeSpec(
         "fabricClique",
         "string",
-        "NVIDIA: <cluster uuid>.<clique id> of a multi-node NVLink fabric",
+        "NVIDIA: cluster uuid, dot, clique id of a multi-node NVLink fabric",
         ("nvml",),
     ),
     AttributeSpec(

@@ -1,0 +1,68 @@
+"""Writes what the code knows into the documentation: ``python -m dra_driver.discovery.schema_docs docs``.
+
+Tables of attributes and capacities go into ``attributes.md``, the example backend into ``backends.md``, each
+between a pair of comments. With ``--check`` nothing is written; the exit status is 1 where something is old.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dra_driver.discovery import schema
+
+__all__ = ["main", "render", "tables"]
+
+_COLUMNS = ("nvml", "amdgpu", "intel", "rdma")
+
+
+def tables() -> str:
+    """Both tables in Markdown."""
+    head = " | ".join(_COLUMNS)
+    rule = " | ".join(":-:" for _ in _COLUMNS)
+    lines = [f"| attribute | type | meaning | {head} |", f"| --- | --- | --- | {rule} |"]
+    lines += [f"| `{s.name}` | {s.kind} | {s.meaning} | {_marks(s.by)} |" for s in schema.ATTRIBUTES]
+    lines += ["", f"| capacity | meaning | {head} |", f"| --- | --- | {rule} |"]
+    lines += [f"| `{s.name}` | {s.meaning} | {_marks(s.by)} |" for s in schema.CAPACITIES]
+    return "\n".join(lines)
+
+
+def _marks(by: Sequence[str]) -> str:
+    return " | ".join("✓" if column in by else "" for column in _COLUMNS)
+
+
+def render(text: str, marker: str, content: str) -> str:
+    """The page with the content between ``<!-- marker -->`` and ``<!-- /marker -->``."""
+    begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Brings the pages in the folder up to date, or checks them."""
+    check = "--check" in arguments
+    folder = Path(next((a for a in arguments if not a.startswith("-")), "docs"))
+    code = (folder / "examples/acme-backend/acme_backend.py").read_text(encoding="utf-8")
+    pages = {
+        "attributes.md": ("tables", tables()),
+        "backends.md": ("example", f"```python\n{code.rstrip()}\n```"),
+    }
+    old = 0
+    for name, (marker, content) in pages.items():
+        path = folder / name
+        text = path.read_text(encoding="utf-8")
+        wanted = render(text, marker, content)
+        if wanted == text:
+            continue
+        old += 1
+        if check:
+            print(f"{path}: is old; write it anew: python -m dra_driver.discovery.schema_docs {folder}")
+        else:
+            path.write_text(wanted, encoding="utf-8")
+    return 1 if check and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,263 @@
+"""docs/attributes.md and docs/backends.md: drawn from the code, and what they promise holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import hardware_support as hw
+import msgspec
+import pytest
+import yaml
+
+from dra_driver import cel
+from dra_driver.api import codec
+from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
+from dra_driver.api.resource import Device
+from dra_driver.cli import main
+from dra_driver.discovery import fake_hardware, generic_spec, open_backend, schema, schema_docs, sdk
+from dra_driver.ports import DiscoveredDevice
+
+DOCS = Path(__file__).parents[2] / "docs"
+ATTRIBUTES = (DOCS / "attributes.md").read_text()
+BACKENDS = (DOCS / "backends.md").read_text()
+OF_KIND = {"amdgpu": DEFAULT_DRIVER_NAME, "intel": DEFAULT_DRIVER_NAME, "rdma": RDMA_DRIVER_NAME}
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def found_by(backend: str, root: Path) -> list[DiscoveredDevice]:
+    return list(
+        open_backend(backend, sysfs_root=root / "sys", dev_root=root / "dev", node_name="n").discover()
+    )
+
+
+def view(driver: str, found: DiscoveredDevice) -> cel.DeviceView:
+    inventory = found.device
+    device = Device(name=inventory.name, attributes=inventory.attributes, capacity=inventory.capacity)
+    return cel.DeviceView(driver, device)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, DiscoveredDevice]]:
+    """Backend, driver and device of every machine that we can build."""
+    devices: list[tuple[str, str, DiscoveredDevice]] = []
+    for spec in fake_hardware.built_in_specs():
+        root = hw.machine(tmp_path_factory.mktemp(spec), spec)
+        groups = {group.kind for group in fake_hardware.load(spec).groups}
+        for backend in sorted(groups & OF_KIND.keys()):
+            devices += [(backend, OF_KIND[backend], d) for d in found_by(backend, root)]
+    for profile in ("dgx-h100", "mixed", "t4x2"):
+        found = found_by(f"simulated={profile}", Path("/nonexistent"))
+        devices += [("nvml", DEFAULT_DRIVER_NAME, d) for d in found]
+    return devices
+
+
+def test_the_pages_are_drawn_from_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert schema_docs.main([str(DOCS), "--check"]) == 0, capsys.readouterr().out
+
+
+def test_an_old_page_is_noticed_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = tmp_path / "examples/acme-backend"
+    example.mkdir(parents=True)
+    (example / "acme_backend.py").write_text("pass\n")
+    (tmp_path / "attributes.md").write_text("a\n<!-- tables -->\nold\n<!-- /tables -->\nb\n")
+    (tmp_path / "backends.md").write_text("<!-- example --><!-- /example -->")
+    assert schema_docs.main([str(tmp_path), "--check"]) == 1
+    assert "attributes.md: is old" in capsys.readouterr().out
+    assert schema_docs.main([str(tmp_path)]) == 0
+    assert schema_docs.main([str(tmp_path), "--check"]) == 0
+    text = (tmp_path / "attributes.md").read_text()
+    assert text.startswith("a\n")
+    assert text.endswith("\nb\n")
+    assert "`architecture`" in text
+
+
+def test_the_table_says_who_tells_what(everything: list[tuple[str, str, DiscoveredDevice]]) -> None:
+    by = {spec.name: spec.by for spec in (*schema.ATTRIBUTES, *schema.CAPACITIES)}
+    told: dict[str, set[str]] = {}
+    for backend, _, found in everything:
+        for name in (*found.device.attributes, *found.device.capacity):
+            assert backend in by[name], f"{name} is told by {backend}"
+            told.setdefault(backend, set()).add(name)
+    # What the fakes do not have: errors of hardware apart, everything in the table is told by somebody.
+    for backend in OF_KIND:
+        missing = {name for name, backends in by.items() if backend in backends} - told[backend]
+        assert missing <= {"driverVersion", "integrated"}, f"{backend} never tells {sorted(missing)}"
+
+
+def selectors() -> Iterator[tuple[str, str]]:
+    yield from re.findall(r"^\| ([^|`]+) \| `(.+)` \|$", ATTRIBUTES, re.MULTILINE)
+    for block in blocks(ATTRIBUTES, "yaml"):
+        for document in yaml.safe_load_all(block):
+            for selector in document["spec"].get("selectors", []):
+                yield document["metadata"]["name"], selector["cel"]["expression"]
+
+
+@pytest.mark.parametrize(("wanted", "expression"), list(selectors()))
+def test_every_selector_finds_something_and_fails_on_nothing(
+    wanted: str, expression: str, everything: list[tuple[str, str, DiscoveredDevice]]
+) -> None:
+    assert cel.validate_selector(expression) == []
+    selector = cel.compile_selector(expression)
+    driver = RDMA_DRIVER_NAME if RDMA_DRIVER_NAME in expression else DEFAULT_DRIVER_NAME
+    found = [d for _, of, d in everything if of == driver and selector.matches(view(of, d))]
+    assert found, f"nobody is {wanted}"
+    if "device.driver" in expression:
+        assert not [d for _, of, d in everything if of != driver and selector.matches(view(of, d))]
+
+
+def test_the_installed_classes_tell_vendors_apart(
+    everything: list[tuple[str, str, DiscoveredDevice]],
+) -> None:
+    file = DOCS.parent / "deploy/manifests/20-deviceclasses.yaml"
+    for document in yaml.safe_load_all(file.read_text()):
+        vendor = document["metadata"]["name"].partition(".gpu.")[0]
+        if vendor not in ("nvidia", "amd", "intel"):
+            continue
+        selector = cel.compile_selector(document["spec"]["selectors"][0]["cel"]["expression"])
+        vendors = {hw.value(d, "vendor") for _, of, d in everything if selector.matches(view(of, d))}
+        assert vendors == {vendor}
+
+
+def slices(root: Path) -> Iterator[dict[str, object]]:
+    """ResourceSlices of a machine, one pool per driver."""
+    for backend, driver in (("amdgpu", DEFAULT_DRIVER_NAME), ("rdma", RDMA_DRIVER_NAME)):
+        yield {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"node-{backend}"},
+            "spec": {
+                "driver": driver,
+                "nodeName": "node",
+                "pool": {"name": "node", "generation": 1, "resourceSliceCount": 1},
+                "devices": [
+                    json.loads(
+                        codec.encode(
+                            Device(
+                                name=d.device.name, attributes=d.device.attributes, capacity=d.device.capacity
+                            )
+                        )
+                    )
+                    for d in found_by(backend, root)
+                ],
+            },
+        }
+
+
+def test_a_claim_gets_a_gpu_and_a_nic_under_one_root(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = hw.machine(
+        tmp_path,
+        "devices:\n"
+        '- {kind: amdgpu, at: ["0000:05:00.0 pci0000:00", "0000:47:00.0 pci0000:40"], deviceID: 74a1}\n'
+        '- {kind: rdma, at: ["0000:49:00.0 pci0000:40"], deviceID: "1021"}\n',
+    )
+    documents: list[object] = list(slices(root))
+    for block in blocks(ATTRIBUTES, "yaml"):
+        documents += yaml.safe_load_all(block)
+    documents += yaml.safe_load_all((DOCS.parent / "deploy/manifests/20-deviceclasses.yaml").read_text())
+    documents.append({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}})
+    file = tmp_path / "all.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    assert main.main(["allocate", "-f", str(file), "--output", "json"]) == 0
+    text = capsys.readouterr().out
+    assert "gpu-0000-47-00-0" in text
+    assert "nic-0000-49-00-0" in text
+    assert "gpu-0000-05-00-0" not in text
+
+
+# --- third parties ---
+
+
+def acme_machine(root: Path) -> Path:
+    for i in range(2):
+        function = root / f"sys/devices/pci0000:3a/0000:3b:0{i}.0"
+        folder = root / f"sys/class/acme/npu{i}"
+        function.mkdir(parents=True)
+        folder.mkdir(parents=True)
+        (function / "numa_node").write_text("1\n")
+        (folder / "device").symlink_to(Path("../../../devices/pci0000:3a") / function.name)
+        bus = root / "sys/bus/pci/devices"
+        bus.mkdir(parents=True, exist_ok=True)
+        (bus / function.name).symlink_to(Path("../../../devices/pci0000:3a") / function.name)
+        for name, text in {"serial": f"S{i}", "model": "NPU-1", "memory_bytes": 2**34, "tops": 400}.items():
+            (folder / name).write_text(f"{text}\n")
+    return root
+
+
+def test_the_example_backend_works_as_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = DOCS / "examples/acme-backend"
+    monkeypatch.syspath_prepend(str(example))
+    # What pip would leave of the example's pyproject.toml.
+    entry = re.search(
+        r"^\[project\.entry-points\.\"(.+)\"\]\n(\w+) = \"(.+)\"$",
+        (example / "pyproject.toml").read_text(),
+        re.M,
+    )
+    assert entry is not None
+    info = tmp_path / "site/acme_backend-1.0.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-backend\nVersion: 1.0.0\n")
+    (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2]} = {entry[3]}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    root = acme_machine(tmp_path / "machine")
+    assert main.main(["devices", "--backend", "acme", "--sysfs-root", f"{root}/sys", "--output", "json"]) == 0
+    first, _ = json.loads(capsys.readouterr().out)["devices"]
+    assert first["name"] == "npu-0000-3b-00-0"
+    assert first["attributes"]["tops"] == {"int": 400}
+    assert first["attributes"]["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:3a"}
+    assert first["capacity"]["memory"] == {"value": "16Gi"}
+    assert main.main(["devices", "--backend", "acme=x", "--sysfs-root", f"{root}/sys"]) == 2
+    assert main.main(["devices", "--backend", "acme", "--sysfs-root", f"{tmp_path}/none"]) == 1
+
+
+def test_the_example_is_short_and_uses_the_stable_part_alone() -> None:
+    code = (DOCS / "examples/acme-backend/acme_backend.py").read_text()
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 55
+    assert set(re.findall(r"^(?:from|import) (dra_driver[\w.]*)", code, re.M)) == {"dra_driver.discovery"}
+    assert set(re.findall(r"sdk\.(\w+)", code)) <= set(sdk.__all__)
+
+
+def test_the_stable_part_is_all_there() -> None:
+    for name in sdk.__all__:
+        assert hasattr(sdk, name)
+    # Taking a name away breaks others' backends: see the module's promise.
+    assert set(sdk.__all__) >= {
+        "BackendFactory", "CdiMaterial", "CdiMount", "ConfigurationError", "DeviceBackend", "DeviceHealth",
+        "DeviceLink", "DeviceNode", "DiscoveredDevice", "DiscoveryError", "HardwareAbsent", "InventoryDevice",
+        "NUMA_NODE", "PCIE_ROOT", "PCI_BUS_ID", "PciAddress", "Problem", "ProblemLog", "children",
+        "describe_device", "device_name", "entries", "exists", "link_address", "model_of", "numa_node",
+        "pci_function", "pci_id", "pcie_root", "read_number", "read_text", "semantic_version",
+    }  # fmt: skip
+
+
+def test_own_facts_may_not_bend_the_schema() -> None:
+    notes: list[sdk.Problem] = []
+    device = sdk.describe_device(
+        "x", {"vendor": "acme"}, own={"tops": 4, "long": "x" * 80, "none": None}, note=notes
+    )
+    assert set(device.attributes) == {"vendor", "tops"}
+    assert [n.subject for n in notes] == ["long"]
+    with pytest.raises(KeyError, match="in the schema"):
+        sdk.describe_device("x", {}, own={"model": 7})
+    with pytest.raises(KeyError, match="not in the schema"):
+        sdk.describe_device("x", {"tops": 4})
+
+
+def test_the_descriptions_in_the_page_are_valid(tmp_path: Path) -> None:
+    generic, machine = blocks(BACKENDS, "yaml")
+    assert [rule.name for rule in generic_spec.decode(generic, "docs")] == ["npu"]
+    root = hw.machine(tmp_path, machine)
+    (gpu,) = found_by("amdgpu", root)
+    assert msgspec.json.decode(codec.encode(gpu.device))["name"] == "gpu-0000-05-00-0"
+    for name in fake_hardware.built_in_specs():
+        assert name in BACKENDS
