@@ -191,22 +191,37 @@ class GpuHardware:
                 if setting.daemon and not any(o.daemon for o in others):
                     await self._call(self._daemons.stop, setting.device)
 
-    async def strangers(self, gpus: Iterable[str], holdings: Holdings) -> Sequence[tuple[str, GpuInstance]]:
-        """Instances that no claim holds, on the GPUs with these UUIDs; they are reported, never touched.
+    async def strangers(
+        self, gpus: Iterable[str], records: Iterable[PreparedClaim]
+    ) -> Sequence[tuple[str, GpuInstance]]:
+        """Instances that no claim holds, on the GPUs with these UUIDs; nobody here touches them.
 
         Raises:
             DraError: a GPU cannot be asked.
         """
+        ours = {(d.uuid, p.start, p.size) for r in records for d, p in _partitions(r)}
         found: list[tuple[str, GpuInstance]] = []
         for gpu in gpus:
             async with self._alone(gpu):
                 control = await self._control(gpu)
-                if control is None:
-                    continue
-                ours = {d.partition.start for d in holdings.partitions(gpu) if d.partition is not None}
-                instances = await self._call(control.instances, gpu)
-                found += [(gpu, i) for i in instances if i.start not in ours]
+                instances = await self._call(control.instances, gpu) if control is not None else ()
+            found += [(gpu, i) for i in instances if (gpu, i.start, i.size) not in ours]
         return found
+
+    async def idle_daemons(self, records: Iterable[PreparedClaim]) -> Sequence[str]:
+        """Devices whose daemon, or what is left of one, serves no claim."""
+        needed = {s.device for r in records for s in r.settings if s.daemon}
+        return [d for d in await self._call(self._daemons.present) if d not in needed]
+
+    async def stop_daemon(self, device: str, gpu: str, still_idle: Callable[[], bool]) -> None:
+        """Stops a daemon that serves no claim, if that is still so when nothing else changes the GPU.
+
+        Raises:
+            PrepareError: it does not end.
+        """
+        async with self._alone(gpu):
+            if still_idle():
+                await self._call(self._daemons.stop, device)
 
     # --- settings -------------------------------------------------------------------------------------------
 
@@ -246,8 +261,8 @@ class GpuHardware:
         if (setting.daemon or setting.time_slice) and setting.compute_mode_before and not modes:
             await self._call(control.set_compute_mode, setting.uuid, setting.compute_mode_before)
         if setting.time_slice and not any(o.time_slice for o in others):
-            await self._call(control.set_time_slice, setting.uuid, _NO_SLICE)
             self._slices.pop(setting.uuid, None)
+            await self._set_back(setting, "time slice", control.set_time_slice, _NO_SLICE)
         if setting.mig and setting.mig_before is False and not any(o.mig for o in others):
             await self._leave_mig_mode(control, setting)
 
@@ -258,8 +273,17 @@ class GpuHardware:
         if left:
             log.warning("MIG mode stays on: a stranger's instances are there", device=setting.device)
             return
-        await self._call(control.set_mig_mode, setting.uuid, False)
+        await self._set_back(setting, "MIG mode", control.set_mig_mode, False)
         self.changes.notify()
+
+    async def _set_back(
+        self, setting: DeviceSetting, what: str, call: Callable[[str, _T], None], value: _T
+    ) -> None:
+        """Sets back what the next claim sets anew anyway; a pod is not kept from ending for it."""
+        try:
+            await self._call(call, setting.uuid, value)
+        except PrepareError as e:
+            log.error("a setting could not be set back", setting=what, device=setting.device, error=str(e))
 
     # --- partitions -----------------------------------------------------------------------------------------
 

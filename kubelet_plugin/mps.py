@@ -7,6 +7,7 @@ a process table, so that a restarted plugin finds the daemons of the one before.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import re
@@ -205,6 +206,9 @@ class MpsDaemons:
             if time.monotonic() >= deadline:
                 raise PrepareError(f"device {device}: the MPS daemon does not end", retryable=True)
             self._pause(0.1)
+        if self._launcher is Launcher.SYSTEMD:
+            # One that never answered may still be on its way.
+            self._run("systemctl", "stop", _unit(device))
         shutil.rmtree(folder, ignore_errors=True)
         log.info("MPS daemon ended", device=device)
 
@@ -238,6 +242,17 @@ class MpsDaemons:
             raise PrepareError(
                 f"device {device}: the MPS daemon cannot be started: {command.args[0]} ended with "
                 f"{done.returncode}"
+            )
+
+    def _run(self, *command: str) -> None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(  # noqa: S603 - names are checked
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=self._ready_seconds,
+                check=False,
             )
 
     def _answers(self, folder: Path) -> bool:

@@ -25,6 +25,7 @@ from kubelet_plugin.engine import Engine, Timing
 from kubelet_plugin.hardware_setup import set_up
 from kubelet_plugin.instances import Instances, remove_stale_socket
 from kubelet_plugin.inventory import InventoryKeeper
+from kubelet_plugin.leftovers import Leftovers
 from kubelet_plugin.locks import StateLock
 from kubelet_plugin.metadata_directory import MetadataDirectory
 from kubelet_plugin.observation import Observation
@@ -174,6 +175,12 @@ class Plugin:
             live=lambda: self._state.live and self._instances.leads(),
             intervals=intervals,
         )
+        self._leftovers = Leftovers(
+            engine=self._engine,
+            hardware=self._setup.hardware,
+            table=self._table,
+            leads=self._instances.leads,
+        )
         self._scanned = asyncio.Event()
         self.ready = asyncio.Event()
         self.observation = Observation(
@@ -231,6 +238,7 @@ class Plugin:
             tasks.create_task(self._calls.run())
             tasks.create_task(self._keeper.run())
             tasks.create_task(self._reconciler.run())
+            tasks.create_task(self._leftovers.run())
             tasks.create_task(self.observation.run())
             tasks.create_task(self._scan())
             tasks.create_task(self._rescan_what_was_changed())

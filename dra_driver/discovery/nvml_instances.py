@@ -90,6 +90,10 @@ class NvmlInstancesBackend:
         self._log.replace(problems)
         return sorted(devices, key=lambda d: d.device.name)
 
+    def control(self, places: Places) -> GpuControl | None:
+        """Settings of whole GPUs; MIG devices are their administrator's."""
+        return self._gpus.control(places)
+
     def close(self) -> None:
         """Closes the library."""
         self._gpus.close()

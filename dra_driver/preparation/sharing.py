@@ -17,6 +17,7 @@ __all__ = ["MPS_PIPES", "Treatment", "device_type", "settings_of", "treat"]
 # Where a container finds the pipes of the daemon; the daemon's own shared memory goes with them.
 MPS_PIPES: Final = "/var/run/dra-driver/mps"
 _MIB: Final = 1 << 20
+_MIG_UUID: Final = "MIG-"
 _OPTIONS: Final = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 
 
@@ -44,7 +45,7 @@ class Treatment:
 
 def device_type(device: NodeDevice, share_id: str | None) -> DeviceType:
     """What a result is of."""
-    if device.partition is not None:
+    if device.partition is not None or device.uuid.startswith(_MIG_UUID):
         return DeviceType.MIG
     return DeviceType.GPU if share_id is None else DeviceType.SHARE
 
@@ -74,14 +75,15 @@ def treat(
     strategy = parameters.strategy if parameters is not None else Strategy.NONE
     if strategy is Strategy.AUTO:
         strategy = Strategy.MPS if device.mps_directory else Strategy.NONE
-    if device.partition is not None:
+    if kind is DeviceType.MIG:
         if strategy is Strategy.MPS:
             raise PrepareError(
                 f"device {device.name}: MPS on a MIG partition is not supported; its processes share it as "
                 "they are, and the partition keeps them from others"
             )
-        gpu = device.partition.gpu
-        return Treatment(DeviceSetting(device=gpu, uuid=device.uuid, mig=True))
+        if device.partition is None:
+            return Treatment()  # an administrator made it
+        return Treatment(DeviceSetting(device=device.partition.gpu, uuid=device.uuid, mig=True))
     if strategy is Strategy.TIME_SLICING and parameters is not None and parameters.interval is not None:
         if not device.controllable:
             raise PrepareError(f"device {device.name}: time slicing needs an NVIDIA GPU that NVML controls")
