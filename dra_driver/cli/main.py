@@ -41,6 +41,15 @@ COMMANDS = {
 }
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, [], ()):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
@@ -55,16 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((a for a in arguments if not a.startswith("-")), None)
     run = None
+    command_parser = parser
     for name, (module, text) in COMMANDS.items():
-        sub = subparsers.add_parser(
-            name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+        sub = subparsers.add_parser(name, help=text, description=text, formatter_class=_HelpFormatter)
         if name == chosen:
             loaded = importlib.import_module(f"dra_driver.cli.{module}")
             common.add_logging_arguments(sub)
             loaded.add_arguments(sub)
             run = loaded.run
-    args = parser.parse_args(arguments)
+            command_parser = sub
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # The subcommand's usage helps, that of the whole command does not.
+        command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     assert run is not None  # argparse has refused everything else
     common.configure_logging(args.log_level, args.log_format)
     try:
