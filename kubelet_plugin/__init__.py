@@ -8,6 +8,8 @@
     engine         carries out the state machine of dra_driver.preparation
     checkpoint_file, cdi_directory, files   what is durable
     devices        what discovery found, in memory
+    hardware, mps  the effects on GPUs: settings, partitions, sharing daemons; hardware_setup joins them
+    leftovers      what no claim holds on the GPUs
     registration, inventory                 the handshake around publishing
 
 It writes one object of the API, its node's DeviceInventory, and no ResourceSlice and no claim. Unprepare and

@@ -144,6 +144,15 @@ class Metrics:
                 for pod in [p.name for p in claim.pods] or [""]:
                     info.add_metric(_info(claim, device, pod), 1)
         yield info
+        shares = GaugeMetricFamily(
+            "dra_driver_device_shares",
+            "Shares that claims hold, by what keeps them to their memory: mps, or none",
+            labels=("device", "enforced"),
+        )
+        held = Counter((d.device, d.enforced) for c in claims for d in c.devices if d.enforced)
+        for key, number in sorted(held.items()):
+            shares.add_metric(key, number)
+        yield shares
 
     def _of_devices(self) -> Iterator[Metric]:
         devices = {d.device.name: d for d in self._sources.devices()}
