@@ -35,11 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="where device nodes are"
     )
+    parser.add_argument(
+        "--procfs-root", type=Path, default=Path("/proc"), metavar="DIR", help="where procfs is mounted"
+    )
     common.add_output_argument(parser)
 
 
 def _open_backends(args: argparse.Namespace) -> list[DeviceBackend]:
-    roots = {"sysfs_root": args.sysfs_root, "dev_root": args.dev_root}
+    roots = {
+        "sysfs_root": args.sysfs_root,
+        "dev_root": args.dev_root,
+        "procfs_root": args.procfs_root,
+    }
     if not args.backend:
         kinds = (*discovery.GPU_BACKENDS, *discovery.NIC_BACKENDS)
         return [discovery.open_hardware(**roots, node_name=platform.node(), backends=kinds)]

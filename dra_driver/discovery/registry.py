@@ -11,6 +11,7 @@ import structlog
 
 from dra_driver.api import names
 from dra_driver.discovery import pci
+from dra_driver.discovery.built_in import BUILT_IN, Roots
 from dra_driver.discovery.control import Places, control_of
 from dra_driver.discovery.problems import HardwareAbsent, Problem
 from dra_driver.errors import ConfigurationError, DraError
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "dra_driver.backends"
+
+_PROCFS: Final = Path("/proc")
 
 _VENDORS: Final = {"NVIDIA": pci.NVIDIA, "AMD": pci.AMD, "Intel": pci.INTEL}
 
@@ -55,87 +58,6 @@ class BackendFactory(Protocol):
         ...
 
 
-def _nvml(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.nvml import NvmlBackend
-
-    if arg not in ("", "mig"):
-        raise ConfigurationError(
-            f"--backend nvml={arg[:80]}: allowed are --backend nvml, and --backend nvml=mig to publish the "
-            "MIG devices that exist"
-        )
-    whole = NvmlBackend(sysfs_root=sysfs_root, dev_root=dev_root)
-    if not arg:
-        return whole
-    from dra_driver.discovery.nvml_instances import NvmlInstancesBackend
-
-    return NvmlInstancesBackend(whole)
-
-
-def _simulated(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery import simulated
-
-    if not arg:
-        raise ConfigurationError(
-            "--backend simulated: a profile is missing: allowed are simulated=NAME with "
-            f"{', '.join(simulated.built_in_profiles())}, or simulated=PATH of a YAML file"
-        )
-    return simulated.SimulatedBackend(arg, seed=node_name)
-
-
-def _no_argument(name: str, arg: str) -> None:
-    if arg:
-        raise ConfigurationError(
-            f"--backend {name}={arg[:80]}: {name} takes no argument; allowed is --backend {name}"
-        )
-
-
-def _amdgpu(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.amdgpu import AmdGpuBackend
-
-    _no_argument("amdgpu", arg)
-    return AmdGpuBackend(sysfs_root=sysfs_root, dev_root=dev_root)
-
-
-def _intel(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.intel import IntelGpuBackend
-
-    if arg not in ("", "integrated"):
-        raise ConfigurationError(
-            f"--backend intel={arg[:80]}: allowed are --backend intel, and --backend intel=integrated to "
-            "include GPUs that are parts of a processor"
-        )
-    return IntelGpuBackend(sysfs_root=sysfs_root, dev_root=dev_root, integrated=bool(arg))
-
-
-def _rdma(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.rdma import RdmaBackend
-
-    if arg not in ("", "umad"):
-        raise ConfigurationError(
-            f"--backend rdma={arg[:80]}: allowed are --backend rdma, and --backend rdma=umad to give "
-            "containers access to the subnet manager"
-        )
-    return RdmaBackend(sysfs_root=sysfs_root, dev_root=dev_root, umad=bool(arg))
-
-
-def _generic(arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.generic import GenericBackend
-
-    if not arg:
-        raise ConfigurationError(
-            "--backend generic: a file is missing: allowed is generic=PATH of a YAML file"
-        )
-    return GenericBackend(Path(arg), sysfs_root=sysfs_root, dev_root=dev_root)
-
-
-_BUILT_IN: Mapping[str, BackendFactory] = {
-    "nvml": _nvml,
-    "amdgpu": _amdgpu,
-    "intel": _intel,
-    "rdma": _rdma,
-    "generic": _generic,
-    "simulated": _simulated,
-}
 # Looked at where no --backend is given: GPUs, and what a driver of another name publishes.
 GPU_BACKENDS: Final = ("nvml", "amdgpu", "intel")
 NIC_BACKENDS: Final = ("rdma",)
@@ -143,36 +65,45 @@ NIC_BACKENDS: Final = ("rdma",)
 
 def _third_party() -> dict[str, metadata.EntryPoint]:
     # A built-in name cannot be taken over by whatever happens to be installed.
-    return {e.name: e for e in metadata.entry_points(group=ENTRY_POINTS) if e.name not in _BUILT_IN}
+    return {e.name: e for e in metadata.entry_points(group=ENTRY_POINTS) if e.name not in BUILT_IN}
 
 
 def backend_names() -> tuple[str, ...]:
     """Names that ``--backend`` accepts."""
-    return (*_BUILT_IN, *sorted(_third_party()))
+    return (*BUILT_IN, *sorted(_third_party()))
 
 
-def open_backend(spec: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
+def open_backend(
+    spec: str, *, sysfs_root: Path, dev_root: Path, node_name: str, procfs_root: Path = _PROCFS
+) -> DeviceBackend:
     """The backend of ``--backend NAME[=ARG]``. It looks at nothing yet.
+
+    Args:
+        spec: name and argument.
+        sysfs_root: where sysfs is mounted.
+        dev_root: where device nodes are looked for.
+        node_name: name of the Node.
+        procfs_root: where procfs is mounted; backends of third parties are not told.
 
     Raises:
         ConfigurationError: the name is unknown, the argument is wrong, or a third party's backend cannot be
             loaded.
     """
     name, _, arg = spec.partition("=")
-    factory = _BUILT_IN.get(name)
-    if factory is None:
-        entry = _third_party().get(name)
-        if entry is None:
-            raise ConfigurationError(
-                f"--backend {spec[:80]}: {name[:80]!r} is unknown; allowed are {', '.join(backend_names())}"
-            )
-        try:
-            factory = entry.load()
-        except Exception as e:
-            # Another's module may raise anything at import.
-            raise ConfigurationError(
-                f"--backend {spec[:80]}: {entry.value} cannot be loaded: {type(e).__name__}: {e}"
-            ) from e
+    if name in BUILT_IN:
+        return BUILT_IN[name](arg, Roots(sysfs_root, dev_root, procfs_root), node_name)
+    entry = _third_party().get(name)
+    if entry is None:
+        raise ConfigurationError(
+            f"--backend {spec[:80]}: {name[:80]!r} is unknown; allowed are {', '.join(backend_names())}"
+        )
+    try:
+        factory: BackendFactory = entry.load()
+    except Exception as e:
+        # Another's module may raise anything at import.
+        raise ConfigurationError(
+            f"--backend {spec[:80]}: {entry.value} cannot be loaded: {type(e).__name__}: {e}"
+        ) from e
     return factory(arg, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
 
 
@@ -249,7 +180,12 @@ def hardware_backends(driver: str) -> tuple[str, ...]:
 
 
 def open_hardware(
-    *, sysfs_root: Path, dev_root: Path, node_name: str, backends: Sequence[str] = GPU_BACKENDS
+    *,
+    sysfs_root: Path,
+    dev_root: Path,
+    node_name: str,
+    backends: Sequence[str] = GPU_BACKENDS,
+    procfs_root: Path = _PROCFS,
 ) -> HardwareBackend:
     """What is used where no ``--backend`` is given: every kind of real hardware that we know.
 
@@ -258,10 +194,10 @@ def open_hardware(
         dev_root: where device nodes are looked for.
         node_name: name of the Node.
         backends: which kinds, see ``hardware_backends``; without it GPUs of every vendor.
+        procfs_root: where procfs is mounted.
     """
-    return HardwareBackend(
-        [open_backend(n, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name) for n in backends]
-    )
+    roots = {"sysfs_root": sysfs_root, "dev_root": dev_root, "procfs_root": procfs_root}
+    return HardwareBackend([open_backend(name, **roots, node_name=node_name) for name in backends])
 
 
 def _looked_for(backend: DeviceBackend) -> str:

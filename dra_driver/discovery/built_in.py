@@ -1,0 +1,112 @@
+"""The backends that come with the driver, and how their arguments make them.
+
+A backend's module is imported only when it is opened: who has no NVIDIA GPUs does not pay for the bindings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.ports import DeviceBackend
+
+__all__ = ["BUILT_IN", "BuiltIn", "Roots"]
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where sysfs, device nodes and procfs are: ``/sys``, ``/dev`` and ``/proc`` on a machine."""
+
+    sysfs: Path
+    dev: Path
+    procfs: Path
+
+
+# Argument, roots and name of the Node → backend. They are those of ``registry.BackendFactory``.
+BuiltIn = Callable[[str, Roots, str], DeviceBackend]
+
+
+def _nvml(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.nvml import NvmlBackend
+
+    if arg not in ("", "mig"):
+        raise ConfigurationError(
+            f"--backend nvml={arg[:80]}: allowed are --backend nvml, and --backend nvml=mig to publish the "
+            "MIG devices that exist"
+        )
+    whole = NvmlBackend(sysfs_root=roots.sysfs, dev_root=roots.dev)
+    if not arg:
+        return whole
+    from dra_driver.discovery.nvml_instances import NvmlInstancesBackend
+
+    return NvmlInstancesBackend(whole, proc_root=roots.procfs)
+
+
+def _simulated(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery import simulated
+
+    if not arg:
+        raise ConfigurationError(
+            "--backend simulated: a profile is missing: allowed are simulated=NAME with "
+            f"{', '.join(simulated.built_in_profiles())}, or simulated=PATH of a YAML file"
+        )
+    return simulated.SimulatedBackend(arg, seed=node_name)
+
+
+def _no_argument(name: str, arg: str) -> None:
+    if arg:
+        raise ConfigurationError(
+            f"--backend {name}={arg[:80]}: {name} takes no argument; allowed is --backend {name}"
+        )
+
+
+def _amdgpu(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.amdgpu import AmdGpuBackend
+
+    _no_argument("amdgpu", arg)
+    return AmdGpuBackend(sysfs_root=roots.sysfs, dev_root=roots.dev)
+
+
+def _intel(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.intel import IntelGpuBackend
+
+    if arg not in ("", "integrated"):
+        raise ConfigurationError(
+            f"--backend intel={arg[:80]}: allowed are --backend intel, and --backend intel=integrated to "
+            "include GPUs that are parts of a processor"
+        )
+    return IntelGpuBackend(sysfs_root=roots.sysfs, dev_root=roots.dev, integrated=bool(arg))
+
+
+def _rdma(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.rdma import RdmaBackend
+
+    if arg not in ("", "umad"):
+        raise ConfigurationError(
+            f"--backend rdma={arg[:80]}: allowed are --backend rdma, and --backend rdma=umad to give "
+            "containers access to the subnet manager"
+        )
+    return RdmaBackend(sysfs_root=roots.sysfs, dev_root=roots.dev, umad=bool(arg))
+
+
+def _generic(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
+    from dra_driver.discovery.generic import GenericBackend
+
+    if not arg:
+        raise ConfigurationError(
+            "--backend generic: a file is missing: allowed is generic=PATH of a YAML file"
+        )
+    return GenericBackend(Path(arg), sysfs_root=roots.sysfs, dev_root=roots.dev)
+
+
+BUILT_IN: Final[Mapping[str, BuiltIn]] = {
+    "nvml": _nvml,
+    "amdgpu": _amdgpu,
+    "intel": _intel,
+    "rdma": _rdma,
+    "generic": _generic,
+    "simulated": _simulated,
+}
