@@ -1,8 +1,8 @@
 """Where the API server is and who we are: kubeconfig and in-cluster configuration.
 
-The ``kubernetes`` package does the work (contexts, inline and file certificates, tokens, exec plugins, OIDC);
-this module picks the source, turns its many exceptions into one clear ``ConfigurationError``, and keeps
-credentials fresh.
+This module picks the source. Service accounts and plain files are read by ``plain``; the ``kubernetes``
+package does the rest (several files, exec plugins, OIDC, proxies): its many exceptions become one clear
+``ConfigurationError``, and its credentials are kept fresh.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.kube import plain
 
 __all__ = ["Connection", "connect"]
 
@@ -66,7 +67,9 @@ class Connection:
         self._refreshed = time.monotonic()
         loader = self._loader
         if loader is None:
-            return  # in-cluster: the configuration's own hook reads the file again
+            if force:
+                self._configuration.read_token()
+            return  # it reads its token file again by itself
         # An exec plugin that gives no expiry is run again only when its credential was refused.
         runs_exec = loader.provider is None and "exec" in (_user(loader) or {})
         if runs_exec and not force and not hasattr(loader, "exec_plugin_expiry"):
@@ -112,7 +115,7 @@ async def connect(kubeconfig: Path | None) -> Connection:
     if files:
         return await _from_files(files)
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return _in_cluster()
+        return Connection(plain.from_service_account(), None, "in-cluster configuration")
     raise ConfigurationError(
         "no cluster: give --kubeconfig FILE or set KUBECONFIG (in a pod, its service account is used; "
         "this is none: KUBERNETES_SERVICE_HOST is not set)"
@@ -131,25 +134,17 @@ def _files(kubeconfig: Path | None) -> list[Path]:
     return there
 
 
-def _in_cluster() -> Connection:
-    from kubernetes.aio.client import Configuration
-    from kubernetes.aio.config import ConfigException, load_incluster_config
-
-    configuration = type.__call__(Configuration)
-    try:
-        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except (ConfigException, OSError) as e:
-        raise ConfigurationError(f"in-cluster configuration: {e}") from e
-    return Connection(configuration, None, "in-cluster configuration")
-
-
 async def _from_files(paths: list[Path]) -> Connection:
+    source = "kubeconfig " + os.pathsep.join(str(p) for p in paths)
+    contents = [_check_file(path) for path in paths]
+    if len(paths) == 1:
+        simple = plain.from_file(paths[0], contents[0])
+        if simple is not None:
+            with simple.certificate_files():
+                return Connection(simple, None, source)
     from kubernetes.aio.client import Configuration
     from kubernetes.aio.config import load_kube_config
 
-    source = "kubeconfig " + os.pathsep.join(str(p) for p in paths)
-    for path in paths:
-        _check_file(path)
     configuration = type.__call__(Configuration)
     # Without this, a kubeconfig without a server would silently mean http://localhost.
     configuration.host = ""
@@ -173,7 +168,7 @@ async def _from_files(paths: list[Path]) -> Connection:
     return Connection(configuration, loader, source)
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -197,3 +192,4 @@ def _check_file(path: Path) -> None:
     missing = [k for k in ("clusters", "contexts", "current-context") if not content.get(k)]
     if missing:
         raise ConfigurationError(f"kubeconfig {path}: {', '.join(missing)} missing or empty")
+    return content

@@ -293,7 +293,7 @@ async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figur
         total = len(queue)
         queue.reverse()
 
-        told = [0]
+        told, shown = [0], [started]
 
         async def work() -> None:
             while queue:
@@ -301,7 +301,8 @@ async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figur
                 async with worlds(forks, figures, name) as world:
                     await one(world)
                 done = total - len(queue)
-                if not quiet and done % 50 == 0:
+                if not quiet and time.monotonic() > shown[0] + 15:
+                    shown[0] = time.monotonic()
                     bad = sum(figures.violations.values())
                     print(
                         f"{time.monotonic() - started:6.1f} s  runs {done}/{total}  kills {figures.kills}  "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -162,8 +163,7 @@ class World:
         self._server = ApiServer()
 
     async def __aenter__(self) -> World:
-        for path in sorted((deploy_directory("manifests") / "crds").glob("*.yaml")):
-            await self._server.install(filter(None, yaml.safe_load_all(path.read_text())))
+        await self._server.install(definitions())
         await self._server.install([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}])
         await self._server.start()
         self._server.write_kubeconfig(self.root / "kubeconfig")
@@ -394,6 +394,13 @@ class World:
         self.figures.violations[kind] += 1
         self.figures.texts.append(f"{self.name}: {kind}: {text}")
         raise Violation(f"{kind}: {text}")
+
+
+@functools.cache
+def definitions() -> list[dict[str, Any]]:
+    """Our CRDs."""
+    files = sorted((deploy_directory("manifests") / "crds").glob("*.yaml"))
+    return [d for file in files for d in yaml.safe_load_all(file.read_text()) if d]
 
 
 def _tell(future: asyncio.Future[int], value: int) -> None:

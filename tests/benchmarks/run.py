@@ -1,0 +1,107 @@
+"""Runs the benchmarks: ``make bench``, or ``run.py NAME…`` for some of them.
+
+Every module ``bench_NAME.py`` beside this one has ``run() -> list`` of rows ``{"name", "value", "unit"}``,
+with ``baseline`` (what it is compared with, in the same unit, and ``baseline_of``: whose) where there is one.
+Rows go to ``build/bench.json`` and into a table; ``ratio`` is value / baseline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    model = ""
+    memory = 0
+    cpuinfo, meminfo = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    if meminfo.exists():
+        memory = int(meminfo.read_text().split()[1]) // 1024
+    return {
+        "cpu": model or platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_mib": memory,
+        "load_1m": round(os.getloadavg()[0], 2),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def measure(name: str) -> list[dict[str, Any]]:
+    """The rows of one module."""
+    module = importlib.import_module(f"bench_{name}")
+    rows: list[dict[str, Any]] = []
+    for row in module.run():
+        more = {"ratio": round(row["value"] / row["baseline"], 3)} if row.get("baseline") else {}
+        rows.append({"benchmark": name, **row, **more})
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows for people."""
+    header = ("benchmark", "what", "value", "unit", "baseline", "ratio", "baseline of")
+    fields = ("benchmark", "name", "value", "unit", "baseline", "ratio", "baseline_of")
+    cells = [header, *(tuple(_text(row.get(f, "")) for f in fields) for row in rows)]
+    widths = [max(len(c[i]) for c in cells) for i in range(len(header))]
+    return "\n".join("   ".join(x.ljust(w) for x, w in zip(c, widths, strict=True)).rstrip() for c in cells)
+
+
+def _text(value: object) -> str:
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def main() -> int:
+    """The command line."""
+    known = sorted(p.stem.removeprefix("bench_") for p in HERE.glob("bench_*.py"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; all without")
+    parser.add_argument("--out", type=Path, default=ROOT / "build/bench.json", help="where the rows go")
+    args = parser.parse_args()
+    unknown = sorted(set(args.names) - set(known))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    what = machine()
+    rows: list[dict[str, Any]] = []
+    failed: list[str] = []
+    for name in args.names or known:
+        print(f"bench {name} …", file=sys.stderr, flush=True)
+        started = time.monotonic()
+        try:
+            rows += measure(name)
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+        print(f"bench {name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({"machine": what, "rows": rows, "failed": failed}, indent=2) + "\n")
+    print(
+        f"{what['cpu']}, {what['cores']} cores, {what['memory_mib']} MiB, load {what['load_1m']}, "
+        f"Linux {what['kernel']}, Python {what['python']}"
+    )
+    print(table(rows))
+    print(f"written to {args.out}")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
