@@ -19,7 +19,7 @@ from dra_driver.api.resource import DeviceAttribute
 from dra_driver.discovery.control import Places
 from dra_driver.discovery.problems import Problem, ProblemLog
 from dra_driver.errors import PrepareError
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice, GpuControl, GpuInstance
+from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice, GpuControl, GpuInstance, HealthEvent
 
 __all__ = ["NvmlInstancesBackend", "WholeGpus"]
 
@@ -45,6 +45,10 @@ class WholeGpus(Protocol):
 
     def control(self, places: Places) -> GpuControl | None:
         """See ``control.ControllableBackend``."""
+        ...
+
+    def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
+        """See ``ports.HealthSource``."""
         ...
 
 
@@ -93,6 +97,10 @@ class NvmlInstancesBackend:
     def control(self, places: Places) -> GpuControl | None:
         """Settings of whole GPUs; MIG devices are their administrator's."""
         return self._gpus.control(places)
+
+    def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
+        """See ``ports.HealthSource``: of whole GPUs; what events make of MIG devices is in ``discover``."""
+        return self._gpus.wait_for_events(seconds)
 
     def close(self) -> None:
         """Closes the library."""

@@ -13,7 +13,7 @@ import pytest
 from dra_driver.discovery.amdgpu import AmdGpuBackend, ras_counts
 from dra_driver.discovery.amdgpu_kfd import gfx_target
 from dra_driver.discovery.problems import HardwareAbsent
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.ports import DeviceSample, DiscoveredDevice, TelemetrySource
 
 PCI_ID = "resource.kubernetes.io/pciBusID"
 
@@ -156,6 +156,34 @@ def test_errors_that_were_not_corrected_are_health(tmp_path: Path) -> None:
     assert [h.reason for h in devices[1].device.health] == ["UncorrectableErrors"]
     assert "umc 2" in devices[1].device.health[0].message
     assert not devices[0].device.health
+
+
+def test_what_a_gpu_does_is_sampled_without_discovery(tmp_path: Path) -> None:
+    root = hw.machine(tmp_path, "radeon")
+    one = backend(root)
+    assert one.sample() == []
+    one.discover()
+    function = root / "sys/bus/pci/devices/0000:03:00.0"
+    (function / "gpu_busy_percent").write_text("37\n")
+    (function / "mem_info_vram_used").write_text("1073741824\n")
+    monitor = function / "hwmon/hwmon4"
+    monitor.mkdir(parents=True)
+    (monitor / "temp1_input").write_text("45000\n")
+    (monitor / "power1_average").write_text("91000000\n")
+    (sample,) = one.sample()
+    assert isinstance(one, TelemetrySource)
+    assert sample == DeviceSample(
+        device="gpu-0000-03-00-0",
+        utilization=0.37,
+        memory_used=hw.GIB,
+        memory_total=24560 * hw.MIB,
+        temperature=45.0,
+        power=91.0,
+    )
+    (function / "gpu_busy_percent").write_text("many")
+    (monitor / "temp1_input").unlink()
+    (sample,) = one.sample()
+    assert (sample.utilization, sample.temperature, sample.power) == (None, None, 91.0)
 
 
 @pytest.mark.parametrize(
