@@ -37,6 +37,7 @@ from dra_driver.kube import KubeApi
 from dra_driver.preparation import Checkpoint
 from dra_driver.sim import assets, profiles
 from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.apiserver.admission import STAND_INS
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
 from dra_driver.sim.eviction import TaintEviction
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
@@ -400,12 +401,15 @@ class EmbeddedCluster:
 
 
 def _own_manifests() -> list[dict[str, Any]]:
-    """Our CRDs and DeviceClasses, as an administrator would install them."""
+    """Our CRDs, DeviceClasses and the gate's policy, as an administrator would install them.
+
+    Policies that the API server does not act on are left out: they would promise what nobody keeps.
+    """
     manifests = assets.deploy_directory("manifests")
     paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]
-    return [
-        d for path in paths for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None
-    ]
+    paths.append(manifests / "gating.yaml")
+    documents = [d for path in paths for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d]
+    return [d for d in documents if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS]
 
 
 def _refuse_foreign(kubeconfig: Path) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from e2e_support import IMAGE
 
-from dra_driver.api.core import NAMESPACES, PODS, Pod
-from dra_driver.api.names import ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME
+from dra_driver.api.core import EVENTS, NAMESPACES, PODS, Pod
+from dra_driver.api.names import ALLOCATION_GATE, ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Conflict, NotFound
 from dra_driver.sim import examples
@@ -95,6 +95,40 @@ def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
     background.run(prepare())
     yield
     background.run(clean(), SECONDS + 30)
+
+
+def test_the_gate_stays_until_devices_are_allocated(background: Background, cluster: Cluster) -> None:
+    async def scenario() -> None:
+        everything = {
+            "name": "gpu",
+            "exactly": {
+                "deviceClassName": DEFAULT_DRIVER_NAME,
+                "selectors": [{"cel": {"expression": "device.driver == 'nobody.example.com'"}}],
+            },
+        }
+        impossible = {**claim("ResourceClaim", "impossible"), "spec": {"devices": {"requests": [everything]}}}
+        waiting = pod("waits", "sleep 3600", resourceClaimName="impossible")
+        runs = pod("runs", "sleep 3600", resourceClaimName="possible")
+        await examples.apply(cluster.api, [impossible, claim("ResourceClaim", "possible"), waiting, runs])
+
+        async def running() -> bool:
+            return await phase(cluster, "runs") == "Running"
+
+        await eventually("the pod to run", running)
+        ungated: Pod = await cluster.api.get(PODS, "runs", NAMESPACE)
+        assert [g.name for g in ungated.spec.scheduling_gates] == []
+        gated: Pod = await cluster.api.get(PODS, "waits", NAMESPACE)
+        assert [g.name for g in gated.spec.scheduling_gates] == [ALLOCATION_GATE]
+        reasons = [c.get("reason") for c in gated.status.conditions if c.get("type") == "PodScheduled"]
+        assert reasons == ["SchedulingGated"]
+
+        async def explained() -> bool:
+            events = (await cluster.api.list(EVENTS, NAMESPACE)).items
+            return any(e.involved_object.uid == gated.metadata.uid and e.type == "Warning" for e in events)
+
+        await eventually("an event that says why the pod waits", explained)
+
+    background.run(scenario(), SECONDS * 2)
 
 
 def test_a_pod_that_ends_gives_its_device_back(background: Background, cluster: Cluster) -> None:

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from dra_driver.sim.apiserver import crds, deletion, managed, patches, strategy, taint_preview, validation
+from dra_driver.sim.apiserver import (
+    admission,
+    crds,
+    deletion,
+    managed,
+    patches,
+    strategy,
+    taint_preview,
+    validation,
+)
 from dra_driver.sim.apiserver.deletion import DeleteOptions
 from dra_driver.sim.apiserver.fields import Context, WrongType
 from dra_driver.sim.apiserver.kinds import Kind, Kinds
@@ -171,6 +180,7 @@ class Registry:
             metadata["name"] = self._generate(kind, namespace, metadata["generateName"])
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = now
+        admission.admit_create(self.store, kind, namespace, raw)
         strategy.prepare_create(kind, raw, now)
         causes = validation.create(kind, raw, self._surroundings(kind, namespace, options))
         if causes:
