@@ -1,8 +1,8 @@
 """ResourceSlices of a pool: what they should be, and the steps from what is there.
 
-``build_slices`` makes the desired pool of one inventory; ``plan`` compares it with the slices that exist and
-says what to create, update and delete so that no reader ever sees a mix of two states. Both are pure and
-deterministic: no I/O, no clock, no logging.
+``build_slices`` makes the desired pool of one inventory and the policies that apply to it; ``plan`` compares
+it with the slices that exist and says what to create, update and delete so that no reader ever sees a mix of
+two states. Both are pure and deterministic: no I/O, no clock, no logging.
 
 Sources: ``resource.k8s.io/v1 ResourceSlice`` (limits, pool generation), KEP-4381, KEP-5055 (taints).
 """
@@ -10,31 +10,42 @@ Sources: ``resource.k8s.io/v1 ResourceSlice`` (limits, pool generation), KEP-438
 from __future__ import annotations
 
 from dra_driver.resourceslice.build import build_slices
-from dra_driver.resourceslice.devices import HEALTH_TAINT, MAX_FACTS, clean_devices
+from dra_driver.resourceslice.devices import HEALTH_TAINT, MAX_FACTS, PENDING_TAINT, clean_devices
 from dra_driver.resourceslice.plan import Plan, SliceWrite, altered, owner_of, plan, slice_name
+from dra_driver.resourceslice.policies import Overridden, PolicyOutcome, merge_policies
+from dra_driver.resourceslice.sharing import SHARES
 from dra_driver.resourceslice.types import (
     GATES,
     DesiredPool,
+    Pending,
     PoolAllocator,
     PublishOptions,
     ServerFeatures,
     SliceContent,
+    Usage,
 )
 
 __all__ = [
     "GATES",
     "HEALTH_TAINT",
     "MAX_FACTS",
+    "PENDING_TAINT",
+    "SHARES",
     "DesiredPool",
+    "Overridden",
+    "Pending",
     "Plan",
+    "PolicyOutcome",
     "PoolAllocator",
     "PublishOptions",
     "ServerFeatures",
     "SliceContent",
     "SliceWrite",
+    "Usage",
     "altered",
     "build_slices",
     "clean_devices",
+    "merge_policies",
     "owner_of",
     "plan",
     "slice_name",

@@ -1,87 +1,124 @@
-"""``build_slices``: one inventory → the complete set of slices of its pool."""
+"""``build_slices``: inventory + policies + health + what is in use → the complete set of slices of a pool."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import PoolName
-from dra_driver.api.resource import Device, DeviceTaint
-from dra_driver.resourceslice.devices import clean_devices, controller_taint, health_taints
+from dra_driver.api.policy import DevicePolicy
+from dra_driver.api.resource import CounterSet, Device
+from dra_driver.resourceslice.devices import clean_devices
+from dra_driver.resourceslice.forms import Form, Forms
+from dra_driver.resourceslice.policies import PolicyOutcome, PoolSettings, merge_policies
 from dra_driver.resourceslice.types import (
     DesiredPool,
+    Pending,
     PoolAllocator,
     PublishOptions,
     ServerFeatures,
     SliceContent,
+    Usage,
 )
 
 __all__ = ["build_slices"]
 
 # Limits of resource.k8s.io/v1: devices in a slice; the smaller one as soon as any of them has taints,
-# consumes counters or has list-valued attributes.
+# consumes counters or has list-valued attributes; counter sets in a slice, which has no devices then.
 MAX_DEVICES: Final = 128
 MAX_DEVICES_WITH_TAINTS: Final = 64
+MAX_COUNTER_SETS: Final = 8
 
 
 def build_slices(
     inventory: DeviceInventory,
+    policies: Iterable[DevicePolicy] = (),
+    usage: Usage | None = None,
     *,
     options: PublishOptions | None = None,
     features: ServerFeatures | None = None,
 ) -> DesiredPool:
-    """The slices that should exist for an inventory.
+    """The slices that should exist for an inventory. Health is in the inventory.
 
     Devices come smallest memory first and healthy before unhealthy, because kube-scheduler takes the first
-    that fits: a claim for 32Gi then gets 40Gi before 80Gi. Without taints on the server, unhealthy devices
-    are left out instead, and the pool cannot be allocated by the controller.
+    that fits: a claim for 32Gi then gets 40Gi before 80Gi, and a partition before a whole GPU. Devices of one
+    NVLink group stand together. Counters come last, in slices of their own.
+
+    What the server would drop is not published in another meaning: without taints, unhealthy devices are left
+    out and the pool cannot be allocated by the controller; without counters there are whole devices only;
+    without multiple allocations nothing is shared.
 
     Args:
         inventory: what the node's plugin found; not trusted.
+        policies: those that match the node.
+        usage: what claims hold; devices in use keep what matters to those who hold them.
         options: None: the defaults.
         features: None: a server that keeps every field.
     """
     options = options or PublishOptions()
     features = features or ServerFeatures()
-    allocator = options.allocator if features.taints else PoolAllocator.SCHEDULER
     devices, problems = clean_devices(inventory.spec.devices)
-    health = {d.name: health_taints(d.health) for d in inventory.spec.devices}
+    settings = merge_policies(policies, inventory.spec.driver, devices)
+    wanted = PoolAllocator(settings.allocator) if settings.allocator else options.allocator
+    allocator = options.forced or wanted
     if not features.taints:
-        problems += [
-            f"device {d.name}: left out, {health[d.name][0].value}" for d in devices if health[d.name]
-        ]
-        devices = [d for d in devices if not health[d.name]]
-    devices.sort(key=lambda d: (bool(health[d.name]), _memory(d), d.name))
-    if features.taints:
-        protect = (controller_taint(),) if allocator is PoolAllocator.CONTROLLER else ()
-        devices = [_with_taints(d, (*protect, *health[d.name])) for d in devices]
+        allocator = PoolAllocator.SCHEDULER
+    forms = Forms(settings, usage or Usage(), features, problems)
+    found = {d.name: d for d in inventory.spec.devices}
+    for device in devices:
+        forms.add(found[device.name], device)
     if inventory.spec.truncated:
         problems.append(f"{inventory.spec.truncated} devices did not fit into the inventory")
+    protected = allocator is PoolAllocator.CONTROLLER
+    published = [form.device(protected=protected) for form in sorted(forms.forms, key=_preference)]
     return DesiredPool(
         driver=inventory.spec.driver,
         pool=PoolName(inventory.spec.node_name),
         node_name=inventory.spec.node_name,
         allocator=allocator,
-        slices=_split(devices),
+        slices=_split(published, forms.counters),
         problems=tuple(problems),
+        wanted=wanted,
+        strategy=settings.strategy,
+        missing=forms.missing,
+        pending=tuple(sorted(set(forms.pending))),
+        outcomes=_outcomes(settings, forms.pending),
+        sources=settings.sources,
+        partitioned=bool(forms.counters),
     )
 
 
-def _memory(device: Device) -> int:
-    capacity = device.capacity.get("memory")
-    return capacity.value.nano if capacity is not None else 0
+def _preference(form: Form) -> tuple[bool, int, str, str]:
+    capacity = form.base.capacity.get("memory")
+    group = form.base.attributes.get("nvlinkGroup")
+    return (
+        form.unhealthy,
+        capacity.value.nano if capacity is not None else 0,
+        (group.string_value or "") if group is not None else "",
+        form.base.name,
+    )
 
 
-def _with_taints(device: Device, taints: tuple[DeviceTaint, ...]) -> Device:
-    if not taints:
-        return device
-    return Device(name=device.name, attributes=device.attributes, capacity=device.capacity, taints=taints)
+def _outcomes(settings: PoolSettings, pending: Sequence[Pending]) -> dict[str, PolicyOutcome]:
+    result = dict(settings.outcomes)
+    for name in {p.policy for p in pending} & result.keys():
+        old = result[name]
+        texts = tuple(sorted({p.text for p in pending if p.policy == name}))
+        result[name] = PolicyOutcome(old.devices, old.overridden, old.problems, texts)
+    return result
 
 
-def _split(devices: list[Device]) -> tuple[SliceContent, ...]:
+def _split(devices: list[Device], counters: list[CounterSet]) -> tuple[SliceContent, ...]:
     limited = any(d.taints or d.consumes_counters for d in devices)
     size = MAX_DEVICES_WITH_TAINTS if limited else MAX_DEVICES
     # A pool without devices still has one slice: none at all would read as "not published yet".
-    return tuple(
+    slices = [
         SliceContent(devices=tuple(devices[i : i + size])) for i in range(0, max(len(devices), 1), size)
-    )
+    ]
+    sets = sorted(counters, key=lambda c: c.name)
+    slices += [
+        SliceContent(shared_counters=tuple(sets[i : i + MAX_COUNTER_SETS]))
+        for i in range(0, len(sets), MAX_COUNTER_SETS)
+    ]
+    return tuple(slices)

@@ -7,24 +7,41 @@ the reason, because one bad device would make the server refuse the whole slice.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
+
+import msgspec
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
+from dra_driver.api.policy import HealthPolicy
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Device, DeviceAttribute, DeviceCapacity, DeviceTaint
 from dra_driver.api.version import Version
 from dra_driver.errors import InvalidVersion
+from dra_driver.resourceslice.sharing import SHARES
 
-__all__ = ["HEALTH_TAINT", "MAX_FACTS", "clean_devices", "controller_taint", "health_taints"]
+__all__ = [
+    "HEALTH_TAINT",
+    "MAX_FACTS",
+    "PENDING_TAINT",
+    "clean_device",
+    "clean_devices",
+    "controller_taint",
+    "health_taints",
+    "limit_facts",
+    "pending_taint",
+    "problem_of_attribute",
+]
 
 # Limits of resource.k8s.io/v1: attributes and capacities of a device together; text of one attribute.
 MAX_FACTS: Final = 32
 _MAX_TEXT: Final = 64
 
 HEALTH_TAINT: Final = "dra-driver.dev/unhealthy"
-_EFFECTS: Final[Mapping[str, str]] = {"degraded": "NoSchedule", "failed": "NoExecute"}
+# On devices that a policy wants to withdraw or change while they are in use: nothing new goes there.
+PENDING_TAINT: Final = "dra-driver.dev/pending"
+_DEFAULT_HEALTH: Final = HealthPolicy()
 
 _DEVICE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
@@ -64,14 +81,15 @@ def clean_devices(devices: Iterable[InventoryDevice]) -> tuple[list[Device], lis
             problems.append(f"device {device.name}: listed twice")
         else:
             seen.add(device.name)
-            result.append(_clean(device, problems))
+            result.append(clean_device(device, problems))
     return result, problems
 
 
-def _clean(device: InventoryDevice, problems: list[str]) -> Device:
+def clean_device(device: InventoryDevice, problems: list[str]) -> Device:
+    """One device as the API accepts it; what is left out is added to ``problems``."""
     attributes: dict[str, DeviceAttribute] = {}
     for name, attribute in sorted(device.attributes.items()):
-        problem = _name_problem(name) or _attribute_problem(attribute)
+        problem = problem_of_attribute(name, attribute)
         if problem:
             problems.append(f"device {device.name}: attribute {name[:100]!r}: {problem}")
         else:
@@ -86,31 +104,35 @@ def _clean(device: InventoryDevice, problems: list[str]) -> Device:
         else:
             # A request policy belongs to a policy of the admin, not to what a node says of itself.
             capacity[name] = DeviceCapacity(value=amount.value)
-    return _limited(device.name, attributes, capacity, problems)
+    return limit_facts(Device(name=device.name, attributes=attributes, capacity=capacity), problems)
 
 
 _ZERO: Final = Quantity.of(0)
+_FIRST_CAPACITIES: Final = ("memory", SHARES)
 
 
-def _limited(
-    name: str,
-    attributes: Mapping[str, DeviceAttribute],
-    capacity: Mapping[str, DeviceCapacity],
-    problems: list[str],
-) -> Device:
-    facts = [(_RANK.get(n, len(_RANK) + 1), n, True) for n in attributes]
-    facts += [(-1 if n == "memory" else len(_RANK), n, False) for n in capacity]
+def limit_facts(device: Device, problems: list[str]) -> Device:
+    """The device with as many attributes and capacities as the API allows."""
+    if len(device.attributes) + len(device.capacity) <= MAX_FACTS:
+        return device
+    facts = [(_RANK.get(n, len(_RANK) + 1), n, True) for n in device.attributes]
+    facts += [(-1 if n in _FIRST_CAPACITIES else len(_RANK), n, False) for n in device.capacity]
     facts.sort()
-    dropped = facts[MAX_FACTS:]
-    if dropped:
-        texts = ", ".join(n for _, n, _ in dropped)
-        problems.append(f"device {name}: more than {MAX_FACTS} attributes and capacities; left out: {texts}")
-    kept = {(n, is_attribute) for _, n, is_attribute in facts[:MAX_FACTS]}
-    return Device(
-        name=name,
-        attributes={n: a for n, a in attributes.items() if (n, True) in kept},
-        capacity={n: c for n, c in capacity.items() if (n, False) in kept},
+    texts = ", ".join(n for _, n, _ in facts[MAX_FACTS:])
+    problems.append(
+        f"device {device.name}: more than {MAX_FACTS} attributes and capacities; left out: {texts}"
     )
+    kept = {(n, is_attribute) for _, n, is_attribute in facts[:MAX_FACTS]}
+    return msgspec.structs.replace(
+        device,
+        attributes={n: a for n, a in device.attributes.items() if (n, True) in kept},
+        capacity={n: c for n, c in device.capacity.items() if (n, False) in kept},
+    )
+
+
+def problem_of_attribute(name: str, attribute: DeviceAttribute) -> str:
+    """Why the API would refuse the attribute; empty: it would not."""
+    return _name_problem(name) or _attribute_problem(attribute)
 
 
 def _name_problem(name: str) -> str:
@@ -151,15 +173,24 @@ def controller_taint() -> DeviceTaint:
     return DeviceTaint(key=names.CONTROLLER_TAINT, value="allocates", effect="NoSchedule")
 
 
-def health_taints(health: Iterable[DeviceHealth]) -> tuple[DeviceTaint, ...]:
-    """Taints for what ails a device: ``degraded`` gets no new work, ``failed`` loses what runs on it.
+def pending_taint() -> DeviceTaint:
+    """Keeps new claims off a device that is to be changed when those that hold it are gone."""
+    return DeviceTaint(key=PENDING_TAINT, value="policy", effect="NoSchedule")
 
-    The API allows one taint per key and effect; the first reason of each severity is the value.
+
+def health_taints(
+    health: Iterable[DeviceHealth], policy: HealthPolicy = _DEFAULT_HEALTH
+) -> tuple[DeviceTaint, ...]:
+    """Taints for what ails a device. The policy says which severity has which effect.
+
+    The API allows one taint per key and effect; the first reason of each effect is the value. Without a
+    policy, ``degraded`` gets no new work and ``failed`` loses what runs on it.
     """
+    effects = {"info": policy.info, "degraded": policy.degraded, "failed": policy.failed}
     taints: dict[str, DeviceTaint] = {}
     for entry in health:
-        effect = _EFFECTS.get(entry.severity)
-        if effect is not None and effect not in taints:
+        effect = effects.get(entry.severity)
+        if effect and effect not in taints:
             reason = entry.reason if _LABEL_VALUE.fullmatch(entry.reason) else "Unhealthy"
             taints[effect] = DeviceTaint(key=HEALTH_TAINT, value=reason, effect=effect)
     return tuple(taints[effect] for effect in sorted(taints))

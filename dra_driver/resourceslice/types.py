@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import CounterSet, Device
+from dra_driver.resourceslice.policies import PolicyOutcome
 
-__all__ = ["GATES", "DesiredPool", "PoolAllocator", "PublishOptions", "ServerFeatures", "SliceContent"]
+__all__ = [
+    "GATES",
+    "DesiredPool",
+    "Pending",
+    "PoolAllocator",
+    "PublishOptions",
+    "ServerFeatures",
+    "SliceContent",
+    "Usage",
+]
 
 
 class PoolAllocator(enum.Enum):
@@ -51,10 +61,40 @@ class PublishOptions:
     """How a pool is published.
 
     Attributes:
-        allocator: ``CONTROLLER`` puts the protecting taint on every device.
+        allocator: where no policy says otherwise; ``CONTROLLER`` puts the protecting taint on every device.
+        forced: whatever policies say: a pool that changes hands is published for its present allocator.
     """
 
     allocator: PoolAllocator = PoolAllocator.CONTROLLER
+    forced: PoolAllocator | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What claims hold of a pool, by name of the device, and how the pool is published now.
+
+    Attributes:
+        whole: devices that one claim holds alone.
+        shared: devices of which claims hold shares.
+        published: devices as they are in the slices.
+    """
+
+    whole: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+    published: Mapping[str, Device] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pending:
+    """Something that a policy wants and that waits until a device is free.
+
+    Attributes:
+        policy: name of the policy; empty where it is gone: what it had asked for is what waits to end.
+        text: for people, with the name of the device.
+    """
+
+    policy: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +116,13 @@ class DesiredPool:
         allocator: who allocates, after what the server can do was considered.
         slices: in the order in which readers should see them.
         problems: what of the inventory was left out and why, for people.
+        wanted: who should allocate, before that.
+        strategy: ``first-fit``, ``best-fit`` or empty, for our allocator.
+        missing: feature gate → what could not be published without it.
+        pending: what waits until devices are free.
+        outcomes: policy → what became of it here.
+        sources: field of the pool → policy that it is from.
+        partitioned: whether there are counters.
     """
 
     driver: DriverName
@@ -84,6 +131,13 @@ class DesiredPool:
     allocator: PoolAllocator
     slices: tuple[SliceContent, ...]
     problems: tuple[str, ...] = ()
+    wanted: PoolAllocator = PoolAllocator.CONTROLLER
+    strategy: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    pending: tuple[Pending, ...] = ()
+    outcomes: Mapping[str, PolicyOutcome] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    partitioned: bool = False
 
     @property
     def devices(self) -> int:

@@ -1,0 +1,239 @@
+"""In which form each device is published: whole, shared, cut into partitions, with which taints.
+
+What claims hold keeps its form. A policy that wants another one waits, the device takes nothing new in the
+meantime where that would prolong the wait, and both are reported as pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.partitions import PartitionDevice, partition_devices
+from dra_driver.api.resource import (
+    CounterSet,
+    Device,
+    DeviceCounterConsumption,
+    DeviceTaint,
+)
+from dra_driver.resourceslice import partitioning
+from dra_driver.resourceslice.devices import (
+    clean_device,
+    controller_taint,
+    health_taints,
+    limit_facts,
+    pending_taint,
+    problem_of_attribute,
+)
+from dra_driver.resourceslice.policies import DeviceSettings, PoolSettings
+from dra_driver.resourceslice.sharing import shared_form
+from dra_driver.resourceslice.types import GATES, Pending, ServerFeatures, Usage
+
+__all__ = ["Form", "Forms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One device to be published.
+
+    Attributes:
+        base: with its final attributes and capacity.
+        taints: without the one that protects a pool.
+        unhealthy: has a taint for its health; such devices come last.
+        consumes: counters of a partition, or of a GPU that can be cut.
+    """
+
+    base: Device
+    taints: tuple[DeviceTaint, ...] = ()
+    unhealthy: bool = False
+    consumes: tuple[DeviceCounterConsumption, ...] = ()
+
+    def device(self, *, protected: bool) -> Device:
+        """As it goes into the slice."""
+        taints = (controller_taint(), *self.taints) if protected else self.taints
+        return msgspec.structs.replace(self.base, taints=taints, consumes_counters=self.consumes)
+
+
+class Forms:
+    """Collects the forms of a pool.
+
+    Attributes:
+        forms: in no particular order.
+        counters: of the GPUs that can be cut.
+        missing: feature gate → what could not be published without it.
+        pending: what waits for devices in use.
+    """
+
+    def __init__(
+        self, settings: PoolSettings, usage: Usage, features: ServerFeatures, problems: list[str]
+    ) -> None:
+        self._settings = settings
+        self._usage = usage
+        self._features = features
+        self._problems = problems
+        self.forms: list[Form] = []
+        self.counters: list[CounterSet] = []
+        self.missing: dict[str, str] = {}
+        self.pending: list[Pending] = []
+
+    def add(self, found: InventoryDevice, base: Device) -> None:
+        """Publishes one device of the inventory, in whatever form applies to it.
+
+        Args:
+            found: as in the inventory.
+            base: the same, cleaned.
+        """
+        settings = self._settings.devices.get(found.name, DeviceSettings())
+        base = self._with_attributes(base, settings)
+        partitions = partition_devices(found)
+        held = [p for p in partitions if self._in_use(p.name)]
+        if settings.hide and not held and not self._in_use(base.name):
+            return
+        sick = health_taints(found.health, settings.health)
+        taints = (*settings.taints, *sick)
+        if taints and not self._features.taints and self._left_out(base, settings, sick):
+            return
+        if not self._features.taints:
+            taints = ()
+        if settings.hide:
+            self._wait(settings, "hide", f"device {base.name} is in use and is hidden when it is free")
+            taints = self._blocked(taints)
+        chosen = self._chosen(partitions, settings)
+        kept = [p for p in held if p not in chosen]
+        for p in kept:
+            self._wait(
+                settings, "partitions", f"partition {p.name} is in use and is withdrawn when it is free"
+            )
+        if (settings.share is not None and not settings.hide) or base.name in self._usage.shared:
+            base, taints = self._shared(base, settings, taints, cut=bool(kept))
+        self._publish(
+            found, base, taints, bool(sick), partitions, {p.name: p for p in (*chosen, *kept)}, kept
+        )
+
+    # --- the whole device, and its parts --------------------------------------------------------------------
+
+    def _publish(
+        self,
+        found: InventoryDevice,
+        base: Device,
+        taints: tuple[DeviceTaint, ...],
+        unhealthy: bool,
+        partitions: Sequence[PartitionDevice],
+        wanted: dict[str, PartitionDevice],
+        kept: Sequence[PartitionDevice],
+    ) -> None:
+        # Of all partitions, so that the set stays the same when a policy lists other profiles.
+        counters = partitioning.counter_set(found, partitions) if wanted else None
+        if isinstance(counters, str):
+            self._problems.append(f"device {found.name}: no partitions, {counters}")
+            counters = None
+        if counters is None:
+            self.forms.append(Form(base, taints, unhealthy))
+            return
+        self.counters.append(counters)
+        self.forms.append(Form(base, taints, unhealthy, (partitioning.taken_whole(counters),)))
+        withdrawn = {p.name for p in kept}
+        for partition in wanted.values():
+            inventory = InventoryDevice(
+                name=partition.name,
+                attributes=partitioning.partition_attributes(base, partition.profile),
+                capacity=partition.profile.capacity,
+            )
+            device = clean_device(inventory, self._problems)
+            blocked = self._blocked(taints) if partition.name in withdrawn else taints
+            self.forms.append(Form(device, blocked, unhealthy, (partitioning.taken_by(partition, counters),)))
+
+    def _chosen(
+        self, partitions: Sequence[PartitionDevice], settings: DeviceSettings
+    ) -> tuple[PartitionDevice, ...]:
+        if settings.partitions is None or settings.hide:
+            return ()
+        chosen = partitioning.chosen_partitions(partitions, settings.partitions.profiles)
+        if chosen and not self._features.counters:
+            self.missing[GATES["counters"]] = "partitions; whole devices are published instead"
+            return ()
+        if chosen and partitions[0].gpu in self._usage.shared:
+            self._wait(
+                settings, "partitions", f"shares of device {partitions[0].gpu} are in use; it is cut later"
+            )
+            return ()
+        return chosen
+
+    def _shared(
+        self, base: Device, settings: DeviceSettings, taints: tuple[DeviceTaint, ...], *, cut: bool
+    ) -> tuple[Device, tuple[DeviceTaint, ...]]:
+        """The device as it is shared, and its taints."""
+        name, share = base.name, settings.share
+        new = base
+        if share is not None and share.shares and not settings.hide:
+            if not self._features.multi_allocation:
+                self.missing[GATES["multi_allocation"]] = "shares; devices are published unshared instead"
+            else:
+                new, problem = shared_form(base, share)
+                if problem:
+                    self._problems.append(f"device {name}: not shared, {problem}")
+                new = limit_facts(new, self._problems)
+        if name in self._usage.shared and self._features.multi_allocation:
+            return self._still_shared(base, new, settings, taints)
+        if new.allow_multiple_allocations and (name in self._usage.whole or cut):
+            self._wait(settings, "share", f"device {name} is in use and is shared when it is free")
+            return base, taints
+        return new, taints
+
+    def _still_shared(
+        self, base: Device, new: Device, settings: DeviceSettings, taints: tuple[DeviceTaint, ...]
+    ) -> tuple[Device, tuple[DeviceTaint, ...]]:
+        """Shares are held: the amounts from which they were cut stay until the last one is given back."""
+        old = self._usage.published.get(base.name)
+        if old is not None and not old.allow_multiple_allocations:
+            old = None
+        same = old is not None and (old.allow_multiple_allocations, old.capacity) == (
+            new.allow_multiple_allocations,
+            new.capacity,
+        )
+        if same or (old is None and new.allow_multiple_allocations):
+            return new, taints
+        self._wait(
+            settings, "share", f"shares of device {base.name} are in use; it changes when all are free"
+        )
+        capacity = old.capacity if old is not None else base.capacity
+        kept = msgspec.structs.replace(base, capacity=capacity, allow_multiple_allocations=True)
+        return limit_facts(kept, self._problems), self._blocked(taints)
+
+    # --- taints, attributes ---------------------------------------------------------------------------------
+
+    def _left_out(self, base: Device, settings: DeviceSettings, sick: Sequence[DeviceTaint]) -> bool:
+        """A server without taints: what they would keep away is kept away by leaving the device out."""
+        keeping = [t for t in (*sick, *settings.taints) if t.effect != "None"]
+        if settings.taints:
+            self.missing[GATES["taints"]] = "taints of policies; tainted devices are left out instead"
+        if keeping:
+            self._problems.append(f"device {base.name}: left out, {keeping[0].value or keeping[0].key}")
+        return bool(keeping)
+
+    def _blocked(self, taints: tuple[DeviceTaint, ...]) -> tuple[DeviceTaint, ...]:
+        taint = pending_taint()
+        return (*taints, taint) if self._features.taints and taint not in taints else taints
+
+    def _with_attributes(self, base: Device, settings: DeviceSettings) -> Device:
+        added = dict(base.attributes)
+        for name, attribute in sorted(settings.attributes.items()):
+            problem = problem_of_attribute(name, attribute)
+            if name in base.attributes:
+                problem = "the node's own value is kept"
+            if problem:
+                self._problems.append(f"device {base.name}: attribute {name[:100]!r} of a policy: {problem}")
+            else:
+                added[name] = attribute
+        if len(added) == len(base.attributes):
+            return base
+        return limit_facts(msgspec.structs.replace(base, attributes=added), self._problems)
+
+    def _in_use(self, name: str) -> bool:
+        return name in self._usage.whole or name in self._usage.shared
+
+    def _wait(self, settings: DeviceSettings, field: str, text: str) -> None:
+        self.pending.append(Pending(settings.sources.get(field, ""), text))
