@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,15 @@ def test_the_ending_instance_leaves_the_registration_to_the_other(
     asyncio.run(main())
 
 
-def test_an_instance_that_was_killed_is_cleared_away(tmp_path: Path) -> None:
-    config = configuration(tmp_path, instance_id="pod-dead")
-    other = tmp_path / "registry" / "other.example.com-reg.sock"
+def test_an_instance_that_was_killed_is_cleared_away() -> None:
+    # A short path: sockets are bound without the fallback for long ones.
+    with tempfile.TemporaryDirectory(prefix="dra-") as folder:
+        clear_away(Path(folder))
+
+
+def clear_away(root: Path) -> None:
+    config = configuration(root, instance_id="pod-dead")
+    other = root / "registry" / "other.example.com-reg.sock"
     for folder in (config.plugin_dir, config.registry_dir, config.state):
         folder.mkdir(parents=True, exist_ok=True)
     for path in (config.dra_socket, config.registrar_socket, other):
@@ -131,7 +138,7 @@ def test_an_instance_that_was_killed_is_cleared_away(tmp_path: Path) -> None:
     (config.state / "instance-pod-dead.lock").write_text("1")
 
     async def main() -> None:
-        async with running(tmp_path, FakeKube(), [device(0)], settings=NEW) as node:
+        async with running(root, FakeKube(), [device(0)], settings=NEW) as node:
             left = {p.name for p in node.config.registry_dir.iterdir()}
             assert left == {other.name, f"{DRIVER}-pod-new-reg.sock"}
             assert {p.name for p in node.config.plugin_dir.glob("*.sock")} == {"dra-pod-new.sock"}
