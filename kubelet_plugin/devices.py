@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -40,6 +40,7 @@ class DeviceTable:
     Args:
         controls: of each backend, what changes its devices; None where nothing does.
         daemons: the sharing daemons of the node.
+        complete: adds to what backends found; blocks.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class DeviceTable:
         *,
         controls: Sequence[GpuControl | None] = (),
         daemons: Daemons | None = None,
+        complete: Callable[[Sequence[DiscoveredDevice]], Sequence[DiscoveredDevice]] = tuple,
     ) -> None:
         self._backends = tuple(backends)
         self._controls = tuple(controls) or (None,) * len(self._backends)
         self._daemons = daemons or NoDaemons()
+        self._complete = complete
         self._executor = executor
         self._found: dict[int, tuple[DiscoveredDevice, ...]] = {}
         self._devices: dict[str, DiscoveredDevice] = {}
@@ -82,7 +85,7 @@ class DeviceTable:
         loop = asyncio.get_running_loop()
         for i, backend in enumerate(self._backends):
             try:
-                self._found[i] = tuple(await loop.run_in_executor(self._executor, backend.discover))
+                self._found[i] = tuple(await loop.run_in_executor(self._executor, self._look, backend))
             except DraError as e:
                 log.error(
                     "discovery failed; what it found before stays",
@@ -98,6 +101,9 @@ class DeviceTable:
             self._devices = devices
             self._refresh()
             self.changes.notify()
+
+    def _look(self, backend: DeviceBackend) -> Sequence[DiscoveredDevice]:
+        return self._complete(backend.discover())
 
     async def scan_forever(self, seconds: float) -> None:
         """Scans every so many seconds; sooner while a backend has never answered."""
@@ -126,6 +132,7 @@ class DeviceTable:
                 memory=_memory(found.device.capacity),
                 edits=_edits(found.material),
                 controllable=control is not None,
+                mig_enabled=any(h.reason == "MigEnabled" for h in found.device.health),
                 mps_directory=self._daemons.directory(name) if control and control.runs_daemons else "",
                 attributes=found.device.attributes,
             )

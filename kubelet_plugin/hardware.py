@@ -79,7 +79,7 @@ class NoHardware:
 
     async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
         """See ``Hardware``."""
-        if any(s.time_slice or s.daemon or s.mig for s in record.settings):
+        if any(_changes(s) for s in record.settings):
             raise PrepareError("the devices of this node cannot be configured")
         return record
 
@@ -226,23 +226,24 @@ class GpuHardware:
     # --- settings -------------------------------------------------------------------------------------------
 
     async def _looked(self, setting: DeviceSetting, others: Sequence[DeviceSetting]) -> DeviceSetting:
-        if not (setting.time_slice or setting.daemon or setting.mig):
+        if not _changes(setting):
             return setting
         control = await self._needed(setting)
         mode = next((o.compute_mode_before for o in others if o.compute_mode_before), "")
         mig = next((o.mig_before for o in others if o.mig_before is not None), None)
         if not mode and not setting.mig:
             mode = await self._call(control.compute_mode, setting.uuid)
-        if mig is None and setting.mig:
+        if mig is None and (setting.mig or setting.whole):
             mig = await self._call(control.mig_mode, setting.uuid)
         return msgspec.structs.replace(setting, compute_mode_before=mode, mig_before=mig)
 
     async def _configure(self, setting: DeviceSetting, *, anew: bool) -> None:
-        if not (setting.time_slice or setting.daemon or setting.mig):
+        if not _changes(setting):
             return
         control = await self._needed(setting)
-        if setting.mig and not await self._call(control.mig_mode, setting.uuid):
-            await self._call(control.set_mig_mode, setting.uuid, True)
+        switched = setting.mig or setting.whole
+        if switched and await self._call(control.mig_mode, setting.uuid) != setting.mig:
+            await self._call(control.set_mig_mode, setting.uuid, setting.mig)
             self.changes.notify()
         if setting.daemon and setting.compute_mode_before:
             await self._call(control.set_compute_mode, setting.uuid, "exclusive-process")
@@ -265,6 +266,10 @@ class GpuHardware:
             await self._set_back(setting, "time slice", control.set_time_slice, _NO_SLICE)
         if setting.mig and setting.mig_before is False and not any(o.mig for o in others):
             await self._leave_mig_mode(control, setting)
+
+        if setting.whole and setting.mig_before and not any(o.whole for o in others):
+            await self._set_back(setting, "MIG mode", control.set_mig_mode, True)
+            self.changes.notify()
 
     async def _leave_mig_mode(self, control: GpuControl, setting: DeviceSetting) -> None:
         if not await self._call(control.mig_mode, setting.uuid):
@@ -389,6 +394,10 @@ class GpuHardware:
         """One change at a time for one GPU, so that the last user and the next one do not cross."""
         async with self._locks.setdefault(gpu, asyncio.Lock()):
             yield
+
+
+def _changes(setting: DeviceSetting) -> bool:
+    return bool(setting.time_slice or setting.daemon or setting.mig or setting.whole)
 
 
 def _partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:

@@ -363,11 +363,15 @@ def _health(reading: GpuReading) -> list[DeviceHealth]:
             )
         )
     if reading.mig_enabled:
+        reset = reading.facts.get("architecture") == "Ampere"
         health.append(
             DeviceHealth(
                 reason="MigEnabled",
-                severity="degraded",
-                message="MIG mode is on: the GPU cannot be used as a whole; nvidia-smi -mig 0 turns it off",
+                # Where the mode needs no reset, it is switched as claims need it.
+                severity="degraded" if reset else "info",
+                message="MIG mode is on: the GPU cannot be used as a whole; nvidia-smi -mig 0 turns it off"
+                if reset
+                else "MIG mode is on; for a claim of the whole GPU it is turned off",
             )
         )
     return health

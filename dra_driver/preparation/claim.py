@@ -59,7 +59,8 @@ class DeviceSetting(Wire, frozen=True, kw_only=True):
         uuid: its UUID.
         time_slice: ``Default``, ``Short``, ``Medium`` or ``Long``; empty: as it is.
         daemon: True: MPS runs; False: it must not run (the claim's processes do not know it); None: either.
-        mig: MIG mode is on.
+        mig: MIG mode is on, for partitions.
+        whole: MIG mode is off. Asked for only where it was on, for every other GPU is whole anyway.
         compute_mode_before: as it was before the first claim changed it; empty until then.
         mig_before: likewise.
     """
@@ -69,6 +70,7 @@ class DeviceSetting(Wire, frozen=True, kw_only=True):
     time_slice: str = ""
     daemon: bool | None = None
     mig: bool = False
+    whole: bool = False
     compute_mode_before: str = ""
     mig_before: bool | None = None
 

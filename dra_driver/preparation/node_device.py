@@ -28,6 +28,7 @@ class NodeDevice:
         edits: what a container needs to use it; of a partition, without what only the instance knows.
         partition: where the device is a partition that is made on demand.
         controllable: time slice, compute mode and MIG mode can be set.
+        mig_enabled: MIG mode is on, as discovery saw it last.
         mps_directory: host directory of the device's MPS daemon; empty where MPS is not available.
         attributes: as published.
     """
@@ -40,5 +41,6 @@ class NodeDevice:
     edits: cdi.ContainerEdits = _NO_EDITS
     partition: PartitionRecord | None = None
     controllable: bool = False
+    mig_enabled: bool = False
     mps_directory: str = ""
     attributes: Mapping[str, DeviceAttribute] = field(default_factory=dict)

@@ -88,17 +88,26 @@ def treat(
         if not device.controllable:
             raise PrepareError(f"device {device.name}: time slicing needs an NVIDIA GPU that NVML controls")
         return Treatment(
-            DeviceSetting(
-                device=device.name, uuid=device.uuid, time_slice=parameters.interval.value, daemon=False
-            ),
+            _whole(device, time_slice=parameters.interval.value, daemon=False),
             enforced="none" if kind is DeviceType.SHARE else "",
         )
     if strategy is Strategy.MPS:
         assert parameters is not None
         return _mps(device, kind, parameters, position=position, memory=memory)
     if kind is DeviceType.SHARE:
-        return Treatment(DeviceSetting(device=device.name, uuid=device.uuid, daemon=False), enforced="none")
-    return Treatment()
+        return Treatment(_whole(device, daemon=False), enforced="none")
+    return Treatment(_whole(device) if device.mig_enabled and device.controllable else None)
+
+
+def _whole(device: NodeDevice, *, time_slice: str = "", daemon: bool | None = None) -> DeviceSetting:
+    """What a GPU needs that is not cut up."""
+    return DeviceSetting(
+        device=device.name,
+        uuid=device.uuid,
+        time_slice=time_slice,
+        daemon=daemon,
+        whole=device.mig_enabled and device.controllable,
+    )
 
 
 def _mps(
@@ -123,7 +132,7 @@ def _mps(
         cdi.Mount(host_path=f"{device.mps_directory}/shm", container_path="/dev/shm", options=_OPTIONS),  # noqa: S108
     )
     return Treatment(
-        DeviceSetting(device=device.name, uuid=device.uuid, daemon=True),
+        _whole(device, daemon=True),
         cdi.ContainerEdits(env=tuple(env), mounts=mounts),
         enforced=("mps" if limits else "none") if kind is DeviceType.SHARE else "",
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fake_kube import FakeKube
 from node_agent import DRIVER, Backend, add_claim, claim, running
 from nvidia_tools import Tools
 from test_kubelet_plugin_calls import prepare, unprepare
 
+from dra_driver.api.inventory import DeviceHealth
 from dra_driver.discovery.control import Places
 from dra_driver.discovery.nvidia_smi import set_time_slice
 from dra_driver.discovery.simulated import SimulatedBackend
@@ -111,6 +114,32 @@ def test_a_partition_lives_as_long_as_its_claim(tmp_path: Path) -> None:
             assert not machine.made.instances(machine.uuid(GPU))
             assert not machine.made.mig_mode(machine.uuid(GPU))
             assert not (await prepare(node, whole))[whole["metadata"]["uid"]].error
+
+    asyncio.run(main())
+
+
+def test_a_whole_gpu_leaves_mig_mode(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube, machine = FakeKube(), Machine()
+        enabled = DeviceHealth(reason="MigEnabled", severity="info")
+        machine.devices = tuple(
+            dataclasses.replace(d, device=msgspec.structs.replace(d.device, health=(enabled,)))
+            for d in machine.devices
+        )
+        whole = add_claim(kube, claim("whole", GPU))
+        cut = add_claim(kube, claim("cut", OTHER))
+        uid = whole["metadata"]["uid"]
+        async with running(tmp_path, kube, backend=machine) as node:
+            control = machine.made
+            for name in (GPU, OTHER):
+                control.set_mig_mode(machine.uuid(name), True)
+            control.create_instance(machine.uuid(OTHER), 9, 0, 4)
+            assert not (await prepare(node, whole))[uid].error
+            assert not control.mig_mode(machine.uuid(GPU))
+            error = (await prepare(node, cut))[cut["metadata"]["uid"]].error
+            assert "MIG mode cannot be turned off: it has instances" in error
+            assert not (await unprepare(node, whole))[uid].error
+            assert control.mig_mode(machine.uuid(GPU))
 
     asyncio.run(main())
 
