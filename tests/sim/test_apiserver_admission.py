@@ -79,9 +79,11 @@ def test_without_policy_or_binding_there_is_no_gate() -> None:
         assert gates(await client.create(PATH, pod("p", **USES_CLAIM))) is None
 
     run(scenario)
-    run(lambda client: _unlabelled(client))
 
 
-async def _unlabelled(client: Client) -> None:
-    await install(client, "scheduler")
-    assert gates(await client.create(PATH, pod("p", **USES_CLAIM))) is None
+def test_without_the_label_there_is_no_gate() -> None:
+    async def scenario(client: Client) -> None:
+        await install(client, "scheduler")
+        assert gates(await client.create(PATH, pod("p", **USES_CLAIM))) is None
+
+    run(scenario)

@@ -1,9 +1,9 @@
 """What admission adds to new objects: stand-ins for admission policies, which this server does not evaluate.
 
-A policy that our own components count on has a function here that does what the policy does, and nothing else.
-It acts while the policy and a binding of it are stored, as on a real cluster: who applies
-``deploy/manifests/gating.yaml`` gets the gate, who deletes it does not. All other policies, webhooks included,
-are stored and served, but never run.
+A policy that our own components count on has a function here that does what the policy does, and no more. It
+acts while the policy and a binding of it are stored, as on a real cluster: who applies
+``deploy/manifests/gating.yaml`` gets the gate, who deletes it does not. All other policies, and webhooks, are
+stored and served, but never run.
 """
 
 from __future__ import annotations
