@@ -130,6 +130,8 @@ class AmdGpuBackend:
     def _gpus(
         self, functions: Sequence[PciAddress], nodes: Sequence[KfdNode], problems: list[Problem]
     ) -> list[_Gpu]:
+        if len(functions) > _MAX_GPUS:
+            problems.append(Problem("", "GPUs", f"{len(functions)} found; only {_MAX_GPUS} are looked at"))
         found = {a: _Gpu(a, self._function(a)) for a in functions[:_MAX_GPUS]}
         for node in nodes:
             address, index = _place(node, found)

@@ -29,8 +29,9 @@ _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 NVIDIA = 0x10DE
 AMD = 0x1002
 INTEL = 0x8086
-# Processing accelerators are the other class that GPUs come in: Instinct says 0x12.
-_DISPLAY_CLASSES = (0x03, 0x12)
+_DISPLAY_CONTROLLER = 0x03
+# What Instinct says it is. Of other vendors (Intel's NPU) these are no GPUs.
+_PROCESSING_ACCELERATOR = 0x12
 
 # No sysfs attribute is longer than a page.
 _PAGE = 4096
@@ -107,10 +108,12 @@ def pcie_root(sysfs_root: Path, address: PciAddress) -> str | None:
 
 
 def display_vendor(function: Path) -> int | None:
-    """PCI vendor of the function whose sysfs directory is given; None where it is no display controller."""
+    """PCI vendor of the function whose sysfs directory is given; None where it is no GPU by its class."""
     try:
-        if int(read_sysfs(function / "class") or "0", 16) >> 16 not in _DISPLAY_CLASSES:
+        kind = int(read_sysfs(function / "class") or "0", 16) >> 16
+        if kind not in (_DISPLAY_CONTROLLER, _PROCESSING_ACCELERATOR):
             return None
-        return int(read_sysfs(function / "vendor") or "", 16)
+        vendor = int(read_sysfs(function / "vendor") or "", 16)
     except ValueError:
         return None
+    return vendor if kind == _DISPLAY_CONTROLLER or vendor == AMD else None

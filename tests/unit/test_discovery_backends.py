@@ -143,7 +143,7 @@ def test_closing_closes_all() -> None:
 
 def test_what_was_looked_for_counts_the_gpus_without_driver(tmp_path: Path) -> None:
     for i, (kind, vendor) in enumerate(
-        (("0x030200", "0x10de"), ("0x030000", "0x1002"), ("0x020000", "0x10de"))
+        (("0x030200", "0x10de"), ("0x120000", "0x1002"), ("0x020000", "0x10de"), ("0x120000", "0x8086"))
     ):
         function = tmp_path / "bus" / "pci" / "devices" / f"0000:0{i}:00.0"
         function.mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_what_was_looked_for_counts_the_gpus_without_driver(tmp_path: Path) -> N
     lines = looked_for([Fake("a")], sysfs_root=tmp_path, dev_root=tmp_path)
     assert "a: no devices" in lines
     assert (
-        f"sysfs: {tmp_path}/bus/pci/devices: 3 PCI functions; display controllers: 1 NVIDIA, 1 AMD, 0 Intel"
+        f"sysfs: {tmp_path}/bus/pci/devices: 4 PCI functions; display controllers: 1 NVIDIA, 1 AMD, 0 Intel"
         in lines
     )
 

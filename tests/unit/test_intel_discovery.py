@@ -115,6 +115,13 @@ def test_unknown_without_driver_is_no_gpu_but_unknown_with_one_is(tmp_path: Path
     assert hw.value(device, "pciID") == "8086:fffe"
 
 
+def test_an_npu_is_no_gpu(tmp_path: Path) -> None:
+    root = hw.machine(
+        tmp_path, 'devices:\n- {kind: intel, at: ["0000:00:0b.0"], deviceID: 7d1d, class: "120000"}\n'
+    )
+    assert discover(root, integrated=True) == []
+
+
 def test_what_the_driver_counts_is_health(tmp_path: Path) -> None:
     root = hw.machine(tmp_path, "flex")
     function = root / "sys/bus/pci/devices/0000:4d:00.0"
