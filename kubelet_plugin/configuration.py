@@ -38,6 +38,9 @@ class Configuration:
         instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
             a gap; the pod's UID. Empty: there is one plugin at a time.
         rescan_seconds: time between two looks at the hardware.
+        host_root: where the host's file system is, with NVIDIA's CDI document and driver files.
+        nvidia_driver_root: where NVIDIA's driver is on the host.
+        nvidia_cdi_hook: path of NVIDIA's hook program on the host; empty: where it usually is, or none.
         metrics_address: ``HOST:PORT`` for metrics and probes; empty: none are served.
         device_metadata: containers get files that describe their devices (KEP-5304).
         nvidia_smi: sets time slices; a path, or a name to be found in PATH.
@@ -58,6 +61,9 @@ class Configuration:
     procfs_root: Path = Path("/proc")
     instance_id: str = ""
     rescan_seconds: float = 60.0
+    host_root: Path = Path("/")
+    nvidia_driver_root: str = "/"
+    nvidia_cdi_hook: str = ""
     metrics_address: str = ""
     device_metadata: bool = True
     nvidia_smi: str = "nvidia-smi"
@@ -158,6 +164,11 @@ class Configuration:
         if not self.rescan_seconds >= 1:
             yield f"--rescan-interval {self.rescan_seconds:g}: expected 1 second or more"
 
+        if not self.nvidia_driver_root.startswith("/"):
+            yield f"--nvidia-driver-root {self.nvidia_driver_root[:80]!r}: expected an absolute path"
+        hook = self.nvidia_cdi_hook
+        if hook and not (hook.startswith("/") and (self.host_root / hook.strip("/")).is_file()):
+            yield f"--nvidia-cdi-hook {hook[:80]!r}: there is no such file below --host-root {self.host_root}"
         if self.metrics_address:
             try:
                 parse_address(self.metrics_address)

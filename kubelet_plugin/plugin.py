@@ -13,6 +13,7 @@ import structlog
 
 from dra_driver.api.meta import PoolName
 from dra_driver.discovery import open_backend, open_hardware
+from dra_driver.discovery.nvidia_material import NvidiaMaterial
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
@@ -121,7 +122,15 @@ class Plugin:
         self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
         self._setup = set_up(configuration, backends)
         self._table = DeviceTable(
-            backends, self._discovery, controls=self._setup.controls, daemons=self._setup.daemons
+            backends,
+            self._discovery,
+            controls=self._setup.controls,
+            daemons=self._setup.daemons,
+            complete=NvidiaMaterial(
+                host_root=configuration.host_root,
+                driver_root=configuration.nvidia_driver_root,
+                hook=configuration.nvidia_cdi_hook,
+            ).complete,
         )
         clock = clock or SystemClock()
         self._turn = StateLock(configuration.state / "state.lock")

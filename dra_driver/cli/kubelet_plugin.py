@@ -81,6 +81,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="who keeps the MPS daemons, which outlive the plugin: units of systemd or sessions of their own",
     )
     parser.add_argument(
+        "--host-root",
+        type=Path,
+        default=Path("/"),
+        help="where the host's file system is mounted; NVIDIA's CDI document and driver files are looked for "
+        "there",
+    )
+    parser.add_argument(
+        "--nvidia-driver-root",
+        default="/",
+        metavar="PATH",
+        help="where NVIDIA's driver is on the host, such as /run/nvidia/driver where a container brings it",
+    )
+    parser.add_argument(
+        "--nvidia-cdi-hook",
+        default="",
+        metavar="PATH",
+        help="NVIDIA's program nvidia-cdi-hook on the host; without it the usual places are looked at, and "
+        "where it is not, containers get along without",
+    )
+    parser.add_argument(
         "--metrics-address",
         default="",
         metavar="HOST:PORT",
@@ -122,6 +142,9 @@ def run(args: argparse.Namespace) -> int:
         procfs_root=args.procfs_root,
         instance_id=args.instance_id,
         rescan_seconds=args.rescan_interval,
+        host_root=args.host_root,
+        nvidia_driver_root=args.nvidia_driver_root,
+        nvidia_cdi_hook=args.nvidia_cdi_hook,
         metrics_address=args.metrics_address,
         device_metadata=args.device_metadata,
         nvidia_smi=args.nvidia_smi,

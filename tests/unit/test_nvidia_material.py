@@ -1,0 +1,209 @@
+"""What containers get of NVIDIA's driver: from the toolkit's CDI document, or found below a root."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.resource import DeviceAttribute
+from dra_driver.discovery import ld_cache
+from dra_driver.discovery.nvidia_material import NvidiaMaterial
+from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+
+LIB = "usr/lib/x86_64-linux-gnu"
+
+
+def gpu(minor: int = 0, version: str = "570.148.8", **env: str) -> DiscoveredDevice:
+    return DiscoveredDevice(
+        device=InventoryDevice(
+            name=f"gpu-{minor}", attributes={"driverVersion": DeviceAttribute(version_value=version)}
+        ),
+        uuid=f"GPU-{minor}",
+        material=CdiMaterial(
+            device_nodes=(DeviceNode(f"/dev/nvidia{minor}"), DeviceNode("/dev/nvidiactl")),
+            env=env or {"NVIDIA_VISIBLE_DEVICES": "void"},
+        ),
+    )
+
+
+def touch(root: Path, *paths: str) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(b"\x7fELF")
+
+
+def driver(root: Path, folder: str = LIB, version: str = "570.148.08") -> None:
+    for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"):
+        touch(root, f"{folder}/{name}.so.{version}")
+        (root / folder / f"{name}.so.1").symlink_to(f"{name}.so.{version}")
+    (root / folder / "libcuda.so").symlink_to("libcuda.so.1")
+    touch(root, f"{folder}/libc.so.6", f"{folder}/libcuda.so.1.2.3", "usr/bin/nvidia-smi")
+
+
+def complete(root: Path, *devices: DiscoveredDevice, **more: Any) -> list[CdiMaterial]:
+    return [d.material for d in NvidiaMaterial(host_root=root, **more).complete(devices)]
+
+
+def test_without_libraries_a_container_gets_its_nodes(tmp_path: Path) -> None:
+    assert complete(tmp_path, gpu()) == [gpu().material]
+
+
+def test_other_devices_are_left_alone(tmp_path: Path) -> None:
+    driver(tmp_path)
+    simulated = gpu(SIMULATED="1")
+    assert complete(tmp_path, simulated) == [simulated.material]
+
+
+def test_libraries_of_the_drivers_version_are_mounted(tmp_path: Path) -> None:
+    driver(tmp_path)
+    driver(tmp_path, "usr/lib64", "535.1")
+    touch(
+        tmp_path, "lib/firmware/nvidia/570.148.08/gsp_ga10x.bin", f"{LIB}/vdpau/libvdpau_nvidia.so.570.148.08"
+    )
+    (material,) = complete(tmp_path, gpu())
+    mounts = {m.container_path: m.host_path for m in material.mounts}
+    assert mounts[f"/{LIB}/libcuda.so.570.148.08"] == f"/{LIB}/libcuda.so.570.148.08"
+    assert mounts["/usr/bin/nvidia-smi"] == "/usr/bin/nvidia-smi"
+    assert "/lib/firmware/nvidia/570.148.08/gsp_ga10x.bin" in mounts
+    assert f"/{LIB}/vdpau/libvdpau_nvidia.so.570.148.08" in mounts
+    assert not any("libc.so" in m or "535.1" in m or "1.2.3" in m for m in mounts)
+    # There is no hook program: the links are mounted, none is assumed.
+    assert material.hooks == ()
+    for link in ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"):
+        assert mounts[f"/{LIB}/{link}"].endswith(".so.570.148.08")
+    assert all("ro" in m.options for m in material.mounts)
+
+
+def test_with_the_hook_program_links_and_cache_are_made_in_the_container(tmp_path: Path) -> None:
+    driver(tmp_path)
+    touch(tmp_path, "usr/bin/nvidia-cdi-hook")
+    (material,) = complete(tmp_path, gpu())
+    links, cache = material.hooks
+    assert (links.name, links.path) == ("createContainer", "/usr/bin/nvidia-cdi-hook")
+    assert links.args[:2] == ("nvidia-cdi-hook", "create-symlinks")
+    assert f"libcuda.so.570.148.08::/{LIB}/libcuda.so.1" in links.args
+    assert cache.args == ("nvidia-cdi-hook", "update-ldcache", "--folder", f"/{LIB}")
+    assert f"/{LIB}/libcuda.so.1" not in {m.container_path for m in material.mounts}
+
+
+def test_a_driver_in_a_root_of_its_own_is_mounted_from_there(tmp_path: Path) -> None:
+    driver(tmp_path / "run/nvidia/driver")
+    (material,) = complete(tmp_path, gpu(), driver_root="/run/nvidia/driver")
+    mounts = {m.container_path: m.host_path for m in material.mounts}
+    assert mounts[f"/{LIB}/libcuda.so.570.148.08"] == f"/run/nvidia/driver/{LIB}/libcuda.so.570.148.08"
+
+
+def test_sockets_of_the_drivers_daemons_are_mounted(tmp_path: Path, monkeypatch: Any) -> None:
+    driver(tmp_path)
+    folder = tmp_path / "run/nvidia-persistenced"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)  # the path of a Unix socket is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        (material,) = complete(tmp_path, gpu())
+    assert "/run/nvidia-persistenced/socket" in {m.container_path for m in material.mounts}
+
+
+def cache(*entries: tuple[str, str]) -> bytes:
+    header = struct.Struct("<20sII20x")
+    strings, offsets = b"", []
+    base = header.size + 24 * len(entries)
+    for name, path in entries:
+        offsets.append((base + len(strings), base + len(strings) + len(name) + 1))
+        strings += name.encode() + b"\0" + path.encode() + b"\0"
+    packed = b"".join(struct.pack("<iIIIQ", 0x303, n, p, 0, 0) for n, p in offsets)
+    return header.pack(b"glibc-ld.so.cache1.1", len(entries), len(strings)) + packed + strings
+
+
+def test_the_linkers_cache_tells_where_libraries_are(tmp_path: Path) -> None:
+    driver(tmp_path, "opt/nvidia/lib")
+    touch(tmp_path, "etc/ld.so.cache")
+    entries = (("libc.so.6", "/lib/libc.so.6"), ("libcuda.so.1", "/opt/nvidia/lib/libcuda.so.1"))
+    (tmp_path / "etc/ld.so.cache").write_bytes(b"ld.so-1.7.0\0old" + cache(*entries))
+    (material,) = complete(tmp_path, gpu())
+    assert "/opt/nvidia/lib/libcuda.so.570.148.08" in {m.container_path for m in material.mounts}
+
+
+def test_a_broken_cache_is_no_cache() -> None:
+    whole = cache(("libcuda.so.1", "/x/libcuda.so.1"))
+    assert list(ld_cache.libraries(whole)) == [("libcuda.so.1", "/x/libcuda.so.1")]
+    assert list(ld_cache.libraries(b"garbage")) == []
+    for cut in range(len(whole)):
+        list(ld_cache.libraries(whole[:cut]))
+    huge = bytearray(whole)
+    huge[20:24] = b"\xff\xff\xff\xff"
+    assert list(ld_cache.libraries(bytes(huge))) == []
+
+
+def toolkit(root: Path, names: dict[str, str], folder: str = "etc/cdi", **more: Any) -> None:
+    """A document of the toolkit: CDI device name → node."""
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    everything = [{"path": n} for n in sorted(set(names.values()))]
+    hook = {
+        "hookName": "createContainer",
+        "path": "/usr/bin/nvidia-cdi-hook",
+        "args": ["nvidia-cdi-hook", "x"],
+    }
+    document = {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [
+            *({"name": n, "containerEdits": {"deviceNodes": [{"path": p}]}} for n, p in names.items()),
+            {"name": "all", "containerEdits": {"deviceNodes": everything}},
+        ],
+        "containerEdits": {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void", "FROM=toolkit"],
+            "deviceNodes": [{"path": "/dev/nvidia-uvm", "hostPath": "/dev/nvidia-uvm"}],
+            "hooks": [hook],
+            "mounts": [
+                {"hostPath": "/l/libcuda.so.1", "containerPath": "/l/libcuda.so.1", "options": ["ro"]}
+            ],
+        },
+        **more,
+    }
+    (root / folder / "nvidia.yaml").write_text(yaml.safe_dump(document))
+
+
+def test_the_toolkits_document_is_preferred_and_copied(tmp_path: Path) -> None:
+    driver(tmp_path)
+    touch(tmp_path, "usr/bin/nvidia-cdi-hook")
+    toolkit(tmp_path, {"GPU-0": "/dev/nvidia0", "GPU-1": "/dev/nvidia1"})
+    first, second = complete(tmp_path, gpu(0), gpu(1))
+    assert [n.path for n in second.device_nodes] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+    assert first.env == {"NVIDIA_VISIBLE_DEVICES": "void", "FROM": "toolkit"}
+    assert [m.container_path for m in first.mounts] == ["/l/libcuda.so.1"]
+    assert [h.path for h in first.hooks] == ["/usr/bin/nvidia-cdi-hook"]
+
+
+def test_a_document_that_names_gpus_by_index_is_matched_by_node(tmp_path: Path) -> None:
+    toolkit(tmp_path, {"0": "/dev/nvidia1", "1": "/dev/nvidia0"})
+    first, second = complete(tmp_path, gpu(0), gpu(7))
+    assert (first.env or {})["FROM"] == "toolkit"
+    assert "FROM" not in (second.env or {})
+
+
+def test_hooks_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    toolkit(tmp_path, {"GPU-0": "/dev/nvidia0"})
+    assert complete(tmp_path, gpu())[0].hooks == ()
+    touch(tmp_path, "opt/own/nvidia-cdi-hook")
+    (material,) = complete(tmp_path, gpu(), hook="/opt/own/nvidia-cdi-hook")
+    assert [h.path for h in material.hooks] == ["/opt/own/nvidia-cdi-hook"]
+
+
+def test_the_run_directory_counts_more_than_etc(tmp_path: Path) -> None:
+    toolkit(tmp_path, {"GPU-0": "/dev/nvidia0"}, containerEdits={"env": ["FROM=etc"]})
+    toolkit(tmp_path, {"GPU-0": "/dev/nvidia0"}, "var/run/cdi", containerEdits={"env": ["FROM=run"]})
+    assert (complete(tmp_path, gpu())[0].env or {})["FROM"] == "run"
+
+
+def test_broken_documents_and_those_of_others_are_passed_over(tmp_path: Path) -> None:
+    toolkit(tmp_path, {"GPU-0": "/dev/nvidia0"})
+    (tmp_path / "etc/cdi/a.yaml").write_text("kind: nvidia.com/gpu\ndevices: [{")
+    (tmp_path / "etc/cdi/b.json").write_text('{"kind": "nvidia.com/gpu", "devices": 7}')
+    (tmp_path / "etc/cdi/z.yaml").write_text("kind: example.com/nvidia\n# nvidia.com/gpu\n")
+    assert (complete(tmp_path, gpu())[0].env or {})["FROM"] == "toolkit"
