@@ -11,6 +11,7 @@ from controller.allocation import Decider, Proceed, Refuse, Wait, Write
 from controller.config import ControllerConfig
 from controller.ledger import Ledger, node_of
 from controller.placement import NodeUsage, is_finished
+from controller.waiting import WaitingPods, shape_of
 from controller.writer import Writer
 from dra_driver.api import names
 from dra_driver.api.core import PODS, Node, Pod
@@ -19,7 +20,7 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceClass, ResourceClaim,
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
-from dra_driver.resourceclaim import pod_claims, uses_claims
+from dra_driver.resourceclaim import is_generated, pod_claims, uses_claims
 from dra_driver.resourceslice import PoolAllocator
 
 __all__ = ["CLAIM_INDEX", "Allocator", "claims_of"]
@@ -30,8 +31,6 @@ CLAIM_INDEX = "claim"
 
 # Waiting pods are looked at again this long after a change, so that a burst of changes costs one look.
 WAKE_SECONDS = 0.05
-# A pod that was refused many times in a row waits up to this long after a change.
-LONGEST_WAKE_SECONDS = 5.0
 # A node where kube-scheduler could not place the pod is left alone for so long, doubled each time.
 AVOID_SECONDS = 15.0
 LONGEST_AVOID_SECONDS = 600.0
@@ -88,7 +87,7 @@ class Allocator:
         self._decider = Decider(
             config.drivers, self._ledger, self._usage, slices=slices, classes=classes, nodes=nodes
         )
-        self._waiting: dict[ObjectKey, int] = {}  # pod → refusals in a row
+        self._waiting = WaitingPods()
         self._avoid: dict[Uid, dict[str, float]] = {}  # pod → node → until when
         self._bounces: dict[Uid, int] = {}
         self._undone: set[Uid] = set()
@@ -202,21 +201,23 @@ class Allocator:
 
     def _wake(self) -> None:
         """Something changed for the better, perhaps: waiting pods are looked at again soon."""
-        if self._timer is None and self._waiting:
+        if self._timer is None and len(self._waiting):
             self._timer = asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake_now)
 
     def _wake_now(self) -> None:
         self._timer = None
-        for key, refusals in self._waiting.items():
-            if refusals <= 3:
-                self.queue.add(key)
-            else:
-                delay = min(WAKE_SECONDS * 2 ** min(refusals - 3, 16), LONGEST_WAKE_SECONDS)
-                self.queue.add_after(key, delay)
+        for key in self._waiting.heads():
+            self.queue.add(key)
+
+    def _served(self, key: ObjectKey) -> None:
+        """The pod waits no longer; the next one that asks for the same may be served now as well."""
+        following = self._waiting.remove(key)
+        if following is not None:
+            self.queue.add(following)
 
     def _forget(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        self._waiting.pop(pod.key, None)
+        self._served(pod.key)
         self._avoid.pop(uid, None)
         self._bounces.pop(uid, None)
         self._ungated.discard(uid)
@@ -229,7 +230,7 @@ class Allocator:
         if pod is None:
             return
         if is_finished(pod) or pod.metadata.deletion_timestamp:
-            self._waiting.pop(key, None)
+            self._served(key)
             return
         if not uses_claims(pod) or self._mode() is PoolAllocator.SCHEDULER:
             await self._proceed(pod)
@@ -238,7 +239,7 @@ class Allocator:
         match decision:
             case Wait(reason, poll):
                 log.debug("pod waits", pod=str(key), reason=reason)
-                self._waiting.pop(key, None)
+                self._served(key)
                 if poll:
                     self.queue.add_after(key, poll)
             case Proceed(node):
@@ -255,7 +256,7 @@ class Allocator:
         return {node for node, until in self._avoid.get(pod.metadata.uid, {}).items() if until > now}
 
     async def _proceed(self, pod: Pod) -> None:
-        self._waiting.pop(pod.key, None)
+        self._served(pod.key)
         if _is_gated(pod) and pod.metadata.uid not in self._ungated:
             await self._writer.ungate(pod)
             self._ungated.add(pod.metadata.uid)
@@ -296,7 +297,9 @@ class Allocator:
                     raise
             self.queue.add(pod.key)
             return
-        self._waiting[pod.key] = self._waiting.get(pod.key, 0) + 1
+        entries = pod.spec.resource_claims
+        alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
+        self._waiting.add(pod, shape_of(pod, decision.claims if alone else (), self._avoided(pod)))
         if not (decision.claims or _is_gated(pod)):
             return  # not ours; kube-scheduler says what is wrong with it
         log.info("pod cannot be served now", pod=str(pod.key), reason=decision.message)
@@ -309,6 +312,7 @@ class Allocator:
         for claim, allocation in decision.allocations:
             self._ledger.assume(claim, allocation)
         self._usage.place(pod, decision.node)
+        self._served(pod.key)
         bound = pod if pod.spec.node_name else None
         left = list(decision.allocations)
         try:

@@ -1,0 +1,76 @@
+"""Pods that could not be served, in the order in which they are looked at again.
+
+Pods that ask for the same thing fit or do not fit together, so of each *shape* only the oldest pod is tried
+when something changes; when it is served, the next one of its shape is. A change costs one decision per
+shape, however many pods wait, and those that waited longest are served first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dra_driver.api import codec
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import ResourceClaim
+
+__all__ = ["WaitingPods", "shape_of"]
+
+
+def shape_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]) -> bytes:
+    """What decides whether the pod fits: equal shapes get equal answers in one state of the cluster.
+
+    Args:
+        pod: that waits.
+        claims: that it needs allocated, of its own; none where its claims are shared or partly allocated:
+            then the pod is a shape of its own.
+        avoided: nodes that are left out for this pod.
+    """
+    if not claims or avoided or pod.spec.node_name:
+        return str(pod.key).encode()
+    spec = pod.spec
+    needs = [c.resources.requests for c in (*spec.init_containers, *spec.containers)]
+    return codec.encode(
+        [[c.spec for c in claims], spec.node_selector, spec.affinity, spec.tolerations, needs]
+    )
+
+
+class WaitingPods:
+    """See the module. Ages are creation timestamps; equal ones are ordered by key."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[ObjectKey, bytes] = {}
+        self._pods: dict[bytes, dict[ObjectKey, tuple[str, ObjectKey]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __contains__(self, key: ObjectKey) -> bool:
+        return key in self._shapes
+
+    def add(self, pod: Pod, shape: bytes) -> None:
+        """The pod waits; with another shape than before, perhaps."""
+        self.remove(pod.key)
+        self._shapes[pod.key] = shape
+        self._pods.setdefault(shape, {})[pod.key] = (pod.metadata.creation_timestamp or "", pod.key)
+
+    def remove(self, key: ObjectKey) -> ObjectKey | None:
+        """The pod waits no longer.
+
+        Returns:
+            the oldest pod that still waits with the same shape, if the pod waited and there is one.
+        """
+        shape = self._shapes.pop(key, None)
+        if shape is None:
+            return None
+        others = self._pods[shape]
+        del others[key]
+        if not others:
+            del self._pods[shape]
+            return None
+        return min(others, key=others.__getitem__)
+
+    def heads(self) -> list[ObjectKey]:
+        """The oldest pod of each shape, oldest first."""
+        oldest = [min(pods.values()) for pods in self._pods.values()]
+        return [key for _, key in sorted(oldest)]

@@ -1,0 +1,66 @@
+"""Pods that wait: nobody is overtaken by a younger pod that asks for the same, and a change is cheap."""
+
+from __future__ import annotations
+
+from controller.waiting import WaitingPods, shape_of
+from dra_driver.api import codec
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import ResourceClaim
+
+
+def pod(name: str, second: int = 0, **spec: object) -> Pod:
+    stamp = f"2026-01-01T00:00:{second:02}Z"
+    raw = {"metadata": {"name": name, "namespace": "n", "creationTimestamp": stamp}, "spec": spec}
+    return codec.convert(Pod, raw)
+
+
+def claim(name: str, device_class: str = "gpu") -> ResourceClaim:
+    request = {"name": "r", "exactly": {"deviceClassName": device_class}}
+    raw = {"metadata": {"name": name, "uid": name}, "spec": {"devices": {"requests": [request]}}}
+    return codec.convert(ResourceClaim, raw)
+
+
+def test_only_the_oldest_of_a_shape_is_tried_oldest_shape_first() -> None:
+    waiting = WaitingPods()
+    for name, second, shape in (("c", 3, b"x"), ("a", 1, b"y"), ("b", 2, b"x")):
+        waiting.add(pod(name, second), shape)
+    assert waiting.heads() == [ObjectKey("n", "a"), ObjectKey("n", "b")]
+
+
+def test_the_next_of_the_shape_follows_when_one_is_served() -> None:
+    waiting = WaitingPods()
+    for name, second in (("c", 3), ("a", 1), ("b", 2)):
+        waiting.add(pod(name, second), b"x")
+    assert waiting.remove(ObjectKey("n", "a")) == ObjectKey("n", "b")
+    assert waiting.remove(ObjectKey("n", "b")) == ObjectKey("n", "c")
+    assert waiting.remove(ObjectKey("n", "c")) is None
+    assert waiting.remove(ObjectKey("n", "c")) is None
+    assert len(waiting) == 0
+
+
+def test_a_pod_whose_shape_changes_waits_once() -> None:
+    waiting = WaitingPods()
+    waiting.add(pod("a"), b"x")
+    waiting.add(pod("a"), b"y")
+    assert len(waiting) == 1
+    assert waiting.heads() == [ObjectKey("n", "a")]
+
+
+def test_pods_that_ask_for_the_same_have_one_shape() -> None:
+    assert shape_of(pod("a"), [claim("1")], ()) == shape_of(pod("b"), [claim("2")], ())
+
+
+def test_what_tells_pods_apart() -> None:
+    container = {"name": "c", "resources": {"requests": {"cpu": "1"}}}
+    shapes = [
+        shape_of(pod("a"), [claim("1")], ()),
+        shape_of(pod("a"), [claim("1", "other")], ()),
+        shape_of(pod("a", nodeSelector={"k": "v"}), [claim("1")], ()),
+        shape_of(pod("a", containers=[container]), [claim("1")], ()),
+        shape_of(pod("a"), [], ()),
+        shape_of(pod("b"), [], ()),
+        shape_of(pod("c"), [claim("1")], {"node1"}),
+        shape_of(pod("d", nodeName="node1"), [claim("1")], ()),
+    ]
+    assert len(set(shapes)) == len(shapes)
