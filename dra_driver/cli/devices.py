@@ -90,6 +90,12 @@ def _value(attribute: DeviceAttribute | None) -> str:
     return next((str(v) for v in values if v is not None), "-")
 
 
+def _links(device: InventoryDevice) -> str:
+    if len(device.links) > 2:
+        return f"{len(device.links)} peers"
+    return " ".join(f"{link.count}x{link.peer}" for link in device.links) or "-"
+
+
 def _table(devices: Sequence[InventoryDevice]) -> str:
     header = (
         "NAME",
@@ -115,7 +121,7 @@ def _table(devices: Sequence[InventoryDevice]) -> str:
                     for name in ("architecture", names.PCIE_ROOT, names.NUMA_NODE, "driverVersion")
                 ),
                 f"{len(device.partitions)} kinds" if device.partitions else "-",
-                " ".join(f"{link.count}x{link.peer}" for link in device.links) or "-",
+                _links(device),
                 " ".join(h.reason for h in device.health) or "ok",
             )
         )

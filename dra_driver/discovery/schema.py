@@ -76,7 +76,9 @@ _GPU: Final = ("nvml", "amdgpu", "intel")
 
 # Most important first: see the module's docstring for what this order decides.
 ATTRIBUTES = (
-    AttributeSpec("type", "string", "gpu, mig, vf, partition or nic", _ALL),
+    AttributeSpec(
+        "type", "string", "gpu, mig, vf, partition or nic; accelerator where a description does not say", _ALL
+    ),
     AttributeSpec(
         "vendor", "string", "nvidia, amd or intel; of a NIC also mellanox, amazon or broadcom", _ALL
     ),
