@@ -1,0 +1,76 @@
+"""One life of a node agent on the NVML stub, as a process of its own: ``nvml_node.py ROOT STEPS``.
+
+STEPS is a JSON list of ``["prepare" | "unprepare", CLAIM, DEVICE]`` or ``["restart"]``; the answers are a line
+each. The API server is in memory, so that it knows the same claims after a restart of the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fake_kube import FakeKube
+from node_agent import DRIVER, add_claim, claim, running
+
+from dra_driver.cli import common
+from dra_driver.discovery import open_backend
+from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
+
+_SLICING = {
+    "apiVersion": "dra-driver.dev/v1alpha1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}},
+}
+
+
+async def _call(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+    reference = dra_v1_pb2.Claim(**{k: body["metadata"][k] for k in ("namespace", "name", "uid")})
+    async with node.channel() as channel:
+        stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+        if verb == "prepare":
+            answer = await stub.NodePrepareResources(
+                dra_v1_pb2.NodePrepareResourcesRequest(claims=[reference])
+            )
+        else:
+            answer = await stub.NodeUnprepareResources(
+                dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[reference])
+            )
+    uid = body["metadata"]["uid"]
+    file = node.config.cdi_dir / f"k8s.{DRIVER}-claim_{uid}.json"
+    return {
+        "error": answer.claims[uid].error,
+        "spec": json.loads(file.read_bytes()) if file.exists() else None,
+    }
+
+
+async def main(root: Path, steps: list[list[Any]]) -> None:
+    """Lives."""
+    common.configure_logging("error", "json")
+    kube = FakeKube()
+    claims: dict[str, dict[str, Any]] = {}
+    settings = {
+        "nvidia_smi": str(root / "bin/nvidia-smi"),
+        "mps_control": str(root / "bin/nvidia-cuda-mps-control"),
+        "mps_launcher": "session",
+        "procfs_root": root / "proc",
+    }
+    while steps:
+        backend = open_backend("nvml", sysfs_root=root / "sys", dev_root=root / "dev", node_name="node-a")
+        async with running(root, kube, backend=backend, settings=settings) as node:
+            while steps and (step := steps.pop(0)) != ["restart"]:
+                verb, name, *device = step
+                if name not in claims:
+                    body = claim(name, device[0])
+                    if len(device) > 1:
+                        opaque = {"driver": DRIVER, "parameters": _SLICING}
+                        config = [{"source": "FromClaim", "opaque": opaque}]
+                        body["status"]["allocation"]["devices"]["config"] = config
+                    claims[name] = add_claim(kube, body)
+                sys.stdout.write(json.dumps(await _call(node, verb, claims[name])) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2])))

@@ -1,0 +1,97 @@
+"""The node agent on the NVML stub: partitions, modes and time slices through the real binding."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nvml_stub_support as stub
+import pytest
+from nvidia_tools import Tools
+
+SCRIPT = Path(__file__).parent.parent / "support" / "nvml_node.py"
+H100 = "GPU-11111111-0000-0000-0000-000000000000"
+GPU = "gpu-0000-07-00-0"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+
+
+def live(library: Path, root: Path, *steps: list[Any]) -> list[dict[str, Any]]:
+    """Answers of the agent to the steps."""
+    (root / "nvml.conf").write_text(
+        stub.config([stub.Gpu("H100-80", "00000000:07:00.0", 3, H100, extra=["compute 2"])])
+    )
+    folder = root / "proc/driver/nvidia-caps"
+    folder.mkdir(parents=True, exist_ok=True)
+    minors = [
+        f"gpu3/gi{gi}/access {408 + 9 * gi}\ngpu3/gi{gi}/ci0/access {409 + 9 * gi}\n" for gi in range(15)
+    ]
+    (folder / "mig-minors").write_text("".join(minors))
+    env = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(library),
+        "NVML_STUB_CONFIG": str(root / "nvml.conf"),
+        "NVML_STUB_STATE": str(root / "state"),
+        "PYTHONPATH": str(SCRIPT.parent),
+    }
+    command = [sys.executable, str(SCRIPT), str(root), json.dumps(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def state(root: Path) -> list[str]:
+    """What the stub's hardware remembers."""
+    return (root / "state").read_text().splitlines() if (root / "state").exists() else []
+
+
+def test_partitions_over_a_restart(library: Path, tmp_path: Path) -> None:
+    Tools(tmp_path / "bin")
+    first, second = f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"
+    answers = live(
+        library,
+        tmp_path,
+        ["prepare", "one", first],
+        ["prepare", "two", second],
+        ["restart"],
+        ["prepare", "one", first],
+        ["prepare", "whole", GPU],
+        ["unprepare", "two"],
+    )
+    assert [a["error"] for a in answers[:3]] == ["", "", ""]
+    assert answers[0] == answers[2]
+    edits = answers[0]["spec"]["devices"][0]["containerEdits"]
+    assert [n["path"] for n in edits["deviceNodes"]] == [
+        "/dev/nvidia3",
+        "/dev/nvidia-caps/nvidia-cap417",
+        "/dev/nvidia-caps/nvidia-cap418",
+    ]
+    assert "NVIDIA_VISIBLE_DEVICES=void" in edits["env"]
+    assert any(v.startswith("DRA_ONE__GPU__0_UUID=MIG-") for v in edits["env"])
+    assert "is held by claim ns/" in answers[3]["error"]
+    assert [line.split()[3:7] for line in state(tmp_path) if line.startswith("instance")] == [
+        ["1", "9", "4", "4"]
+    ]
+
+
+def test_the_last_partition_takes_the_mode_with_it(library: Path, tmp_path: Path) -> None:
+    Tools(tmp_path / "bin")
+    device = f"{GPU}-mig-7g-80gb-0"
+    made, gone = live(library, tmp_path, ["prepare", "one", device], ["unprepare", "one"])
+    assert (made["error"], gone) == ("", {"error": "", "spec": None})
+    assert state(tmp_path) == [f"mode {H100} 0 0 2 0"]
+
+
+def test_a_time_slice_sets_the_compute_mode_and_back(library: Path, tmp_path: Path) -> None:
+    tools = Tools(tmp_path / "bin")
+    (made,) = live(library, tmp_path, ["prepare", "one", GPU, "slicing"])
+    assert made["error"] == ""
+    assert state(tmp_path) == [f"mode {H100} 0 0 0 0"]
+    assert tools.asked("nvidia-smi") == [["compute-policy", "-i", H100, "--set-timeslice", "3"]]
