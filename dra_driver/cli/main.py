@@ -31,6 +31,7 @@ COMMANDS = {
     ),
     "kubelet-plugin": ("kubelet_plugin", "the node agent: discovery, registration, prepare and unprepare"),
     "devices": ("devices", "what discovery finds on this machine"),
+    "cdi": ("cdi", "CDI documents of this node: list devices, validate documents, show what a device brings"),
     "fake-hardware": (
         "fake_hardware",
         "build sysfs, procfs and dev trees of a machine from a short description",

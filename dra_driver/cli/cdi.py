@@ -1,0 +1,211 @@
+"""``dra-driver cdi``: the CDI documents of this node, as a container runtime sees them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from dra_driver import cdi
+from dra_driver.api import codec
+from dra_driver.cli import common
+from dra_driver.errors import DecodeError, DraError, InvalidInput
+from dra_driver.preparation import RECORD_ANNOTATION, PreparedClaim
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "CDI documents of this node: list devices, validate documents, show what a device brings"
+
+_DIRECTORIES: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))
+_SUFFIXES: Final = (".json", ".yaml", ".yml")
+_MAX_BYTES: Final = 4 * 1024 * 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommands."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="devices of all documents, and the claims that ours are of")
+    validating = actions.add_parser(
+        "validate", help="check documents as strictly as a runtime; exit 1 where one would be refused"
+    )
+    showing = actions.add_parser("show", help="what a container gets that asks for a device")
+    for action in (listing, validating, showing):
+        action.add_argument(
+            "--cdi-dir",
+            type=Path,
+            action="append",
+            metavar="DIR",
+            help="directory of CDI documents; may be repeated, later ones count more "
+            f"(default: {', '.join(map(str, _DIRECTORIES))})",
+        )
+        common.add_output_argument(action)
+    validating.add_argument(
+        "files", type=Path, nargs="*", metavar="FILE", help="documents; without any, those of --cdi-dir"
+    )
+    showing.add_argument(
+        "device", metavar="DEVICE", help="VENDOR/CLASS=NAME, or NAMESPACE/NAME or UID of a claim"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs one action.
+
+    Returns:
+        0: done, and everything that was looked at is valid.
+
+    Raises:
+        InvalidInput: a file or a device is not there.
+    """
+    folders: Sequence[Path] = args.cdi_dir or _DIRECTORIES
+    match args.action:
+        case "list":
+            return _list(_read_all(folders), args.output)
+        case "validate":
+            return _validate([_read(f) for f in args.files] or _read_all(folders), args.output)
+        case _:
+            return _show(_read_all(folders), args.device, args.output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A file: its document, or why it is none."""
+
+    path: Path
+    spec: cdi.Spec | None = None
+    findings: tuple[str, ...] = ()
+    claim: PreparedClaim | None = None
+
+
+def _read_all(folders: Sequence[Path]) -> list[_Document]:
+    found: list[_Document] = []
+    for folder in folders:
+        try:
+            names = sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES and p.name[0] != ".")
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            raise InvalidInput(f"--cdi-dir {folder}: {e.strerror}") from e
+        found += map(_read, names)
+    return found
+
+
+def _read(path: Path) -> _Document:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as e:
+        return _Document(path, findings=(f"cannot be read: {e.strerror}",))
+    if len(data) > _MAX_BYTES:
+        return _Document(path, findings=(f"over {_MAX_BYTES} bytes",))
+    try:
+        spec = cdi.decode(data if path.suffix == ".json" else _json_of(data))
+    except DraError as e:
+        return _Document(path, findings=(str(e),))
+    return _Document(path, spec, cdi.validate(spec), _claim(spec))
+
+
+def _json_of(data: bytes) -> bytes:
+    import yaml
+
+    try:
+        raw = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+        return msgspec.json.encode(raw)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError) as e:
+        raise DecodeError(f"not YAML that can be a document: {str(e)[:300]}") from e
+
+
+def _claim(spec: cdi.Spec) -> PreparedClaim | None:
+    text = spec.annotations.get(RECORD_ANNOTATION)
+    if text is None:
+        return None
+    try:
+        return codec.decode(PreparedClaim, text)
+    except DraError:
+        return None
+
+
+def _owner(document: _Document) -> str:
+    return str(document.claim.key) if document.claim is not None else "-"
+
+
+def _list(documents: Sequence[_Document], output: str) -> int:
+    devices = [
+        {
+            "device": f"{d.spec.kind}={device.name}",
+            "claim": _owner(d),
+            "cdiVersion": d.spec.cdi_version,
+            "file": str(d.path),
+        }
+        for d in documents
+        if d.spec is not None
+        for device in d.spec.devices
+    ]
+    broken = [{"file": str(d.path), "findings": list(d.findings)} for d in documents if d.findings]
+    if output != "table":
+        common.print_data({"devices": devices, "invalid": broken}, output)
+        return 0
+    header = ("DEVICE", "CLAIM", "CDI VERSION", "FILE")
+    print(common.table(header, [tuple(d.values()) for d in devices]) if devices else "No CDI devices.")
+    for b in broken:
+        print(f"invalid: {b['file']}: {'; '.join(b['findings'])}")
+    return 0
+
+
+def _conflicts(documents: Sequence[_Document]) -> Iterator[tuple[Path, str]]:
+    """Names that two documents of one directory define: a runtime takes neither."""
+    seen: dict[tuple[Path, str], Path] = {}
+    for d in documents:
+        for device in d.spec.devices if d.spec is not None else ():
+            name = f"{d.spec.kind}={device.name}" if d.spec is not None else ""
+            first = seen.setdefault((d.path.parent, name), d.path)
+            if first != d.path:
+                yield d.path, f"device {name} is in {first.name} too: runtimes take neither"
+
+
+def _validate(documents: Sequence[_Document], output: str) -> int:
+    conflicts = list(_conflicts(documents))
+    results = [
+        {
+            "file": str(d.path),
+            "findings": [*d.findings, *(text for path, text in conflicts if path == d.path)],
+        }
+        for d in documents
+    ]
+    if output != "table":
+        common.print_data({"documents": results}, output)
+    for r in results if output == "table" else ():
+        print(f"{r['file']}: {'; '.join(r['findings']) or 'valid'}")
+    if not documents and output == "table":
+        print("No CDI documents.")
+    return 1 if any(r["findings"] for r in results) else 0
+
+
+def _show(documents: Sequence[_Document], wanted: str, output: str) -> int:
+    shown: list[dict[str, Any]] = []
+    for d in documents:
+        if d.spec is None:
+            continue
+        of_claim = d.claim is not None and wanted in (d.claim.uid, str(d.claim.key))
+        shown += [
+            {
+                "device": f"{d.spec.kind}={device.name}",
+                "file": str(d.path),
+                "claim": _owner(d),
+                "containerEdits": msgspec.json.decode(
+                    codec.encode(cdi.merge(d.spec.container_edits, device.container_edits))
+                ),
+            }
+            for device in d.spec.devices
+            if of_claim or f"{d.spec.kind}={device.name}" == wanted
+        ]
+    if not shown:
+        raise InvalidInput(
+            f"{wanted[:300]!r}: no such CDI device, and no claim of ours with that name or UID; "
+            "`dra-driver cdi list` shows what there is"
+        )
+    common.print_data({"devices": shown}, "yaml" if output == "table" else output)
+    return 0
