@@ -7,6 +7,8 @@
     sockets        gRPC servers on Unix sockets
     engine         carries out the state machine of dra_driver.preparation
     checkpoint_file, cdi_directory, files   what is durable
+    locks, instances                        two plugins on one node, as during a rolling update
+    reconciliation what is durable against the API server, now and then
     devices        what discovery found, in memory
     hardware, mps  the effects on GPUs: settings, partitions, sharing daemons; hardware_setup joins them
     leftovers      what no claim holds on the GPUs

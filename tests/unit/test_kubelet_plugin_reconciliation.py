@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
 from fake_kube import FakeKube
 from node_agent import DRIVER, add_claim, claim, device, eventually, running
 from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
+from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Forbidden, NotFound
+from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim, PreparedDevice
+from kubelet_plugin.engine import Engine
 from kubelet_plugin.reconciliation import Intervals
 from kubelet_plugin.services import Calls
 
@@ -190,3 +194,34 @@ def test_a_call_is_answered_before_the_kubelet_gives_up() -> None:
             running_calls.cancel()
 
     asyncio.run(main())
+
+
+def test_a_reboot_ends_what_was_set_on_gpus() -> None:
+    uid = Uid("0a0a0a0a-0000-0000-0000-000000000000")
+    record = PreparedClaim(
+        uid=uid,
+        namespace="ns",
+        name="one",
+        state=ClaimState.COMPLETED,
+        devices=(PreparedDevice(requests=("gpu",), pool=PoolName("node-a"), device="gpu-0", uuid="GPU-0"),),
+        settings=(DeviceSetting(device="gpu-0", uuid="GPU-0", time_slice="Long", daemon=False),),
+    )
+    before = Checkpoint().with_claim(record).with_boot_id("0a0a").encode()
+
+    async def after(boot_id: str) -> dict[str, str]:
+        disk = Disk(checkpoint=before, specs={uid: b"{}"})
+        restarted = Engine(
+            driver=DRIVER,
+            pool=PoolName("node-a"),
+            client=FakeKube(),
+            checkpoints=DiskCheckpoints(disk),
+            specs=DiskSpecs(disk),
+            devices=dict,
+            boot_id=boot_id,
+        )
+        await restarted.restore()
+        return disk.claims()
+
+    assert asyncio.run(after("0a0a")) == {uid: "PrepareCompleted"}
+    assert asyncio.run(after("")) == {uid: "PrepareCompleted"}
+    assert asyncio.run(after("0b0b")) == {}
