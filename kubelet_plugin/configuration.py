@@ -12,7 +12,7 @@ from typing import Final
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.errors import ConfigurationError
 from kubelet_plugin import files
-from kubelet_plugin.http import parse_address
+from kubelet_plugin.addresses import parse_address
 
 __all__ = ["MAX_SOCKET_PATH", "Configuration"]
 
