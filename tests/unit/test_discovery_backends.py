@@ -40,6 +40,12 @@ def test_a_wrong_backend_is_refused_with_what_is_allowed(spec: str, message: str
     assert message in str(caught.value)
 
 
+def test_a_driver_of_nics_looks_for_nics() -> None:
+    assert discovery.hardware_backends("rdma.dra-driver.dev") == ("rdma",)
+    assert discovery.hardware_backends("gpu.dra-driver.dev") == ("nvml", "amdgpu", "intel")
+    assert discovery.hardware_backends("gpu.example.com") == ("nvml", "amdgpu", "intel")
+
+
 def test_the_seed_of_simulated_devices_is_the_node() -> None:
     def first(node: str) -> str:
         return discovery.open_backend("simulated=t4x2", **ROOTS, node_name=node).discover()[0].uuid

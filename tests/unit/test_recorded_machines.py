@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,24 @@ def write_topology(root: ET.Element, target: Path) -> Counter[str]:
                 )
     hw.machine(target, "devices:\n" + "\n".join(groups) + "\n")
     return counts
+
+
+def test_the_recorded_p4d_has_adapters_of_amazon(tmp_path: Path) -> None:
+    root = ET.fromstring(hw.recording("nic/aws-p4d-24xl-topo.xml").read_text())
+    places = [f.get("busid") for f in root.iter("pci") if f.get("vendor") == "0x1d0f"]
+    at = ", ".join(f'"{place}"' for place in places)
+    hw.machine(
+        tmp_path,
+        f"devices:\n- {{kind: rdma, at: [{at}], vendorID: 1d0f, deviceID: efa0, driver: efa}}\n",
+    )
+    # EFA has neither an interface of its own nor umad.
+    shutil.rmtree(tmp_path / "machine/sys/class/infiniband_mad")
+    roots = {"sysfs_root": tmp_path / "machine/sys", "dev_root": tmp_path / "machine/dev"}
+    adapters = open_backend("rdma=umad", **roots, node_name="n").discover()
+    assert [hw.value(d, names.PCI_BUS_ID) for d in adapters] == sorted(str(p) for p in places)
+    assert len(adapters) == 4
+    assert {(hw.value(d, "vendor"), hw.value(d, "model")) for d in adapters} == {("amazon", "EFA")}
+    assert hw.nodes(adapters[0]) == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
 
 
 @pytest.mark.parametrize(
