@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -137,7 +138,9 @@ class DeviceTable:
                 attributes=found.device.attributes,
             )
             if control is not None:
-                view |= {p.name: p for p in _partitions(found, device)}
+                for partition in _partitions(found, device):
+                    pipes = self._daemons.directory(partition.name) if control.runs_daemons else ""
+                    view[partition.name] = dataclasses.replace(partition, mps_directory=pipes)
             view[name] = device
         self._view = view
 

@@ -7,7 +7,7 @@ when no other claim needs it; what was there before is in the claims' records.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeVar
@@ -31,7 +31,7 @@ from dra_driver.preparation import (
 from kubelet_plugin.mps import Daemons
 from kubelet_plugin.signals import Changes
 
-__all__ = ["GpuHardware", "Hardware", "NoHardware"]
+__all__ = ["GpuHardware", "Hardware", "NoHardware", "daemons_of"]
 
 log = structlog.get_logger(__name__)
 
@@ -182,6 +182,10 @@ class GpuHardware:
             if setting.daemon:
                 async with self._alone(setting.uuid):
                     await self._call(self._daemons.start, setting.device, setting.uuid)
+        for device, partition in _partitions(record):
+            if partition.daemon:
+                async with self._alone(device.uuid):
+                    await self._call(self._daemons.start, device.device, partition.uuid)
 
     async def stop_daemons(self, record: PreparedClaim, holdings: Holdings) -> None:
         """See ``Hardware``."""
@@ -190,6 +194,10 @@ class GpuHardware:
                 others = holdings.others(record.uid, setting.uuid)
                 if setting.daemon and not any(o.daemon for o in others):
                     await self._call(self._daemons.stop, setting.device)
+        for device, partition in _partitions(record):
+            if partition.daemon:
+                async with self._alone(device.uuid):
+                    await self._call(self._daemons.stop, device.device)
 
     async def strangers(
         self, gpus: Iterable[str], records: Iterable[PreparedClaim]
@@ -210,7 +218,7 @@ class GpuHardware:
 
     async def idle_daemons(self, records: Iterable[PreparedClaim]) -> Sequence[str]:
         """Devices whose daemon, or what is left of one, serves no claim."""
-        needed = {s.device for r in records for s in r.settings if s.daemon}
+        needed = {device for r in records for device in daemons_of(r)}
         return [d for d in await self._call(self._daemons.present) if d not in needed]
 
     async def stop_daemon(self, device: str, gpu: str, still_idle: Callable[[], bool]) -> None:
@@ -394,6 +402,12 @@ class GpuHardware:
         """One change at a time for one GPU, so that the last user and the next one do not cross."""
         async with self._locks.setdefault(gpu, asyncio.Lock()):
             yield
+
+
+def daemons_of(record: PreparedClaim) -> Iterator[str]:
+    """Devices whose MPS daemon the claim needs."""
+    yield from (s.device for s in record.settings if s.daemon)
+    yield from (d.device for d, partition in _partitions(record) if partition.daemon)
 
 
 def _changes(setting: DeviceSetting) -> bool:

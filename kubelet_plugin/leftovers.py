@@ -16,7 +16,7 @@ import structlog
 from dra_driver.errors import DraError
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import Engine
-from kubelet_plugin.hardware import GpuHardware
+from kubelet_plugin.hardware import GpuHardware, daemons_of
 
 __all__ = ["Leftovers"]
 
@@ -96,4 +96,4 @@ class Leftovers:
 
     def _is_idle(self, device: str) -> bool:
         # A claim has its record before it starts a daemon.
-        return not any(s.daemon and s.device == device for r in self._engine.claims for s in r.settings)
+        return not any(device in daemons_of(record) for record in self._engine.claims)

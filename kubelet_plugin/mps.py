@@ -28,6 +28,8 @@ __all__ = ["Daemons", "Launcher", "MpsDaemons", "NoDaemons", "daemon_command"]
 log = structlog.get_logger(__name__)
 
 _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+# sockaddr_un has 108 bytes, the last one is NUL.
+_MAX_PIPE_PATH: Final = 107
 _PROBE: Final = "get_default_active_thread_percentage"
 
 
@@ -167,7 +169,10 @@ class MpsDaemons:
 
     def directory(self, device: str) -> str:
         """See ``Daemons``."""
-        return str(self._folders / device) if shutil.which(self._control) and _LABEL.fullmatch(device) else ""
+        if not _LABEL.fullmatch(device) or not shutil.which(self._control):
+            return ""
+        folder = str(self._folders / device)
+        return folder if len(f"{folder}/pipe/control_privileged".encode()) <= _MAX_PIPE_PATH else ""
 
     def start(self, device: str, gpu: str) -> None:
         """See ``Daemons``."""

@@ -41,6 +41,7 @@ class PartitionRecord(Wire, frozen=True, kw_only=True):
         size: number of slices.
         uuid: the vendor's identity of the instance; empty until it is made. An instance at this place with
             another identity is a stranger's.
+        daemon: MPS runs on it, for the claim alone.
     """
 
     gpu: str
@@ -49,6 +50,7 @@ class PartitionRecord(Wire, frozen=True, kw_only=True):
     start: int
     size: int
     uuid: str = ""
+    daemon: bool = False
 
 
 class DeviceSetting(Wire, frozen=True, kw_only=True):

@@ -16,7 +16,13 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.errors import DecodeError, InvalidParameters, PrepareError
 from dra_driver.preparation import configs, names
-from dra_driver.preparation.claim import ClaimState, PodReference, PreparedClaim, PreparedDevice
+from dra_driver.preparation.claim import (
+    ClaimState,
+    PartitionRecord,
+    PodReference,
+    PreparedClaim,
+    PreparedDevice,
+)
 from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.sharing import Treatment, device_type, settings_of, treat
@@ -249,11 +255,18 @@ def _prepared(uid: Uid, driver: str, grant: Grant) -> PreparedDevice:
         cdi_device_ids=(cdi.qualified_name(api_names.cdi_kind(driver), name),),
         share_id=grant.result.share_id,
         admin_access=bool(grant.result.admin_access),
-        partition=grant.device.partition,
+        partition=_with_daemon(grant),
         variables=grant.variables if grant.device.partition is not None else "",
         enforced=grant.treatment.enforced,
         attributes=grant.device.attributes,
     )
+
+
+def _with_daemon(grant: Grant) -> PartitionRecord | None:
+    partition = grant.device.partition
+    if partition is None or not grant.treatment.daemon:
+        return partition
+    return msgspec.structs.replace(partition, daemon=True)
 
 
 def _variable_name(claim: ResourceClaim) -> str:

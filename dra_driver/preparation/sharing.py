@@ -28,19 +28,22 @@ class Treatment:
         setting: what is needed of its GPU; None: nothing, and whatever is set may stay.
         edits: for the container.
         enforced: of a share, what keeps it to its memory: ``mps`` or ``none``; else empty.
+        daemon: MPS runs on the partition itself.
     """
 
-    __slots__ = ("edits", "enforced", "setting")
+    __slots__ = ("daemon", "edits", "enforced", "setting")
 
     def __init__(
         self,
         setting: DeviceSetting | None = None,
         edits: cdi.ContainerEdits | None = None,
         enforced: str = "",
+        daemon: bool = False,
     ) -> None:
         self.setting = setting
         self.edits = edits or cdi.ContainerEdits()
         self.enforced = enforced
+        self.daemon = daemon
 
 
 def device_type(device: NodeDevice, share_id: str | None) -> DeviceType:
@@ -76,14 +79,7 @@ def treat(
     if strategy is Strategy.AUTO:
         strategy = Strategy.MPS if device.mps_directory else Strategy.NONE
     if kind is DeviceType.MIG:
-        if strategy is Strategy.MPS:
-            raise PrepareError(
-                f"device {device.name}: MPS on a MIG partition is not supported; its processes share it as "
-                "they are, and the partition keeps them from others"
-            )
-        if device.partition is None:
-            return Treatment()  # an administrator made it
-        return Treatment(DeviceSetting(device=device.partition.gpu, uuid=device.uuid, mig=True))
+        return _partition(device, parameters if strategy is Strategy.MPS else None, position)
     if strategy is Strategy.TIME_SLICING and parameters is not None and parameters.interval is not None:
         if not device.controllable:
             raise PrepareError(f"device {device.name}: time slicing needs an NVIDIA GPU that NVML controls")
@@ -110,13 +106,30 @@ def _whole(device: NodeDevice, *, time_slice: str = "", daemon: bool | None = No
     )
 
 
+def _partition(device: NodeDevice, mps: Parameters | None, position: int) -> Treatment:
+    if device.partition is None:
+        if mps is not None:
+            raise PrepareError(
+                f"device {device.name}: MPS is set up on partitions that this driver makes; this one is its "
+                "administrator's"
+            )
+        return Treatment()
+    setting = DeviceSetting(device=device.partition.gpu, uuid=device.uuid, mig=True)
+    if mps is None:
+        return Treatment(setting)
+    return Treatment(
+        setting, _mps(device, DeviceType.MIG, mps, position=position, memory=None).edits, daemon=True
+    )
+
+
 def _mps(
     device: NodeDevice, kind: DeviceType, parameters: Parameters, *, position: int, memory: Quantity | None
 ) -> Treatment:
     if not device.mps_directory:
         raise PrepareError(
             f"device {device.name}: MPS is not available: it needs an NVIDIA GPU that NVML controls, and "
-            "nvidia-cuda-mps-control on the node (--mps-control)"
+            "nvidia-cuda-mps-control on the node (--mps-control), and a --state-dir whose path leaves room "
+            "for its sockets"
         )
     share = int(memory.value()) if memory is not None and kind is DeviceType.SHARE else None
     asked = parameters.memory_limit_of(device.uuid, position)
@@ -145,16 +158,18 @@ def settings_of(treatments: Iterable[Treatment]) -> tuple[DeviceSetting, ...]:
         PrepareError: the claim needs one GPU in two ways, or MPS on two GPUs.
     """
     settings: dict[str, DeviceSetting] = {}
+    on_partitions = 0
     for treatment in treatments:
+        on_partitions += treatment.daemon
         setting = treatment.setting
         if setting is not None and settings.setdefault(setting.uuid, setting) != setting:
             raise PrepareError(
                 f"the claim holds device {setting.device} more than once, under different parameters"
             )
-    daemons = [s.device for s in settings.values() if s.daemon]
-    if len(daemons) > 1:
+    daemons = on_partitions + sum(1 for s in settings.values() if s.daemon)
+    if daemons > 1:
         raise PrepareError(
-            f"MPS on {len(daemons)} devices of one claim ({', '.join(daemons)}): a process talks to one MPS "
-            "daemon, and each device has its own; ask for one device per claim"
+            f"MPS on {daemons} devices of one claim: a process talks to one MPS daemon, and each device has "
+            "its own; ask for one device per claim"
         )
     return tuple(settings.values())

@@ -1,7 +1,7 @@
 """One life of a node agent on the NVML stub, as a process of its own: ``nvml_node.py ROOT STEPS``.
 
-STEPS is a JSON list of ``["prepare" | "unprepare", CLAIM, DEVICE]`` or ``["restart"]``; the answers are a line
-each. The API server is in memory, so that it knows the same claims after a restart of the agent.
+STEPS is a JSON list of ``["prepare" | "unprepare", CLAIM, DEVICE]`` or ``["restart"]``; the answers are a
+line each. The API server is in memory, so that it knows the same claims after a restart of the agent.
 """
 
 from __future__ import annotations

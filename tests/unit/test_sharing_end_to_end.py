@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from fake_kube import FakeKube
 from node_agent import DRIVER, Backend, add_claim, claim, running
 from nvidia_tools import Tools
@@ -82,8 +84,16 @@ def container(node: Any, body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def settings(tools: Tools) -> dict[str, str]:
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A state directory whose path leaves room for the names of sockets, as the kubelet's does."""
+    with tempfile.TemporaryDirectory(prefix="dra") as folder:
+        yield Path(folder)
+
+
+def settings(tools: Tools, state: Path) -> dict[str, Any]:
     return {
+        "state_dir": state,
         "nvidia_smi": str(tools.nvidia_smi),
         "mps_control": str(tools.mps_control),
         "mps_launcher": "session",
@@ -144,7 +154,7 @@ def test_a_whole_gpu_leaves_mig_mode(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_class_before_claim_and_by_request(tmp_path: Path) -> None:
+def test_class_before_claim_and_by_request(tmp_path: Path, state: Path) -> None:
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
@@ -162,7 +172,7 @@ def test_class_before_claim_and_by_request(tmp_path: Path) -> None:
             claim("two", OTHER), config("MigConfig", requests=["gpu"]), config("GpuConfig", x=1)
         )
         add_claim(kube, named)
-        async with running(tmp_path, kube, backend=machine, settings=settings(tools)) as node:
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
             assert not (await prepare(node, body))[body["metadata"]["uid"]].error
             assert tools.asked("nvidia-smi")[-1][-1] == "1"
             error = (await prepare(node, named))[named["metadata"]["uid"]].error
@@ -191,7 +201,7 @@ def test_a_time_slice_without_the_tool(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_shares_under_mps(tmp_path: Path) -> None:
+def test_shares_under_mps(tmp_path: Path, state: Path) -> None:
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
@@ -211,7 +221,7 @@ def test_shares_under_mps(tmp_path: Path) -> None:
         )
         add_claim(kube, open_)
         uids = [b["metadata"]["uid"] for b in bodies]
-        async with running(tmp_path, kube, backend=machine, settings=settings(tools)) as node:
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
             answers = await prepare(node, *bodies)
             assert [answers[uid].error for uid in uids] == ["", ""]
             assert machine.made.compute_mode(machine.uuid(GPU)) == "exclusive-process"
@@ -227,7 +237,7 @@ def test_shares_under_mps(tmp_path: Path) -> None:
             assert f"device {GPU} is held under MPS by claim ns/c" in error
             assert not (await unprepare(node, bodies[0]))[uids[0]].error
         # The daemon outlives the plugin, and the next one finds it.
-        async with running(tmp_path, kube, backend=machine, settings=settings(tools)) as node:
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
             assert not (await prepare(node, bodies[1]))[uids[1]].error
             assert [c for c in tools.asked("mps") if c[-1] == "-d"] == [[machine.uuid(GPU), "-d"]]
             assert not (await unprepare(node, bodies[1]))[uids[1]].error
@@ -251,27 +261,52 @@ def test_shares_without_mps_say_so(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_mps_on_two_devices_of_a_claim_is_refused(tmp_path: Path) -> None:
+def test_mps_on_two_devices_of_a_claim_is_refused(tmp_path: Path, state: Path) -> None:
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
         kube, machine = FakeKube(), Machine()
         body = with_config(claim("one", GPU, OTHER), config("GpuConfig", sharing={"strategy": "MPS"}))
         add_claim(kube, body)
-        async with running(tmp_path, kube, backend=machine, settings=settings(tools)) as node:
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
             error = (await prepare(node, body))[body["metadata"]["uid"]].error
             assert "MPS on 2 devices of one claim" in error
 
     asyncio.run(main())
 
 
-def test_leftovers_are_found_twice_before_they_count(tmp_path: Path) -> None:
+def test_mps_on_a_partition(tmp_path: Path, state: Path) -> None:
+    tools = Tools(tmp_path / "bin")
+
+    async def main() -> None:
+        kube, machine = FakeKube(), Machine()
+        device = f"{GPU}-mig-3g-20gb-4"
+        mps = {"strategy": "MPS", "mps": {"activeThreadPercentage": 50}}
+        body = add_claim(kube, with_config(claim("one", device), config("MigConfig", sharing=mps)))
+        beside = add_claim(kube, claim("two", f"{GPU}-mig-3g-20gb-0"))
+        uid = body["metadata"]["uid"]
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
+            assert not (await prepare(node, body))[uid].error
+            assert not (await prepare(node, beside))[beside["metadata"]["uid"]].error
+            got = container(node, body)
+            assert tools.asked("mps") == [[got["env"]["DRA_ONE__GPU__0_UUID"], "-d"]]
+            assert got["mounts"]["/dev/shm"] == str(node.config.state / "mps" / device / "shm")
+            assert got["env"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+            assert "CUDA_MPS_PIPE_DIRECTORY" not in container(node, beside)["env"]
+            assert not (await unprepare(node, body))[uid].error
+            assert tools.asked("mps")[-1][1] == "quit"
+            assert len(machine.made.instances(machine.uuid(GPU))) == 1
+
+    asyncio.run(main())
+
+
+def test_leftovers_are_found_twice_before_they_count(tmp_path: Path, state: Path) -> None:
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
         kube, machine = FakeKube(), Machine()
         body = add_claim(kube, claim("one", f"{OTHER}-mig-3g-20gb-0"))
-        async with running(tmp_path, kube, backend=machine, settings=settings(tools)) as node:
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
             assert not (await prepare(node, body))[body["metadata"]["uid"]].error
             control, setup = machine.made, node.plugin._setup
             control.set_mig_mode(machine.uuid(GPU), True)
