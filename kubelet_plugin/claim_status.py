@@ -22,7 +22,7 @@ from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.preparation import ClaimState, PreparedClaim, PreparedDevice
 from kubelet_plugin.devices import DeviceTable
-from kubelet_plugin.health import physical_device, troubles
+from kubelet_plugin.health import ailments, troubles
 from kubelet_plugin.signals import Changes
 
 __all__ = ["CONDITION", "ClaimStatusWriter"]
@@ -105,7 +105,7 @@ class ClaimStatusWriter:
             if record.state is not ClaimState.COMPLETED:
                 continue
             present.add(record.uid)
-            view = {(d.device, d.share_id): health.get(physical_device(d), _VANISHED) for d in record.devices}
+            view = {(d.device, d.share_id): ailments(d, health) for d in record.devices}
             before = self._written.get(record.uid)
             sick = any(view.values())
             if view == before or (before is None and not sick and record.uid not in look_at):
@@ -181,13 +181,6 @@ class ClaimStatusWriter:
                 ),
             ),
         )
-
-
-_VANISHED: Final = (
-    DeviceHealth(
-        reason="NotFound", severity="degraded", message="discovery does not find the device any more"
-    ),
-)
 
 
 def _condition(entry: AllocatedDeviceStatus) -> Condition | None:

@@ -23,7 +23,14 @@ from dra_driver.ports import Clock, DeviceBackend, HealthEvent, HealthSource, Ku
 from dra_driver.preparation import PreparedClaim, PreparedDevice
 from kubelet_plugin.devices import DeviceTable
 
-__all__ = ["HealthEvents", "HealthMonitor", "health_sources", "physical_device", "troubles"]
+__all__ = [
+    "HealthEvents",
+    "HealthMonitor",
+    "ailments",
+    "health_sources",
+    "physical_device",
+    "troubles",
+]
 
 COMPONENT: Final = "dra-driver-kubelet-plugin"
 
@@ -31,6 +38,12 @@ _WAIT_SECONDS: Final = 1.0
 # Between two rescans for events: a GPU that breaks down reports a hundred errors a second.
 _PAUSE_SECONDS: Final = 0.5
 _BROKEN_SECONDS: Final = 5.0
+
+_VANISHED: Final = (
+    DeviceHealth(
+        reason="NotFound", severity="degraded", message="discovery does not find the device any more"
+    ),
+)
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +56,22 @@ def physical_device(device: PreparedDevice) -> str:
 def troubles(health: Iterable[DeviceHealth]) -> tuple[DeviceHealth, ...]:
     """What keeps a device from being healthy; what is for information only does not."""
     return tuple(h for h in health if h.severity != "info")
+
+
+def ailments(
+    device: PreparedDevice, found: Mapping[str, tuple[DeviceHealth, ...]]
+) -> tuple[DeviceHealth, ...]:
+    """What keeps a device that a claim holds from being healthy.
+
+    Args:
+        device: of the claim.
+        found: ``troubles`` of each device that discovery finds, by name.
+    """
+    ailing = found.get(physical_device(device), _VANISHED)
+    if device.partition is not None:
+        # What keeps a GPU from being used as a whole is what its partitions need.
+        return tuple(h for h in ailing if h.reason != "MigEnabled")
+    return ailing
 
 
 def health_sources(backends: Sequence[DeviceBackend]) -> Iterator[HealthSource]:

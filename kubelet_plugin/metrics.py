@@ -159,7 +159,7 @@ class Metrics:
         holders = self._holders()
 
         def labels(name: str) -> list[str]:
-            return [*_device_labels(devices.get(name), ""), *holders.get(name, _NOBODY)]
+            return [*_device_labels(devices.get(name), "", name), *holders.get(name, _NOBODY)]
 
         healthy = GaugeMetricFamily(
             "dra_driver_device_healthy",
@@ -240,8 +240,8 @@ def _info(claim: PreparedClaim, device: PreparedDevice, pod: str) -> list[str]:
     ]
 
 
-def _device_labels(device: DiscoveredDevice | None, uuid: str) -> tuple[str, str, str]:
+def _device_labels(device: DiscoveredDevice | None, uuid: str, name: str = "") -> tuple[str, str, str]:
     if device is None:
-        return "", uuid, ""
+        return name, uuid, ""
     model = device.device.attributes.get("model") or device.device.attributes.get("productName")
     return device.device.name, device.uuid, (model.string_value or "") if model else ""

@@ -26,7 +26,7 @@ from dra_driver.wire import (
 )
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import ClaimReference, Engine
-from kubelet_plugin.health import physical_device, troubles
+from kubelet_plugin.health import ailments, troubles
 from kubelet_plugin.registration import RegistrationState
 
 __all__ = ["SUPPORTED_VERSIONS", "Calls", "DraV1", "DraV1beta1", "Health", "Registrar"]
@@ -313,7 +313,7 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
         listed = dict(found)
         for claim in self._claims():
             for device in claim.devices:
-                listed.setdefault(device.device, found.get(physical_device(device), _VANISHED))
+                listed.setdefault(device.device, ailments(device, found))
         return health_v1alpha1_pb2.NodeWatchResourcesResponse(
             devices=[self._one(name, ailing, now) for name, ailing in listed.items()]
         )
@@ -326,13 +326,6 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
             health_check_timeout_seconds=self.TIMEOUT_SECONDS,
             message=_sentence(f"{h.reason}: {h.message}" if h.message else h.reason for h in ailing),
         )
-
-
-_VANISHED: Final = (
-    DeviceHealth(
-        reason="NotFound", severity="degraded", message="discovery does not find the device any more"
-    ),
-)
 
 
 def _sentence(parts: Iterable[str]) -> str:

@@ -17,16 +17,18 @@ from node_agent import DRIVER, NODE, Backend, Node, add_claim, claim, device, ev
 
 from dra_driver.api.core import EVENTS
 from dra_driver.api.inventory import DeviceHealth
-from dra_driver.api.meta import Resource
+from dra_driver.api.meta import PoolName, Resource
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Forbidden
 from dra_driver.ports import DeviceSample, HealthEvent
+from dra_driver.preparation import PartitionRecord, PreparedDevice
 from dra_driver.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
     health_v1alpha1_pb2,
     health_v1alpha1_pb2_grpc,
 )
+from kubelet_plugin.health import ailments
 
 POD = {"resource": "pods", "name": "trainer", "uid": "pod-uid"}
 
@@ -343,3 +345,13 @@ def test_debug_state_shows_claims_and_devices(tmp_path: Path) -> None:
         assert seen["pods"] == [{"name": "trainer", "uid": "pod-uid"}]
 
     asyncio.run(main())
+
+
+def test_mig_mode_is_no_ailment_of_a_partition() -> None:
+    mode = DeviceHealth(reason="MigEnabled", severity="degraded")
+    where = PartitionRecord(gpu="gpu-0", profile="1g.5gb", profile_id=19, start=0, size=1)
+    part = PreparedDevice(requests=("gpu",), pool=PoolName(NODE), device="gpu-0-mig", partition=where)
+    whole = PreparedDevice(requests=("gpu",), pool=PoolName(NODE), device="gpu-0")
+    assert ailments(part, {"gpu-0": (mode, OFF_THE_BUS)}) == (OFF_THE_BUS,)
+    assert ailments(whole, {"gpu-0": (mode,)}) == (mode,)
+    assert [h.reason for h in ailments(part, {})] == ["NotFound"]
