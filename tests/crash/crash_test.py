@@ -63,8 +63,12 @@ def populate(world: World) -> None:
     world.add("never", GPUS[3])
 
 
-async def play(world: World, plans: Sequence[Plan]) -> None:
-    """Plays the script; each plan is one life, and after the last one nothing happens any more."""
+async def play(world: World, plans: Sequence[Plan], power: random.Random | None = None) -> None:
+    """Plays the script; each plan is one life, and after the last one nothing happens any more.
+
+    With ``power``, what kills is a power failure: unsynced writes may be undone, and the kubelet prepares
+    again what it had prepared.
+    """
     populate(world)
     left = list(plans)
     agent = await alive(world, left)
@@ -83,13 +87,27 @@ async def play(world: World, plans: Sequence[Plan]) -> None:
                 world.violate("no progress", f"{step}: {world.errors()}")
             if await gone(agent):
                 await world.ended(agent)
-                agent = await alive(world, left)
+                agent = await alive(world, left) if power is None else await boot(world, power)
     await world.stop(agent)
     if any(plan.error for plan in plans):
         # What could not be removed while the disk refused is removed at the next start.
         last = await alive(world, [])
         await world.stop(last)
     world.check(idle=True)
+
+
+async def boot(world: World, chance: random.Random) -> Agent:
+    """After a power failure: no container runs, and those that shall are prepared again."""
+    world.figures.power_failures += 1
+    running = [c for c in world.claims.values() if c.acknowledged == "prepared"]
+    world.power_failure(chance)
+    for claim in running:
+        claim.under_way = True
+    agent = await alive(world, [])
+    for claim in running:
+        if not await world.prepare(agent, claim):
+            world.violate("lost claims", f"{claim.name} cannot be prepared again: {world.errors()}")
+    return agent
 
 
 async def alive(world: World, left: list[Plan]) -> Agent:
@@ -202,29 +220,40 @@ async def rolling(load: Load, kills: int) -> None:
     world, chance = load.world, load.chance
     goal = world.kills + kills
     serial = 0
+    dead: set[str] = set()
+    name = before_name = ""
     while load.current is None or world.kills < goal:
         serial += 1
+        name = f"pod-{serial}"
         plan = Plan(kill_at=chance.randrange(40)) if chance.random() < 0.3 else Plan()
-        fresh = await world.start(plan, f"pod-{serial}")
+        gone_before = set(dead)
+        fresh = await world.start(plan, name)
         if fresh is None:
+            dead.add(name)
             continue
-        world.check_sockets()
+        world.check_sockets(gone_before)
         before = load.current
         load.use(fresh)
         # The old one still has calls under way, the new one already gets them.
         await asyncio.wait([fresh.ended], timeout=chance.random() * 0.05)
         if before is None:
+            before_name = name
             continue
-        survivor, victim = (fresh, before) if chance.random() < 0.6 else (before, fresh)
-        if survivor.ended.done():
-            survivor, victim = victim, survivor
+        pairs = [(before, before_name), (fresh, name)]
+        if chance.random() < 0.6 and not fresh.ended.done():
+            pairs.reverse()
+        if pairs[0][0].ended.done():
+            pairs.reverse()
+        (survivor, survivor_name), (victim, victim_name) = pairs
         load.use(survivor)
         victim.kill()
         await world.ended(victim)
+        dead.add(victim_name)
+        before_name = survivor_name
     # Nothing of the dead is in the way of an instance that starts while the other works.
     last = await world.start(None, "pod-last")
     assert last is not None
-    world.check_sockets()
+    world.check_sockets(dead)
     assert load.current is not None
     before = load.current
     load.use(last)
@@ -250,6 +279,9 @@ def matrix(steps: Sequence[str], restart: int, kills: int, seed: int) -> list[tu
         add(f"kill at {k}", Plan(kill_at=k))
         if steps[k].endswith("write"):
             add(f"torn write at {k}", Plan(kill_at=k, torn=True))
+        runs.append(
+            (f"power failure at {k}", partial(play, plans=(Plan(kill_at=k),), power=random.Random(k)))
+        )
     nested = [(k, j) for k in range(1, n) for j in range(restart)]
     chance.shuffle(nested)
     for k, j in nested[: max(0, kills * 4 // 10 // 2)]:
@@ -330,6 +362,8 @@ def main() -> int:
     args = parser.parse_args()
     import logging
 
+    # The API server's connections break whenever an agent is killed.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))

@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -48,6 +49,8 @@ class Figures:
     kills: int = 0
     errors: int = 0
     calls: int = 0
+    power_failures: int = 0
+    undone: int = 0
     violations: Counter[str] = field(default_factory=Counter)
     killed_at: Counter[str] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
@@ -167,6 +170,7 @@ class World:
         await self._server.install([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}])
         await self._server.start()
         self._server.write_kubeconfig(self.root / "kubeconfig")
+        self._boot()
         self.figures.runs += 1
         return self
 
@@ -191,6 +195,43 @@ class World:
         self.claims[name] = claim
         return claim
 
+    # --- power ----------------------------------------------------------------------------------------------
+
+    def power_failure(self, chance: random.Random) -> None:
+        """Undoes what was not synced when the agent died, as a power failure may, and boots anew.
+
+        A checkpoint whose rename was not made durable may be the version before; of the CDI files, which are
+        never synced, anything may be left. No container has survived, so the kubelet prepares again.
+        """
+        # The step that is logged last did not happen any more.
+        ours = [step for step in self.steps()[:-1] if step.startswith("state")]
+        renames = [i for i, s in enumerate(ours) if s == "state rename" and ours[i - 1] == "state fsync"]
+        unsynced = bool(renames) and "state fsync" not in ours[renames[-1] :]
+        previous = self.state / "checkpoint.json.previous"
+        if unsynced and previous.exists() and chance.random() < 0.7:
+            data = previous.read_bytes()
+            checkpoint = self.state / "checkpoint.json"
+            checkpoint.unlink()  # it may be another name of the same file
+            checkpoint.write_bytes(data)
+            self.figures.undone += 1
+        for path in self.cdi.iterdir() if self.cdi.exists() else ():
+            match chance.randrange(4):
+                case 0:
+                    path.unlink()
+                case 1:
+                    path.write_bytes(b"")
+                case 2:
+                    path.write_bytes(bytes(path.stat().st_size))
+        for claim in self.claims.values():
+            if claim.acknowledged == "unprepared" and not claim.under_way and chance.random() < 0.5:
+                (self.cdi / claim.file).write_bytes(b"")  # it was removed, and is back
+        self._boot()
+
+    def _boot(self) -> None:
+        path = self.root / "proc/sys/kernel/random/boot_id"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{uuid.uuid4()}\n")
+
     # --- processes ------------------------------------------------------------------------------------------
 
     async def start(self, plan: Plan | None = None, instance: str = "") -> Agent | None:
@@ -213,6 +254,7 @@ class World:
                 f"--registry-dir={self.root}/registry",
                 f"--cdi-dir={self.cdi}",
                 f"--state-dir={self.state}",
+                f"--procfs-root={self.root}/proc",
                 "--backend=simulated=dgx-h100",
                 *([f"--instance-id={instance}"] if instance else []),
             ],
@@ -365,11 +407,12 @@ class World:
         if idle and unfinished:
             self.violate("unfinished claims", f"{unfinished}: the kubelet has not ended its work")
 
-    def check_sockets(self) -> None:
-        """What killed instances left is gone once another one serves."""
-        for path in (self.root / "registry").iterdir():
-            if not listens(path) and path.exists():
-                self.violate("stale sockets", path.name)
+    def check_sockets(self, dead: Iterable[str]) -> None:
+        """What these killed instances left is gone: another one has started since."""
+        for name in dead:
+            for path in (self._registrar(name), self._socket(name)):
+                if path.exists():
+                    self.violate("stale sockets", path.name)
 
     def records(self) -> dict[str, Any]:
         """The checkpoint's records, read without the product's code."""
@@ -436,6 +479,7 @@ def summary(figures: Figures, seconds: float) -> Iterable[str]:
     """What is printed at the end."""
     yield f"runs {figures.runs}, starts {figures.starts}, calls {figures.calls}, kills {figures.kills}"
     yield f"injected errors answered {figures.errors}, duration {seconds:.1f} s"
+    yield f"power failures {figures.power_failures}, {figures.undone} of them undid a write of the checkpoint"
     yield "killed at: " + ", ".join(f"{k} {n}" for k, n in figures.killed_at.most_common())
     for kind in ("leaked CDI files", "lost claims", "doubled claims", "half-prepared claims"):
         yield f"{kind}: {figures.violations.pop(kind, 0)}"
