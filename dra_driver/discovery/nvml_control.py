@@ -60,8 +60,8 @@ class NvmlControl:
         smi: nvidia-smi.
         proc_root: where procfs is mounted.
         dev_root: where device nodes are.
-        patience: how long an instance may refuse to go because it is in use, in seconds: one whose last
-            process has just ended does so for a second.
+        patience: how long a GPU may refuse something because it is in use, in seconds: one whose last process
+            has just ended does so for a second.
     """
 
     def __init__(
@@ -125,6 +125,9 @@ class NvmlControl:
 
     def set_mig_mode(self, gpu: str, enabled: bool) -> None:
         """See ``ports.GpuControl.set_mig_mode``."""
+        self._patiently(lambda: self._set_mig_mode(gpu, enabled))
+
+    def _set_mig_mode(self, gpu: str, enabled: bool) -> None:
         what = f"MIG mode cannot be turned {'on' if enabled else 'off'}"
         with self._gpu(gpu, what) as handle:
             if _mig_mode(handle) == enabled:
@@ -187,12 +190,20 @@ class NvmlControl:
 
     def destroy_instance(self, gpu: str, instance_id: int) -> None:
         """See ``ports.GpuControl.destroy_instance``."""
+
+        def destroy() -> None:
+            with self._gpu(gpu, f"MIG instance {instance_id} cannot be destroyed") as handle:
+                self._destroy(handle, instance_id)
+
+        self._patiently(destroy)
+        _log.info("MIG instance destroyed", gpu=gpu, instance=instance_id)
+
+    def _patiently(self, work: Callable[[], None]) -> None:
+        """Tries again for a while what a process prevents that may be ending just now."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                with self._gpu(gpu, f"MIG instance {instance_id} cannot be destroyed") as handle:
-                    self._destroy(handle, instance_id)
-                _log.info("MIG instance destroyed", gpu=gpu, instance=instance_id)
+                work()
                 return
             except PrepareError as e:
                 if not e.retryable or time.monotonic() >= deadline:

@@ -20,7 +20,7 @@ from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice, PartitionRecord
 from kubelet_plugin.engine import ClaimReference, Engine, Timing
-from kubelet_plugin.hardware import GpuHardware
+from kubelet_plugin.hardware import GpuHardware, daemons_of
 
 GROUP = "dra-driver.dev/v1alpha1"
 
@@ -37,7 +37,7 @@ def _claim(i: int, device: str, config: dict[str, Any] | None = None, **more: An
     return body
 
 
-UIDS = [f"00000000-0000-4000-8000-00000000000{i}" for i in range(8)]
+UIDS = [f"00000000-0000-4000-8000-00000000000{i}" for i in range(9)]
 SHARES = [f"10000000-0000-4000-8000-00000000000{i}" for i in range(8)]
 CLAIMS = [
     # Two partitions of one GPU in two claims, and one claim with two that overlaps both.
@@ -55,13 +55,17 @@ CLAIMS = [
         _config("GpuConfig", sharing={"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}),
     ),
     _claim(7, "gpu-3-mig-b-0"),
+    # A partition under MPS.
+    _claim(8, "gpu-0-mig-b-2", _config("MigConfig", sharing={"strategy": "MPS"})),
 ]
 
 
 def _partition(gpu: str, name: str, profile: int, start: int, size: int) -> NodeDevice:
     record = PartitionRecord(gpu=gpu, profile=name, profile_id=profile, start=start, size=size)
     device = f"{gpu}-mig-{name}-{start}"
-    return NodeDevice(device, f"U-{gpu}", f"U-{gpu}", partition=record, controllable=True)
+    return NodeDevice(
+        device, f"U-{gpu}", f"U-{gpu}", partition=record, controllable=True, mps_directory=f"/mps/{device}"
+    )
 
 
 DEVICES = {
@@ -79,7 +83,7 @@ DEVICES = {
     ]
 }
 Call = tuple[str, int]
-calls = st.lists(st.tuples(st.sampled_from(["prepare", "unprepare"]), st.integers(0, 7)), max_size=8)
+calls = st.lists(st.tuples(st.sampled_from(["prepare", "unprepare"]), st.integers(0, 8)), max_size=8)
 
 
 def machine(disk: Disk) -> Machine:
@@ -167,7 +171,7 @@ class World:
                 if device.partition is not None:
                     assert device.partition.uuid.encode() in self.disk.specs[record.uid]
         wanted = [s for r in records for s in r.settings]
-        assert self.machine.daemons.keys() == {s.device for s in wanted if s.daemon}
+        assert self.machine.daemons.keys() == {device for r in records for device in daemons_of(r)}
         for uuid, gpu in self.machine.gpus.items():
             daemon = any(s.daemon for s in wanted if s.uuid == uuid)
             interval = next((s.time_slice for s in wanted if s.uuid == uuid and s.time_slice), "Default")
@@ -206,7 +210,8 @@ FULL_LIFE: list[Call] = [
     *(("prepare", i) for i in (0, 1, 2, 3, 4, 5, 6, 7, 0, 3)),
     *(("unprepare", i) for i in (1, 0)),
     ("prepare", 2),
-    *(("unprepare", i) for i in (3, 2, 4)),
+    ("prepare", 8),
+    *(("unprepare", i) for i in (3, 2, 4, 8)),
     ("prepare", 5),
     *(("unprepare", i) for i in (5, 6, 7, 6)),
 ]
@@ -219,7 +224,8 @@ def test_a_full_life() -> None:
     assert "gpu-1 is held under MPS by claim ns/c3" in str(answers[5])
     assert "taken by instance 1000 (MIG-1000) at 0:4, which this driver did not make" in str(answers[7])
     assert answers[12] == ["gpu-0-mig-b-4", "gpu-0-mig-b-6"]
-    assert answers[16] == ["gpu-1"]
+    assert answers[13] == ["gpu-0-mig-b-2"]
+    assert answers[18] == ["gpu-1"]
     assert world.machine.state() == machine(Disk()).state()
     assert (world.disk.claims(), world.disk.specs) == ({}, {})
 

@@ -33,7 +33,7 @@ class Machine:
     def state(self) -> dict[str, object]:
         """Everything but the identities of instances, which differ from run to run."""
         return {
-            "daemons": dict(self.daemons),
+            "daemons": set(self.daemons),
             **{
                 uuid: (g.compute, g.slice, g.mig, {p: maker for p, (_, _, maker) in g.instances.items()})
                 for uuid, g in self.gpus.items()
@@ -131,7 +131,7 @@ class MachineDaemons:
 
     def start(self, device: str, gpu: str) -> None:
         if device not in self._machine.daemons:
-            assert self._machine.gpus[gpu].compute == "exclusive-process"
+            assert gpu.startswith("MIG-") or self._machine.gpus[gpu].compute == "exclusive-process"
             self._machine.disk.effect(done=False)
             self._machine.daemons[device] = gpu
             self._machine.disk.effect(done=True)
