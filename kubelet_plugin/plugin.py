@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 import structlog
 
 from dra_driver.api.meta import PoolName
-from dra_driver.discovery import open_backend, open_hardware
+from dra_driver.discovery import hardware_backends, open_backend, open_hardware
 from dra_driver.discovery.nvidia_material import NvidiaMaterial
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.kube import KubeApi, SystemClock
@@ -55,14 +56,27 @@ def open_backends(configuration: Configuration) -> tuple[DeviceBackend, ...]:
     Raises:
         ConfigurationError: one of them is unknown or has a wrong argument; all findings at once.
     """
-    roots = (configuration.sysfs_root, configuration.dev_root, configuration.node_name)
+    open_one = functools.partial(
+        open_backend,
+        sysfs_root=configuration.sysfs_root,
+        procfs_root=configuration.procfs_root,
+        dev_root=configuration.dev_root,
+        node_name=configuration.node_name,
+    )
     if not configuration.backends:
-        return (open_hardware(sysfs_root=roots[0], dev_root=roots[1], node_name=roots[2]),)
+        hardware = open_hardware(
+            sysfs_root=configuration.sysfs_root,
+            procfs_root=configuration.procfs_root,
+            dev_root=configuration.dev_root,
+            node_name=configuration.node_name,
+            backends=hardware_backends(configuration.driver_name),
+        )
+        return (hardware,)
     backends: list[DeviceBackend] = []
     findings: list[str] = []
     for spec in configuration.backends:
         try:
-            backends.append(open_backend(spec, sysfs_root=roots[0], dev_root=roots[1], node_name=roots[2]))
+            backends.append(open_one(spec))
         except ConfigurationError as e:
             findings += e.findings
     if findings:
