@@ -6,20 +6,19 @@ import asyncio
 import contextlib
 import dataclasses
 import queue
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
-from fake_kube import FakeKube
+from applying_kube import ApplyingKube as Kube
 from node_agent import DRIVER, NODE, Backend, Node, add_claim, claim, device, eventually, running
 
 from dra_driver.api.core import EVENTS
 from dra_driver.api.inventory import DeviceHealth
-from dra_driver.api.meta import PoolName, Resource
+from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.errors import Forbidden
 from dra_driver.ports import DeviceSample, HealthEvent
 from dra_driver.preparation import PartitionRecord, PreparedDevice
 from dra_driver.wire import (
@@ -31,32 +30,6 @@ from dra_driver.wire import (
 from kubelet_plugin.health import ailments
 
 POD = {"resource": "pods", "name": "trainer", "uid": "pod-uid"}
-
-
-class Kube(FakeKube):
-    """With server-side apply of ``status.devices``, merged by driver, pool and device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.applied: list[tuple[str, list[dict[str, Any]]]] = []
-        self.forbid = False
-
-    async def apply(  # type: ignore[override]
-        self, resource: Resource[Any], body: Mapping[str, Any], *, field_manager: str, **more: Any
-    ) -> Any:
-        if self.forbid:
-            raise Forbidden("may not patch resourceclaims/status", code=403)
-        assert more["subresource"] == "status"
-        meta = body["metadata"]
-        raw = self.raw(resource, meta["name"], meta["namespace"])
-        assert raw is not None
-        assert raw["metadata"]["uid"] == meta["uid"]
-        entries = {(d["driver"], d["device"]): d for d in raw["status"].get("devices", [])}
-        entries |= {(d["driver"], d["device"]): d for d in body["status"]["devices"]}
-        raw["status"]["devices"] = list(entries.values())
-        self.put(resource, raw)
-        self.applied.append((field_manager, body["status"]["devices"]))
-        return await self.get(resource, meta["name"], meta["namespace"])
 
 
 class SickBackend(Backend):
