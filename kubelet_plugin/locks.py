@@ -133,9 +133,11 @@ class StateLock:
         lock, wanted = self._open()
         if _flock(lock, fcntl.LOCK_EX):
             return
-        _flock(wanted, fcntl.LOCK_SH)
+        said = False
         try:
-            while not _flock(lock, fcntl.LOCK_EX):  # noqa: ASYNC110 - no event comes from another process
+            while not _flock(lock, fcntl.LOCK_EX):
+                # Not at once where the other one is just looking whether somebody waits.
+                said = said or _flock(wanted, fcntl.LOCK_SH)
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
             fcntl.flock(wanted, fcntl.LOCK_UN)
