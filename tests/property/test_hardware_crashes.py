@@ -89,7 +89,7 @@ calls = st.lists(st.tuples(st.sampled_from(["prepare", "unprepare"]), st.integer
 def machine(disk: Disk) -> Machine:
     gpus = {f"U-gpu-{i}": Gpu() for i in range(4)}
     gpus["U-gpu-2"].compute = "prohibited"
-    gpus["U-gpu-3"] = Gpu(mig=True, instances={(9, 0, 4): (1000, True, "stranger")})
+    gpus["U-gpu-3"] = Gpu(mig=True, instances={(14, 0, 2): (1000, True, "stranger")})
     return Machine(disk, gpus)
 
 
@@ -222,7 +222,7 @@ def test_a_full_life() -> None:
     assert answers[:2] == [["gpu-0-mig-a-0"], ["gpu-0-mig-a-4"]]
     assert "gpu-0-mig-b-4 is held by claim ns/c1" in str(answers[2])
     assert "gpu-1 is held under MPS by claim ns/c3" in str(answers[5])
-    assert "taken by instance 1000 (MIG-1000) at 0:4, which this driver did not make" in str(answers[7])
+    assert "taken by instance 1000 (MIG-1000) at 0:2, which this driver did not make" in str(answers[7])
     assert answers[12] == ["gpu-0-mig-b-4", "gpu-0-mig-b-6"]
     assert answers[13] == ["gpu-0-mig-b-2"]
     assert answers[18] == ["gpu-1"]
