@@ -6,7 +6,7 @@ out. The claims of a pod are solved together, so that a pod never holds a part o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from controller.interest import ClaimInterest, Interest, InterestIndex, is_our_taint, protected_pools
@@ -104,7 +104,23 @@ class Decider:
         slices: Informer[ResourceSlice],
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
+        blocked: Callable[[PoolID], bool] = lambda _: False,
+        strategy: Callable[[], Strategy] = lambda: Strategy.BEST_FIT,
     ) -> None:
+        """Connects the parts.
+
+        Args:
+            drivers: whose pools may be ours.
+            ledger: what is taken.
+            usage: what pods take of nodes.
+            slices: all drivers.
+            classes: all.
+            nodes: all.
+            blocked: pools that are changing hands: protected, yet not ours to decide on.
+            strategy: how to choose, asked for every decision.
+        """
+        self._blocked = blocked
+        self._strategy = strategy
         self._drivers = drivers
         self._ledger = ledger
         self._usage = usage
@@ -133,8 +149,12 @@ class Decider:
 
     def is_ours(self, allocation: AllocationResult) -> bool:
         """Whether every device of an allocation is from a pool of ours."""
-        own = self._current().own
-        return all(PoolID(r.driver, r.pool) in own for r in allocation.devices.results)
+        return all(self._usable(r.driver, r.pool) for r in allocation.devices.results)
+
+    def _usable(self, driver: DriverName, pool: PoolName) -> bool:
+        """Whether the pool is ours to decide on now."""
+        id_ = PoolID(driver, pool)
+        return id_ in self._current().own and not self._blocked(id_)
 
     def decide(self, pod: Pod, avoid: Collection[str] = ()) -> Decision:
         """What to do about a pod that uses claims and is neither finished nor being deleted."""
@@ -204,10 +224,10 @@ class Decider:
         return allocate(
             world.snapshot.with_allocated(self._ledger.allocated()),
             claims,
-            strategy=Strategy.BEST_FIT,
+            strategy=self._strategy(),
             nodes=nodes,
             ignore_taint=is_our_taint,
-            usable=lambda driver, pool: PoolID(driver, pool) in world.own,
+            usable=self._usable,
         )
 
     def _beside_others(
@@ -229,7 +249,7 @@ class Decider:
             outcome = allocate(
                 snapshot,
                 claims,
-                strategy=Strategy.BEST_FIT,
+                strategy=self._strategy(),
                 nodes=left,
                 ignore_taint=is_our_taint,
                 usable=anything,

@@ -22,6 +22,7 @@ from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceclaim import is_generated, pod_claims, uses_claims
 from dra_driver.resourceslice import PoolAllocator
+from dra_driver.structured import PoolID, Strategy
 
 __all__ = ["CLAIM_INDEX", "Allocator", "claims_of"]
 
@@ -61,6 +62,8 @@ class Allocator:
         slices: Informer[ResourceSlice],
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
+        blocked: Callable[[PoolID], bool] = lambda _: False,
+        strategy: Callable[[], Strategy] = lambda: Strategy.BEST_FIT,
     ) -> None:
         """Connects the parts.
 
@@ -75,6 +78,8 @@ class Allocator:
             slices: all drivers: claims of others decide where a pod can go.
             classes: all.
             nodes: all.
+            blocked: pools that carry our taint and are not ours to decide on (any more, or yet).
+            strategy: how to choose among several answers.
         """
         self._config = config
         self._clock = clock
@@ -85,7 +90,14 @@ class Allocator:
         self._ledger = Ledger(claims, self._wake)
         self._writer = Writer(client, self._ledger, clock)
         self._decider = Decider(
-            config.drivers, self._ledger, self._usage, slices=slices, classes=classes, nodes=nodes
+            config.drivers,
+            self._ledger,
+            self._usage,
+            slices=slices,
+            classes=classes,
+            nodes=nodes,
+            blocked=blocked,
+            strategy=strategy,
         )
         self._waiting = WaitingPods()
         self._avoid: dict[Uid, dict[str, float]] = {}  # pod → node → until when
@@ -112,6 +124,15 @@ class Allocator:
                 deleted=lambda _: self._world_changed(),
             )
         )
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is taken."""
+        return self._ledger
+
+    def wake(self) -> None:
+        """A pool has become ours: pods that wait are looked at again soon."""
+        self._wake()
 
     async def run(self) -> None:
         """Allocates until cancelled. The informers must be synced: what is taken must be known."""

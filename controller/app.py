@@ -13,9 +13,12 @@ from aiohttp import web
 
 from controller.allocator import CLAIM_INDEX, Allocator, claims_of
 from controller.config import ControllerConfig
+from controller.handover import Handover, Tolerators
+from controller.policies import PolicyBook
 from controller.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
@@ -24,8 +27,16 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceSlice,
 )
-from dra_driver.errors import ConfigurationError, DraError
-from dra_driver.kube import Backoff, EventRecorder, Informer, LeaderConfig, LeaderElector, SystemClock
+from dra_driver.errors import ConfigurationError, DraError, NotFound
+from dra_driver.kube import (
+    Backoff,
+    EventRecorder,
+    Handler,
+    Informer,
+    LeaderConfig,
+    LeaderElector,
+    SystemClock,
+)
 from dra_driver.ports import Clock, KubeClient
 
 __all__ = ["Controller"]
@@ -40,6 +51,7 @@ class Informers:
     """Everything that the controller watches."""
 
     inventories: Informer[DeviceInventory]
+    policies: Informer[DevicePolicy]
     slices: Informer[ResourceSlice]
     nodes: Informer[Node]
     classes: Informer[DeviceClass]
@@ -51,6 +63,7 @@ class Informers:
         """Not started yet."""
         return cls(
             inventories=Informer(client, DEVICE_INVENTORIES),
+            policies=Informer(client, DEVICE_POLICIES),
             slices=Informer(client, RESOURCE_SLICES, indices={POOL_INDEX: pool_of}),
             nodes=Informer(client, NODES),
             classes=Informer(client, DEVICE_CLASSES),
@@ -60,7 +73,89 @@ class Informers:
 
     def all(self) -> tuple[Informer[Any], ...]:
         """All of them."""
+        return (*self.needed(), self.policies)
+
+    def needed(self) -> tuple[Informer[Any], ...]:
+        """Those that must be filled before anything is decided.
+
+        Policies may be missing altogether: a cluster where their CRD is not installed (yet) has none.
+        """
         return (self.inventories, self.slices, self.nodes, self.classes, self.claims, self.pods)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The loops, connected."""
+
+    publisher: Publisher
+    policies: PolicyBook
+    allocator: Allocator
+
+    @classmethod
+    def of(
+        cls,
+        client: KubeClient,
+        config: ControllerConfig,
+        clock: Clock,
+        recorder: EventRecorder,
+        informers: Informers,
+    ) -> _Parts:
+        policies = PolicyBook(client, clock, recorder, informers.policies)
+        tolerators = Tolerators(
+            config.drivers,
+            informers.claims,
+            informers.classes,
+            changed=lambda: publisher.all_again(),  # noqa: PLW0108 - made below
+        )
+        handover = Handover(
+            client,
+            clock,
+            informers.inventories,
+            tolerators,
+            ledger=lambda: allocator.ledger,
+            changed=lambda: allocator.wake(),  # noqa: PLW0108 - made below
+        )
+        publisher = Publisher(
+            client,
+            config,
+            clock,
+            recorder,
+            inventories=informers.inventories,
+            slices=informers.slices,
+            nodes=informers.nodes,
+            policies=policies,
+            handover=handover,
+            taken=lambda pool: allocator.ledger.allocated().pool(pool),
+        )
+        allocator = Allocator(
+            client,
+            config,
+            clock,
+            recorder,
+            lambda: publisher.allocator,
+            pods=informers.pods,
+            claims=informers.claims,
+            slices=informers.slices,
+            classes=informers.classes,
+            nodes=informers.nodes,
+            blocked=handover.blocked,
+            strategy=policies.strategy,
+        )
+        # After the allocator's ledger, which must know of the change first.
+        informers.claims.add_handler(
+            Handler(
+                added=publisher.claim_changed,
+                updated=lambda old, _: publisher.claim_changed(old),
+                deleted=publisher.claim_changed,
+            )
+        )
+        return cls(publisher, policies, allocator)
+
+    def close(self) -> None:
+        """Cancels timers."""
+        self.publisher.queue.close()
+        self.policies.queue.close()
+        self.allocator.close()
 
 
 class Controller:
@@ -96,43 +191,24 @@ class Controller:
         """Everything is listed anew after the lease is ours: what a predecessor wrote last is seen."""
         informers = Informers.of(self._client)
         recorder = EventRecorder(self._client, "dra-driver-controller", self._clock)
-        publisher = Publisher(
-            self._client,
-            self._config,
-            self._clock,
-            recorder,
-            inventories=informers.inventories,
-            slices=informers.slices,
-            nodes=informers.nodes,
-        )
-        allocator = Allocator(
-            self._client,
-            self._config,
-            self._clock,
-            recorder,
-            lambda: publisher.allocator,
-            pods=informers.pods,
-            claims=informers.claims,
-            slices=informers.slices,
-            classes=informers.classes,
-            nodes=informers.nodes,
-        )
+        parts = _Parts.of(self._client, self._config, self._clock, recorder, informers)
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in informers.all():
                     group.create_task(informer.run())
                 group.create_task(recorder.run())
-                for informer in informers.all():
+                for informer in informers.needed():
                     await informer.synced.wait()
+                await _until_policies(self._client, informers.policies)
                 log.info("caches are filled", **{i.resource.plural: len(i) for i in informers.all()})
-                await _until_probed(publisher)
-                group.create_task(publisher.run())
-                group.create_task(allocator.run())
+                await _until_probed(parts.publisher)
+                group.create_task(parts.publisher.run())
+                group.create_task(parts.policies.run())
+                group.create_task(parts.allocator.run())
                 self.ready.set()
         finally:
             self.ready.clear()
-            publisher.queue.close()
-            allocator.close()
+            parts.close()
 
     @contextlib.asynccontextmanager
     async def _health(self) -> AsyncIterator[None]:
@@ -156,6 +232,21 @@ class Controller:
             yield
         finally:
             await runner.cleanup()
+
+
+async def _until_policies(client: KubeClient, policies: Informer[DevicePolicy]) -> None:
+    """Waits until the policies are known, or until the server says that there is no such kind."""
+    while not policies.synced.is_set():
+        try:
+            await client.list(DEVICE_POLICIES)
+        except NotFound:
+            log.warning("the kind DevicePolicy is not installed: there are no policies")
+            return
+        except DraError:
+            pass  # the informer logs the same and tries again
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await policies.synced.wait()
 
 
 async def _until_probed(publisher: Publisher) -> None:

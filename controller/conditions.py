@@ -10,36 +10,52 @@ import msgspec
 from dra_driver.api import codec
 from dra_driver.api.resource import Condition
 from dra_driver.kube.clock import rfc3339
-from dra_driver.resourceslice import DesiredPool, PoolAllocator, ServerFeatures
+from dra_driver.resourceslice import GATES, DesiredPool, PoolAllocator, ServerFeatures
 
-__all__ = ["PUBLISHED", "merged", "published", "refused", "same"]
+__all__ = ["PUBLISHED", "cut", "merged", "merged_all", "published", "refused", "same"]
 
 PUBLISHED = "Published"
 _LONGEST = 2000
 
 
-def published(desired: DesiredPool, wanted: PoolAllocator, features: ServerFeatures | None) -> Condition:
-    """Says what was published, what was left out, and which feature gate would be needed for more."""
+def published(desired: DesiredPool, features: ServerFeatures | None, refused_mode: str = "") -> Condition:
+    """Says what was published, what was left out, and which feature gate would be needed for more.
+
+    Args:
+        desired: what is published.
+        features: what the server keeps.
+        refused_mode: why the controller does not allocate the pool though it should, or should not.
+    """
     slices = len(desired.slices)
     text = (
         f"{desired.devices} device{'s' * (desired.devices != 1)} in {slices} "
         f"ResourceSlice{'s' * (slices != 1)}, allocated by the {_WHO[desired.allocator]}"
     )
     reason = "Published"
-    if desired.allocator is not wanted:
-        gates = ", ".join(features.missing_gates()) if features else ""
+    missing = dict(desired.missing)
+    if desired.allocator is not desired.wanted and features is not None and not features.taints:
+        missing[GATES["taints"]] = f"device taints, so no allocation by the {_WHO[desired.wanted]}"
+    if missing:
         reason = "FeatureGateDisabled"
-        text += (
-            f"; asked for was the {_WHO[wanted]}, which needs device taints, and the API server drops them: "
-            f"enable the feature gate DRADeviceTaints (off: {gates})"
+        off = ", ".join(features.missing_gates()) if features else ""
+        text += "".join(
+            f"; the API server drops what is needed for {what}: enable the feature gate {gate}"
+            for gate, what in sorted(missing.items())
         )
+        text += f" (off: {off})"
+    elif refused_mode:
+        reason = "ToleratingClaims"
+        text += f"; {refused_mode}"
+    elif desired.allocator is not desired.wanted:
+        reason = "ChangingHands"
+        text += f"; it goes to the {_WHO[desired.wanted]} when what is under way has ended"
     elif desired.problems:
         reason = "PublishedInPart"
+    if desired.pending:
+        text += "; pending: " + "; ".join(p.text for p in desired.pending)
     if desired.problems:
         text += "; left out: " + "; ".join(desired.problems)
-    return Condition(
-        type=PUBLISHED, status="True", reason=reason, message=_cut(text), last_transition_time=""
-    )
+    return Condition(type=PUBLISHED, status="True", reason=reason, message=cut(text), last_transition_time="")
 
 
 _WHO = {PoolAllocator.CONTROLLER: "controller", PoolAllocator.SCHEDULER: "scheduler"}
@@ -48,7 +64,7 @@ _WHO = {PoolAllocator.CONTROLLER: "controller", PoolAllocator.SCHEDULER: "schedu
 def refused(why: str) -> Condition:
     """The inventory is not believed."""
     return Condition(
-        type=PUBLISHED, status="False", reason="Refused", message=_cut(why), last_transition_time=""
+        type=PUBLISHED, status="False", reason="Refused", message=cut(why), last_transition_time=""
     )
 
 
@@ -63,16 +79,20 @@ def same(present: Iterable[Condition], condition: Condition) -> bool:
 
 def merged(present: Iterable[Condition], condition: Condition, now: float) -> list[dict[str, Any]]:
     """All conditions with this one in place; the time changes only when the status does."""
-    before = next((c for c in present if c.type == condition.type), None)
-    time = (
-        before.last_transition_time
-        if before is not None and before.status == condition.status
-        else rfc3339(now)
-    )
-    others = [c for c in present if c.type != condition.type]
-    dated = msgspec.structs.replace(condition, last_transition_time=time)
-    return [msgspec.json.decode(codec.encode(c)) for c in (*others, dated)]
+    return merged_all(present, [condition], now)
 
 
-def _cut(text: str) -> str:
+def merged_all(present: Iterable[Condition], wanted: Iterable[Condition], now: float) -> list[dict[str, Any]]:
+    """Like ``merged``, for several."""
+    result = {c.type: c for c in present}
+    for condition in wanted:
+        before = result.get(condition.type)
+        same_status = before is not None and before.status == condition.status
+        time = before.last_transition_time if before is not None and same_status else rfc3339(now)
+        result[condition.type] = msgspec.structs.replace(condition, last_transition_time=time)
+    return [msgspec.json.decode(codec.encode(c)) for c in result.values()]
+
+
+def cut(text: str) -> str:
+    """At most as long as people read."""
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.kube import Handler, Informer
-from dra_driver.structured import AllocatedState
+from dra_driver.structured import AllocatedState, PoolID
 
 __all__ = ["Ledger", "node_of", "same_devices"]
 
@@ -99,6 +99,23 @@ class Ledger:
         """The assumed allocation was certainly not written and never will be."""
         if self._assumed.pop(claim.metadata.uid, None) is not None:
             self._update(claim.metadata.uid, claim)
+
+    def assumed_in(self, pool: PoolID) -> bool:
+        """Whether an allocation from the pool is being written."""
+        return any(
+            PoolID(r.driver, r.pool) == pool
+            for _, allocation in self._assumed.values()
+            for r in allocation.devices.results
+        )
+
+    def knows(self, claim: ResourceClaim) -> bool:
+        """Whether what we know of a claim is as new as this version of it."""
+        known = self.get(claim.key)
+        return (
+            known is not None
+            and known.metadata.uid == claim.metadata.uid
+            and _is_newer(known.metadata.resource_version, claim.metadata.resource_version)
+        )
 
     # --- inside ---------------------------------------------------------------------------------------------
 

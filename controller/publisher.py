@@ -17,7 +17,7 @@ then sees that its slices are gone and raises the epoch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import structlog
@@ -25,11 +25,14 @@ import structlog
 from controller import conditions
 from controller.config import ControllerConfig
 from controller.features import probe_features
+from controller.handover import Handover, Step
+from controller.policies import PolicyBook
 from dra_driver.api import codec
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, Publication, inventory_name
-from dra_driver.api.meta import WireObject
-from dra_driver.api.resource import RESOURCE_SLICES, Condition, ResourceSlice
+from dra_driver.api.meta import PoolName, WireObject
+from dra_driver.api.policy import DevicePolicy
+from dra_driver.api.resource import RESOURCE_SLICES, Condition, ResourceClaim, ResourceSlice
 from dra_driver.errors import ApiUnavailable, Conflict, DraError, Invalid, NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
@@ -40,12 +43,14 @@ from dra_driver.resourceslice import (
     PublishOptions,
     ServerFeatures,
     SliceWrite,
+    Usage,
     altered,
     build_slices,
     owner_of,
     plan,
     slice_name,
 )
+from dra_driver.structured import PoolID, PoolState
 
 __all__ = ["POOL_INDEX", "Publisher", "pool_of"]
 
@@ -79,7 +84,24 @@ class Publisher:
         inventories: Informer[DeviceInventory],
         slices: Informer[ResourceSlice],
         nodes: Informer[Node],
+        policies: PolicyBook | None = None,
+        handover: Handover | None = None,
+        taken: Callable[[PoolID], PoolState] | None = None,
     ) -> None:
+        """Connects the parts.
+
+        Args:
+            client: for writes.
+            config: drivers, and who allocates where no policy says.
+            clock: for conditions.
+            recorder: for Events.
+            inventories: what there is.
+            slices: with the index ``POOL_INDEX``.
+            nodes: owners of the slices, and what policies select on.
+            policies: None: there are none.
+            handover: None: pools change hands at once, which is safe only where nobody allocates.
+            taken: what claims hold of a pool; None: nothing.
+        """
         self._client = client
         self._config = config
         self._clock = clock
@@ -87,6 +109,10 @@ class Publisher:
         self._inventories = inventories
         self._slices = slices
         self._nodes = nodes
+        self._policies = policies
+        self._handover = handover
+        self._taken = taken
+        self._pending: set[PoolID] = set()
         self._features: ServerFeatures | None = None
         self._probing = asyncio.Lock()
         # Epochs whose attempt this process began and knows the outcome of: uid of the inventory → epoch.
@@ -96,9 +122,17 @@ class Publisher:
             Handler(
                 added=lambda i: self.queue.add(i.metadata.name),
                 updated=lambda _, i: self.queue.add(i.metadata.name),
-                deleted=self._forget_attempt,
+                deleted=self._inventory_gone,
             )
         )
+        if policies is not None:
+            policies.informer.add_handler(
+                Handler(
+                    added=lambda _: self.all_again(),
+                    updated=self._policy_updated,
+                    deleted=lambda _: self.all_again(),
+                )
+            )
         slices.add_handler(
             Handler(
                 added=self._slice_changed,
@@ -115,9 +149,11 @@ class Publisher:
 
     @property
     def allocator(self) -> PoolAllocator:
-        """Who allocates, after what the server can do was considered."""
+        """``CONTROLLER`` where some pool may be ours, after what the server can do was considered."""
         if self._features is not None and not self._features.taints:
             return PoolAllocator.SCHEDULER
+        if self._policies is not None and self._policies.wants_controller(self._config.drivers):
+            return PoolAllocator.CONTROLLER
         return self._config.allocator
 
     async def probe(self) -> ServerFeatures:
@@ -144,6 +180,28 @@ class Publisher:
             if inventory is not None:
                 self._forget_attempt(inventory)
 
+    def all_again(self) -> None:
+        """Something changed that concerns every pool."""
+        for inventory in self._inventories.items():
+            self.queue.add(inventory.metadata.name)
+
+    def claim_changed(self, claim: ResourceClaim) -> None:
+        """Devices may have become free that changes wait for."""
+        if self._pending and claim.status.allocation is not None:
+            for result in claim.status.allocation.devices.results:
+                if PoolID(result.driver, result.pool) in self._pending:
+                    self.queue.add(inventory_name(result.pool, result.driver))
+
+    def _policy_updated(self, old: DevicePolicy, new: DevicePolicy) -> None:
+        if old.spec != new.spec or old.metadata.deletion_timestamp != new.metadata.deletion_timestamp:
+            self.all_again()
+
+    def _inventory_gone(self, inventory: DeviceInventory) -> None:
+        self._forget_attempt(inventory)
+        self._pending.discard(PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name)))
+        if self._policies is not None:
+            self._policies.forget(inventory)
+
     def _forget_attempt(self, inventory: DeviceInventory) -> None:
         self._attempts.pop(inventory.metadata.uid, None)
 
@@ -152,7 +210,12 @@ class Publisher:
             self.queue.add(inventory_name(node.metadata.name, driver))
 
     def _node_updated(self, old: Node, node: Node) -> None:
-        if old.metadata.uid != node.metadata.uid:
+        labels = (
+            self._policies is not None
+            and old.metadata.labels != node.metadata.labels
+            and self._policies.looks_at_labels
+        )
+        if labels or old.metadata.uid != node.metadata.uid:
             self._node_changed(node)
 
     # --- one inventory --------------------------------------------------------------------------------------
@@ -169,31 +232,66 @@ class Publisher:
                 log.warning("inventory refused", inventory=name, reason=refusal)
                 await self._note_condition(inventory, conditions.refused(refusal))
             return
-        options = PublishOptions(allocator=self._config.allocator)
-        desired = build_slices(inventory, options=options, features=await self.probe())
+        desired, step = await self._desired(inventory, node)
         registration, publication = inventory.status.registration, inventory.status.publication
         if registration.registered and registration.epoch > publication.epoch:
-            await self._new_epoch(inventory, node, desired)
+            await self._new_epoch(inventory, node, desired, step)
         elif publication.epoch > 0:
-            await self._within_epoch(inventory, node, desired)
+            await self._within_epoch(inventory, node, desired, step)
 
-    async def _new_epoch(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> None:
+    async def _desired(self, inventory: DeviceInventory, node: Node) -> tuple[DesiredPool, Step]:
+        """What should be published now, and who allocates."""
+        features = await self.probe()
+        pool = PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
+        there = self._slices.by_index(POOL_INDEX, (pool.driver, pool.pool))
+        policies = self._policies.for_node(node) if self._policies is not None else ()
+        usage = self._usage(pool, there)
+        options = PublishOptions(allocator=self._config.allocator)
+        desired = build_slices(inventory, policies, usage, options=options, features=features)
+        step = Step(desired.allocator, desired.allocator.value)
+        if self._handover is not None:
+            step = await self._handover.step(inventory, desired.allocator, there)
+            if step.allocator is not desired.allocator:
+                forced = PublishOptions(allocator=self._config.allocator, forced=step.allocator)
+                desired = build_slices(inventory, policies, usage, options=forced, features=features)
+            if step.after:
+                self.queue.add_after(inventory.metadata.name, step.after)
+        if desired.pending:
+            self._pending.add(pool)
+        else:
+            self._pending.discard(pool)
+        if self._policies is not None:
+            self._policies.record(inventory, desired)
+        return desired, step
+
+    def _usage(self, pool: PoolID, there: Iterable[ResourceSlice]) -> Usage:
+        state = self._taken(pool) if self._taken is not None else PoolState()
+        if not state.devices and not state.shares:
+            return Usage()
+        newest = max((s.spec.pool.generation for s in there), default=0)
+        published = {d.name: d for s in there if s.spec.pool.generation == newest for d in s.spec.devices}
+        return Usage(frozenset(state.devices), frozenset(state.shares), published)
+
+    async def _new_epoch(
+        self, inventory: DeviceInventory, node: Node, desired: DesiredPool, step: Step
+    ) -> None:
         epoch = inventory.status.registration.epoch
         uid = inventory.metadata.uid
         if self._attempts.get(uid) != epoch:
             if inventory.status.publication.attempted >= epoch:
                 await self._settle(inventory, desired)
                 return
-            attempt = {"attempted": epoch}
+            attempt = {"attempted": epoch, "allocator": step.noted}
             inventory = await self._patch_status(inventory, {"publication": attempt})
             self._attempts[uid] = epoch
+        inventory = await self._note_allocator(inventory, step)
         todo = self._plan(inventory, node, desired)
         try:
             await self._write(inventory, todo)
         except ApiUnavailable:
             self._forget_attempt(inventory)  # a slice may have been created, or not
             raise
-        await self._note(inventory, desired, todo, epoch)
+        await self._note(inventory, desired, todo, epoch, step)
         log.info(
             "published",
             node=desired.node_name,
@@ -217,11 +315,20 @@ class Publisher:
             generation=inventory.status.publication.generation,
             slices=names,
             devices=inventory.status.publication.devices,
+            allocator=inventory.status.publication.allocator,
         )
         log.info("an unfinished publication is closed", inventory=inventory.metadata.name, epoch=epoch)
         await self._patch_status(inventory, {"publication": _raw(publication)})
 
-    async def _within_epoch(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> None:
+    async def _note_allocator(self, inventory: DeviceInventory, step: Step) -> DeviceInventory:
+        """Before the slices say the same: a controller that is killed in between must not allocate."""
+        if inventory.status.publication.allocator == step.noted:
+            return inventory
+        return await self._patch_status(inventory, {"publication": {"allocator": step.noted}})
+
+    async def _within_epoch(
+        self, inventory: DeviceInventory, node: Node, desired: DesiredPool, step: Step
+    ) -> None:
         publication = inventory.status.publication
         vanished = [n for n in publication.slices if self._slices.get_by_name(n) is None]
         if vanished:
@@ -231,8 +338,9 @@ class Publisher:
         todo = self._plan(inventory, node, desired)
         if todo.creates and not inventory.status.registration.registered:
             return
+        inventory = await self._note_allocator(inventory, step)
         await self._write(inventory, todo)
-        inventory = await self._note(inventory, desired, todo, publication.epoch)
+        inventory = await self._note(inventory, desired, todo, publication.epoch, step)
         await self._delete(todo)
 
     def _plan(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> Plan:
@@ -300,7 +408,7 @@ class Publisher:
                 pass  # gone, or changed: the informer will bring it back to us
 
     async def _note(
-        self, inventory: DeviceInventory, desired: DesiredPool, todo: Plan, epoch: int
+        self, inventory: DeviceInventory, desired: DesiredPool, todo: Plan, epoch: int, step: Step
     ) -> DeviceInventory:
         present = inventory.status.publication
         publication = Publication(
@@ -309,8 +417,9 @@ class Publisher:
             generation=todo.generation,
             slices=todo.names,
             devices=desired.devices,
+            allocator=step.noted,
         )
-        condition = conditions.published(desired, self._config.allocator, self._features)
+        condition = conditions.published(desired, self._features, step.refused)
         status: dict[str, Any] = {}
         if publication != present:
             status["publication"] = _raw(publication)
@@ -351,6 +460,7 @@ def _raw(publication: Publication) -> dict[str, Any]:
         "generation": publication.generation,
         "slices": list(publication.slices),
         "devices": publication.devices,
+        "allocator": publication.allocator,
     }
 
 

@@ -16,7 +16,7 @@ from dra_driver.api.meta import Resource
 from dra_driver.errors import ApiUnavailable, Conflict, Gone, Invalid, NotFound
 from dra_driver.ports import ObjectList, WatchEvent, WatchEventType
 
-STATUS_KINDS = {"ResourceClaim", "Pod", "Node", "DeviceInventory"}
+STATUS_KINDS = {"ResourceClaim", "Pod", "Node", "DeviceInventory", "DevicePolicy"}
 
 
 def merged(target: Any, patch: Any) -> Any:

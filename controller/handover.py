@@ -1,0 +1,295 @@
+"""Pools that change hands between kube-scheduler and this controller.
+
+Two allocators on one pool would give a device away twice, and each sees the other's work late. So there is a
+time in which neither allocates, long enough for decisions that are under way to be written and seen:
+
+* to the controller: ``draining`` is noted, then the devices are tainted, so that kube-scheduler decides
+  nothing more here; after ``DRAIN_SECONDS`` the claims are read again, and ``controller`` is noted.
+* to kube-scheduler: the controller stops deciding at once; after ``DRAIN_SECONDS``, when none of its writes
+  is under way, ``scheduler`` is noted and then the taint goes.
+
+What is noted is in ``status.publication.allocator``. A controller that is killed in between starts the time
+anew; no clocks of different machines are compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from controller.interest import protected_pools
+from controller.ledger import Ledger
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import DriverName, ObjectKey, PoolName
+from dra_driver.api.names import CONTROLLER_TAINT
+from dra_driver.api.resource import (
+    RESOURCE_CLAIMS,
+    DeviceClass,
+    DeviceToleration,
+    ResourceClaim,
+    ResourceSlice,
+)
+from dra_driver.kube import Handler, Informer
+from dra_driver.ports import Clock, KubeClient
+from dra_driver.resourceslice import PoolAllocator
+from dra_driver.structured import PoolID
+
+__all__ = ["DRAINING", "DRAIN_SECONDS", "Handover", "Step", "Tolerators"]
+
+log = structlog.get_logger(__name__)
+
+DRAINING: Final = "draining"
+# kube-scheduler writes an allocation in its binding cycle, usually within a second of the decision; a busy
+# API server may need longer.
+DRAIN_SECONDS = 15.0
+# How long until it is asked again whether the last write or event has arrived.
+_POLL_SECONDS: Final = 0.5
+
+_DRIVER_NAMED = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to publish now.
+
+    Attributes:
+        allocator: for which the slices are made.
+        noted: to be in ``status.publication.allocator`` before the slices are written.
+        after: seconds after which to look again; 0: not.
+        refused: why the controller does not get the pool; empty: it may.
+    """
+
+    allocator: PoolAllocator
+    noted: str
+    after: float = 0.0
+    refused: str = ""
+
+
+class Handover:
+    """Knows of each pool whether this controller may decide on it."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        clock: Clock,
+        inventories: Informer[DeviceInventory],
+        tolerators: Tolerators,
+        ledger: Callable[[], Ledger | None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Connects it.
+
+        Args:
+            client: claims are read again with it.
+            clock: for the time that draining takes.
+            inventories: what is noted.
+            tolerators: claims that tolerate our taint.
+            ledger: what is taken; None while there is no allocator.
+            changed: called when a pool has become the controller's.
+        """
+        self._client = client
+        self._clock = clock
+        self._tolerators = tolerators
+        self._ledger = ledger
+        self._changed = changed
+        self._since: dict[PoolID, float] = {}
+        self._stopped: set[PoolID] = set()
+        self._noted: dict[PoolID, str] = {}
+        inventories.add_handler(
+            Handler(added=self._seen, updated=lambda _, i: self._seen(i), deleted=self._gone)
+        )
+
+    def blocked(self, pool: PoolID) -> bool:
+        """Whether this controller must not allocate from the pool, nor take anything back."""
+        return pool in self._stopped or self._noted.get(pool, "") in (
+            DRAINING,
+            PoolAllocator.SCHEDULER.value,
+        )
+
+    def _seen(self, inventory: DeviceInventory) -> None:
+        self._noted[_pool(inventory)] = inventory.status.publication.allocator
+
+    def _gone(self, inventory: DeviceInventory) -> None:
+        for known in (self._noted, self._since):
+            known.pop(_pool(inventory), None)
+        self._stopped.discard(_pool(inventory))
+
+    async def step(
+        self, inventory: DeviceInventory, wanted: PoolAllocator, slices: Iterable[ResourceSlice]
+    ) -> Step:
+        """What to do about one pool now.
+
+        Args:
+            inventory: of the pool.
+            wanted: by policy, and possible on this server.
+            slices: of the pool, as they are.
+        """
+        pool = _pool(inventory)
+        there = [s for s in slices if s.spec.devices]
+        protected = not there or bool(protected_pools(there))
+        noted = inventory.status.publication.allocator
+        if not noted:
+            # The first publication, or an older controller's work.
+            noted = (PoolAllocator.CONTROLLER if protected else PoolAllocator.SCHEDULER).value
+            if not there and (wanted is PoolAllocator.SCHEDULER or self._tolerators.claims()):
+                noted = PoolAllocator.SCHEDULER.value
+        if wanted is PoolAllocator.CONTROLLER:
+            return await self._to_controller(pool, noted, protected=protected)
+        if noted != PoolAllocator.CONTROLLER.value:
+            self._stopped.add(pool)
+            self._since.pop(pool, None)
+            return Step(PoolAllocator.SCHEDULER, PoolAllocator.SCHEDULER.value)
+        return self._to_scheduler(pool)
+
+    async def _to_controller(self, pool: PoolID, noted: str, *, protected: bool) -> Step:
+        controller = PoolAllocator.CONTROLLER
+        tolerating = self._tolerators.claims()
+        refused = _refusal(tolerating) if tolerating else ""
+        if noted == controller.value:
+            # It stays: to hand it over for each such claim would let any user switch allocators.
+            self._resume(pool)
+            return Step(controller, noted, refused=refused)
+        if refused:
+            self._stopped.add(pool)
+            self._since.pop(pool, None)
+            return Step(PoolAllocator.SCHEDULER, PoolAllocator.SCHEDULER.value, refused=refused)
+        self._stopped.add(pool)
+        if noted != DRAINING or not protected:
+            self._since.pop(pool, None)
+            return Step(controller, DRAINING)  # to be noted and tainted first; then it comes here again
+        left = self._left(pool)
+        if left > 0:
+            return Step(controller, DRAINING, after=left)
+        if not await self._read_again(pool):
+            return Step(controller, DRAINING, after=_POLL_SECONDS)
+        log.info("pool is drained; the controller allocates from now on", pool=str(pool))
+        return Step(controller, controller.value)
+
+    def _to_scheduler(self, pool: PoolID) -> Step:
+        controller = PoolAllocator.CONTROLLER
+        self._stopped.add(pool)
+        left = self._left(pool)
+        ledger = self._ledger()
+        if left <= 0 and ledger is not None and ledger.assumed_in(pool):
+            left = _POLL_SECONDS
+        if left > 0:
+            return Step(controller, controller.value, after=left)
+        self._since.pop(pool, None)
+        log.info("pool is drained; kube-scheduler allocates from now on", pool=str(pool))
+        return Step(PoolAllocator.SCHEDULER, PoolAllocator.SCHEDULER.value)
+
+    def _resume(self, pool: PoolID) -> None:
+        self._since.pop(pool, None)
+        if pool in self._stopped:
+            self._stopped.discard(pool)
+            self._changed()
+
+    def _left(self, pool: PoolID) -> float:
+        since = self._since.setdefault(pool, self._clock.monotonic())
+        return since + DRAIN_SECONDS - self._clock.monotonic()
+
+    async def _read_again(self, pool: PoolID) -> bool:
+        """Whether every allocation from the pool that the API server has is known here, too."""
+        ledger = self._ledger()
+        if ledger is None:
+            return True
+        found = await self._client.list(RESOURCE_CLAIMS)
+        for claim in found.items:
+            if claim.status.allocation is None:
+                continue
+            ours = any(PoolID(r.driver, r.pool) == pool for r in claim.status.allocation.devices.results)
+            if ours and not ledger.knows(claim):
+                log.info("waiting for a claim to be seen", pool=str(pool), claim=str(claim.key))
+                return False
+        return True
+
+
+def _pool(inventory: DeviceInventory) -> PoolID:
+    return PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
+
+
+def _refusal(claims: tuple[ObjectKey, ...]) -> str:
+    shown = ", ".join(str(key) for key in claims[:5])
+    more = f" and {len(claims) - 5} more" if len(claims) > 5 else ""
+    return (
+        f"claims tolerate the taint {CONTROLLER_TAINT}, so kube-scheduler could allocate the same devices: "
+        f"{shown}{more}; delete them or give them tolerations that name other keys"
+    )
+
+
+class Tolerators:
+    """Claims whose tolerations cover our taint. kube-scheduler honours those, whoever else allocates.
+
+    A toleration of everything counts only where its DeviceClass may select devices of ours. Requests with
+    admin access do not count: they take no device away.
+    """
+
+    def __init__(
+        self,
+        drivers: Iterable[DriverName],
+        claims: Informer[ResourceClaim],
+        classes: Informer[DeviceClass],
+        changed: Callable[[], None],
+    ) -> None:
+        self._drivers = frozenset(drivers)
+        self._classes = classes
+        self._changed = changed
+        self._suspects: dict[ObjectKey, ResourceClaim] = {}
+        claims.add_handler(Handler(added=self._seen, updated=lambda _, c: self._seen(c), deleted=self._gone))
+
+    def claims(self) -> tuple[ObjectKey, ...]:
+        """Those that are there now, in order."""
+        return tuple(sorted(key for key, claim in self._suspects.items() if self._tolerates(claim)))
+
+    def _seen(self, claim: ResourceClaim) -> None:
+        # The spec of a claim is immutable.
+        if claim.key not in self._suspects and any(
+            _covers(t) for _, tolerations in _requests(claim) for t in tolerations
+        ):
+            self._suspects[claim.key] = claim
+            self._changed()
+
+    def _gone(self, claim: ResourceClaim) -> None:
+        if self._suspects.pop(claim.key, None) is not None:
+            self._changed()
+
+    def _tolerates(self, claim: ResourceClaim) -> bool:
+        return any(
+            _covers(t) and (t.key or self._may_be_ours(class_name))
+            for class_name, tolerations in _requests(claim)
+            for t in tolerations
+        )
+
+    def _may_be_ours(self, class_name: str) -> bool:
+        """Whether the class can select devices of our drivers; one that names no driver can."""
+        class_ = self._classes.get_by_name(class_name)
+        if class_ is None:
+            return False
+        named = {
+            name
+            for selector in class_.spec.selectors
+            if selector.cel is not None
+            for name in _DRIVER_NAMED.findall(selector.cel.expression)
+        }
+        return not named or bool(named & self._drivers)
+
+
+def _requests(claim: ResourceClaim) -> Iterable[tuple[str, tuple[DeviceToleration, ...]]]:
+    for request in claim.spec.devices.requests or ():
+        if request.exactly is not None and not request.exactly.admin_access:
+            yield request.exactly.device_class_name, request.exactly.tolerations
+        for sub in request.first_available:
+            yield sub.device_class_name, sub.tolerations
+
+
+def _covers(toleration: DeviceToleration) -> bool:
+    if toleration.effect not in ("", "NoSchedule") or toleration.key not in ("", CONTROLLER_TAINT):
+        return False
+    if toleration.operator == "Exists":
+        return True
+    # With Equal, an empty key matches nothing of ours but the value decides where the key is ours.
+    return bool(toleration.key) and toleration.value == "allocates"

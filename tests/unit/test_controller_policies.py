@@ -1,0 +1,396 @@
+"""Policies at work in the running controller: status, pending changes, pools that change hands."""
+
+import asyncio
+import contextlib
+
+import pytest
+from support.fake_cluster import FakeCluster
+
+from controller import handover
+from controller import policies as policies_module
+from controller.app import Controller
+from controller.config import ControllerConfig
+from dra_driver.api.core import EVENTS, NODES, PODS
+from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
+from dra_driver.api.policy import DEVICE_POLICIES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.resourceslice import PENDING_TAINT, PoolAllocator
+
+DRIVER = "gpu.example.com"
+NS = "default"
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch):
+    monkeypatch.setattr(handover, "DRAIN_SECONDS", 0.3)
+    monkeypatch.setattr(policies_module, "SETTLE_SECONDS", 0.02)
+
+
+def cluster_with(*node_names: str, gpus: int = 2, **gpu) -> FakeCluster:
+    cluster = FakeCluster()
+    selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+    cluster.put(DEVICE_CLASSES, {"metadata": {"name": "gpu"}, "spec": {"selectors": [selector]}})
+    for name in node_names:
+        uid = f"uid-{name}"
+        labels = {"kubernetes.io/hostname": name, "zone": name[-1]}
+        cluster.put(NODES, {"metadata": {"name": name, "uid": uid, "labels": labels}})
+        devices = [
+            {
+                "name": f"gpu-{i}",
+                "attributes": {"type": {"string": "gpu"}},
+                "capacity": {"memory": {"value": "40Gi"}},
+                **gpu,
+            }
+            for i in range(gpus)
+        ]
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
+        cluster.put(
+            DEVICE_INVENTORIES,
+            {
+                "metadata": {"name": f"{name}.{DRIVER}", "ownerReferences": [owner]},
+                "spec": {"nodeName": name, "driver": DRIVER, "devices": devices},
+                "status": {"registration": {"registered": True, "epoch": 1}},
+            },
+        )
+    return cluster
+
+
+def policy(cluster: FakeCluster, name: str, **spec) -> None:
+    cluster.put(DEVICE_POLICIES, {"metadata": {"name": name, "generation": 1}, "spec": spec})
+
+
+def claim(cluster: FakeCluster, name: str, tolerations: list | None = None, **allocation) -> None:
+    exactly = {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}
+    if tolerations:
+        exactly["tolerations"] = tolerations
+    cluster.put(
+        RESOURCE_CLAIMS,
+        {
+            "metadata": {"name": name, "namespace": NS},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}},
+            "status": {},
+        },
+    )
+
+
+def allocate(cluster: FakeCluster, name: str, node: str, device: str, **more) -> None:
+    """As kube-scheduler does."""
+    result = {"request": "r", "driver": DRIVER, "pool": node, "device": device, **more}
+    status = {
+        "allocation": {"devices": {"results": [result]}},
+        "reservedFor": [{"resource": "pods", "name": name, "uid": f"uid-{name}"}],
+    }
+    cluster.edit(RESOURCE_CLAIMS, name, {"status": status}, NS)
+
+
+def pod(cluster: FakeCluster, name: str) -> None:
+    cluster.put(
+        PODS,
+        {
+            "metadata": {"name": name, "namespace": NS},
+            "spec": {
+                "containers": [{"name": "c"}],
+                "resourceClaims": [{"name": "r", "resourceClaimName": name}],
+                "schedulingGates": [{"name": ALLOCATION_GATE}],
+            },
+            "status": {"phase": "Pending"},
+        },
+    )
+
+
+class Harness:
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    async def until(self, condition, seconds: float = 8.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def quiet(self, seconds: float = 0.2) -> None:
+        count = -1
+        while count != len(self.cluster.writes):
+            count = len(self.cluster.writes)
+            await asyncio.sleep(seconds)
+
+    def devices(self, node: str = "n1") -> dict:
+        slices = [s for s in self.cluster.all(RESOURCE_SLICES) if s.spec.node_name == node]
+        newest = max((s.spec.pool.generation for s in slices), default=0)
+        return {d.name: d for s in slices if s.spec.pool.generation == newest for d in s.spec.devices}
+
+    def taints(self, node: str = "n1") -> set[str]:
+        return {t.key for d in self.devices(node).values() for t in d.taints}
+
+    def noted(self, node: str = "n1") -> str:
+        inventory = self.cluster.obj(DEVICE_INVENTORIES, f"{node}.{DRIVER}")
+        return inventory.status.publication.allocator
+
+    def published(self, node: str = "n1"):
+        inventory = self.cluster.obj(DEVICE_INVENTORIES, f"{node}.{DRIVER}")
+        return next(c for c in inventory.status.conditions if c.type == "Published")
+
+    def policy(self, name: str):
+        return self.cluster.obj(DEVICE_POLICIES, name)
+
+    def condition(self, name: str, type_: str) -> tuple[str, str]:
+        found = [c for c in self.policy(name).status.conditions if c.type == type_]
+        return (found[0].status, found[0].reason) if found else ("", "")
+
+    def device_of(self, name: str) -> str:
+        allocation = self.cluster.obj(RESOURCE_CLAIMS, name, NS).status.allocation
+        return allocation.devices.results[0].device if allocation else ""
+
+    def gated(self, name: str) -> bool:
+        return bool(self.cluster.obj(PODS, name, NS).spec.scheduling_gates)
+
+
+def run(cluster: FakeCluster, scenario, **config) -> None:
+    async def main():
+        settings = ControllerConfig(drivers=(DRIVER,), leader_elect=False, **config)
+        controller = Controller(cluster, settings)
+        task = asyncio.create_task(controller.run())
+        harness = Harness(cluster)
+        try:
+            async with asyncio.timeout(30):
+                await controller.ready.wait()
+                await harness.quiet()
+                await scenario(harness)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+
+
+SCHEDULER = {"allocator": PoolAllocator.SCHEDULER}
+
+
+# --- what policies do, and what they say about it -----------------------------------------------------------
+
+
+def test_a_policy_selects_nodes_and_says_how_many_devices_it_matches():
+    cluster = cluster_with("n1", "n2")
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["1"]}]}]
+    policy(cluster, "p", nodeSelector={"nodeSelectorTerms": terms}, attributes={"rack": {"string": "r"}})
+
+    async def scenario(h):
+        await h.until(lambda: h.policy("p").status.devices == 2)
+        assert h.policy("p").status.nodes == 1
+        assert h.policy("p").status.observed_generation == 1
+        assert h.condition("p", "Applied") == ("True", "Applied")
+        assert h.condition("p", "Conflicting") == ("False", "NoConflict")
+        assert "rack" in h.devices("n1")["gpu-0"].attributes
+        assert "rack" not in h.devices("n2")["gpu-0"].attributes
+        # The label moves, the policy with it.
+        cluster.edit(NODES, "n2", {"metadata": {"labels": {"zone": "1"}}})
+        await h.until(lambda: "rack" in h.devices("n2")["gpu-0"].attributes)
+        await h.until(lambda: h.policy("p").status.nodes == 2)
+        await h.quiet()
+        before = len(cluster.writes)
+        cluster.edit(NODES, "n2", {"metadata": {"labels": {"other": "1"}}})
+        await h.quiet()
+        assert len(cluster.writes) == before
+
+    run(cluster, scenario, **SCHEDULER)
+
+
+def test_conflicts_and_broken_selectors_are_reported():
+    cluster = cluster_with("n1")
+    policy(cluster, "a", strategy="best-fit")
+    policy(cluster, "b", strategy="first-fit")
+    policy(cluster, "c", priority=-1, strategy="first-fit")
+    policy(cluster, "broken", deviceSelectors=[{"cel": {"expression": "device.nope"}}], hide=True)
+
+    async def scenario(h):
+        await h.until(lambda: h.condition("b", "Conflicting") == ("True", "SamePriority"))
+        await h.until(lambda: h.condition("c", "Conflicting") == ("True", "Overridden"))
+        await h.until(lambda: h.condition("broken", "Applied") == ("False", "Invalid"))
+        assert h.condition("a", "Conflicting") == ("False", "NoConflict")
+        assert len(h.devices()) == 2
+        cluster.remove(DEVICE_POLICIES, "a")
+        await h.until(lambda: h.condition("b", "Conflicting") == ("False", "NoConflict"))
+
+    run(cluster, scenario, **SCHEDULER)
+
+
+def test_a_change_waits_for_the_device_in_use_and_is_shown_as_pending():
+    cluster = cluster_with("n1")
+    claim(cluster, "c")
+    allocate(cluster, "c", "n1", "gpu-0")
+    policy(cluster, "p", hide=True)
+
+    async def scenario(h):
+        assert set(h.devices()) == {"gpu-0"}
+        assert h.taints() == {PENDING_TAINT}
+        await h.until(lambda: h.condition("p", "Pending") == ("True", "DevicesInUse"))
+        cluster.remove(RESOURCE_CLAIMS, "c", NS)
+        await h.until(lambda: not h.devices())
+        await h.until(lambda: h.condition("p", "Pending") == ("False", "NothingPending"))
+
+    run(cluster, scenario, **SCHEDULER)
+
+
+def test_many_partitioned_nodes_are_a_warning_with_the_reason(monkeypatch):
+    monkeypatch.setattr(policies_module, "MANY_PARTITIONED_NODES", 1)
+    profiles = [
+        {
+            "name": "1g.10gb",
+            "placements": [{"start": 0, "size": 1}],
+            "capacity": {"memory": {"value": "10Gi"}},
+        }
+    ]
+    cluster = cluster_with("n1", "n2", partitions=profiles)
+    policy(cluster, "p", partitions={"profiles": ["*"]})
+
+    async def scenario(h):
+        assert len(h.devices()) == 4
+        await h.until(lambda: h.condition("p", "Applied") == ("True", "ManyPartitionedNodes"))
+        await h.until(lambda: [e for e in cluster.all(EVENTS) if e.reason == "ManyPartitionedNodes"])
+
+    run(cluster, scenario, **SCHEDULER)
+
+
+def test_a_missing_feature_is_named_in_the_condition_and_an_event():
+    profiles = [
+        {
+            "name": "1g.10gb",
+            "placements": [{"start": 0, "size": 1}],
+            "capacity": {"memory": {"value": "10Gi"}},
+        }
+    ]
+    cluster = cluster_with("n1", partitions=profiles)
+
+    def drop(raw):
+        if raw["kind"] == "ResourceSlice":
+            raw["spec"].pop("sharedCounters", None)
+            for device in raw["spec"].get("devices", ()):
+                device.pop("consumesCounters", None)
+
+    cluster.drop = drop
+    policy(cluster, "p", partitions={"profiles": ["*"]})
+
+    async def scenario(h):
+        assert set(h.devices()) == {"gpu-0", "gpu-1"}
+        assert h.published().reason == "FeatureGateDisabled"
+        assert "DRAPartitionableDevices" in h.published().message
+        events = [e for e in cluster.all(EVENTS) if e.reason == "FeatureGateDisabled"]
+        assert events[0].type == "Warning"
+        assert "DRAPartitionableDevices" in events[0].message
+
+    run(cluster, scenario, **SCHEDULER)
+
+
+# --- pools that change hands --------------------------------------------------------------------------------
+
+
+def test_a_pool_goes_to_the_controller_tainted_first_and_drained():
+    cluster = cluster_with("n1", gpus=1)
+    claim(cluster, "c")
+
+    async def scenario(h):
+        assert (h.noted(), h.taints()) == ("scheduler", set())
+        policy(cluster, "p", allocator="controller")
+        await h.until(lambda: h.noted() == "draining" and h.taints() == {CONTROLLER_TAINT})
+        # A decision of kube-scheduler that was under way, and a pod of ours that wants the same device.
+        claim(cluster, "late")
+        allocate(cluster, "late", "n1", "gpu-0")
+        pod(cluster, "c")
+        await asyncio.sleep(0.15)
+        assert h.device_of("c") == ""
+        assert h.published().reason == "ChangingHands" or h.noted() == "draining"
+        await h.until(lambda: h.noted() == "controller")
+        await h.quiet()
+        assert h.device_of("c") == ""
+        cluster.remove(RESOURCE_CLAIMS, "late", NS)
+        await h.until(lambda: h.device_of("c") == "gpu-0")
+        await h.until(lambda: not h.gated("c"))
+
+    run(cluster, scenario, **SCHEDULER)
+
+
+def test_a_restart_while_draining_drains_anew():
+    cluster = cluster_with("n1", gpus=1)
+    policy(cluster, "p", allocator="scheduler")
+
+    async def first(h):
+        policy(cluster, "p", allocator="controller")
+        await h.until(lambda: h.noted() == "draining")
+
+    async def second(h):
+        await h.until(lambda: h.noted() == "controller")
+        await h.until(lambda: h.device_of("c") == "gpu-0")
+
+    run(cluster, first)
+    claim(cluster, "c")
+    pod(cluster, "c")
+    run(cluster, second)
+
+
+def test_a_pool_goes_back_to_kube_scheduler_when_no_write_is_under_way():
+    cluster = cluster_with("n1", gpus=1)
+
+    async def scenario(h):
+        assert (h.noted(), h.taints()) == ("controller", {CONTROLLER_TAINT})
+        policy(cluster, "p", allocator="scheduler")
+        await asyncio.sleep(0.1)
+        assert h.taints() == {CONTROLLER_TAINT}  # not yet
+        claim(cluster, "c")
+        pod(cluster, "c")
+        await asyncio.sleep(0.1)
+        assert h.device_of("c") == ""  # and no longer ours
+        await h.until(lambda: h.noted() == "scheduler" and not h.taints())
+        await h.until(lambda: not h.gated("c"))
+        assert h.device_of("c") == ""
+
+    run(cluster, scenario)
+
+
+def test_the_first_publication_needs_no_draining():
+    cluster = cluster_with("n1", gpus=1)
+    claim(cluster, "c")
+    pod(cluster, "c")
+
+    async def scenario(h):
+        await h.until(lambda: h.device_of("c") == "gpu-0", 3)
+
+    run(cluster, scenario)
+
+
+EVERYTHING = [{"operator": "Exists"}]
+BY_KEY = [{"key": CONTROLLER_TAINT, "operator": "Exists", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize("tolerations", [EVERYTHING, BY_KEY])
+def test_controller_mode_is_refused_while_claims_tolerate_the_taint(tolerations):
+    cluster = cluster_with("n1", gpus=1)
+    claim(cluster, "sly", tolerations)
+
+    async def scenario(h):
+        assert (h.noted(), h.taints()) == ("scheduler", set())
+        assert h.published().reason == "ToleratingClaims"
+        assert "default/sly" in h.published().message
+        cluster.remove(RESOURCE_CLAIMS, "sly", NS)
+        await h.until(lambda: h.noted() == "controller")
+        await h.until(lambda: h.published().reason == "Published")
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize(
+    "tolerations",
+    [
+        [{"key": "other.io/taint", "operator": "Exists"}],
+        [{"operator": "Exists", "effect": "NoExecute"}],
+        [{"key": CONTROLLER_TAINT, "operator": "Equal", "value": "x"}],
+    ],
+)
+def test_other_tolerations_do_no_harm(tolerations):
+    cluster = cluster_with("n1", gpus=1)
+    claim(cluster, "fine", tolerations)
+
+    async def scenario(h):
+        assert h.noted() == "controller"
+
+    run(cluster, scenario)
