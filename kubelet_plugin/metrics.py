@@ -40,6 +40,8 @@ class Sources:
     failures: Callable[[], Mapping[str, int]]
     registrations: Callable[[], int]
     registered: Callable[[], bool]
+    reconciled: Callable[[], int] = lambda: 0
+    strangers: Callable[[], int] = lambda: 0
 
 
 class Metrics:
@@ -115,6 +117,17 @@ class Metrics:
             "dra_driver_registered",
             "1 while the kubelet has the plugin registered",
             value=float(self._sources.registered()),
+        )
+        reconciled = CounterMetricFamily(
+            "dra_driver_claims_reconciled",
+            "Claims that were unprepared because the API server has them no more",
+        )
+        reconciled.add_metric([], self._sources.reconciled())
+        yield reconciled
+        yield GaugeMetricFamily(
+            "dra_driver_foreign_instances",
+            "Partitions of devices that no claim holds and this driver did not make",
+            value=self._sources.strangers(),
         )
         yield from self._of_devices()
         yield _counter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -84,6 +84,8 @@ class Observation:
         backends: Sequence[DeviceBackend],
         executor: Executor,
         clock: Clock,
+        reconciled: Callable[[], int] = lambda: 0,
+        strangers: Callable[[], int] = lambda: 0,
     ) -> None:
         self._configuration = configuration
         self._engine = engine
@@ -100,6 +102,8 @@ class Observation:
                 failures=lambda: engine.failures,
                 registrations=lambda: state.confirmations,
                 registered=lambda: state.registered is True,
+                reconciled=reconciled,
+                strangers=strangers,
             )
         )
         self._monitor = HealthMonitor(backends, table, self.metrics.event)

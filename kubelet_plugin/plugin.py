@@ -217,6 +217,8 @@ class Plugin:
             backends=backends,
             executor=self._discovery,
             clock=clock,
+            reconciled=lambda: self._reconciler.unprepared,
+            strangers=lambda: self._leftovers.strangers,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
