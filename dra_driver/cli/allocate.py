@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from dra_driver.cli import allocator_cases, allocator_manifests, common
+from dra_driver.cli import allocator_cases, allocator_manifests, allocator_stream, common
 from dra_driver.errors import ConfigurationError
 from dra_driver.structured import Strategy
 
@@ -18,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     allocator_manifests.add_file_argument(source)
     source.add_argument("--cases", metavar="FILE", help="recorded cases (JSON); prints every outcome")
+    source.add_argument(
+        "--stream",
+        action="store_true",
+        help="a service on stdin and stdout: one JSON object a line (op: load, allocate, free, slice), one "
+        "answer line each, in order",
+    )
     allocator_manifests.add_claim_argument(parser)
     parser.add_argument(
         "--strategy",
@@ -35,6 +42,11 @@ def run(args: argparse.Namespace) -> int:
         0: everything fits (always 0 with ``--cases``); 1: a claim does not fit.
     """
     strategy = Strategy(args.strategy)
+    if args.stream:
+        if args.claim:
+            raise ConfigurationError("--claim goes with -f, not with --stream")
+        allocator_stream.serve(sys.stdin.buffer, sys.stdout.buffer, strategy)
+        return 0
     if args.cases is not None:
         if args.claim:
             raise ConfigurationError("--claim goes with -f, not with --cases")

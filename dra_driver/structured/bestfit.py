@@ -17,7 +17,7 @@ from dra_driver.structured.constraints import Value
 from dra_driver.structured.cost import TOPOLOGY, Costs, DeviceCost, topology_of, topology_spread
 from dra_driver.structured.node import Candidate, NodeProblem
 from dra_driver.structured.plan import Alternative
-from dra_driver.structured.pools import DeviceEntry
+from dra_driver.structured.pools import DeviceEntry, PoolView
 from dra_driver.structured.search import Pick, Search, SearchLimitError
 
 __all__ = ["Score", "Solution", "best_solution"]
@@ -49,6 +49,20 @@ class Score:
     broken: int
     remaining: int
     order: tuple[int, ...]
+
+    @property
+    def between_nodes(self) -> tuple[object, ...]:
+        """What counts between nodes: everything but the positions. Of equal nodes the first by name wins."""
+        return (
+            self.ranks,
+            self.binding,
+            self.waste,
+            self.destroyed,
+            self.spread,
+            self.other_waste,
+            self.broken,
+            self.remaining,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +131,11 @@ class _BestFit:
         ordered = self._ordered.get(alternative)
         if ordered is None:
 
-            def key(candidate: Candidate) -> tuple[DeviceCost, int]:
-                return self._costs.of(alternative, candidate), self._position[candidate.entry]
+            def key(candidate: Candidate) -> tuple[DeviceCost, tuple[int, int], int]:
+                cost = self._costs.of(alternative, candidate)
+                # The first of the order is taken where it is about one device, so all of the score counts.
+                place = self._pool_use(candidate.pool) if self._single else (0, 0)
+                return cost, place, self._position[candidate.entry]
 
             usable = [
                 c
@@ -194,6 +211,13 @@ class _BestFit:
             total += len(pool.devices)
             used += len(state.devices) + len(state.shares)
         remaining = max(0, total - used - len({p.entry for p in picks}))
+        return int(used == 0 and remaining > 0), remaining
+
+    def _pool_use(self, pool: PoolView) -> tuple[int, int]:
+        """The same for one device of a pool."""
+        state = self._problem.snapshot.allocated.pool(pool.id)
+        used = len(state.devices) + len(state.shares)
+        remaining = max(0, len(pool.devices) - used - 1)
         return int(used == 0 and remaining > 0), remaining
 
     def _groups(self) -> Iterator[Callable[[DeviceEntry], bool]]:

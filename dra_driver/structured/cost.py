@@ -57,16 +57,17 @@ class Costs:
         key = (alternative, candidate.entry)
         cost = self._known.get(key)
         if cost is None:
-            waste, other = self._waste(alternative, candidate)
+            waste, other = self.waste(alternative, candidate)
             cost = self._known[key] = DeviceCost(
                 binding=int(bool(candidate.entry.device.binding_conditions)),
                 waste=waste,
-                destroyed=self._destroyed(candidate) if candidate.counters else 0,
+                destroyed=self.destroyed(candidate) if candidate.counters else 0,
                 other_waste=other,
             )
         return cost
 
-    def _waste(self, alternative: Alternative, candidate: Candidate) -> tuple[int, int]:
+    def waste(self, alternative: Alternative, candidate: Candidate) -> tuple[int, int]:
+        """Unused parts of the capacity that counts, and of the rest."""
         device = candidate.entry.device
         primary = {n for n in device.capacity if n in alternative.capacity}
         if not primary:
@@ -87,7 +88,7 @@ class Costs:
                 other += part
         return waste, other
 
-    def _destroyed(self, candidate: Candidate) -> int:
+    def destroyed(self, candidate: Candidate) -> int:
         """Capacity (parts of the largest device) of the partitions that fit now and would not any more."""
         left = self._problem.snapshot.counters_left(candidate.pool)
         total = 0

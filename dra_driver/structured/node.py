@@ -157,6 +157,11 @@ class NodeProblem:
             self._all[alternative] = found
         return [c for c in self._all[alternative] if c.error is None]
 
+    def bare_candidate(self, entry: DeviceEntry, pool: PoolView) -> Candidate:
+        """What other claims leave of a device, whatever is asked of it."""
+        state = self._state(entry, pool)
+        return Candidate(entry, pool, state.allocated, state.used, state.counters, _NONE, {})
+
     def look(self, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Candidate | Verdict:
         """Everything about a device and a request that does not depend on what else is chosen."""
         state = self._state(entry, pool)

@@ -8,20 +8,23 @@ incomplete old one is dropped.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from dra_driver import cel
 from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.resource import CounterSet, Device, NodeSelector, ResourceSlice
 from dra_driver.structured import nodeselection
+from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.state import PoolState
 from dra_driver.structured.types import DeviceID, Features, PoolID
 
-__all__ = ["DeviceEntry", "NodeView", "PoolIndex", "PoolView", "SliceEntry"]
+__all__ = ["DeviceEntry", "Local", "NodeView", "PoolIndex", "PoolView", "SliceEntry"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +75,7 @@ class DeviceEntry:
         return _selects(self.node_name, self.all_nodes, self.node_selector, node)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PoolView:
     """A pool as one node sees it.
 
@@ -105,44 +108,168 @@ class NodeView:
     pools: tuple[PoolView, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Local:
+    """The pools with slices of one node. A new object whenever one of them changes."""
+
+    pools: tuple[PoolID, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Everywhere:
+    """What nodes see that have no slice of their own in it. A new object whenever it changes.
+
+    Attributes:
+        roaming: pools with slices that are not of one node.
+        foreign: pools whose counters are not complete or not valid show on all nodes.
+    """
+
+    roaming: frozenset[PoolID]
+    foreign: Mapping[PoolID, PoolView]
+
+
+_NO_POOLS = Local(())
+_NOWHERE = Node(metadata=ObjectMeta(name=""))
+Sizes = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(slots=True)
+class _Caches:
+    """Answers that are kept; each is checked against what it was made of."""
+
+    views: dict[str, tuple[Local, _Everywhere, NodeView]]
+    # For each pool the last answer, and the state of the pool that it is for.
+    counters: WeakKeyDictionary[PoolView, tuple[PoolState, Mapping[tuple[str, str], int]]]
+    consumers: WeakKeyDictionary[PoolView, dict[str, list[DeviceEntry]]]
+
+
 class PoolIndex:
-    """All slices of a cluster. Immutable but for views that are made on demand and kept."""
+    """All slices of a cluster. Immutable but for views that are made on demand and kept.
+
+    ``with_slices`` makes the next index, at the cost of the pools and nodes that change.
+    """
 
     def __init__(self, slices: Iterable[ResourceSlice], features: Features) -> None:
-        self._pools: dict[PoolID, list[SliceEntry]] = defaultdict(list)
-        self._local: dict[str, set[PoolID]] = defaultdict(set)
-        self._roaming: set[PoolID] = set()
-        self._counting: set[PoolID] = set()
-        self._views: dict[str, NodeView] = {}
-        # For each pool the last answer, and the state of the pool that it is for.
-        self._counters: dict[PoolView, tuple[PoolState, Mapping[tuple[str, str], int]]] = {}
-        self._consumers: dict[PoolView, dict[str, list[DeviceEntry]]] = {}
-        for slice_ in sorted(slices, key=lambda s: s.metadata.name):
-            if slice_.spec.per_device_node_selection is not None and not features.partitionable_devices:
-                continue
-            entry = _slice_entry(slice_, features)
-            self._pools[entry.pool].append(entry)
-            if entry.counter_sets:
-                self._counting.add(entry.pool)
-            elif entry.node_name:
-                self._local[entry.node_name].add(entry.pool)
-            else:
-                self._roaming.add(entry.pool)
-        # A pool whose counters are not complete or not valid shows on nodes that have none of its devices.
-        nowhere = Node(metadata=ObjectMeta(name=""))
-        seen = ((pool, self._pool_view(pool, nowhere)) for pool in sorted(self._counting))
-        self._foreign = {pool: view for pool, view in seen if view and (view.incomplete or view.invalid)}
+        self._features = features
+        self._caches = _Caches({}, WeakKeyDictionary(), WeakKeyDictionary())
+        self._by_name: PersistentMap[str, PoolID] = PersistentMap()
+        self._pools: PersistentMap[PoolID, tuple[SliceEntry, ...]] = PersistentMap()
+        self.local: PersistentMap[str, Local] = PersistentMap()
+        self.everywhere = _Everywhere(frozenset(), {})
+        self._sizes: Sizes = {}
+        named: dict[str, ResourceSlice] = {}
+        for slice_ in slices:
+            # Names are unique in a cluster; in made-up data that have none they need not be.
+            name = slice_.metadata.name
+            named[name if name not in named else f"{name}\0{len(named):09}"] = slice_
+        self._change(named, ())
+
+    def with_slices(self, changed: Iterable[ResourceSlice], removed: Iterable[str] = ()) -> PoolIndex:
+        """This index with some slices added or replaced, and some removed by name."""
+        made = copy(self)
+        made._change({s.metadata.name: s for s in changed}, removed)
+        return made
+
+    def nodes_of(self, pool: PoolID) -> Collection[str] | None:
+        """The nodes that see the pool; None: possibly all."""
+        if pool in self.everywhere.roaming:
+            return None
+        return {s.node_name for s in self._pools.get(pool) or () if s.node_name}
+
+    def _change(self, changed: Mapping[str, ResourceSlice], removed: Iterable[str]) -> None:
+        """Only while the index is being made."""
+        partial = self._features.partitionable_devices
+        entries = [
+            _slice_entry(name, slice_, self._features)
+            for name, slice_ in changed.items()
+            if slice_.spec.per_device_node_selection is None or partial
+        ]
+        gone = {*changed, *removed}
+        by_pool: dict[PoolID, dict[str, SliceEntry]] = {}
+
+        def slices_of(pool: PoolID) -> dict[str, SliceEntry]:
+            if pool not in by_pool:
+                by_pool[pool] = {s.name: s for s in self._pools.get(pool) or ()}
+            return by_pool[pool]
+
+        delta: Counter[tuple[str, int]] = Counter()
+        for name in gone:
+            pool = self._by_name.get(name)
+            if pool is not None:
+                delta.subtract(_amounts(slices_of(pool).pop(name)))
+        for entry in entries:
+            slices_of(entry.pool)[entry.name] = entry
+            delta.update(_amounts(entry))
+        self._by_name = self._by_name.updated({e.name: e.pool for e in entries}, gone)
+        self._resize(delta)
+        self._replace_pools(
+            {pool: tuple(by_name[n] for n in sorted(by_name)) for pool, by_name in by_pool.items()}
+        )
+
+    def _replace_pools(self, pools: Mapping[PoolID, tuple[SliceEntry, ...]]) -> None:
+        local: dict[str, set[PoolID]] = {}
+        roaming, foreign = set(self.everywhere.roaming), dict(self.everywhere.foreign)
+        elsewhere = False
+        for pool, slices in pools.items():
+            old = self._pools.get(pool) or ()
+            for entry in (*old, *slices):
+                if entry.node_name and entry.node_name not in local:
+                    local[entry.node_name] = set((self.local.get(entry.node_name) or _NO_POOLS).pools)
+            for name in {s.node_name for s in old if s.node_name}:
+                local[name].discard(pool)
+            for name in {s.node_name for s in slices if s.node_name and not s.counter_sets}:
+                local[name].add(pool)
+            if pool in roaming or any(_roams(s) for s in slices):
+                elsewhere = True
+                roaming.discard(pool)
+                if any(_roams(s) for s in slices):
+                    roaming.add(pool)
+        self._pools = self._pools.updated(
+            {p: s for p, s in pools.items() if s}, [p for p, s in pools.items() if not s]
+        )
+        for pool, slices in pools.items():
+            view = self._pool_view(pool, _NOWHERE) if slices and any(s.counter_sets for s in slices) else None
+            if pool in foreign or (view is not None and (view.incomplete or view.invalid)):
+                elsewhere = True
+                foreign.pop(pool, None)
+                if view is not None and (view.incomplete or view.invalid):
+                    foreign[pool] = view
+        self.local = self.local.updated(
+            {n: Local(tuple(sorted(p))) for n, p in local.items() if p},
+            [n for n, p in local.items() if not p],
+        )
+        for name in (n for n, p in local.items() if not p):
+            self._caches.views.pop(name, None)
+        if elsewhere:
+            self.everywhere = _Everywhere(frozenset(roaming), foreign)
+
+    def _resize(self, delta: Counter[tuple[str, int]]) -> None:
+        """Counts the amounts of capacities anew that come or go."""
+        changed: dict[str, dict[int, int]] = {}
+        for (bare, nano), number in delta.items():
+            if number:
+                sizes = changed.setdefault(bare, dict(self._sizes.get(bare, {})))
+                sizes[nano] = sizes.get(nano, 0) + number
+                if not sizes[nano]:
+                    del sizes[nano]
+        if changed:
+            self._sizes = {**self._sizes, **changed}
+            self.__dict__.pop("capacity_scale", None)
 
     def view(self, node: Node) -> NodeView:
         """What the node can use."""
-        view = self._views.get(node.metadata.name)
-        if view is None or view.node is not node:
-            view = self._views[node.metadata.name] = self._node_view(node)
+        name = node.metadata.name
+        local = self.local.get(name) or _NO_POOLS
+        known = self._caches.views.get(name)
+        if known is not None and known[0] is local and known[1] is self.everywhere and known[2].node is node:
+            return known[2]
+        view = self._node_view(node, local)
+        self._caches.views[name] = (local, self.everywhere, view)
         return view
 
     def counters_left(self, pool: PoolView, taken: PoolState) -> Mapping[tuple[str, str], int]:
         """What allocated devices leave of a pool's counters, by (set, counter), in 1e-9."""
-        known = self._counters.get(pool)
+        known = self._caches.counters.get(pool)
         if known is not None and known[0] is taken:
             return known[1]
         left = {
@@ -159,42 +286,35 @@ class PoolIndex:
                 for counter, amount in consumed.counters.items():
                     key = (consumed.counter_set, counter)
                     left[key] = left.get(key, 0) - amount.value.nano
-        self._counters[pool] = (taken, left)
+        self._caches.counters[pool] = (taken, left)
         return left
 
     @cached_property
     def capacity_scale(self) -> Mapping[str, int]:
         """The largest amount of each capacity in the cluster, by the last part of its name, in 1e-9."""
-        scale: dict[str, int] = {}
-        for entries in self._pools.values():
-            for slice_ in entries:
-                for entry in slice_.devices:
-                    for name, capacity in entry.device.capacity.items():
-                        bare = name.rpartition("/")[2]
-                        scale[bare] = max(scale.get(bare, 1), capacity.value.nano)
-        return scale
+        return {bare: max(1, *sizes) if sizes else 1 for bare, sizes in self._sizes.items()}
 
     def consumers(self, pool: PoolView) -> Mapping[str, Sequence[DeviceEntry]]:
         """The devices that take from each counter set of a pool."""
-        known = self._consumers.get(pool)
+        known = self._caches.consumers.get(pool)
         if known is None:
-            known = self._consumers[pool] = {}
+            known = self._caches.consumers[pool] = {}
             for entry in (*pool.devices, *pool.elsewhere):
                 for consumed in entry.device.consumes_counters:
                     known.setdefault(consumed.counter_set, []).append(entry)
         return known
 
-    def _node_view(self, node: Node) -> NodeView:
+    def _node_view(self, node: Node, local: Local) -> NodeView:
         # Pools of a device-bearing slice anywhere, plus those that no slice of this node belongs to but that
         # are relevant for every node because of their counters.
-        relevant = set(self._local.get(node.metadata.name, ())) | self._roaming
+        relevant = {*local.pools, *self.everywhere.roaming}
         views = [v for pool in relevant if (v := self._pool_view(pool, node)) is not None]
-        views += [view for pool, view in self._foreign.items() if pool not in relevant]
+        views += [view for pool, view in self.everywhere.foreign.items() if pool not in relevant]
         views.sort(key=lambda v: (v.binding_conditions, v.id))
         return NodeView(node, tuple(views))
 
     def _pool_view(self, pool: PoolID, node: Node) -> PoolView | None:
-        every = self._pools[pool]
+        every = self._pools.get(pool) or ()
         mine = [s for s in every if s.counter_sets or _slice_on_node(s, node)]
         if not mine:
             return None
@@ -209,6 +329,18 @@ class PoolIndex:
         chosen = set(map(id, mine))
         others = [s for s in same if id(s) not in chosen]
         return _make_view(pool, mine, others, node, incomplete=incomplete)
+
+
+def _roams(entry: SliceEntry) -> bool:
+    return not entry.counter_sets and not entry.node_name
+
+
+def _amounts(entry: SliceEntry) -> Counter[tuple[str, int]]:
+    return Counter(
+        (name.rpartition("/")[2], capacity.value.nano)
+        for device in entry.devices
+        for name, capacity in device.device.capacity.items()
+    )
 
 
 def _make_view(
@@ -243,7 +375,7 @@ def _is_invalid(devices: Sequence[DeviceEntry], sets: Mapping[str, CounterSet]) 
     return False
 
 
-def _slice_entry(slice_: ResourceSlice, features: Features) -> SliceEntry:
+def _slice_entry(name: str, slice_: ResourceSlice, features: Features) -> SliceEntry:
     spec = slice_.spec
     pool = PoolID(spec.driver, spec.pool.name)
     per_device = bool(spec.per_device_node_selection)
@@ -260,7 +392,7 @@ def _slice_entry(slice_: ResourceSlice, features: Features) -> SliceEntry:
         if _supported(device, features)
     )
     return SliceEntry(
-        name=slice_.metadata.name,
+        name=name,
         pool=pool,
         generation=spec.pool.generation,
         slice_count=spec.pool.resource_slice_count,

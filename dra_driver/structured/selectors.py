@@ -34,7 +34,7 @@ class SelectorCache:
         selector, results = known
         if isinstance(selector, str):
             return selector
-        view = self._view(entry)
+        view = self.view(entry)
         if view.error is not None:
             return view.error
         key = selector.projection_key(view)
@@ -54,7 +54,13 @@ class SelectorCache:
         known = self._known[expression] = (selector, {})
         return known
 
-    def _view(self, entry: DeviceEntry) -> cel.DeviceView:
+    def references(self, expression: str) -> cel.References | None:
+        """What of a device the result depends on; None where the expression does not compile."""
+        known = self._known.get(expression) or self._compile(expression)
+        return None if isinstance(known[0], str) else known[0].references
+
+    def view(self, entry: DeviceEntry) -> cel.DeviceView:
+        """What selectors see of the device."""
         view = entry.content
         if view is None:
             view = entry.content = cel.DeviceView(entry.id.driver, entry.device, list_attributes=self._lists)

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceClass, ResourceSlice
+from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.pools import NodeView, PoolIndex, PoolView
 from dra_driver.structured.selectors import SelectorCache
 from dra_driver.structured.state import AllocatedState
 from dra_driver.structured.types import DEFAULT, Features
 
-__all__ = ["Snapshot"]
+__all__ = ["Memory", "Snapshot"]
+
+_T = TypeVar("_T")
+
+
+class Memory:
+    """A place for what is worked out once for many snapshots. Nothing in it changes an answer."""
+
+    def __init__(self) -> None:
+        self._kept: dict[type, object] = {}
+
+    def of(self, kind: type[_T]) -> _T:
+        """The one object of this type; made when it is first asked for."""
+        found = self._kept.get(kind)
+        if not isinstance(found, kind):
+            found = self._kept[kind] = kind()
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """Slices, classes, nodes and what is allocated, at one moment. Make it with ``build``.
+
+    Never changes; the ``with_…`` methods make the next snapshot at the cost of what changes, and both share
+    the rest.
 
     Attributes:
         allocated: what is taken.
@@ -25,15 +46,17 @@ class Snapshot:
         nodes: by name, in the order of the names.
         classes: by name.
         index: the slices.
-        selectors: results of selectors, kept as long as the slices.
+        selectors: results of selectors, shared by all snapshots that come from one another.
+        memory: what earlier questions have found out; shared in the same way.
     """
 
     allocated: AllocatedState
     features: Features
-    nodes: Mapping[str, Node]
+    nodes: PersistentMap[str, Node]
     classes: Mapping[str, DeviceClass]
     index: PoolIndex
     selectors: SelectorCache
+    memory: Memory
 
     @classmethod
     def build(
@@ -49,15 +72,30 @@ class Snapshot:
         return cls(
             allocated=allocated,
             features=features,
-            nodes={n.metadata.name: n for n in sorted(nodes, key=lambda n: n.metadata.name)},
+            nodes=PersistentMap((n.metadata.name, n) for n in nodes),
             classes={c.metadata.name: c for c in classes},
             index=PoolIndex(slices, features),
             selectors=SelectorCache(features),
+            memory=Memory(),
         )
 
     def with_allocated(self, allocated: AllocatedState) -> Snapshot:
-        """The same cluster with other allocations; everything that is indexed is shared."""
+        """The same cluster with other allocations."""
         return replace(self, allocated=allocated)
+
+    def with_slices(self, changed: Iterable[ResourceSlice], removed: Iterable[str] = ()) -> Snapshot:
+        """With some slices added or replaced, and some removed by name."""
+        return replace(self, index=self.index.with_slices(changed, removed))
+
+    def with_nodes(self, changed: Iterable[Node], removed: Iterable[str] = ()) -> Snapshot:
+        """With some nodes added or replaced, and some removed by name."""
+        return replace(self, nodes=self.nodes.updated({n.metadata.name: n for n in changed}, removed))
+
+    def with_classes(self, changed: Iterable[DeviceClass], removed: Iterable[str] = ()) -> Snapshot:
+        """With some classes added or replaced, and some removed by name."""
+        gone = frozenset(removed)
+        kept = {name: c for name, c in self.classes.items() if name not in gone}
+        return replace(self, classes=kept | {c.metadata.name: c for c in changed})
 
     def view(self, node: str) -> NodeView:
         """What one node can use."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.types import DeviceID, PoolID
 
 __all__ = ["EMPTY_POOL", "AllocatedState", "PoolState"]
@@ -40,7 +41,7 @@ class AllocatedState:
         pools: pools without allocations are absent.
     """
 
-    pools: Mapping[PoolID, PoolState] = field(default_factory=dict)
+    pools: PersistentMap[PoolID, PoolState] = field(default_factory=PersistentMap)
 
     @classmethod
     def from_claims(cls, claims: Iterable[ResourceClaim]) -> AllocatedState:
@@ -53,7 +54,7 @@ class AllocatedState:
 
     def pool(self, pool: PoolID) -> PoolState:
         """What is taken of one pool."""
-        return self.pools.get(pool, EMPTY_POOL)
+        return self.pools.get(pool) or EMPTY_POOL
 
     def with_allocations(self, allocations: Iterable[tuple[str, AllocationResult]]) -> AllocatedState:
         """This state and some more allocations, each with the holder's ``namespace/name``."""
@@ -68,7 +69,13 @@ class AllocatedState:
                     old = self.pool(pool)
                     state = changed[pool] = PoolState(dict(old.devices), dict(old.shares), dict(old.capacity))
                 _add(state, result.device, holder, result.share_id is not None, result.consumed_capacity)
-        return AllocatedState({**self.pools, **changed}) if changed else self
+        return AllocatedState(self.pools.updated(changed)) if changed else self
+
+    def with_pool(self, pool: PoolID, state: PoolState) -> AllocatedState:
+        """This state with another content of one pool."""
+        if state.devices or state.shares or state.capacity:
+            return AllocatedState(self.pools.updated({pool: state}))
+        return AllocatedState(self.pools.updated({}, [pool]))
 
     def with_devices(
         self, devices: Iterable[tuple[DeviceID, str]], shares: Iterable[tuple[DeviceID, str]] = ()
@@ -86,17 +93,17 @@ class AllocatedState:
             _add(state_of(device.pool_id), device.device, holder, False, _EMPTY)
         for device, holder in shares:
             _add(state_of(device.pool_id), device.device, holder, True, _EMPTY)
-        return AllocatedState({**self.pools, **changed})
+        return AllocatedState(self.pools.updated(changed))
 
     def with_capacity(self, capacity: Mapping[DeviceID, Mapping[str, Quantity]]) -> AllocatedState:
         """This state and consumed capacity of devices."""
-        pools = dict(self.pools)
+        changed: dict[PoolID, PoolState] = {}
         for device, amounts in capacity.items():
-            old = pools.get(device.pool_id, EMPTY_POOL)
+            old = changed.get(device.pool_id) or self.pool(device.pool_id)
             state = PoolState(old.devices, old.shares, dict(old.capacity))
             _add_capacity(state, device.device, amounts)
-            pools[device.pool_id] = state
-        return AllocatedState(pools)
+            changed[device.pool_id] = state
+        return AllocatedState(self.pools.updated(changed))
 
 
 def _add(state: PoolState, device: str, holder: str, shared: bool, amounts: Mapping[str, Quantity]) -> None:

@@ -181,6 +181,8 @@ class DoesNotFit:
     """Nothing fits now. The reasons are worked out when somebody asks for them."""
 
     explain: Callable[[], tuple[NodeReasons, ...]]
+    sample: Callable[[], tuple[int, tuple[NodeReasons, ...]]] | None = None
+    """The number of nodes, and the reasons on some of them."""
 
     @cached_property
     def reasons(self) -> tuple[NodeReasons, ...]:
@@ -192,6 +194,15 @@ class DoesNotFit:
         from dra_driver.structured import reasons
 
         return reasons.summary(self.reasons)
+
+    def brief(self) -> str:
+        """Like ``summary``, from a few nodes that differ; its cost does not grow with the cluster."""
+        from dra_driver.structured import reasons
+
+        number, some = self.sample() if self.sample is not None else (len(self.reasons), self.reasons)
+        if len(some) >= number:
+            return reasons.summary(some)
+        return f"0 of {number} nodes; for example {reasons.summary(some)}"
 
 
 @dataclass(frozen=True, slots=True)

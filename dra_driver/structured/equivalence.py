@@ -1,0 +1,587 @@
+"""Nodes that nobody can tell apart, kept together.
+
+A *projection* names what the expressions and constraints of some claims can see. Under it devices of equal
+content are of one *kind*; nodes with the same kinds in the same places are one *layout*; nodes of one layout
+with the same things in use are one *node class*. Devices that share counters (the partitions of a GPU) form a
+*component*, every other device is one by itself; components of equal kinds and state are one *component
+class*, on whatever nodes they are.
+
+``FleetIndex`` keeps the classes of one projection. It follows snapshots: going from one to another costs work
+for the nodes that differ.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from dra_driver.api.core import Node
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.resource import DeviceAttribute
+from dra_driver.api.version import Version
+from dra_driver.errors import InvalidVersion
+from dra_driver.structured.constraints import attribute_of, attribute_values
+from dra_driver.structured.cost import TOPOLOGY, topology_of
+from dra_driver.structured.persistent import PersistentMap
+from dra_driver.structured.pools import DeviceEntry, Local, NodeView, PoolView
+from dra_driver.structured.snapshot import Snapshot
+from dra_driver.structured.state import AllocatedState, PoolState
+from dra_driver.structured.types import PoolID
+
+__all__ = ["Column", "Columns", "ComponentClass", "FleetIndex", "Layout", "NodeClass", "Usable", "state_of"]
+
+# ("attribute", domain, name), ("expression", text) or ("same", attribute of a constraint).
+Column = tuple[str, ...]
+Usable = Callable[[DriverName, PoolName], bool]
+
+_BASE: Column = ("base",)
+_TOPOLOGY: Column = ("topology",)
+# More classes than this and four times the number of nodes: those that are empty by now are forgotten.
+_MOST_CLASSES = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class Component:
+    """Devices of a layout that share counters, or one device.
+
+    Attributes:
+        pool: position of the pool in the view.
+        positions: of the devices, among all devices of the node.
+        offset: position of the pool's first device.
+        content: kinds of the devices, and the sets that they take from.
+    """
+
+    pool: int
+    positions: tuple[int, ...]
+    offset: int
+    content: tuple[Hashable, ...]
+    sets: tuple[str, ...]
+    shareable: bool
+
+
+@dataclass(slots=True, eq=False)
+class Layout:
+    """What nodes of equal content have in common.
+
+    Attributes:
+        kinds: of the devices.
+        columns: values of the projection's columns, one entry per device.
+        structure: everything else that a search over plain devices can see.
+        plain: there are no counters and no shares.
+        usable: whether the caller lets the pools be used.
+        doubtful: Kubernetes' search may end in an error here.
+    """
+
+    kinds: tuple[int, ...]
+    columns: Mapping[Column, tuple[Hashable, ...]]
+    structure: Hashable
+    components: tuple[Component, ...]
+    plain: bool
+    usable: tuple[bool, ...]
+    doubtful: bool
+
+
+@dataclass(slots=True, eq=False)
+class ComponentClass:
+    """Components that are equal, and where they are.
+
+    Attributes:
+        view, states: of one node where it is, or was.
+        component: there.
+        allocated: by device, whether it is in use as a whole.
+        nodes: names in order, by (1 where a node without anything in use is used in part, devices of the
+            pool that would stay free).
+        counters: what is known about taking a device: what becomes impossible, None where it does not fit.
+    """
+
+    view: NodeView
+    states: tuple[PoolState, ...]
+    component: Component
+    allocated: tuple[bool, ...]
+    nodes: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    counters: dict[int, int | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class NodeClass:
+    """Nodes of one layout with the same things in use.
+
+    Attributes:
+        view, states: of one of them. (What is in use is told by names, and those differ.)
+        nodes: names in order.
+        parts: the components that have something to give, with the key of their node's place in ``nodes``.
+        distinct: classes and keys of the parts, each once.
+    """
+
+    layout: Layout
+    view: NodeView
+    states: tuple[PoolState, ...]
+    in_use: Hashable
+    parts: tuple[tuple[ComponentClass, tuple[int, int], Component], ...] = ()
+    distinct: tuple[tuple[ComponentClass, tuple[int, int]], ...] = ()
+    nodes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Facts:
+    """What is known about one node, as long as its view is the same."""
+
+    view: NodeView
+    entries: tuple[DeviceEntry, ...]
+    bits: tuple[dict[str, int], ...] = ()
+    columns: dict[Column, int] = field(default_factory=dict)
+
+
+class Columns:
+    """Contents of nodes, column by column, each computed once per node and shared by all projections."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, _Facts] = {}
+        self._ids: dict[Column, dict[Hashable, int]] = {}
+        self._values: dict[Column, list[tuple[Hashable, ...]]] = {}
+        self._contents: dict[Hashable, int] = {}
+
+    def facts(self, view: NodeView) -> _Facts:
+        """What is known about the node."""
+        name = view.node.metadata.name
+        known = self._facts.get(name)
+        if known is None or known.view is not view:
+            known = self._facts[name] = _Facts(view, tuple(e for p in view.pools for e in p.devices))
+        return known
+
+    def forget(self, node: str) -> None:
+        """The node is gone."""
+        self._facts.pop(node, None)
+
+    def value(self, column: Column, number: int) -> tuple[Hashable, ...]:
+        """The values, by position, that stand behind a number."""
+        return self._values[column][number]
+
+    def number(self, snapshot: Snapshot, facts: _Facts, column: Column) -> int:
+        """A number for the values of a column: nodes with equal values have equal numbers."""
+        number = facts.columns.get(column)
+        if number is None:
+            ids = self._ids.setdefault(column, {})
+            value = self._compute(snapshot, facts, column)
+            number = ids.get(value)
+            if number is None:
+                number = ids[value] = len(ids)
+                self._values.setdefault(column, []).append(value)
+            facts.columns[column] = number
+        return number
+
+    def distinct(self, column: Column) -> int:
+        """How many different values a column has."""
+        return len(self._ids.get(column, ()))
+
+    def _compute(self, snapshot: Snapshot, facts: _Facts, column: Column) -> tuple[Hashable, ...]:
+        match column:
+            case ("attribute", domain, name):
+                return tuple(_attribute(e, domain, name) for e in facts.entries)
+            case ("expression", text):
+                return tuple(snapshot.selectors.matches(text, e) for e in facts.entries)
+            case ("same", name):
+                lists = snapshot.features.list_type_attributes
+                numbers: dict[object, int] = {}
+                return tuple(
+                    frozenset(
+                        numbers.setdefault(v, len(numbers))
+                        for v in sorted(
+                            attribute_values(attribute_of(e.device, e.id.driver, name), lists=lists), key=repr
+                        )
+                    )
+                    for e in facts.entries
+                )
+            case ("topology",):
+                return _topology(facts.entries)
+            case _:
+                return self._base(snapshot, facts)
+
+    def _base(self, snapshot: Snapshot, facts: _Facts) -> tuple[Hashable, ...]:
+        pools = tuple(_pool_content(p) for p in facts.view.pools)
+        contents: list[Hashable] = [pools]
+        for pool in facts.view.pools:
+            for entry in pool.devices:
+                content = _content(snapshot, entry, entry.id.device in pool.off_node)
+                contents.append(self._contents.setdefault(content, len(self._contents)))
+        return tuple(contents)
+
+
+def _attribute(entry: DeviceEntry, domain: str, name: str) -> Hashable:
+    attributes = entry.device.attributes
+    found = attributes.get(f"{domain}/{name}")
+    if domain != entry.id.driver:
+        return found
+    bare = attributes.get(name)
+    return bare if found is None else (found, bare)
+
+
+def _topology(entries: Sequence[DeviceEntry]) -> tuple[Hashable, ...]:
+    """Which devices are close to each other; the names of the groups do not count."""
+    numbers: dict[object, int] = {}
+    found: list[Hashable] = []
+    for entry in entries:
+        facts = topology_of(entry)
+        found.append(
+            tuple(
+                numbers.setdefault((level, facts[level]), len(numbers)) if level in facts else None
+                for level in TOPOLOGY
+            )
+        )
+    return tuple(found)
+
+
+def _pool_content(pool: PoolView) -> Hashable:
+    return (
+        pool.id.driver,
+        len(pool.devices),
+        pool.incomplete,
+        pool.invalid,
+        tuple(
+            (name, tuple(sorted((n, c.value.nano) for n, c in s.counters.items())))
+            for name, s in sorted(pool.counter_sets.items())
+        ),
+        tuple(e.device.consumes_counters and _needs(e) for e in pool.elsewhere),
+    )
+
+
+def _needs(entry: DeviceEntry) -> tuple[Hashable, ...]:
+    return tuple(
+        (c.counter_set, tuple((n, a.value.nano) for n, a in c.counters.items()))
+        for c in entry.device.consumes_counters
+    )
+
+
+def _content(snapshot: Snapshot, entry: DeviceEntry, off_node: bool) -> Hashable:
+    """Everything about a device but its attributes."""
+    device = entry.device
+    error = None
+    if any(_is_odd(a) for a in device.attributes.values()):
+        error = snapshot.selectors.view(entry).error
+    return (
+        entry.id.driver,
+        tuple(sorted(device.capacity.items())),
+        entry.shareable,
+        device.allow_multiple_allocations,
+        bool(device.binding_conditions),
+        device.taints,
+        device.consumes_counters and _needs(entry),
+        entry.ambiguous_selector,
+        off_node,
+        error,
+    )
+
+
+def _is_odd(attribute: DeviceAttribute) -> bool:
+    if attribute.string_value is not None or attribute.int_value is not None:
+        return False
+    if attribute.version_value is not None:
+        return not _is_version(attribute.version_value)
+    return attribute.bool_value is None
+
+
+@lru_cache(maxsize=4096)
+def _is_version(text: str) -> bool:
+    try:
+        Version.parse(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+class FleetIndex:
+    """The classes of one projection. Follows the snapshot that is asked about.
+
+    Attributes:
+        kinds: a device of each kind, with its view and pool.
+        components, classes: in the order in which they came up; ``generation`` changes when they start anew.
+    """
+
+    def __init__(self, columns: Columns, projection: Iterable[Column], usable: Usable | None) -> None:
+        self.projection = tuple(sorted(projection))
+        self.generation = 0
+        self._columns = columns
+        self._usable = usable
+        self._all = (_BASE, _TOPOLOGY, *self.projection)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.generation += 1
+        self._nodes: PersistentMap[str, Node] = PersistentMap()
+        self._local: PersistentMap[str, Local] = PersistentMap()
+        self._everywhere: object = None
+        self._taken: PersistentMap[PoolID, PoolState] = PersistentMap()
+        self._where: dict[str, NodeClass] = {}
+        self._layouts: dict[Hashable, Layout] = {}
+        self._node_classes: dict[tuple[int, Hashable], NodeClass] = {}
+        self._component_classes: dict[Hashable, ComponentClass] = {}
+        self._kind_ids: dict[Hashable, int] = {}
+        self.kinds: list[tuple[NodeView, PoolView, DeviceEntry]] = []
+        self.components: list[ComponentClass] = []
+        self.classes: list[NodeClass] = []
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Brings the classes up to the snapshot."""
+        if len(self.classes) > max(_MOST_CLASSES, 4 * len(self._where)):
+            self._reset()
+        index, taken = snapshot.index, snapshot.allocated.pools
+        if (
+            snapshot.nodes is self._nodes
+            and index.local is self._local
+            and index.everywhere is self._everywhere
+            and taken is self._taken
+        ):
+            return
+        dirty = self._dirty(snapshot)
+        self._nodes, self._local = snapshot.nodes, index.local
+        self._everywhere, self._taken = index.everywhere, taken
+        for name in sorted(dirty) if len(dirty) > 1 else dirty:
+            self._place(snapshot, name)
+
+    @property
+    def layouts(self) -> int:
+        """How many layouts there have been."""
+        return len(self._layouts)
+
+    def class_of(self, node: str) -> NodeClass:
+        """The class of a node of the snapshot that was followed."""
+        return self._where[node]
+
+    def _dirty(self, snapshot: Snapshot) -> set[str]:
+        index = snapshot.index
+        if index.everywhere is not self._everywhere:
+            return set(snapshot.nodes) | set(self._where)
+        dirty = snapshot.nodes.differences(self._nodes) if snapshot.nodes is not self._nodes else set()
+        if index.local is not self._local:
+            dirty |= index.local.differences(self._local)
+        if snapshot.allocated.pools is not self._taken:
+            for pool in snapshot.allocated.pools.differences(self._taken):
+                nodes = index.nodes_of(pool)
+                if nodes is None:
+                    return set(snapshot.nodes) | set(self._where)
+                dirty.update(nodes)
+        return dirty
+
+    def _place(self, snapshot: Snapshot, name: str) -> None:
+        node = snapshot.nodes.get(name)
+        now = None if node is None else self._class(snapshot, snapshot.index.view(node))
+        before = self._where.get(name)
+        if now is before:
+            return
+        if before is not None:
+            _remove(before.nodes, name)
+            for component, key in before.distinct:
+                names = component.nodes[key]
+                if len(names) == 1:
+                    del component.nodes[key]
+                else:
+                    _remove(names, name)
+        if now is None:
+            self._where.pop(name, None)
+            self._columns.forget(name)
+            return
+        self._where[name] = now
+        _insert(now.nodes, name)
+        for component, key in now.distinct:
+            _insert(component.nodes.setdefault(key, []), name)
+
+    def _class(self, snapshot: Snapshot, view: NodeView) -> NodeClass:
+        facts = self._columns.facts(view)
+        layout = self._layout(snapshot, facts)
+        states = tuple(snapshot.allocated.pool(p.id) for p in view.pools)
+        in_use = tuple(
+            _in_use(snapshot, facts, i, p, s) for i, (p, s) in enumerate(zip(view.pools, states, strict=True))
+        )
+        key = (id(layout), in_use)
+        known = self._node_classes.get(key)
+        if known is None:
+            known = self._node_classes[key] = NodeClass(layout, view, states, in_use)
+            self._add_parts(snapshot, known, view, states)
+            self.classes.append(known)
+        return known
+
+    def _layout(self, snapshot: Snapshot, facts: _Facts) -> Layout:
+        numbers = [self._columns.number(snapshot, facts, column) for column in self._all]
+        usable = self._usable
+        pools = facts.view.pools
+        allowed = tuple(usable is None or usable(p.id.driver, p.id.pool) for p in pools)
+        key = (*numbers, allowed)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = self._make_layout(facts, numbers, allowed)
+        return layout
+
+    def _make_layout(self, facts: _Facts, numbers: Sequence[int], allowed: tuple[bool, ...]) -> Layout:
+        values = {c: self._columns.value(c, n) for c, n in zip(self._all, numbers, strict=True)}
+        base = values.pop(_BASE)
+        topology = values[_TOPOLOGY]
+        entries = facts.entries
+        shown = [values[c] for c in self.projection if c[0] != "same"]
+        bound = [values[c] for c in self.projection if c[0] == "same"]
+        kinds: list[int] = []
+        position = 0
+        for pool in facts.view.pools:
+            for entry in pool.devices:
+                # Of constraints a single device has only this: whether there is a value at all.
+                content = (
+                    base[position + 1],
+                    tuple(column[position] for column in shown),
+                    tuple(bool(column[position]) for column in bound),
+                )
+                kind = self._kind_ids.setdefault(content, len(self.kinds))
+                if kind == len(self.kinds):
+                    self.kinds.append((facts.view, pool, entry))
+                kinds.append(kind)
+                position += 1
+        pools = facts.view.pools
+        return Layout(
+            kinds=tuple(kinds),
+            columns=values,
+            structure=(base[0], topology, allowed),
+            components=tuple(_components(pools, kinds)),
+            plain=not any(e.shareable or e.device.consumes_counters for e in entries),
+            usable=allowed,
+            doubtful=any(p.incomplete or p.invalid for p in pools)
+            or any(e.ambiguous_selector for e in entries),
+        )
+
+    def _add_parts(
+        self, snapshot: Snapshot, of: NodeClass, view: NodeView, states: tuple[PoolState, ...]
+    ) -> None:
+        layout = of.layout
+        parts = []
+        for component in layout.components:
+            pool, state = view.pools[component.pool], states[component.pool]
+            if pool.incomplete or pool.invalid or not layout.usable[component.pool]:
+                continue
+            names = [pool.devices[p - component.offset].id.device for p in component.positions]
+            allocated = tuple(name in state.devices for name in names)
+            if all(allocated):
+                continue
+            made = self._component(snapshot, view, states, component, names, allocated)
+            used = len(state.devices) + len(state.shares)
+            remaining = max(0, len(pool.devices) - used - 1)
+            parts.append((made, (int(used == 0 and remaining > 0), remaining), component))
+        of.parts = tuple(parts)
+        of.distinct = tuple(dict.fromkeys((c, key) for c, key, _ in parts))
+
+    def _component(
+        self,
+        snapshot: Snapshot,
+        view: NodeView,
+        states: tuple[PoolState, ...],
+        component: Component,
+        names: Sequence[str],
+        allocated: tuple[bool, ...],
+    ) -> ComponentClass:
+        pool, state = view.pools[component.pool], states[component.pool]
+        left: Hashable = ()
+        if component.sets:
+            counters = snapshot.index.counters_left(pool, state)
+            left = tuple(
+                (key, amount) for key, amount in sorted(counters.items()) if key[0] in component.sets
+            )
+        shares: Hashable = ()
+        if component.shareable:
+            shares = tuple(
+                (
+                    name in state.shares,
+                    tuple(sorted((n, q.nano) for n, q in state.capacity.get(name, {}).items())),
+                )
+                for name in names
+            )
+        key = (component.content, allocated, left, shares)
+        known = self._component_classes.get(key)
+        if known is None:
+            known = self._component_classes[key] = ComponentClass(view, states, component, allocated)
+            self.components.append(known)
+        return known
+
+
+def state_of(view: NodeView, states: Sequence[PoolState]) -> AllocatedState:
+    """What is in use on one node, as if there were no other."""
+    return AllocatedState(
+        PersistentMap(
+            (p.id, s) for p, s in zip(view.pools, states, strict=True) if s.devices or s.shares or s.capacity
+        )
+    )
+
+
+def _in_use(snapshot: Snapshot, facts: _Facts, number: int, pool: PoolView, state: PoolState) -> Hashable:
+    """What is in use of a pool, by positions."""
+    plain = not (state.shares or state.capacity)
+    counted = (
+        tuple(sorted(snapshot.index.counters_left(pool, state).items()))
+        if any(e.device.consumes_counters for e in pool.elsewhere)
+        else ()
+    )
+    if plain and not state.devices:
+        return counted
+    if not facts.bits:
+        facts.bits = tuple(_bits(p) for p in facts.view.pools)
+    bits = facts.bits[number]
+    mask = unknown = 0
+    for name in state.devices:
+        bit = bits.get(name, 0)
+        mask |= bit
+        unknown += not bit
+    if plain:
+        return mask, unknown, counted
+    shares = tuple(sorted((bits.get(name, 0), len(holders)) for name, holders in state.shares.items()))
+    capacity = tuple(
+        sorted(
+            (bits.get(name, 0), tuple(sorted((n, q.nano) for n, q in amounts.items())))
+            for name, amounts in state.capacity.items()
+        )
+    )
+    return mask, unknown, counted, shares, capacity
+
+
+def _bits(pool: PoolView) -> dict[str, int]:
+    bits: dict[str, int] = {}
+    for i, entry in enumerate(pool.devices):
+        bits[entry.id.device] = bits.get(entry.id.device, 0) | 1 << i
+    return bits
+
+
+def _components(pools: Sequence[PoolView], kinds: Sequence[int]) -> Iterable[Component]:
+    offset = 0
+    for number, pool in enumerate(pools):
+        groups: list[tuple[set[str], list[int]]] = []
+        for i, entry in enumerate(pool.devices):
+            sets = {c.counter_set for c in entry.device.consumes_counters}
+            positions = [offset + i]
+            if sets:
+                touching = [g for g in groups if g[0] & sets]
+                for group in touching:
+                    sets |= group[0]
+                    positions = [*group[1], *positions]
+                    groups.remove(group)
+            groups.append((sets, sorted(positions)))
+        for sets, positions in groups:
+            entries = [pool.devices[p - offset] for p in positions]
+            yield Component(
+                number,
+                tuple(positions),
+                offset,
+                (tuple(kinds[p] for p in positions), tuple(sorted(sets))),
+                tuple(sorted(sets)),
+                any(e.shareable for e in entries),
+            )
+        offset += len(pool.devices)
+
+
+def _insert(names: list[str], name: str) -> None:
+    # Nodes arrive in order when an index is built.
+    if not names or names[-1] < name:
+        names.append(name)
+    else:
+        insort(names, name)
+
+
+def _remove(names: list[str], name: str) -> None:
+    i = bisect_left(names, name)
+    if i < len(names) and names[i] == name:
+        del names[i]

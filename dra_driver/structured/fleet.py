@@ -1,0 +1,147 @@
+"""Best fit over a whole fleet without looking at every node.
+
+Everything here is memory: it makes answers cheap and changes none. What is kept is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final
+
+from dra_driver.api import codec
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.structured.equivalence import Column, Columns, FleetIndex, NodeClass, Usable
+from dra_driver.structured.node import Options
+from dra_driver.structured.plan import ClaimPlan, compile_claims
+from dra_driver.structured.shapes import Shape, Solved
+from dra_driver.structured.snapshot import Snapshot
+
+__all__ = ["Fleet"]
+
+_MOST_SHAPES: Final = 2048
+_MOST_INDEXES: Final = 16
+# A projection grows to serve further claims while nodes stay as equal as this many layouts.
+_MOST_LAYOUTS: Final = 256
+# An attribute with more values than this tells nodes apart; what an expression makes of it does so less.
+_MOST_VALUES: Final = 64
+
+
+class Fleet:
+    """Indexes and shapes of the snapshots that come from one another."""
+
+    def __init__(self) -> None:
+        self._columns = Columns()
+        self._indexes: OrderedDict[tuple[frozenset[Column], Usable | None], FleetIndex] = OrderedDict()
+        self._shapes: OrderedDict[Hashable, Shape] = OrderedDict()
+        self._shared: dict[Hashable, Solved | None] = {}
+        self._classes: object = None
+        self._scale: object = None
+
+    def shape(self, snapshot: Snapshot, claims: Sequence[ResourceClaim], options: Options) -> Shape:
+        """What is known about claims like these; its index has followed the snapshot.
+
+        Raises:
+            FatalError: the claims ask for something that does not exist.
+        """
+        self._check(snapshot)
+        key = (
+            tuple(None if c.status.allocation is not None else _wanted(c) for c in claims),
+            options.ignore_taint,
+            options.usable,
+        )
+        shape = self._shapes.get(key)
+        if shape is None:
+            plans = compile_claims(claims, snapshot.classes, snapshot.features)
+            index = self._index(snapshot, plans, options.usable)
+            shape = self._shapes[key] = Shape(plans, index, options.ignore_taint, self._shared)
+            if len(self._shapes) > _MOST_SHAPES:
+                self._shapes.popitem(last=False)
+        else:
+            self._shapes.move_to_end(key)
+        shape.index.follow(snapshot)
+        return shape
+
+    def classes(
+        self, shape: Shape, allowed: Callable[[str], bool] | None
+    ) -> list[tuple[list[str], NodeClass]]:
+        """The node classes that have nodes that are allowed, with their names; by the first name."""
+        found = []
+        for nodes in shape.index.classes:
+            names = nodes.nodes if allowed is None else list(filter(allowed, nodes.nodes))
+            if names:
+                found.append((names, nodes))
+        found.sort(key=lambda item: item[0][0])
+        return found
+
+    def _check(self, snapshot: Snapshot) -> None:
+        """Forgets what does not hold any more."""
+        scale = snapshot.index.capacity_scale
+        if snapshot.classes is self._classes and (scale is self._scale or scale == self._scale):
+            return
+        if scale != self._scale:
+            # Costs are fractions of the largest amounts.
+            self._indexes.clear()
+            self._shared.clear()
+        self._shapes.clear()
+        self._classes, self._scale = snapshot.classes, scale
+
+    def _index(self, snapshot: Snapshot, plans: Sequence[ClaimPlan], usable: Usable | None) -> FleetIndex:
+        needed = self._needed(snapshot, plans)
+        for (columns, of), index in reversed(self._indexes.items()):
+            if of is usable and needed <= columns:
+                self._indexes.move_to_end((columns, of))
+                return index
+        for (columns, of), index in reversed(self._indexes.items()):
+            if of is usable and index.layouts <= _MOST_LAYOUTS:
+                both = self._make(snapshot, needed | columns, usable)
+                if both.layouts <= _MOST_LAYOUTS:
+                    del self._indexes[columns, of]
+                    self._drop_shapes(index)
+                    return both
+                del self._indexes[needed | columns, usable]
+                break
+        return self._make(snapshot, needed, usable)
+
+    def _make(self, snapshot: Snapshot, columns: frozenset[Column], usable: Usable | None) -> FleetIndex:
+        index = self._indexes[columns, usable] = FleetIndex(self._columns, columns, usable)
+        index.follow(snapshot)
+        if len(self._indexes) > _MOST_INDEXES:
+            _, old = self._indexes.popitem(last=False)
+            self._drop_shapes(old)
+        return index
+
+    def _drop_shapes(self, index: FleetIndex) -> None:
+        for key in [k for k, s in self._shapes.items() if s.index is index]:
+            del self._shapes[key]
+
+    def _needed(self, snapshot: Snapshot, plans: Sequence[ClaimPlan]) -> frozenset[Column]:
+        columns: set[Column] = set()
+        for plan in plans:
+            for constraint in plan.constraints:
+                columns.add(("same", constraint.match_attribute or constraint.distinct_attribute or ""))
+            for request in plan.requests:
+                for alternative in request.alternatives:
+                    for expression in alternative.selectors:
+                        columns |= self._of_expression(snapshot, expression)
+        return frozenset(columns)
+
+    def _of_expression(self, snapshot: Snapshot, expression: str) -> set[Column]:
+        references = snapshot.selectors.references(expression)
+        if references is None:
+            return set()
+        if references.everything or references.representation:
+            return {("expression", expression)}
+        columns: set[Column] = {("attribute", domain, name) for domain, name in references.attributes}
+        facts = [self._columns.facts(snapshot.view(name)) for name in snapshot.nodes] if columns else []
+        for column in columns:
+            for of_node in facts:
+                self._columns.number(snapshot, of_node, column)
+            if self._columns.distinct(column) > _MOST_VALUES:
+                return {("expression", expression)}
+        return columns
+
+
+def _wanted(claim: ResourceClaim) -> bytes:
+    devices = claim.spec.devices
+    return codec.encode((devices.requests, devices.constraints))

@@ -1,0 +1,426 @@
+"""What claims of one shape get of a component or a node class: worked out once, and kept in order.
+
+Claims with equal requests and constraints have one ``Shape``. For one device, components are compared by what
+their cheapest device costs; for several, node classes by the score of their best allocation, which is worked
+out only where a lower bound leaves a chance to win.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from dra_driver.api.resource import DeviceTaint
+from dra_driver.structured import bestfit
+from dra_driver.structured.budget import Budget
+from dra_driver.structured.cost import Costs
+from dra_driver.structured.equivalence import ComponentClass, FleetIndex, Layout, NodeClass, state_of
+from dra_driver.structured.node import Candidate, NodeProblem, Options
+from dra_driver.structured.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
+from dra_driver.structured.pools import NodeView
+from dra_driver.structured.search import SearchLimitError
+from dra_driver.structured.snapshot import Snapshot
+from dra_driver.structured.state import AllocatedState
+
+__all__ = ["Choice", "Place", "Shape", "Solved"]
+
+Key = tuple[object, ...]
+Allowed = Callable[[str], bool]
+
+
+class Place(NamedTuple):
+    """A device for a request, by numbers: they hold on every node of a class."""
+
+    claim: int
+    request: int
+    alternative: int
+    position: int
+
+
+class Choice(NamedTuple):
+    """The answer: a node, the devices there, and the alternative that each request gets."""
+
+    node: str
+    places: tuple[Place, ...]
+    chosen: tuple[tuple[int, ...], ...]
+
+
+class Solved(NamedTuple):
+    """The best allocation on the nodes of a class."""
+
+    key: Key
+    places: tuple[Place, ...]
+    chosen: tuple[tuple[int, ...], ...]
+
+
+class _Kind(NamedTuple):
+    """What a device of a kind is to each alternative: (binding, waste, other waste), None where it is not."""
+
+    costs: tuple[tuple[int, int, int] | None, ...]
+    failing: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A node class in the order of its key: that of its best allocation, or a lower bound of it."""
+
+    key: Key
+    number: int
+    nodes: NodeClass
+    solved: Solved | None
+
+    def __lt__(self, other: _Entry) -> bool:
+        return (self.key, self.number) < (other.key, other.number)
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A component class in the order of its cheapest device."""
+
+    key: Key
+    number: int
+    component: ComponentClass
+    offset: int
+    rank: int
+
+    def __lt__(self, other: _Part) -> bool:
+        return (self.key, self.number) < (other.key, other.number)
+
+
+class Shape:
+    """Claims of one shape under one projection.
+
+    Args:
+        plans: of one of them; names in them are not used.
+        index: the classes of the projection.
+        ignore_taint: as for ``allocate``.
+        shared: solutions that shapes share which want the same of equal devices.
+    """
+
+    def __init__(
+        self,
+        plans: tuple[ClaimPlan, ...],
+        index: FleetIndex,
+        ignore_taint: Callable[[DeviceTaint], bool] | None,
+        shared: dict[Hashable, Solved | None],
+    ) -> None:
+        self.plans = plans
+        self.index = index
+        self._options = Options(ignore_taint, None)
+        self._shared = shared
+        self._alternatives = [
+            (ci, ri, ai, a)
+            for ci, claim in enumerate(plans)
+            for ri, request in enumerate(claim.requests)
+            for ai, a in enumerate(request.alternatives)
+        ]
+        counts = [[a.count for a in r.alternatives] for c in plans for r in c.requests]
+        admin = any(a.admin for *_, a in self._alternatives)
+        self._counted = not admin and all(n is not None for request in counts for n in request)
+        self._simple = self._counted and all(len(request) == 1 for request in counts)
+        self.single = self._counted and sum(max(n or 0 for n in request) for request in counts) == 1
+        least = sum(min(n or 0 for n in request) for request in counts)
+        self._too_many = least > MAX_RESULTS or not self._counted
+        self._structure: Hashable = tuple(
+            (
+                tuple(tuple((a.count, a.constraints) for a in r.alternatives) for r in claim.requests),
+                tuple(c.match_attribute is not None for c in claim.constraints),
+            )
+            for claim in plans
+        )
+        self._bound = tuple(
+            ("same", c.match_attribute or c.distinct_attribute or "") for p in plans for c in p.constraints
+        )
+        self._start()
+
+    def _start(self) -> None:
+        self._generation = self.index.generation
+        self._seen = 0
+        self._kinds: dict[int, _Kind] = {}
+        self._parts: list[_Part] = []
+        self._entries: list[_Entry] = []
+        self._doubtful: dict[Layout, bool] = {}
+        # Node classes whose answer cannot be worked out (too many combinations, pools being updated).
+        self.unsolved: set[NodeClass] = set()
+
+    def best(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
+        """The best answer on the nodes that are allowed (None: all of them)."""
+        if self._generation != self.index.generation:
+            self._start()
+        return self._best_single(snapshot, allowed) if self.single else self._best_class(snapshot, allowed)
+
+    def doubtful(self, snapshot: Snapshot, layout: Layout) -> bool:
+        """Whether Kubernetes' search may end in an error on nodes of the layout."""
+        known = self._doubtful.get(layout)
+        if known is None:
+            known = self._doubtful[layout] = (
+                layout.doubtful
+                or self._too_many
+                or any(self._kind(snapshot, k).failing for k in dict.fromkeys(layout.kinds))
+            )
+        return known
+
+    # --- one device -----------------------------------------------------------------------------------------
+
+    def _best_single(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
+        for number in range(self._seen, len(self.index.components)):
+            component = self.index.components[number]
+            found = self._cheapest(snapshot, component)
+            if found is not None:
+                insort(self._parts, _Part(found[0], number, component, found[1], found[2]))
+        self._seen = len(self.index.components)
+        best: tuple[tuple[int, int], str] | None = None
+        key: Key | None = None
+        tied: dict[ComponentClass, _Part] = {}
+        for part in self._parts:
+            if key is not None and part.key != key:
+                break
+            for place, names in part.component.nodes.items():
+                if best is not None and place > best[0]:
+                    continue
+                name = names[0] if allowed is None else next(filter(allowed, names), None)
+                if name is not None and (best is None or (place, name) < best):
+                    best = (place, name)
+            if best is not None:
+                key = part.key
+                tied[part.component] = part
+        if best is None:
+            return None
+        return self._first_place(best, tied)
+
+    def _first_place(self, best: tuple[tuple[int, int], str], tied: dict[ComponentClass, _Part]) -> Choice:
+        place, name = best
+        position, part = min(
+            (component.positions[tied[c].offset], tied[c].rank)
+            for c, key, component in self.index.class_of(name).parts
+            if c in tied and key == place
+        )
+        return Choice(name, (Place(*self._request(), part, position),), self._chosen(part))
+
+    def _request(self) -> tuple[int, int]:
+        return self._alternatives[0][:2]
+
+    def _chosen(self, rank: int) -> tuple[tuple[int, ...], ...]:
+        return tuple((rank,) * len(claim.requests) for claim in self.plans)
+
+    def _cheapest(self, snapshot: Snapshot, of: ComponentClass) -> tuple[Key, int, int] | None:
+        """The key of the cheapest device, its place in the component, and the alternative that gets it."""
+        if of.component.shareable:
+            return self._cheapest_share(snapshot, of)
+        best: tuple[Key, int, int] | None = None
+        kinds = of.component.content[0]
+        assert isinstance(kinds, tuple)
+        for offset, (kind, allocated) in enumerate(zip(kinds, of.allocated, strict=True)):
+            if allocated:
+                continue
+            costs = self._kind(snapshot, kind).costs
+            rank = next((i for i, cost in enumerate(costs) if cost is not None), None)
+            if rank is None:
+                continue
+            destroyed = self._destroyed(snapshot, of, offset) if of.component.sets else 0
+            if destroyed is None:
+                continue
+            cost = costs[rank]
+            assert cost is not None
+            key = (rank, cost[0], cost[1], destroyed, cost[2])
+            if best is None or key < best[0]:
+                best = key, offset, rank
+        return best
+
+    def _cheapest_share(self, snapshot: Snapshot, of: ComponentClass) -> tuple[Key, int, int] | None:
+        problem = self._problem(snapshot, of.view, state_of(of.view, of.states))
+        costs = Costs(problem)
+        pool = of.view.pools[of.component.pool]
+        best: tuple[Key, int, int] | None = None
+        for rank, (*_, alternative) in enumerate(self._alternatives):
+            for offset, position in enumerate(of.component.positions):
+                entry = pool.devices[position - of.component.offset]
+                if of.allocated[offset]:
+                    continue
+                candidate = _usable(problem, alternative, problem.look(alternative, entry, pool))
+                if candidate is None or any(amount > left for _, amount, left in candidate.counters):
+                    continue
+                cost = costs.of(alternative, candidate)
+                key = (rank, cost.binding, cost.waste, cost.destroyed, cost.other_waste)
+                if best is None or key < best[0]:
+                    best = key, offset, rank
+        return best
+
+    def _destroyed(self, snapshot: Snapshot, of: ComponentClass, offset: int) -> int | None:
+        """Capacity of partitions that become impossible; None where counters do not suffice."""
+        if offset in of.counters:
+            return of.counters[offset]
+        problem = self._problem(snapshot, of.view, state_of(of.view, of.states))
+        pool = of.view.pools[of.component.pool]
+        entry = pool.devices[of.component.positions[offset] - of.component.offset]
+        candidate = problem.bare_candidate(entry, pool)
+        fits = all(amount <= left for _, amount, left in candidate.counters)
+        destroyed = None
+        if fits:
+            destroyed = Costs(problem).destroyed(candidate) if candidate.counters else 0
+        of.counters[offset] = destroyed
+        return destroyed
+
+    # --- several devices ------------------------------------------------------------------------------------
+
+    def _best_class(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
+        for number in range(self._seen, len(self.index.classes)):
+            nodes = self.index.classes[number]
+            bound = self._lower_bound(snapshot, nodes)
+            if bound is not None:
+                insort(self._entries, _Entry(bound, number, nodes, None))
+        self._seen = len(self.index.classes)
+        best: tuple[str, Solved] | None = None
+        i = 0
+        while i < len(self._entries):
+            entry = self._entries[i]
+            if best is not None and entry.key > best[1].key:
+                break
+            names = entry.nodes.nodes
+            name = next(iter(names), None) if allowed is None else next(filter(allowed, names), None)
+            if name is None:
+                i += 1
+            elif entry.solved is None:
+                del self._entries[i]
+                solved = self._solve(snapshot, entry.nodes)
+                if solved is not None:
+                    insort(self._entries, _Entry(solved.key, entry.number, entry.nodes, solved))
+            else:
+                if best is None or name < best[0]:
+                    best = name, entry.solved
+                i += 1
+        return None if best is None else Choice(best[0], best[1].places, best[1].chosen)
+
+    def _lower_bound(self, snapshot: Snapshot, nodes: NodeClass) -> Key | None:
+        """What the best allocation costs at least; None where there are too few devices for any."""
+        if not self._simple or not nodes.layout.plain:
+            return ()
+        free = self._free(nodes)
+        binding = waste = 0
+        for i, (*_, alternative) in enumerate(self._alternatives):
+            costs = [c for p in free if (c := self._kind(snapshot, nodes.layout.kinds[p]).costs[i])]
+            count = alternative.count or 0
+            if len(costs) < count:
+                return None
+            for cost in sorted(costs)[:count]:
+                binding += cost[0]
+                waste += cost[1]
+        return ((0,) * len(self._alternatives), binding, waste)
+
+    def _free(self, nodes: NodeClass) -> list[int]:
+        found: list[int] = []
+        offset = 0
+        for number, pool in enumerate(nodes.view.pools):
+            if nodes.layout.usable[number] and not (pool.incomplete or pool.invalid):
+                taken = nodes.states[number].devices
+                found += [offset + i for i, e in enumerate(pool.devices) if e.id.device not in taken]
+            offset += len(pool.devices)
+        return found
+
+    def _solve(self, snapshot: Snapshot, nodes: NodeClass) -> Solved | None:
+        if not (self._counted and nodes.layout.plain):
+            return self._search(snapshot, nodes)[0]
+        # Relative to the least waste of each alternative, claims that want different amounts are equal.
+        kinds = [self._kind(snapshot, k).costs for k in nodes.layout.kinds]
+        least = [
+            min((c[i][1] for c in kinds if (c[i]) is not None), default=0)  # type: ignore[index]
+            for i in range(len(self._alternatives))
+        ]
+        relative = tuple(
+            tuple(None if c is None else (c[0], c[1] - least[i], c[2]) for i, c in enumerate(costs))
+            for costs in kinds
+        )
+        same = tuple(nodes.layout.columns[column] for column in self._bound)
+        key = (self._structure, nodes.layout.structure, same, relative, nodes.in_use)
+        if key in self._shared:
+            found = self._shared[key]
+            return None if found is None else self._shifted(found, least, 1)
+        solved, complete = self._search(snapshot, nodes)
+        if complete:
+            if len(self._shared) > 20_000:
+                self._shared.clear()
+            self._shared[key] = None if solved is None else self._shifted(solved, least, -1)
+        return solved
+
+    def _shifted(self, solved: Solved, least: list[int], sign: int) -> Solved:
+        ranks, binding, waste, *rest = solved.key
+        assert isinstance(waste, int)
+        shift = sum(
+            n * (a.count or 0)
+            for n, (ci, ri, ai, a) in zip(least, self._alternatives, strict=True)
+            if solved.chosen[ci][ri] == ai
+        )
+        return Solved((ranks, binding, waste + sign * shift, *rest), solved.places, solved.chosen)
+
+    def _search(self, snapshot: Snapshot, nodes: NodeClass) -> tuple[Solved | None, bool]:
+        """The answer, and whether it is the same whatever the claims were before."""
+        problem = self._problem(snapshot, nodes.view, state_of(nodes.view, nodes.states), nodes.layout.usable)
+        try:
+            solution = bestfit.best_solution(problem)
+        except (FatalError, SearchLimitError):
+            self.unsolved.add(nodes)
+            return None, False
+        if solution is None:
+            return None, True
+        number = {a: (ci, ri, ai) for ci, ri, ai, a in self._alternatives}
+        position = {e: i for i, e in enumerate(e for p in nodes.view.pools for e in p.devices)}
+        places = tuple(
+            Place(*number[p.alternative], position[p.entry]) for picks in solution.picks for p in picks
+        )
+        return Solved(solution.score.between_nodes, places, solution.chosen), True
+
+    # --- both -----------------------------------------------------------------------------------------------
+
+    def _kind(self, snapshot: Snapshot, kind: int) -> _Kind:
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._kinds[kind] = self._look(snapshot, kind)
+        return known
+
+    def _look(self, snapshot: Snapshot, kind: int) -> _Kind:
+        view, pool, entry = self.index.kinds[kind]
+        problem = self._problem(snapshot, view, AllocatedState())
+        costs = Costs(problem)
+        found: list[tuple[int, int, int] | None] = []
+        failing = False
+        for *_, alternative in self._alternatives:
+            looked = problem.look(alternative, entry, pool)
+            failing = failing or (isinstance(looked, Candidate) and looked.error is not None)
+            candidate = _usable(problem, alternative, looked)
+            if candidate is None:
+                found.append(None)
+            else:
+                binding = int(bool(entry.device.binding_conditions))
+                found.append((binding, *costs.waste(alternative, candidate)))
+        return _Kind(tuple(found), failing)
+
+    def _problem(
+        self,
+        snapshot: Snapshot,
+        view: NodeView,
+        state: AllocatedState,
+        usable: tuple[bool, ...] | None = None,
+    ) -> NodeProblem:
+        if usable is not None and not all(usable):
+            view = replace(view, pools=tuple(p for p, u in zip(view.pools, usable, strict=True) if u))
+        return NodeProblem(snapshot.with_allocated(state), self.plans, view, self._options, Budget())
+
+    def alternatives(self) -> Iterator[Alternative]:
+        """All alternatives of all requests."""
+        for *_, alternative in self._alternatives:
+            yield alternative
+
+
+def _usable(problem: NodeProblem, alternative: Alternative, looked: object) -> Candidate | None:
+    """The device as a candidate for a claim with one device, whatever is in use."""
+    if (
+        not isinstance(looked, Candidate)
+        or looked.error is not None
+        or looked.tainted
+        or looked.entry.ambiguous_selector
+        or any(not looked.values[i] for i in alternative.constraints)
+    ):
+        return None
+    return looked

@@ -1,0 +1,203 @@
+"""The way over classes of equal nodes gives what solving every node gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allocator_world import (
+    claim,
+    device,
+    exactly,
+    gpu_class,
+    names,
+    node,
+    partitioned_pool,
+    pool,
+    snapshot,
+    takes,
+)
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from dra_driver.api.resource import ResourceClaim, ResourceSlice
+from dra_driver.structured import Allocated, AllocatedState, DoesNotFit, Failed, Outcome, Snapshot, allocate
+from dra_driver.structured.allocator import allocate_by_scan
+
+G = "gpu.example.com"
+MODELS = {"small": "24Gi", "middle": "40Gi", "large": "80Gi"}
+EXPRESSIONS = [
+    f'device.attributes["{G}"].model == "large"',
+    f'device.attributes["{G}"].model != "small"',
+    f'device.attributes["{G}"].ecc',  # absent on some devices: an error there
+    f'device.capacity["{G}"].memory.compareTo(quantity("30Gi")) >= 0',
+    f'device.attributes["{G}"].uuid.endsWith("1")',
+    f'device.attributes["{G}"].exists(k, k == "ecc")',
+    f'"memory" in device.capacity["{G}"]',
+    'device.driver == "gpu.example.com"',
+]
+TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
+
+
+@st.composite
+def gpus(draw: st.DrawFn, where: str) -> list[dict[str, Any]]:
+    """Devices of one of a few machines, so that many nodes are equal but for what tells devices apart."""
+    kind = draw(st.integers(0, 5))
+    count = [4, 4, 2, 3, 3, 4][kind]
+    made = []
+    for i in range(count):
+        model = ["large", "middle", ["large", "small"][i % 2], "small", "middle", "large"][kind]
+        attributes: dict[str, Any] = {"model": model, "uuid": f"{where}-{i}", "numaNode": i // 2}
+        if kind != 3:
+            attributes["nvlinkGroup"] = f"{where}-{i % 2}"
+        if kind in (0, 2) or (kind == 1 and i == 0):
+            attributes["ecc"] = kind != 2
+        fields: dict[str, Any] = {"attributes": attributes}
+        if kind == 4:
+            fields["allowMultipleAllocations"] = True
+        if kind == 5 and i == 0:
+            fields["taints"] = [TAINT]
+        if kind == 5 and i == 1:
+            fields["bindingConditions"] = ["example.com/Ready"]
+        made.append(device(f"{where}-gpu-{i}", MODELS[model], **fields))
+    return made
+
+
+@st.composite
+def slices_of(draw: st.DrawFn, where: str) -> list[ResourceSlice]:
+    match draw(st.integers(0, 9)):
+        case 0 | 1:
+            parts = [
+                device(
+                    f"{where}-g{g}-{name}",
+                    memory,
+                    attributes={"model": name, "uuid": f"{where}-{g}"},
+                    consumesCounters=takes(f"g{g}", s=amount),
+                )
+                for g in range(2)
+                for name, memory, amount in (
+                    ("whole", "40Gi", "4"),
+                    ("half-0", "20Gi", "2"),
+                    ("half-1", "20Gi", "2"),
+                    ("quarter", "10Gi", "1"),
+                )
+            ]
+            whole = partitioned_pool(where, {"g0": {"s": "4"}, "g1": {"s": "4"}}, *parts)
+            return whole if draw(st.integers(0, 9)) else whole[1:]
+        case 2:
+            shared = pool(where, *draw(gpus(where)))
+            other = pool(
+                where, device("nic", attributes={"numaNode": 0, "model": "nic"}), driver="nic.example.com"
+            )
+            return [shared, other]
+        case _:
+            return [pool(where, *draw(gpus(where)))]
+
+
+@st.composite
+def claims(draw: st.DrawFn, name: str) -> ResourceClaim:
+    def one() -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if draw(st.booleans()):
+            fields["selectors"] = [{"cel": {"expression": draw(st.sampled_from(EXPRESSIONS))}}]
+        if draw(st.integers(0, 2)) == 0:
+            fields["memory"] = draw(st.sampled_from(["8Gi", "20Gi", "32Gi", "64Gi"]))
+        if draw(st.integers(0, 5)) == 0:
+            fields["tolerations"] = [{"operator": "Exists"}]
+        return exactly(draw(st.sampled_from([1, 1, 1, 1, 2, 3, None])), **fields)
+
+    requests: list[dict[str, Any]] = []
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
+        if draw(st.integers(0, 4)) == 0:
+            requests.append({"firstAvailable": [{"name": f"s{i}", **one()} for i in range(2)]})
+        else:
+            requests.append(one())
+    if draw(st.integers(0, 9)) == 0:
+        requests[0] = exactly(1, adminAccess=True)
+    constraints = []
+    if draw(st.integers(0, 2)) == 0:
+        kind = draw(st.sampled_from(["matchAttribute", "distinctAttribute"]))
+        name_ = draw(st.sampled_from(["model", "numaNode", "nvlinkGroup"]))
+        constraints.append({kind: f"{G}/{name_}"})
+    return claim(name, *requests, constraints=constraints)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> list[list[ResourceSlice]]:
+    nodes = [draw(slices_of(f"n{i}")) for i in range(draw(st.integers(2, 7)))]
+    if draw(st.integers(0, 4)) == 0:
+        roaming = [device(f"r{i}", "80Gi", attributes={"model": "large", "uuid": f"r-{i}"}) for i in range(2)]
+        nodes.append([pool("roaming", *roaming, nodeName=None, allNodes=True)])
+    return nodes
+
+
+def seen(outcome: Outcome) -> object:
+    match outcome:
+        case Allocated(where, results):
+            return where, [names(r) for r in results], results
+        case DoesNotFit():
+            return "does not fit"
+        case Failed(message, only_this_node, where):
+            return message, only_this_node, where
+
+
+def same(now: Snapshot, pod: list[ResourceClaim], **how: Any) -> Outcome:
+    fast, slow = allocate(now, pod, **how), allocate_by_scan(now, pod, **how)
+    event(type(fast).__name__)
+    assert seen(fast) == seen(slow)
+    return fast
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(worlds(), st.data())
+def test_equal_nodes_solved_once_give_what_every_node_gives(
+    world: list[list[ResourceSlice]], data: st.DataObject
+) -> None:
+    now = snapshot(*world, classes=[gpu_class("nic")])
+    held: list[tuple[str, Any]] = []
+    for i in range(data.draw(st.integers(1, 7))):
+        match data.draw(st.integers(0, 9)):
+            case 0:
+                changed = data.draw(slices_of(f"n{data.draw(st.integers(0, len(world) - 1))}"))
+                now = now.with_slices(changed)
+            case 1:
+                now = now.with_slices(
+                    [], [data.draw(st.sampled_from(["n0-gpu.example.com", "n1-0", "n1-1"]))]
+                )
+            case 2:
+                now = now.with_nodes([node("n0", zone="x")], ["n1"])
+            case 3 | 4 if held:
+                held.pop(data.draw(st.integers(0, len(held) - 1)))
+                now = now.with_allocated(AllocatedState().with_allocations(held))
+            case _:
+                pod = [data.draw(claims(f"c{i}-{k}")) for k in range(data.draw(st.sampled_from([1, 1, 2])))]
+                how: dict[str, Any] = {}
+                if data.draw(st.integers(0, 4)) == 0:
+                    how["nodes"] = [f"n{k}" for k in range(0, len(world), 2)]
+                if data.draw(st.integers(0, 5)) == 0:
+                    how["usable"] = _not_on_the_first_node
+                outcome = same(now, pod, **how)
+                if isinstance(outcome, Allocated):
+                    made = zip((str(c.key) for c in pod), outcome.results, strict=True)
+                    held += made
+                    now = now.with_allocated(AllocatedState().with_allocations(held))
+
+
+def _not_on_the_first_node(_driver: str, name: str) -> bool:
+    return name != "n0"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(worlds(), st.lists(claims("c"), min_size=2, max_size=4))
+def test_an_older_snapshot_gives_its_own_answers(
+    world: list[list[ResourceSlice]], wanted: list[ResourceClaim]
+) -> None:
+    """Snapshots share what they know; each is answered for itself, in any order."""
+    line = [snapshot(*world)]
+    for one in wanted:
+        outcome = allocate(line[-1], [one])
+        if isinstance(outcome, Allocated):
+            made = [(str(one.key), outcome.results[0])]
+            line.append(line[-1].with_allocated(line[-1].allocated.with_allocations(made)))
+    for now in (*reversed(line), *line):
+        for one in wanted:
+            same(now, [one])
