@@ -264,6 +264,11 @@ class GpuControl(Protocol):
     """
 
     @property
+    def vendor(self) -> str:
+        """Attribute ``vendor`` of the GPUs that it can change; it may be asked about others."""
+        ...
+
+    @property
     def runs_daemons(self) -> bool:
         """Whether sharing daemons can run on these GPUs at all."""
         ...

@@ -125,6 +125,9 @@ class DeviceTable:
         view: dict[str, NodeDevice] = {}
         for name, found in self._devices.items():
             control = control_of.get(name)
+            # One backend may tell of several vendors' devices.
+            if control is not None and _text(found, "vendor") != control.vendor:
+                control = None
             device = NodeDevice(
                 name=name,
                 uuid=found.uuid,

@@ -80,6 +80,11 @@ class NvmlControl:
         self._patience = patience
 
     @property
+    def vendor(self) -> str:
+        """``nvidia``."""
+        return "nvidia"
+
+    @property
     def runs_daemons(self) -> bool:
         """True: MPS."""
         return True

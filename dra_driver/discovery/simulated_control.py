@@ -32,6 +32,11 @@ class SimulatedControl:
         self._memory: dict[str, dict[str, Any]] = {}
 
     @property
+    def vendor(self) -> str:
+        """``nvidia``."""
+        return "nvidia"
+
+    @property
     def runs_daemons(self) -> bool:
         """False: there is nothing that a daemon could talk to."""
         return False

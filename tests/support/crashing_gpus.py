@@ -44,6 +44,7 @@ class Machine:
 class Control:
     """Implements ``ports.GpuControl``."""
 
+    vendor = "nvidia"
     runs_daemons = True
 
     def __init__(self, machine: Machine) -> None:

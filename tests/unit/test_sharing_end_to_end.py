@@ -18,6 +18,7 @@ from nvidia_tools import Tools
 from test_kubelet_plugin_calls import prepare, unprepare
 
 from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.resource import DeviceAttribute
 from dra_driver.discovery.control import Places
 from dra_driver.discovery.nvidia_smi import set_time_slice
 from dra_driver.discovery.simulated import SimulatedBackend
@@ -296,6 +297,29 @@ def test_mps_on_a_partition(tmp_path: Path, state: Path) -> None:
             assert not (await unprepare(node, body))[uid].error
             assert tools.asked("mps")[-1][1] == "quit"
             assert len(machine.made.instances(machine.uuid(GPU))) == 1
+
+    asyncio.run(main())
+
+
+def test_other_vendors_devices_are_left_alone(tmp_path: Path, state: Path) -> None:
+    tools = Tools(tmp_path / "bin")
+
+    async def main() -> None:
+        kube, machine = FakeKube(), Machine()
+        attributes = {"vendor": DeviceAttribute(string_value="amd")}
+        machine.devices = tuple(
+            dataclasses.replace(d, device=msgspec.structs.replace(d.device, attributes=attributes))
+            for d in machine.devices
+        )
+        slicing = config("GpuConfig", sharing={"strategy": "TimeSlicing"})
+        body = add_claim(kube, with_config(claim("one", GPU), slicing))
+        share = add_claim(kube, claim("two", OTHER, shareID=SHARE))
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
+            error = (await prepare(node, body))[body["metadata"]["uid"]].error
+            assert "time slicing needs an NVIDIA GPU that NVML controls" in error
+            assert not (await prepare(node, share))[share["metadata"]["uid"]].error
+            assert container(node, share)["env"]["DRA_TWO__GPU__0_ENFORCED"] == "none"
+            assert not any(d.partition for d in node.plugin._table.for_prepare.values())
 
     asyncio.run(main())
 
