@@ -72,7 +72,8 @@ class ClaimStatusWriter:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await self._table.changes.wait_beyond(0)
+        # A device that is not found means something only when every backend has answered.
+        await self._table.complete.wait()
         # What a plugin before us wrote is not known: everything is looked at once.
         inherited: frozenset[Uid] = frozenset(c.uid for c in self._claims())
         while True:

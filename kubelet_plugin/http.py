@@ -70,7 +70,8 @@ async def serve(
     app.router.add_get("/healthz", get_health)
     app.router.add_get("/readyz", get_ready)
     app.router.add_get("/debug/state", get_state)
-    runner = web.AppRunner(app, access_log=None)
+    # Nobody who reads metrics slowly may hold up the end of the plugin.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     try:
         host, port = parse_address(address)

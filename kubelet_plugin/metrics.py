@@ -26,6 +26,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 # From a repeated prepare (under a millisecond) to the kubelet's deadline (45 s).
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 45)
+_MOST_XID_SERIES: Final = 1000
 _DEVICE: Final = ("device", "uuid", "model")
 _HOLDER: Final = ("namespace", "claim", "pod")
 _NOBODY: Final = ("", "", "")
@@ -74,7 +75,11 @@ class Metrics:
         device = next((d for d in self._sources.devices() if d.uuid == event.uuid), None)
         name = device.device.name if device else ""
         labels = (*_device_labels(device, event.uuid), *self._holders().get(name, _NOBODY))
-        self._xids[(*labels, str(event.code))] += 1
+        key = (*labels, str(event.code))
+        if key not in self._xids and len(self._xids) >= _MOST_XID_SERIES:
+            # Claims come and go: a job that fails again and again must not fill the memory.
+            del self._xids[next(iter(self._xids))]
+        self._xids[key] += 1
 
     def render(self, samples: Sequence[DeviceSample]) -> bytes:
         """The text for Prometheus.

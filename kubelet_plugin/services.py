@@ -311,7 +311,8 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
         now = int(self._clock.now())
         found = {d.device.name: troubles(d.device.health) for d in self._table.devices}
         listed = dict(found)
-        for claim in self._claims():
+        # Before every backend has answered, a device that is not found is not known to be gone.
+        for claim in self._claims() if self._table.complete.is_set() else ():
             for device in claim.devices:
                 listed.setdefault(device.device, ailments(device, found))
         return health_v1alpha1_pb2.NodeWatchResourcesResponse(

@@ -17,10 +17,11 @@ from node_agent import DRIVER, NODE, Backend, Node, add_claim, claim, device, ev
 
 from dra_driver.api.core import EVENTS
 from dra_driver.api.inventory import DeviceHealth
-from dra_driver.api.meta import PoolName
+from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.ports import DeviceSample, HealthEvent
-from dra_driver.preparation import PartitionRecord, PreparedDevice
+from dra_driver.errors import DiscoveryError
+from dra_driver.ports import DeviceSample, DiscoveredDevice, HealthEvent
+from dra_driver.preparation import ClaimState, PartitionRecord, PreparedClaim, PreparedDevice
 from dra_driver.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -28,6 +29,7 @@ from dra_driver.wire import (
     health_v1alpha1_pb2_grpc,
 )
 from kubelet_plugin.health import ailments
+from kubelet_plugin.metrics import Metrics, Sources
 
 POD = {"resource": "pods", "name": "trainer", "uid": "pod-uid"}
 
@@ -328,3 +330,50 @@ def test_mig_mode_is_no_ailment_of_a_partition() -> None:
     assert ailments(part, {"gpu-0": (mode, OFF_THE_BUS)}) == (OFF_THE_BUS,)
     assert ailments(whole, {"gpu-0": (mode,)}) == (mode,)
     assert [h.reason for h in ailments(part, {})] == ["NotFound"]
+
+
+def test_what_discovery_could_not_look_at_is_not_taken_for_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube, backend = Kube(), SickBackend(1)
+        body = add_claim(kube, held("waiting", "gpu-0"))
+        async with agent(tmp_path, kube, backend) as node:
+            await prepare(node, body)
+
+        class Unloaded(SickBackend):
+            def discover(self) -> Sequence[DiscoveredDevice]:
+                raise DiscoveryError("the driver is not loaded")
+
+        async with agent(tmp_path, kube, Unloaded(1)) as node, node.channel() as channel:
+            stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(channel)
+            message = await stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()).read()
+            assert list(message.devices) == []
+            await asyncio.sleep(0.1)
+        assert kube.applied == []
+
+    asyncio.run(main())
+
+
+def test_xids_of_many_claims_do_not_fill_the_memory() -> None:
+    names = iter(range(10_000))
+    metrics = Metrics(
+        Sources(
+            devices=lambda: [device(0)],
+            claims=lambda: [
+                PreparedClaim(
+                    uid=Uid("u"),
+                    namespace="ns",
+                    name=f"c{next(names)}",
+                    state=ClaimState.COMPLETED,
+                    devices=(PreparedDevice(requests=("gpu",), pool=PoolName(NODE), device="gpu-0"),),
+                )
+            ],
+            failures=dict,
+            registrations=lambda: 0,
+            registered=lambda: True,
+        )
+    )
+    for _ in range(1500):
+        metrics.event(HealthEvent("GPU-0", "Xid31", "info", "", 31))
+    text = metrics.render(()).decode()
+    assert sum(x.startswith("dra_driver_device_xid_errors_total") for x in text.splitlines()) == 1000
+    assert 'claim="c1499"' in text
