@@ -128,10 +128,16 @@ class Decider:
         self._classes = classes
         self._nodes = nodes
         self._world: _World | None = None
+        self._usable: Callable[[DriverName, PoolName], bool] | None = None
 
     def forget(self) -> None:
         """Slices, classes or nodes have changed."""
         self._world = None
+        self._usable = None
+
+    def forget_pools(self) -> None:
+        """Another answer of ``blocked`` is due."""
+        self._usable = None
 
     def _current(self) -> _World:
         if self._world is None:
@@ -149,12 +155,18 @@ class Decider:
 
     def is_ours(self, allocation: AllocationResult) -> bool:
         """Whether every device of an allocation is from a pool of ours."""
-        return all(self._usable(r.driver, r.pool) for r in allocation.devices.results)
+        usable = self._usable_pools()
+        return all(usable(r.driver, r.pool) for r in allocation.devices.results)
 
-    def _usable(self, driver: DriverName, pool: PoolName) -> bool:
-        """Whether the pool is ours to decide on now."""
-        id_ = PoolID(driver, pool)
-        return id_ in self._current().own and not self._blocked(id_)
+    def _usable_pools(self) -> Callable[[DriverName, PoolName], bool]:
+        """Whether a pool is ours to decide on now. One function as long as the answers stay the same.
+
+        The allocator keeps what it learns of the fleet for as long as it is given the same function.
+        """
+        if self._usable is None:
+            pools = frozenset(p for p in self._current().own if not self._blocked(p))
+            self._usable = lambda driver, pool: PoolID(driver, pool) in pools
+        return self._usable
 
     def decide(self, pod: Pod, avoid: Collection[str] = ()) -> Decision:
         """What to do about a pod that uses claims and is neither finished nor being deleted."""
@@ -227,7 +239,7 @@ class Decider:
             strategy=self._strategy(),
             nodes=nodes,
             ignore_taint=is_our_taint,
-            usable=self._usable,
+            usable=self._usable_pools(),
         )
 
     def _beside_others(
@@ -242,9 +254,6 @@ class Decider:
         left = list(nodes)
         mine = {c.metadata.uid for c in ours}
 
-        def anything(_driver: DriverName, _pool: PoolName) -> bool:
-            return True
-
         while True:
             outcome = allocate(
                 snapshot,
@@ -252,7 +261,7 @@ class Decider:
                 strategy=self._strategy(),
                 nodes=left,
                 ignore_taint=is_our_taint,
-                usable=anything,
+                usable=_anything,
             )
             if not isinstance(outcome, Allocated):
                 return outcome
@@ -280,6 +289,10 @@ class Decider:
             and not c.metadata.deletion_timestamp
             and self.is_ours(c.status.allocation)
         )
+
+
+def _anything(_driver: DriverName, _pool: PoolName) -> bool:
+    return True
 
 
 def _first_problem(interests: Sequence[ClaimInterest]) -> str:

@@ -130,8 +130,9 @@ class Allocator:
         """What is taken."""
         return self._ledger
 
-    def wake(self) -> None:
-        """A pool has become ours: pods that wait are looked at again soon."""
+    def pools_changed(self) -> None:
+        """Pools have become ours, or are ours no longer."""
+        self._decider.forget_pools()
         self._wake()
 
     async def run(self) -> None:

@@ -113,7 +113,7 @@ class _Parts:
             informers.inventories,
             tolerators,
             ledger=lambda: allocator.ledger,
-            changed=lambda: allocator.wake(),  # noqa: PLW0108 - made below
+            changed=lambda: allocator.pools_changed(),  # noqa: PLW0108 - made below
         )
         publisher = Publisher(
             client,

@@ -89,7 +89,7 @@ class Handover:
             inventories: what is noted.
             tolerators: claims that tolerate our taint.
             ledger: what is taken; None while there is no allocator.
-            changed: called when a pool has become the controller's.
+            changed: called at once when the answer of ``blocked`` changes.
         """
         self._client = client
         self._clock = clock
@@ -111,12 +111,22 @@ class Handover:
         )
 
     def _seen(self, inventory: DeviceInventory) -> None:
-        self._noted[_pool(inventory)] = inventory.status.publication.allocator
+        pool = _pool(inventory)
+        before = self.blocked(pool)
+        self._noted[pool] = inventory.status.publication.allocator
+        if self.blocked(pool) is not before:
+            self._changed()
 
     def _gone(self, inventory: DeviceInventory) -> None:
-        for known in (self._noted, self._since):
-            known.pop(_pool(inventory), None)
-        self._stopped.discard(_pool(inventory))
+        pool = _pool(inventory)
+        self._noted.pop(pool, None)
+        self._since.pop(pool, None)
+        self._resume(pool)
+
+    def _stop(self, pool: PoolID) -> None:
+        if pool not in self._stopped:
+            self._stopped.add(pool)
+            self._changed()
 
     async def step(
         self, inventory: DeviceInventory, wanted: PoolAllocator, slices: Iterable[ResourceSlice]
@@ -140,7 +150,7 @@ class Handover:
         if wanted is PoolAllocator.CONTROLLER:
             return await self._to_controller(pool, noted, protected=protected)
         if noted != PoolAllocator.CONTROLLER.value:
-            self._stopped.add(pool)
+            self._stop(pool)
             self._since.pop(pool, None)
             return Step(PoolAllocator.SCHEDULER, PoolAllocator.SCHEDULER.value)
         return self._to_scheduler(pool)
@@ -154,10 +164,10 @@ class Handover:
             self._resume(pool)
             return Step(controller, noted, refused=refused)
         if refused:
-            self._stopped.add(pool)
+            self._stop(pool)
             self._since.pop(pool, None)
             return Step(PoolAllocator.SCHEDULER, PoolAllocator.SCHEDULER.value, refused=refused)
-        self._stopped.add(pool)
+        self._stop(pool)
         if noted != DRAINING or not protected:
             self._since.pop(pool, None)
             return Step(controller, DRAINING)  # to be noted and tainted first; then it comes here again
@@ -171,7 +181,7 @@ class Handover:
 
     def _to_scheduler(self, pool: PoolID) -> Step:
         controller = PoolAllocator.CONTROLLER
-        self._stopped.add(pool)
+        self._stop(pool)
         left = self._left(pool)
         ledger = self._ledger()
         if left <= 0 and ledger is not None and ledger.assumed_in(pool):
