@@ -36,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--examples", type=Path, metavar="DIR", help="manifests to apply; default: deploy/examples"
     )
     parser.add_argument(
+        "--faults",
+        metavar="FILE|TEXT",
+        help="what is to go wrong once all devices are published, a file or statements such as 'kill plugin "
+        "node2 at 1s for 2s'; see docs/faults.md",
+    )
+    parser.add_argument(
         "--runtime",
         action="store_true",
         help="run each example's container for real (needs root and runc, crun or podman)",
@@ -57,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         cluster=ClusterConfig.of(args.nodes, args.profile, args.kubeconfig),
         examples=args.examples or assets.deploy_directory("examples"),
         keep=args.keep,
+        faults=assets.read_plan(args.faults, "--faults") if args.faults is not None else None,
         runtime=container_runtime.find_runtime() if args.runtime else None,
     )
     return asyncio.run(_main(options))

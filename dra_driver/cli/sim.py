@@ -13,7 +13,8 @@ import yaml
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.assets import deploy_directory
+from dra_driver.sim.assets import deploy_directory, read_plan
+from dra_driver.sim.faults import FaultPlan
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -51,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--token", help="bearer token that every request must carry (everyone gets in without)"
     )
+    server.add_argument(
+        "--faults",
+        metavar="FILE|TEXT",
+        help="what is to go wrong, a file or statements such as 'error 429 10%% on patch; drop watches every "
+        "3s'; see docs/faults.md",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,8 +78,26 @@ def _manifests() -> list[dict[str, Any]]:
     return found
 
 
+def _faults(given: str | None) -> FaultPlan | None:
+    """The plan of ``--faults``.
+
+    Raises:
+        ConfigurationError: it cannot be read, or needs more than an API server.
+    """
+    if given is None:
+        return None
+    plan = read_plan(given, "--faults")
+    beyond = plan.for_cluster()
+    if beyond:
+        raise ConfigurationError(
+            f"--faults, in {str(beyond[0])!r}: there is only an API server here; 'dra-driver demo --faults' "
+            "has controllers and nodes"
+        )
+    return plan
+
+
 async def _serve(args: argparse.Namespace) -> int:
-    server = ApiServer(token=args.token)
+    server = ApiServer(token=args.token, faults=_faults(args.faults))
     await server.install(_manifests())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

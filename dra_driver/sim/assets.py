@@ -1,6 +1,7 @@
-"""Where the manifests of ``deploy/`` are: beside the package in a source tree, inside it in a wheel.
+"""Files that the embedded cluster is given: manifests, and plans of faults.
 
-``deploy/`` is the only source; ``pyproject.toml`` copies it into the wheel.
+The manifests of ``deploy/`` are beside the package in a source tree, inside it in a wheel. ``deploy/`` is the
+only source; ``pyproject.toml`` copies it into the wheel.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.sim.faults import FaultPlan
 
-__all__ = ["deploy_directory"]
+__all__ = ["deploy_directory", "read_plan"]
 
 
 def deploy_directory(part: str) -> Path:
@@ -27,3 +29,22 @@ def deploy_directory(part: str) -> Path:
     raise ConfigurationError(
         f"the manifests deploy/{part} are not part of this installation: looked in {looked}"
     )
+
+
+def read_plan(given: str, flag: str) -> FaultPlan:
+    """The faults of a flag: a file if there is one of that name, else the statements themselves.
+
+    Raises:
+        ConfigurationError: neither; says where it is not understood.
+    """
+    path = Path(given)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):  # no name that a file could have
+        is_file = False
+    if not is_file:
+        return FaultPlan.parse(given, source=flag)
+    try:
+        return FaultPlan.parse(path.read_text(encoding="utf-8"), source=given)
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigurationError(f"{flag} {given}: cannot be read: {e}") from e

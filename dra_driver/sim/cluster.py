@@ -32,14 +32,16 @@ from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
-from dra_driver.errors import ConfigurationError, DraError, NotFound
+from dra_driver.errors import ApiUnavailable, ConfigurationError, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.preparation import Checkpoint
 from dra_driver.sim import assets, profiles
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.admission import STAND_INS
+from dra_driver.sim.apiserver.injection import at_moments
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
 from dra_driver.sim.eviction import TaintEviction
+from dra_driver.sim.faults import Fault, FaultPlan, FullDisk, Kill, Target
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
 from dra_driver.sim.kubelet.settings import SOCKET_PATH_BYTES
 from dra_driver.sim.processes import ManagedProcess, ProcessFailed, dra_driver_command
@@ -55,6 +57,7 @@ T = TypeVar("T")
 DEFAULT_PROFILES = ("dgx-a100-40", "mixed", "l4x4", "dgx-h100", "t4x2")
 MAX_NODES = 64
 POLL = 0.03
+ADMIN_AGENT = "dra-driver-demo"
 
 
 class ClusterFailed(DraError):
@@ -134,6 +137,7 @@ class EmbeddedCluster:
         root: the cluster's directory, below the system's temporary directory.
         kubeconfig: for clients.
         api: an administrator's client.
+        server: the API server.
         nodes: by name.
         controller: the controller's process.
     """
@@ -141,6 +145,7 @@ class EmbeddedCluster:
     root: Path
     kubeconfig: Path
     api: KubeApi
+    server: ApiServer
     controller: ManagedProcess
 
     def __init__(self, config: ClusterConfig | None = None) -> None:
@@ -177,7 +182,7 @@ class EmbeddedCluster:
         self._refuse_long_paths()
         self.kubeconfig = self.config.kubeconfig or self.root / "kubeconfig"
         _refuse_foreign(self.kubeconfig)
-        server = ApiServer()
+        self.server = server = ApiServer()
         server.set_pod_log(self._pod_log)
         await server.install(_own_manifests())
         await server.start()
@@ -189,7 +194,7 @@ class EmbeddedCluster:
         self._stack.push_async_callback(self._close_clients)
         self._stack.push_async_callback(self._cancel_tasks)
         self._stack.push_async_callback(self._stop_processes)
-        self.api = await self._connect("dra-driver-demo")
+        self.api = await self._connect(ADMIN_AGENT)
         self._run("claim controller", ClaimController(await self._connect("resource-claim-controller")).run())
         self._run("garbage collector", GarbageCollector(await self._connect("garbage-collector")).run())
         self._run("taint eviction", TaintEviction(await self._connect("taint-eviction")).run())
@@ -315,21 +320,83 @@ class EmbeddedCluster:
         await process.start()
         self._run(process.name, process.supervise())
 
+    async def stop_kubelet(self, name: str) -> None:
+        """Ends the kubelet of a node as if killed; its containers run on."""
+        task, self.nodes[name].task = self.nodes[name].task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
     async def restart_kubelet(self, name: str) -> None:
         """Stops the kubelet of a node and starts a new one under the running containers."""
+        await self.stop_kubelet(name)
         node = self.nodes[name]
-        if node.task is not None:
-            node.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await node.task
         api = await self._connect(f"kubelet-{name}")
         node.kubelet = SimKubelet(api, name, node.layout, self.config.kubelet, runtime=node.kubelet.runtime)
         node.task = self._run(f"kubelet of {name}", node.kubelet.run())
 
     async def kill_plugin(self, name: str) -> None:
         """SIGKILL for a node's plugin, files left as they are; returns when it is gone."""
-        self.nodes[name].plugin.signal(signal.SIGKILL)
-        await self.nodes[name].plugin.stop()
+        await self.kill(self.nodes[name].plugin)
+
+    async def kill(self, process: ManagedProcess) -> None:
+        """SIGKILL; returns when the process is gone."""
+        process.signal(signal.SIGKILL)
+        await process.stop()
+
+    # --- faults ---------------------------------------------------------------------------------------------
+
+    def inject(self, plan: FaultPlan) -> None:
+        """Puts a plan in force from now on, beside what earlier ones still do to processes and disks.
+
+        Our own administrator's client (``api``) is left alone: who looks on must not be misled.
+
+        Raises:
+            ConfigurationError: the plan names nodes, parts or resources that are not there.
+        """
+        for fault in plan.for_cluster():
+            self._check_fault(fault)
+        self.server.set_faults(plan.for_server(), exempt=(ADMIN_AGENT,))
+        start = asyncio.get_running_loop().time()
+        for fault in plan.for_cluster():
+            act = functools.partial(self._strike, fault)
+            moments = at_moments(fault.timing, lambda: asyncio.get_running_loop().time() - start, act)
+            self._run(f"fault {fault}", moments)
+
+    def _check_fault(self, fault: Fault) -> None:
+        node = fault.node if isinstance(fault, FullDisk) else ""
+        if isinstance(fault, Kill):
+            node = fault.target.node
+            if fault.target.part == "controller" and not self.config.run_controller:
+                raise ConfigurationError(f"faults, in {str(fault)!r}: this cluster runs no controller")
+        if node and node not in self.nodes:
+            known = ", ".join(self.nodes)
+            raise ConfigurationError(f"faults, in {str(fault)!r}: no such node; there are {known}")
+
+    async def _strike(self, fault: Fault) -> None:
+        log.info("fault", fault=str(fault))
+        match fault:
+            case FullDisk(node=node):
+                process = self.nodes[node].plugin
+                process.limit_file_size(0)
+                if fault.timing.duration is not None:
+                    await asyncio.sleep(fault.timing.duration)
+                    process.limit_file_size(None)
+            case Kill(target=Target(part="kubelet", node=node)):
+                await self.stop_kubelet(node)
+                if fault.timing.duration is not None:
+                    await asyncio.sleep(fault.timing.duration)
+                    await self.restart_kubelet(node)
+            case Kill(target=target):
+                process = self.nodes[target.node].plugin if target.node else self.controller
+                await self.kill(process)
+                if fault.timing.duration is not None:
+                    await asyncio.sleep(fault.timing.duration)
+                    if not process.running:  # two plans may have killed it
+                        await self.start_process(process)
+            case _:
+                raise AssertionError(fault)
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -349,7 +416,10 @@ class EmbeddedCluster:
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             self.check()
-            result = await condition()
+            try:
+                result = await condition()
+            except ApiUnavailable:  # a fault may have taken the API server away
+                result = None
             if result:
                 return result
             if asyncio.get_running_loop().time() >= deadline:

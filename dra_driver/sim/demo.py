@@ -19,6 +19,7 @@ from dra_driver.sim import container_runtime, examples, profiles
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.cluster import ClusterConfig, ClusterFailed, EmbeddedCluster
 from dra_driver.sim.examples import Outcome
+from dra_driver.sim.faults import FaultPlan
 
 __all__ = ["Demo", "DemoOptions"]
 
@@ -35,12 +36,14 @@ class DemoOptions:
         cluster: what to start.
         examples: directory of manifests.
         keep: leave it running until a signal.
+        faults: what is to go wrong from the moment on when all devices are published.
         runtime: run each example's container for real; None: do not.
     """
 
     cluster: ClusterConfig
     examples: Path
     keep: bool = False
+    faults: FaultPlan | None = None
     runtime: container_runtime.ContainerRuntime | None = None
 
 
@@ -82,6 +85,8 @@ class Demo:
         try:
             async with EmbeddedCluster(self.options.cluster) as cluster:
                 await self._come_up(cluster)
+                if self.options.faults is not None:
+                    cluster.inject(self.options.faults)
                 await examples.apply(cluster.api, objects)
                 self._step(f"applied {len(objects)} objects from {self.options.examples}, {len(pods)} pods")
                 outcomes = await self._watch(cluster, pods)

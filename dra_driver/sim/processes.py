@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,7 @@ class ManagedProcess:
         self.log = log
         self._environment = dict(environment or {})
         self._process: asyncio.subprocess.Process | None = None
+        self._logging: asyncio.Task[None] | None = None
         self._stopping = False
 
     @property
@@ -68,20 +70,35 @@ class ManagedProcess:
     async def start(self) -> None:
         """Starts it; output is appended to the log."""
         self._stopping = False
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-ISc",
-                _LAUNCHER,
-                str(os.getpid()),
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self._environment},
-                # Ctrl-C in a terminal is for us; we stop our children in our own order.
-                start_new_session=True,
-            )
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-ISc",
+            _LAUNCHER,
+            str(os.getpid()),
+            *self.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            # Not the file itself: as in a container, a full disk must not take the log away.
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **self._environment},
+            # Ctrl-C in a terminal is for us; we stop our children in our own order.
+            start_new_session=True,
+        )
+        self._logging = asyncio.get_running_loop().create_task(self._write_log(self._process))
+
+    async def _write_log(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        with self.log.open("ab", buffering=0) as log:
+            while chunk := await process.stdout.read(65536):
+                log.write(chunk)
+
+    async def _ended(self) -> int:
+        """Waits for the end of the process and of its output."""
+        assert self._process is not None
+        code = await self._process.wait()
+        if self._logging is not None:
+            await asyncio.shield(self._logging)
+        return code
 
     async def supervise(self) -> None:
         """Returns when it was stopped by us.
@@ -89,10 +106,20 @@ class ManagedProcess:
         Raises:
             ProcessFailed: it ended by itself.
         """
-        assert self._process is not None
-        code = await self._process.wait()
+        code = await self._ended()
         if not self._stopping:
             raise ProcessFailed(f"{self.name} ended with status {code}\n{self.tail()}")
+
+    def limit_file_size(self, limit: int | None) -> None:
+        """Lets writes to files fail beyond ``limit`` bytes, with EFBIG; None: as at the start.
+
+        The nearest thing to a full disk that needs no root and no file system of its own.
+        """
+        if self.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (hard if limit is None else limit, hard))
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal; the end that it brings is no failure."""
@@ -108,10 +135,10 @@ class ManagedProcess:
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace):
-                await self._process.wait()
+                await self._ended()
         except TimeoutError:
             self.signal(signal.SIGKILL)
-            await self._process.wait()
+            await self._ended()
 
     def tail(self, lines: int = 15) -> str:
         """The end of its log, for messages."""

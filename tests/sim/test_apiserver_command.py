@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.sim
 
 
 @contextlib.contextmanager
-def _server(kubeconfig: Path) -> Iterator[str]:
+def _server(kubeconfig: Path, *more: str) -> Iterator[str]:
     process = subprocess.Popen(
-        [*COMMAND, "--kubeconfig", str(kubeconfig)],
+        [*COMMAND, "--kubeconfig", str(kubeconfig), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -99,3 +100,27 @@ def test_kubectl_gets_along_with_it(tmp_path: Path) -> None:
         kubectl("create", "configmap", "made", "--from-literal=a=b")
         kubectl("api-resources")
         kubectl("delete", "-R", "-f", str(EXAMPLES), "--timeout=20s")
+
+
+def test_faults_come_from_a_flag_or_a_file(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.faults"
+    plan.write_text("error 503 on list deviceclasses\n")
+    for given in (str(plan), "error 503 on list deviceclasses"):
+        path = tmp_path / "kubeconfig"
+        with _server(path, "--faults", given):
+            url = yaml.safe_load(path.read_text())["clusters"][0]["cluster"]["server"]
+            with pytest.raises(urllib.error.HTTPError, match="503") as caught:
+                urllib.request.urlopen(f"{url}/apis/resource.k8s.io/v1/deviceclasses", timeout=5)
+            caught.value.close()
+
+
+def test_faults_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    kubeconfig = f"--kubeconfig={tmp_path / 'kubeconfig'}"
+    for given, says in (
+        ("explode", "no such fault 'explode'"),
+        ("kill plugin node1 at 1s", "there is only an API server here"),
+        ("error 500 on list gpus", "no resource 'gpus'"),
+    ):
+        answer = _run(kubeconfig, "--faults", given)
+        assert answer.returncode == 2
+        assert says in answer.stderr

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from dra_driver.sim.apiserver import discovery, listing, pods, tables
+from dra_driver.sim.apiserver.injection import Injector, OpenWatch, cut
 from dra_driver.sim.apiserver.protobuf import decode_protobuf
 from dra_driver.sim.apiserver.registry import Options, Registry
 from dra_driver.sim.apiserver.requests import (
@@ -23,7 +24,10 @@ from dra_driver.sim.apiserver.requests import (
     decode_body,
     delete_options,
     find_duplicates,
+    is_watch,
+    resource_of,
     route,
+    verb_of,
     write_options,
 )
 from dra_driver.sim.apiserver.status import Raw, StatusError
@@ -51,6 +55,8 @@ class Handlers:
 
     Attributes:
         stopping: watches end when this becomes true.
+        injector: the faults that are in force, if any.
+        watches: those that are open.
 
     Args:
         registry: the verbs.
@@ -60,6 +66,8 @@ class Handlers:
     def __init__(self, registry: Registry, token: str | None) -> None:
         self.registry = registry
         self.stopping = False
+        self.injector: Injector | None = None
+        self.watches: set[OpenWatch] = set()
         # Namespace, name and container (empty: the only one) of a pod to what it printed; kubelets know.
         self.pod_log: Callable[[str, str, str], str] = lambda _namespace, _name, _container: ""
         self._token = token
@@ -95,7 +103,11 @@ class Handlers:
             parts = path.strip("/").split("/")
             if len(parts) > (2 if parts[0] == "api" else 3):
                 return await self._resource(request)
-        return self._document(request)
+        lost = self.injector is not None and await self.injector.enter(request, "get", "")
+        answer = self._document(request)
+        if lost:
+            cut(request)
+        return answer
 
     def _authenticate(self, request: web.BaseRequest) -> None:
         if self._token is None:
@@ -152,6 +164,15 @@ class Handlers:
         if found is None:
             return _no_page()
         form = accept(request.headers.get("Accept", ""))
+        if self.injector is None:
+            return await self._verb(request, found, form)
+        lost = await self.injector.enter(request, verb_of(request, found), resource_of(found))
+        answer = await self._verb(request, found, form)
+        if lost:
+            cut(request)
+        return answer
+
+    async def _verb(self, request: web.BaseRequest, found: Route, form: Accept) -> web.StreamResponse:
         headers = {"Warning": _warning(found.kind.deprecation)} if found.kind.deprecation else {}
         try:
             if found.subresource and found.subresource != "status":
@@ -182,7 +203,7 @@ class Handlers:
         self, request: web.BaseRequest, found: Route, form: Accept, headers: dict[str, str]
     ) -> web.StreamResponse:
         query = request.query
-        if query.get("watch", "").lower() in ("true", "1") and not found.subresource:
+        if is_watch(request, found):
             return await self._watch(request, found, form, headers)
         if found.name:
             listing.check_version(self.registry, query.get("resourceVersion", ""))
@@ -213,12 +234,18 @@ class Handlers:
         watch = Watch(self.registry, found, request.query, form)
         response = web.StreamResponse(headers={"Content-Type": _JSON, **headers})
         await response.prepare(request)
+        opened = OpenWatch(found.kind.plural, request.headers.get("User-Agent", ""), request)
+        self.watches.add(opened)
         try:
             async for chunk in watch.lines(lambda: self.stopping):
+                if self.injector is not None:
+                    await self.injector.passes(opened)
                 await response.write(chunk)
             await response.write_eof()
         except (ClientConnectionResetError, ConnectionResetError):
             pass  # the client has gone: nobody to tell
+        finally:
+            self.watches.discard(opened)
         return response
 
     async def _create(

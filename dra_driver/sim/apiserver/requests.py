@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from aiohttp import web
 
 from dra_driver.sim.apiserver.kinds import Kind, Kinds
 from dra_driver.sim.apiserver.registry import DeleteOptions, Options
@@ -21,7 +22,10 @@ __all__ = [
     "decode_body",
     "delete_options",
     "find_duplicates",
+    "is_watch",
+    "resource_of",
     "route",
+    "verb_of",
     "write_options",
 ]
 
@@ -73,6 +77,33 @@ def route(kinds: Kinds, path: str) -> Route | None:
     if subresource and subresource not in (*known, *(s[0] for s in kind.subresources)):
         raise StatusError.no_resource()
     return Route(kind, namespace, name, subresource)
+
+
+def is_watch(request: web.BaseRequest, found: Route) -> bool:
+    """Whether a GET is for events."""
+    return request.query.get("watch", "").lower() in ("true", "1") and not found.subresource
+
+
+def resource_of(found: Route) -> str:
+    """For example ``pods`` or ``pods/status``."""
+    return f"{found.kind.plural}/{found.subresource}" if found.subresource else found.kind.plural
+
+
+def verb_of(request: web.BaseRequest, found: Route) -> str:
+    """What the request does, in the words of RBAC (and ``apply``)."""
+    match request.method:
+        case "GET" if is_watch(request, found):
+            return "watch"
+        case "GET":
+            return "get" if found.name else "list"
+        case "POST":
+            return "create"
+        case "PUT":
+            return "update"
+        case "PATCH":
+            return "apply" if "apply" in request.headers.get("Content-Type", "") else "patch"
+        case _:
+            return "delete" if found.name else "deletecollection"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import ssl
 import time
@@ -14,9 +16,11 @@ from aiohttp import web
 
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.sim.apiserver.handlers import Handlers
+from dra_driver.sim.apiserver.injection import Injector
 from dra_driver.sim.apiserver.registry import Options, Registry
 from dra_driver.sim.apiserver.status import Raw, StatusError
 from dra_driver.sim.apiserver.store import HISTORY, Key, Store
+from dra_driver.sim.faults import FaultPlan
 
 __all__ = ["ApiServer"]
 
@@ -37,6 +41,7 @@ class ApiServer:
         tls: serve HTTPS with this context.
         history: events kept per kind for watches and lists of the past.
         clock: seconds since the epoch, for timestamps.
+        faults: what is to go wrong, from the start on.
     """
 
     def __init__(
@@ -46,14 +51,19 @@ class ApiServer:
         tls: ssl.SSLContext | None = None,
         history: int = HISTORY,
         clock: Callable[[], float] = time.time,
+        faults: FaultPlan | None = None,
     ) -> None:
         self.store = Store(history)
-        self.registry = Registry(self.store, clock)
+        self._jumped = 0.0
+        self.registry = Registry(self.store, lambda: clock() + self._jumped + self._jumping())
         self.url = ""
+        self._address = ("", 0)
         self._token = token
         self._tls = tls
         self._handlers = Handlers(self.registry, token)
         self._runner: web.ServerRunner | None = None
+        self._faults = faults
+        self._disturbing: asyncio.Task[None] | None = None
         for name in _NAMESPACES:
             self._install_one({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
@@ -61,12 +71,58 @@ class ApiServer:
         """Says where ``kubectl logs`` gets its text: from namespace, name and container of a pod."""
         self._handlers.pod_log = pod_log
 
+    # --- faults ---
+
+    def set_faults(self, plan: FaultPlan | None, *, exempt: tuple[str, ...] = ()) -> Injector | None:
+        """Puts a plan in force from now on, in the place of an earlier one; None: all goes well again.
+
+        What the clock has jumped stays. Kills and full disks of other parts are not the server's.
+
+        Args:
+            plan: what is to go wrong.
+            exempt: beginnings of User-Agents that are left alone.
+
+        Raises:
+            ConfigurationError: the plan names resources that are not served.
+        """
+        made = Injector(plan, self.store, self._handlers.watches, exempt) if plan is not None else None
+        if made is not None:
+            made.check(self.registry.kinds)
+        self._jumped += self._jumping()
+        if self._disturbing is not None:
+            self._disturbing.cancel()
+            self._disturbing = None
+        self._handlers.injector = made
+        if made is not None:
+            self._disturbing = asyncio.get_running_loop().create_task(made.run(self._outage))
+        return made
+
+    def _jumping(self) -> float:
+        injector = self._handlers.injector
+        return injector.offset if injector is not None else 0.0
+
+    async def _outage(self, seconds: float | None) -> None:
+        """Goes away as if killed: connections are cut, nobody listens. Objects stay, as etcd keeps them."""
+        host, port = self._address
+        await self._close(cut=True)
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+            self._handlers.stopping = False
+            await self._listen(host, port)
+
+    # --- life ---
+
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listens; port 0 takes any free one.
 
         Raises:
             DraError: the address cannot be used.
         """
+        await self._listen(host, port)
+        if self._faults is not None:
+            self.set_faults(self._faults)
+
+    async def _listen(self, host: str, port: int) -> None:
         server = web.Server(
             self._handlers.handle, request_factory=_request, access_log=None, handler_cancellation=True
         )
@@ -80,16 +136,30 @@ class ApiServer:
             raise DraError(f"the API server cannot listen on {host}:{port}: {e.strerror or e}") from e
         self._runner = runner
         bound = runner.addresses[0]
+        self._address = (bound[0], bound[1])
         self.url = f"{'https' if self._tls else 'http'}://{bound[0]}:{bound[1]}"
 
     async def stop(self) -> None:
         """Ends every watch and closes the connections."""
+        if self._disturbing is not None:
+            self._disturbing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._disturbing
+            self._disturbing = None
+        await self._close()
+
+    async def _close(self, *, cut: bool = False) -> None:
         self._handlers.stopping = True
         for collection in self.store.collections():
             collection.wake()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        if cut and runner.server is not None:
+            for connection in runner.server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+        await runner.cleanup()
 
     async def __aenter__(self) -> ApiServer:
         if not self.url:

@@ -222,6 +222,16 @@ class Collection:
             self.compacted = self.events.popleft().version
             self._first += 1
 
+    def forget(self) -> None:
+        """Forgets all history, as a server that has compacted: every version seen so far is too old.
+
+        Watches that are open learn it as well, with the 410 that those get which are too slow.
+        """
+        self.compact(len(self.events))
+        self.compacted = self.store.next_version()
+        self._first += 1
+        self.wake()
+
     def wake(self) -> None:
         """Lets every waiting watch look again."""
         waiters, self._waiters = self._waiters, set()

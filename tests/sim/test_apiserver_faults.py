@@ -1,0 +1,163 @@
+"""Faults on demand: what clients of a disturbed API server live through."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from apiserver_client import CONFIG_MAPS, PODS, Client, config_map, run
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.faults import FaultPlan
+
+
+def disturbed(client: Client, text: str) -> None:
+    client.server.set_faults(FaultPlan.parse(text), exempt=("observer",))
+
+
+def test_errors_strike_the_named_requests_as_often_as_said() -> None:
+    async def scenario(client: Client) -> None:
+        disturbed(client, "error 429 on create configmaps times 2; error 503 on get from other")
+        for _ in range(2):
+            code, answer = await client.call("POST", CONFIG_MAPS, config_map("a"))
+            assert (code, answer["reason"]) == (429, "TooManyRequests")
+            assert answer["details"]["retryAfterSeconds"] == 1
+        await client.create(CONFIG_MAPS, config_map("a"))
+        assert (await client.get(f"{CONFIG_MAPS}/a"))[0] == 200
+        code, answer = await client.get(f"{CONFIG_MAPS}/a", User_Agent="other/1")
+        assert (code, answer["reason"]) == (503, "ServiceUnavailable")
+        client.server.set_faults(None)
+        assert (await client.get(f"{CONFIG_MAPS}/a", User_Agent="other/1"))[0] == 200
+
+    run(scenario)
+
+
+def test_chance_is_seeded() -> None:
+    async def draw(seed: int) -> list[int]:
+        codes: list[int] = []
+
+        async with ApiServer() as server, aiohttp.ClientSession() as session:
+            client = Client(server, session)
+            server.set_faults(FaultPlan.parse("error 500 50% on list", seed=seed))
+            for _ in range(30):
+                codes.append((await client.get(CONFIG_MAPS))[0])  # noqa: PERF401
+        return codes
+
+    first, again, other = (asyncio.run(draw(seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert {200, 500} == set(first)
+
+
+def test_a_lost_answer_was_carried_out_and_a_reset_request_was_not() -> None:
+    async def scenario(client: Client) -> None:
+        disturbed(client, "lose on create configmaps times 1; reset on delete")
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.create(CONFIG_MAPS, config_map("a"))
+        assert (await client.get(f"{CONFIG_MAPS}/a"))[0] == 200
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.delete(f"{CONFIG_MAPS}/a")
+        assert (await client.get(f"{CONFIG_MAPS}/a"))[0] == 200
+        assert (await client.call("DELETE", f"{CONFIG_MAPS}/a", User_Agent="observer"))[0] == 200
+
+    run(scenario)
+
+
+def test_latency_lasts_as_long_as_said() -> None:
+    async def scenario(client: Client) -> None:
+        disturbed(client, "latency 200ms on list for 300ms")
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        await client.get(CONFIG_MAPS)
+        assert loop.time() - start >= 0.2
+        await asyncio.sleep(0.15)
+        start = loop.time()
+        await client.get(CONFIG_MAPS)
+        assert loop.time() - start < 0.15
+
+    run(scenario)
+
+
+def test_watches_are_dropped_stalled_and_expired_even_when_older_than_the_plan() -> None:
+    async def scenario(client: Client) -> None:
+        made = await client.create(CONFIG_MAPS, config_map("a"))
+        version = made["metadata"]["resourceVersion"]
+        path = f"{CONFIG_MAPS}?watch=1&resourceVersion={version}"
+        async with client.watch(path) as following:
+            disturbed(client, "drop watches on configmaps at 50ms")
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await following()
+        async with client.watch(path) as following:
+            disturbed(client, "stall watches for 300ms")
+            start = asyncio.get_running_loop().time()
+            await client.create(CONFIG_MAPS, config_map("b"))
+            event = await following()
+            assert event is not None
+            assert event["object"]["metadata"]["name"] == "b"
+            assert asyncio.get_running_loop().time() - start >= 0.25
+            disturbed(client, "expire watches on configmaps")
+            event = await following()
+            assert event is not None
+            assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
+        # Those who come back with what they have seen are sent to list again.
+        async with client.watch(path) as following:
+            event = await following()
+            assert event is not None
+            assert event["object"]["reason"] == "Expired"
+        _, listed = await client.get(CONFIG_MAPS)
+        version = listed["metadata"]["resourceVersion"]
+        async with client.watch(f"{CONFIG_MAPS}?watch=1&resourceVersion={version}") as following:
+            await client.create(CONFIG_MAPS, config_map("c"))
+            event = await following()
+            assert event is not None
+            assert event["type"] == "ADDED"
+
+    run(scenario)
+
+
+def test_the_clock_jumps_and_stays_there() -> None:
+    async def scenario(client: Client) -> None:
+        disturbed(client, "clock +1h; clock -30m at 50ms")
+        await asyncio.sleep(0.1)
+        made = await client.create(CONFIG_MAPS, config_map("a"))
+        assert made["metadata"]["creationTimestamp"] == "2001-09-09T02:16:40Z"
+        client.server.set_faults(None)
+        made = await client.create(CONFIG_MAPS, config_map("b"))
+        assert made["metadata"]["creationTimestamp"] == "2001-09-09T02:16:40Z"
+
+    run(scenario, clock=lambda: 1_000_000_000.0)
+
+
+def test_a_killed_server_comes_back_with_its_objects_at_its_address() -> None:
+    async def scenario(client: Client) -> None:
+        await client.create(CONFIG_MAPS, config_map("a"))
+        async with client.watch(f"{CONFIG_MAPS}?watch=1&resourceVersion=0") as following:
+            await following()
+            disturbed(client, "kill apiserver for 300ms")
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await following()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.get(CONFIG_MAPS)
+        for _ in range(100):
+            try:
+                code, answer = await client.get(CONFIG_MAPS)
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.02)
+                continue
+            assert code == 200
+            assert [o["metadata"]["name"] for o in answer["items"]] == ["a"]
+            return
+        pytest.fail("the server did not come back")
+
+    run(scenario)
+
+
+def test_plans_for_resources_that_are_not_there_are_refused() -> None:
+    async def scenario(client: Client) -> None:
+        with pytest.raises(ConfigurationError, match="no resource 'resourceslice'"):
+            disturbed(client, "error 500 on list resourceslice")
+        disturbed(client, "error 500 on create pods/binding")
+        assert (await client.get(PODS))[0] == 200
+
+    run(scenario)
