@@ -48,6 +48,7 @@ class FakePlugin:
     instance: str = ""
     claim_error: str = ""
     cdi: bool = True
+    prepare_seconds: float = 0.0
     health: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     get_info_failures: int = 0
@@ -114,6 +115,7 @@ class _Dra:
     async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
         uids = [c.uid for c in request.claims]
         self._plugin.calls.append((f"Prepare {self._version}", uids))
+        await asyncio.sleep(self._plugin.prepare_seconds)
         answer = self._messages.NodePrepareResourcesResponse()
         for uid in uids:
             if self._plugin.claim_error:

@@ -168,6 +168,23 @@ def test_a_failed_prepare_is_an_event_and_tried_again() -> None:
     asyncio.run(scenario())
 
 
+def test_a_call_cut_by_a_deregistration_is_tried_again() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False, prepare_seconds=0.5) as n:
+            await n.create()
+            await eventually(lambda: "Prepare v1" in n.calls())
+            n.plugin.prepare_seconds = 0.0
+            # Another inode is another plugin: the connection is closed under the call, then opened anew.
+            hidden = n.plugin.reg_socket.with_name(".hidden")
+            n.plugin.reg_socket.rename(hidden)
+            await eventually(lambda: n.kubelet.plugins.plugin(DRIVER) is None)
+            hidden.rename(n.plugin.reg_socket)
+            await n.phase("Running")
+            assert n.calls() == ["Prepare v1", "Prepare v1"]
+
+    asyncio.run(scenario())
+
+
 def test_a_pod_deleted_after_a_failed_prepare_is_unprepared() -> None:
     async def scenario() -> None:
         async with node(cdi=False, claim_error="no luck") as n:

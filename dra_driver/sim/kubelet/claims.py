@@ -5,8 +5,10 @@ Texts of errors are those that the recorded kubelet puts into Events.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,10 +141,8 @@ class ClaimManager:
         plugin = self._plugins.plugin(driver)
         if plugin is None:
             raise ClaimsNotReady(f"DRA driver {driver} is not registered")
-        try:
+        with _rpc("NodePrepareResources"):
             answer = await plugin.prepare([info.ref for info in batch])
-        except grpc.aio.AioRpcError as e:
-            raise ClaimsNotReady(f"NodePrepareResources: {_rpc_error(e)}") from e
         by_uid = {info.uid: info for info in batch}
         for uid, (devices, error) in answer.items():
             info = by_uid.get(uid)
@@ -238,10 +238,8 @@ class ClaimManager:
         plugin = self._plugins.plugin(driver)
         if plugin is None:
             raise ClaimsNotReady(f"DRA driver {driver} is not registered")
-        try:
+        with _rpc("NodeUnprepareResources"):
             answer = await plugin.unprepare([info.ref for info in batch])
-        except grpc.aio.AioRpcError as e:
-            raise ClaimsNotReady(f"NodeUnprepareResources: {_rpc_error(e)}") from e
         for info in batch:
             error = answer.get(info.uid)
             if error:
@@ -310,6 +308,22 @@ def _read_checkpoint(path: Path) -> dict[ObjectKey, ClaimInfo]:
         }
         claims[key] = ClaimInfo(key, entry["ClaimUID"], set(entry["PodUIDs"]), devices)
     return claims
+
+
+@contextlib.contextmanager
+def _rpc(method: str) -> Iterator[None]:
+    """Turns the failure of a call into a reason to try again."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as e:
+        raise ClaimsNotReady(f"{method}: {_rpc_error(e)}") from e
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # The channel was closed under the call because the plugin deregistered: nobody cancelled us.
+        text = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+        raise ClaimsNotReady(f"{method}: {text}") from None
 
 
 def _rpc_error(error: grpc.aio.AioRpcError) -> str:
