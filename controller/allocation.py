@@ -6,14 +6,14 @@ out. The claims of a pod are solved together, so that a pod never holds a part o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.interest import ClaimInterest, Interest, InterestIndex, is_our_taint, protected_pools
 from controller.ledger import Ledger, node_of
 from controller.placement import NodeUsage, candidates
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.meta import DriverName, PoolName, Uid
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.kube import Informer
 from dra_driver.resourceclaim import is_for_pod, pod_claims
@@ -128,7 +128,9 @@ class Decider:
         self._classes = classes
         self._nodes = nodes
         self._world: _World | None = None
+        self._last = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
         self._usable: Callable[[DriverName, PoolName], bool] | None = None
+        self._usable_is: tuple[frozenset[PoolID], Callable[[DriverName, PoolName], bool]] | None = None
 
     def forget(self) -> None:
         """Slices, classes or nodes have changed."""
@@ -142,11 +144,9 @@ class Decider:
     def _current(self) -> _World:
         if self._world is None:
             slices = self._slices.items()
-            snapshot = Snapshot.build(
-                slices=slices,
-                classes=self._classes.items(),
-                nodes=self._nodes.items(),
-                allocated=AllocatedState(),
+            # The snapshot before this one knows most of the cluster: only what has changed is looked at.
+            snapshot = self._last = self._last.with_objects(
+                slices=slices, classes=self._classes.items(), nodes=self._nodes.items()
             )
             protected = protected_pools(slices)
             own = frozenset(pool for pool in protected if pool.driver in self._drivers)
@@ -165,12 +165,26 @@ class Decider:
         """
         if self._usable is None:
             pools = frozenset(p for p in self._current().own if not self._blocked(p))
-            self._usable = lambda driver, pool: PoolID(driver, pool) in pools
+            if self._usable_is is None or self._usable_is[0] != pools:
+                self._usable_is = (pools, lambda driver, pool: PoolID(driver, pool) in pools)
+            self._usable = self._usable_is[1]
         return self._usable
 
-    def decide(self, pod: Pod, avoid: Collection[str] = ()) -> Decision:
-        """What to do about a pod that uses claims and is neither finished nor being deleted."""
-        claims = self._claims(pod)
+    def decide(
+        self,
+        pod: Pod,
+        avoid: Collection[str] = (),
+        assumed: Mapping[Uid, ResourceClaim] | None = None,
+    ) -> Decision:
+        """What to do about a pod that uses claims and is neither finished nor being deleted.
+
+        Args:
+            pod: the pod.
+            avoid: nodes that are left out.
+            assumed: claims as they will be when other pods of its group are allocated; in the ledger, too.
+        """
+        assumed = assumed or {}
+        claims = self._claims(pod, assumed)
         if isinstance(claims, Wait):
             return claims
         pending = [c for c in claims if c.status.allocation is None]
@@ -189,11 +203,11 @@ class Decider:
             pairs = zip(pending, interests, strict=True)
             told = tuple(c for c, i in pairs if i.interest in (Interest.OURS, Interest.MIXED))
             return Refuse(problem, told)
-        if any(self._ledger.in_flight(c) for c in claims):
+        if any(self._ledger.in_flight(c) for c in claims if c.metadata.uid not in assumed):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         return self._solve(pod, claims, ours, avoid)
 
-    def _claims(self, pod: Pod) -> list[ResourceClaim] | Wait:
+    def _claims(self, pod: Pod, assumed: Mapping[Uid, ResourceClaim]) -> list[ResourceClaim] | Wait:
         claims: list[ResourceClaim] = []
         for used in pod_claims(pod):
             if used.key is None:
@@ -203,7 +217,7 @@ class Decider:
                 return Wait(f"claim {used.key} does not exist")
             if claim.metadata.deletion_timestamp and claim.status.allocation is None:
                 return Wait(f"claim {used.key} is being deleted")
-            claims.append(claim)
+            claims.append(assumed.get(claim.metadata.uid, claim))
         return claims
 
     def _solve(

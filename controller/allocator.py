@@ -9,11 +9,11 @@ import structlog
 
 from controller.allocation import Decider, Proceed, Refuse, Wait, Write
 from controller.config import ControllerConfig
+from controller.groups import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of, is_gated
 from controller.ledger import Ledger, node_of
 from controller.placement import NodeUsage, is_finished
 from controller.waiting import WaitingPods, shape_of
 from controller.writer import Writer
-from dra_driver.api import names
 from dra_driver.api.core import PODS, Node, Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceClass, ResourceClaim, ResourceSlice
@@ -99,6 +99,18 @@ class Allocator:
             blocked=blocked,
             strategy=strategy,
         )
+        self._groups = Groups(
+            self._decider,
+            self._ledger,
+            self._usage,
+            self._writer,
+            recorder,
+            clock,
+            pods=pods,
+            claims=claims,
+            users=lambda claim: pods.by_index(CLAIM_INDEX, claim.key),
+            avoided=self._avoided,
+        )
         self._waiting = WaitingPods()
         self._avoid: dict[Uid, dict[str, float]] = {}  # pod → node → until when
         self._bounces: dict[Uid, int] = {}
@@ -152,7 +164,7 @@ class Allocator:
 
     def _pod_added(self, pod: Pod) -> None:
         self._usage.seen(pod)
-        if uses_claims(pod) or _is_gated(pod):
+        if uses_claims(pod) or is_gated(pod):
             self.queue.add(pod.key)
 
     def _pod_updated(self, old: Pod, pod: Pod) -> None:
@@ -160,13 +172,26 @@ class Allocator:
         if is_finished(pod) and not is_finished(old):
             self._wake()
             self._check_claims(pod)
+            self._check_group(pod)
+        elif pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp:
+            self._check_group(pod)
 
     def _pod_deleted(self, pod: Pod) -> None:
         self._usage.gone(pod)
         self._forget(pod)
         self._check_claims(pod)
+        self._check_group(pod)
         if pod.spec.node_name:
             self._wake()
+
+    def _check_group(self, pod: Pod) -> None:
+        """The number of members has changed."""
+        claims = (self._ledger.get(key) for key in claims_of(pod))
+        keys = {*groups_of(pod), *(key for c in claims if c is not None for key in groups_of(c))}
+        for key in keys:
+            for member in self._pods.by_index(GROUP_INDEX, key):
+                self.queue.add(member.key)
+            self._groups.forget(key)
 
     def _check_claims(self, pod: Pod) -> None:
         for key in claims_of(pod):
@@ -193,7 +218,7 @@ class Allocator:
         holders = {r.uid for r in old.status.reserved_for}
         for pod in self._pods.by_index(CLAIM_INDEX, old.key):
             uid = pod.metadata.uid
-            waits = not (pod.spec.node_name or _is_gated(pod) or is_finished(pod))
+            waits = not (pod.spec.node_name or is_gated(pod) or is_finished(pod))
             # Where the claim was reserved for others only, the controller-manager took it from those.
             if node is None or not waits or (holders and uid not in holders):
                 continue
@@ -257,6 +282,10 @@ class Allocator:
         if not uses_claims(pod) or self._mode() is PoolAllocator.SCHEDULER:
             await self._proceed(pod)
             return
+        group = self._groups.of(pod)
+        if group is not None:
+            await self._reconcile_group(pod, group)
+            return
         decision = self._decider.decide(pod, self._avoided(pod))
         match decision:
             case Wait(reason, poll):
@@ -273,13 +302,42 @@ class Allocator:
             case Write():
                 await self._write(pod, decision)
 
+    async def _reconcile_group(self, pod: Pod, group: Gang | GroupProblem) -> None:
+        """Does what is to be done about all members of a pod's group."""
+        shape = "/".join(("group", *group.key)).encode()
+        if isinstance(group, GroupProblem):
+            await self._refuse(pod, Refuse(group.message), shape)
+            return
+        decision = self._groups.decide(group)
+        match decision:
+            case Wait(reason, poll):
+                self._served(pod.key)
+                if is_gated(pod):
+                    self._recorder.event(PODS, pod, "Normal", "WaitingForGroup", reason)
+                if poll:
+                    self.queue.add_after(pod.key, poll)
+            case Refuse():
+                await self._refuse(pod, decision, shape)
+            case Proceed():
+                await self._proceed_all(group)
+            case _:
+                for member, _ in decision:
+                    self._served(member.key)
+                await self._groups.write(group, decision)
+                await self._proceed_all(group)
+
+    async def _proceed_all(self, group: Gang) -> None:
+        for member in group.members:
+            if not is_finished(member):
+                await self._proceed(member)
+
     def _avoided(self, pod: Pod) -> set[str]:
         now = self._clock.monotonic()
         return {node for node, until in self._avoid.get(pod.metadata.uid, {}).items() if until > now}
 
     async def _proceed(self, pod: Pod) -> None:
         self._served(pod.key)
-        if _is_gated(pod) and pod.metadata.uid not in self._ungated:
+        if is_gated(pod) and pod.metadata.uid not in self._ungated:
             await self._writer.ungate(pod)
             self._ungated.add(pod.metadata.uid)
 
@@ -305,7 +363,14 @@ class Allocator:
         self._undone.add(claim.metadata.uid)
         await self._writer.deallocate(claim)
 
-    async def _refuse(self, pod: Pod, decision: Refuse) -> None:
+    async def _refuse(self, pod: Pod, decision: Refuse, shape: bytes = b"") -> None:
+        """Tells why, and notes that the pod waits; first of all, what holds it back is undone.
+
+        Args:
+            pod: that is not served.
+            decision: why.
+            shape: pods of one shape are served or not together; empty: by what the pod asks for.
+        """
         if decision.undo:
             for claim in decision.undo:
                 log.info(
@@ -321,8 +386,8 @@ class Allocator:
             return
         entries = pod.spec.resource_claims
         alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
-        self._waiting.add(pod, shape_of(pod, decision.claims if alone else (), self._avoided(pod)))
-        if not (decision.claims or _is_gated(pod)):
+        self._waiting.add(pod, shape or shape_of(pod, decision.claims if alone else (), self._avoided(pod)))
+        if not (decision.claims or is_gated(pod)):
             return  # not ours; kube-scheduler says what is wrong with it
         log.info("pod cannot be served now", pod=str(pod.key), reason=decision.message)
         self._recorder.event(PODS, pod, "Warning", "FailedAllocation", decision.message)
@@ -356,7 +421,3 @@ class Allocator:
             for claim, _ in left[1:]:
                 self._ledger.release(claim)
         await self._proceed(pod)
-
-
-def _is_gated(pod: Pod) -> bool:
-    return any(gate.name == names.ALLOCATION_GATE for gate in pod.spec.scheduling_gates)

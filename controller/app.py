@@ -13,6 +13,7 @@ from aiohttp import web
 
 from controller.allocator import CLAIM_INDEX, Allocator, claims_of
 from controller.config import ControllerConfig
+from controller.groups import GROUP_INDEX, groups_of
 from controller.handover import Handover, Tolerators
 from controller.policies import PolicyBook
 from controller.publisher import POOL_INDEX, Publisher, pool_of
@@ -67,8 +68,8 @@ class Informers:
             slices=Informer(client, RESOURCE_SLICES, indices={POOL_INDEX: pool_of}),
             nodes=Informer(client, NODES),
             classes=Informer(client, DEVICE_CLASSES),
-            claims=Informer(client, RESOURCE_CLAIMS),
-            pods=Informer(client, PODS, indices={CLAIM_INDEX: claims_of}),
+            claims=Informer(client, RESOURCE_CLAIMS, indices={GROUP_INDEX: groups_of}),
+            pods=Informer(client, PODS, indices={CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of}),
         )
 
     def all(self) -> tuple[Informer[Any], ...]:

@@ -18,13 +18,20 @@ PUBLISHED = "Published"
 _LONGEST = 2000
 
 
-def published(desired: DesiredPool, features: ServerFeatures | None, refused_mode: str = "") -> Condition:
+def published(
+    desired: DesiredPool,
+    features: ServerFeatures | None,
+    refused_mode: str = "",
+    *,
+    draining: bool = False,
+) -> Condition:
     """Says what was published, what was left out, and which feature gate would be needed for more.
 
     Args:
         desired: what is published.
         features: what the server keeps.
         refused_mode: why the controller does not allocate the pool though it should, or should not.
+        draining: the pool is on its way to the controller, which does not allocate from it yet.
     """
     slices = len(desired.slices)
     text = (
@@ -46,7 +53,7 @@ def published(desired: DesiredPool, features: ServerFeatures | None, refused_mod
     elif refused_mode:
         reason = "ToleratingClaims"
         text += f"; {refused_mode}"
-    elif desired.allocator is not desired.wanted:
+    elif desired.allocator is not desired.wanted or draining:
         reason = "ChangingHands"
         text += f"; it goes to the {_WHO[desired.wanted]} when what is under way has ended"
     elif desired.problems:

@@ -6,12 +6,12 @@ write, until the informer shows either the allocation or something newer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.kube import Handler, Informer
-from dra_driver.structured import AllocatedState, PoolID
+from dra_driver.structured import AllocatedState, Holdings, PoolID
 
 __all__ = ["Ledger", "node_of", "same_devices"]
 
@@ -39,6 +39,10 @@ def _is_newer(a: str, b: str) -> bool:
     return a == b or (a.isdigit() and b.isdigit() and int(a) >= int(b))
 
 
+def _nobody() -> None:
+    return None
+
+
 class Ledger:
     """Claims as we know them. All methods are synchronous: a decision and its assumption are one step."""
 
@@ -54,7 +58,7 @@ class Ledger:
         self._assumed: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
         self._written: dict[Uid, ResourceClaim] = {}
         self._held: dict[Uid, tuple[str, AllocationResult]] = {}
-        self._state: AllocatedState | None = AllocatedState()
+        self._holdings = Holdings()
         claims.add_handler(Handler(added=self._seen, updated=lambda _, c: self._seen(c), deleted=self._gone))
 
     def get(self, key: ObjectKey) -> ResourceClaim | None:
@@ -70,9 +74,7 @@ class Ledger:
 
     def allocated(self) -> AllocatedState:
         """Everything that is taken."""
-        if self._state is None:
-            self._state = AllocatedState().with_allocations(self._held.values())
-        return self._state
+        return self._holdings.state
 
     def assume(self, claim: ResourceClaim, allocation: AllocationResult) -> None:
         """From now on the devices are taken; ``confirm`` or ``release`` must follow."""
@@ -99,6 +101,15 @@ class Ledger:
         """The assumed allocation was certainly not written and never will be."""
         if self._assumed.pop(claim.metadata.uid, None) is not None:
             self._update(claim.metadata.uid, claim)
+
+    def retract(self, claims: Iterable[ResourceClaim]) -> None:
+        """Assumptions made while a group was tried, in one step: nobody has seen them, so nobody is woken."""
+        changed, self._changed = self._changed, _nobody
+        try:
+            for claim in claims:
+                self.release(claim)
+        finally:
+            self._changed = changed
 
     def assumed_in(self, pool: PoolID) -> bool:
         """Whether an allocation from the pool is being written."""
@@ -140,16 +151,15 @@ class Ledger:
         if allocation is None:
             if old is not None:
                 del self._held[uid]
-                self._state = None
+                self._holdings.hold(uid, "", None)
                 self._changed()
             return
         entry = (str(claim.key), allocation)
         self._held[uid] = entry
         if old is None:
-            if self._state is not None:
-                self._state = self._state.with_allocations([entry])
+            self._holdings.hold(uid, *entry)
         elif not same_devices(old[1], allocation):
-            self._state = None
+            self._holdings.hold(uid, *entry)
             self._changed()
 
     def _effective(self, uid: Uid, key: ObjectKey) -> AllocationResult | None:

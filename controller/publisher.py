@@ -25,7 +25,7 @@ import structlog
 from controller import conditions
 from controller.config import ControllerConfig
 from controller.features import probe_features
-from controller.handover import Handover, Step
+from controller.handover import DRAINING, Handover, Step
 from controller.policies import PolicyBook
 from dra_driver.api import codec
 from dra_driver.api.core import Node
@@ -419,7 +419,8 @@ class Publisher:
             devices=desired.devices,
             allocator=step.noted,
         )
-        condition = conditions.published(desired, self._features, step.refused)
+        draining = step.noted == DRAINING
+        condition = conditions.published(desired, self._features, step.refused, draining=draining)
         status: dict[str, Any] = {}
         if publication != present:
             status["publication"] = _raw(publication)

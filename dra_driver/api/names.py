@@ -11,6 +11,8 @@ __all__ = [
     "CONTROLLER_FIELD_MANAGER",
     "CONTROLLER_TAINT",
     "DEFAULT_DRIVER_NAME",
+    "GROUP_LABEL",
+    "GROUP_SIZE_LABEL",
     "NUMA_NODE",
     "NVIDIA_DRIVER_NAME",
     "PCIE_ROOT",
@@ -37,6 +39,10 @@ CONTROLLER_TAINT: Final = "dra-driver.dev/controller"
 # (value "controller").
 ALLOCATION_GATE: Final = "dra-driver.dev/allocation"
 ALLOCATOR_LABEL: Final = "dra-driver.dev/allocator"
+
+# On pods, or on claims, that are allocated all or none: the group's name and its number of pods.
+GROUP_LABEL: Final = "dra-driver.dev/group"
+GROUP_SIZE_LABEL: Final = "dra-driver.dev/group-size"
 
 # Kubernetes' own: kept on allocated claims; on generated claims, the pod's name for the claim.
 CLAIM_FINALIZER: Final = "resource.kubernetes.io/delete-protection"

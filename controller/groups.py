@@ -1,0 +1,323 @@
+"""Pods whose claims are allocated all or none: the workers of one training job, say.
+
+Members are pods of one namespace that carry, themselves or on a claim that they use, the labels
+``dra-driver.dev/group`` (a name) and ``dra-driver.dev/group-size`` (their number). What holds:
+
+* No member is allocated, and none loses its gate, before all are there and all fit at the same time.
+* All allocations are decided in one step on one state of the cluster, so two groups never hold a part each.
+* Where some are written and the rest cannot be (a refusal by the API server, a member that is deleted, a
+  restart in between and no room afterwards), everything that gated members hold is given back; where the rest
+  is merely missing, after ``GROUP_SECONDS``.
+* Once all are allocated, the group has started. A member that fails later leaves the others alone: they keep
+  running and keep their devices. A pod that takes its place (same labels) is allocated by itself as soon as
+  the number of members is right again. Failed pods and pods that are being deleted do not count as members,
+  pods that have succeeded do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import structlog
+
+from controller.allocation import Decider, Proceed, Refuse, Wait, Write
+from controller.ledger import Ledger
+from controller.placement import NodeUsage, is_finished
+from controller.writer import Writer
+from dra_driver.api.core import PODS, Pod
+from dra_driver.api.meta import ObjectMeta, Uid
+from dra_driver.api.names import ALLOCATION_GATE, GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.errors import ApiError
+from dra_driver.kube import EventRecorder, Informer
+from dra_driver.ports import Clock
+from dra_driver.resourceclaim import pod_claims
+
+__all__ = ["GROUP_INDEX", "GROUP_SECONDS", "Gang", "GroupKey", "GroupProblem", "Groups", "groups_of"]
+
+log = structlog.get_logger(__name__)
+
+GROUP_INDEX: Final = "group"
+# How long members may hold devices while others of their group are missing.
+GROUP_SECONDS = 30.0
+LARGEST_GROUP: Final = 1024
+
+GroupKey = tuple[str, str]
+
+
+def groups_of(item: Pod | ResourceClaim) -> Iterable[GroupKey]:
+    """Index function of pods and of claims: namespace and name of the group on the label."""
+    name = _label(item.metadata, GROUP_LABEL)
+    if name:
+        yield (item.metadata.namespace, name)
+
+
+def _label(meta: ObjectMeta, key: str) -> str:
+    return (meta.labels or {}).get(key, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A group as it is now.
+
+    Attributes:
+        key: namespace and name.
+        size: number of members that there must be.
+        members: that count, in the order of their names.
+    """
+
+    key: GroupKey
+    size: int
+    members: tuple[Pod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProblem:
+    """The labels make no sense."""
+
+    key: GroupKey
+    message: str
+
+
+def is_gated(pod: Pod) -> bool:
+    """Whether our gate still keeps the pod from kube-scheduler."""
+    return any(gate.name == ALLOCATION_GATE for gate in pod.spec.scheduling_gates)
+
+
+class Groups:
+    """Finds the members of groups, decides for all of them, and writes for all of them."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        ledger: Ledger,
+        usage: NodeUsage,
+        writer: Writer,
+        recorder: EventRecorder,
+        clock: Clock,
+        *,
+        pods: Informer[Pod],
+        claims: Informer[ResourceClaim],
+        users: Callable[[ResourceClaim], Iterable[Pod]],
+        avoided: Callable[[Pod], set[str]],
+    ) -> None:
+        """Connects the parts.
+
+        Args:
+            decider: for single pods.
+            ledger: assumptions of the members decided first are seen by the others.
+            usage: likewise for CPU, memory and pods.
+            writer: of allocations.
+            recorder: for Events.
+            clock: for ``GROUP_SECONDS``.
+            pods: with the index ``GROUP_INDEX``.
+            claims: with the index ``GROUP_INDEX``.
+            users: pods that use a claim.
+            avoided: nodes where kube-scheduler could not place a pod a short while ago.
+        """
+        self._decider = decider
+        self._ledger = ledger
+        self._usage = usage
+        self._writer = writer
+        self._recorder = recorder
+        self._clock = clock
+        self._pods = pods
+        self._claims = claims
+        self._users = users
+        self._avoided = avoided
+        self._partial_since: dict[GroupKey, float] = {}
+
+    # --- who is in it ---------------------------------------------------------------------------------------
+
+    def of(self, pod: Pod) -> Gang | GroupProblem | None:
+        """The group of a pod; None: it has none."""
+        metas = [pod.metadata, *(c.metadata for c in self._claims_of(pod))]
+        names = sorted({_label(m, GROUP_LABEL) for m in metas} - {""})
+        if not names:
+            return None
+        key = (pod.metadata.namespace, names[0])
+        if len(names) > 1:
+            return GroupProblem(key, f"the pod and its claims name several groups: {', '.join(names)}")
+        members = self._members(key)
+        sizes = {
+            size
+            for member in members
+            for m in (member.metadata, *(c.metadata for c in self._claims_of(member)))
+            if (size := _label(m, GROUP_SIZE_LABEL))
+        }
+        if len(sizes) != 1:
+            found = ", ".join(sorted(sizes)) or "nothing"
+            return GroupProblem(
+                key, f"group {key[1]}: its members need one {GROUP_SIZE_LABEL}; they say {found}"
+            )
+        text = sizes.pop()
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_GROUP:
+            return GroupProblem(
+                key, f"group {key[1]}: {GROUP_SIZE_LABEL} is {text!r}, expected 1 to {LARGEST_GROUP}"
+            )
+        if len(members) > int(text):
+            return GroupProblem(
+                key, f"group {key[1]} has {len(members)} pods, its {GROUP_SIZE_LABEL} is {text}"
+            )
+        return Gang(key, int(text), members)
+
+    def _members(self, key: GroupKey) -> tuple[Pod, ...]:
+        found = {p.key: p for p in self._pods.by_index(GROUP_INDEX, key)}
+        for claim in self._claims.by_index(GROUP_INDEX, key):
+            found.update((p.key, p) for p in self._users(claim))
+        return tuple(
+            p
+            for _, p in sorted(found.items())
+            if p.status.phase != "Failed" and not p.metadata.deletion_timestamp
+        )
+
+    def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
+        keys = [used.key for used in pod_claims(pod) if used.key is not None]
+        return [c for c in map(self._ledger.get, keys) if c is not None]
+
+    # --- what to do -----------------------------------------------------------------------------------------
+
+    def decide(self, gang: Gang) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
+        """Decides for all members on one state. The answers of a list are assumed in the ledger already.
+
+        Returns:
+            ``Proceed``: every member is allocated as far as it concerns us. ``Wait``, ``Refuse``: for all.
+        """
+        missing = gang.size - len(gang.members)
+        if missing > 0:
+            reason = f"group {gang.key[1]}: {len(gang.members)} of {gang.size} pods are there"
+            return self._incomplete(gang, reason)
+        answer: Wait | Proceed | Refuse | list[tuple[Pod, Write]] = Proceed()
+        for order in (self._by_demand(gang.members), gang.members):
+            answer = self._try(order)
+            if not isinstance(answer, Refuse):
+                break
+        if isinstance(answer, Refuse):
+            text = f"group {gang.key[1]}, all {gang.size} pods together: {answer.message}"
+            return Refuse(text, answer.claims, self._held(gang))
+        held = self._held(gang) if isinstance(answer, list) else ()
+        if isinstance(answer, list) and held and self._time_left(gang) <= 0:
+            self._retract(answer)
+            return Refuse(f"group {gang.key[1]} was not allocated as a whole in time", (), held)
+        if not held and not isinstance(answer, Wait):
+            self._partial_since.pop(gang.key, None)
+        return answer
+
+    def _incomplete(self, gang: Gang, reason: str) -> Wait | Refuse:
+        held = self._held(gang)
+        if not held:
+            self._partial_since.pop(gang.key, None)
+            return Wait(reason)
+        left = self._time_left(gang)
+        return Wait(reason, poll=left) if left > 0 else Refuse(reason, (), held)
+
+    def _time_left(self, gang: Gang) -> float:
+        """Seconds for which a part of the group may go on holding devices."""
+        now = self._clock.monotonic()
+        return self._partial_since.setdefault(gang.key, now) + GROUP_SECONDS - now
+
+    def _held(self, gang: Gang) -> tuple[ResourceClaim, ...]:
+        """What members that have not started hold: allocations that nobody has reserved yet."""
+        return tuple(
+            {
+                claim.metadata.uid: claim
+                for pod in gang.members
+                if is_gated(pod)
+                for claim in self._claims_of(pod)
+                if claim.status.allocation is not None
+                and not claim.status.reserved_for
+                and not self._ledger.in_flight(claim)
+                and self._decider.is_ours(claim.status.allocation)
+            }.values()
+        )
+
+    def forget(self, key: GroupKey) -> None:
+        """The last member is gone."""
+        if not self._members(key):
+            self._partial_since.pop(key, None)
+
+    def _by_demand(self, members: Sequence[Pod]) -> tuple[Pod, ...]:
+        """Those that ask for most first: what is left over is then of more use to the others."""
+
+        def demand(pod: Pod) -> int:
+            return sum(
+                (r.exactly.count or 8) if r.exactly is not None else 1
+                for claim in self._claims_of(pod)
+                for r in claim.spec.devices.requests or ()
+            )
+
+        return tuple(sorted(members, key=lambda p: (-demand(p), p.key)))
+
+    def _try(self, members: Sequence[Pod]) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
+        writes: list[tuple[Pod, Write]] = []
+        assumed: dict[Uid, ResourceClaim] = {}
+        answer: Wait | Refuse | None = None
+        for pod in members:
+            if is_finished(pod):
+                continue
+            decision = self._decider.decide(pod, self._avoided(pod), assumed)
+            if isinstance(decision, Wait | Refuse):
+                answer = decision
+                break
+            if isinstance(decision, Write):
+                writes.append((pod, decision))
+                self._usage.place(pod, decision.node)
+                for claim, allocation in decision.allocations:
+                    self._ledger.assume(claim, allocation)
+                    assumed[claim.metadata.uid] = _with(claim, allocation)
+        if answer is None:
+            return writes or Proceed()
+        self._retract(writes)
+        return answer
+
+    def _retract(self, writes: Sequence[tuple[Pod, Write]]) -> None:
+        """What was assumed while trying is forgotten; nothing of it was written."""
+        self._ledger.retract([c for _, w in writes for c, _ in w.allocations])
+        for pod, _ in writes:
+            self._usage.gone(pod)
+            self._usage.seen(pod)
+
+    async def write(self, gang: Gang, writes: Sequence[tuple[Pod, Write]]) -> None:
+        """Writes all allocations. Where one is refused, the next decision completes the group or gives back.
+
+        Raises:
+            ApiError: of the first one that was refused.
+        """
+        written: list[ResourceClaim] = []
+        problems: list[ApiError] = []
+
+        async def one(pod: Pod, claim: ResourceClaim, allocation: AllocationResult) -> None:
+            try:
+                await self._writer.allocate(claim, allocation, pod if pod.spec.node_name else None)
+            except ApiError as e:
+                problems.append(e)
+            else:
+                written.append(claim)
+
+        async with asyncio.TaskGroup() as group:
+            for pod, decision in writes:
+                for claim, allocation in decision.allocations:
+                    group.create_task(one(pod, claim, allocation))
+        log.info(
+            "group allocated" if not problems else "group could not be allocated",
+            group="/".join(gang.key),
+            pods=len(writes),
+            claims=len(written),
+        )
+        if problems:
+            for pod, _ in writes:
+                self._usage.gone(pod)
+                self._usage.seen(pod)
+            raise problems[0]
+        for pod, decision in writes:
+            message = f"allocated on node {decision.node}, with all {gang.size} pods of group {gang.key[1]}"
+            self._recorder.event(PODS, pod, "Normal", "GroupAllocated", message)
+
+
+def _with(claim: ResourceClaim, allocation: AllocationResult) -> ResourceClaim:
+    status = msgspec.structs.replace(claim.status, allocation=allocation)
+    return msgspec.structs.replace(claim, status=status)

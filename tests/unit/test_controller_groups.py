@@ -1,0 +1,216 @@
+"""Groups: all members are allocated, or none."""
+
+import asyncio
+
+import pytest
+from test_controller_allocation import NS, claim, cluster_of, node, pod, pool, request, run
+
+from controller import groups
+from dra_driver.api.core import PODS
+from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.errors import Invalid
+
+
+def member(cluster, name, size=3, *, on="pod", group="job", count=1, **spec):
+    labels = {GROUP_LABEL: group, GROUP_SIZE_LABEL: str(size)}
+    claim(cluster, name, request(count=count))
+    if on == "claim":
+        cluster.edit(RESOURCE_CLAIMS, name, {"metadata": {"labels": labels}}, NS)
+    pod(cluster, name, name, **spec)
+    if on == "pod":
+        cluster.edit(PODS, name, {"metadata": {"labels": labels}}, NS)
+
+
+def reserve(cluster, name):
+    """As kube-scheduler does with an ungated pod."""
+    uid = cluster.raw(PODS, name, NS)["metadata"]["uid"]
+    reference = {"resource": "pods", "name": name, "uid": uid}
+    cluster.edit(RESOURCE_CLAIMS, name, {"status": {"reservedFor": [reference]}}, NS)
+
+
+@pytest.mark.parametrize("on", ["pod", "claim"])
+def test_nobody_is_allocated_before_all_are_there(on):
+    cluster = cluster_of(n1=(40, 40), n2=(40,))
+    member(cluster, "a", on=on)
+    member(cluster, "b", on=on)
+
+    async def scenario(h):
+        assert h.held() == []
+        assert all(h.gates(n) for n in "ab")
+        assert "2 of 3 pods" in h.events("WaitingForGroup")[0]
+        member(cluster, "c", on=on)
+        await h.quiet()
+        assert len(set(h.held())) == 3
+        assert not any(h.gates(n) for n in "abc")
+
+    run(cluster, scenario)
+
+
+def test_nobody_is_allocated_where_not_all_fit_and_all_are_when_they_do():
+    cluster = cluster_of(n1=(40, 40))
+    for name in "abc":
+        member(cluster, name)
+    claim(cluster, "single")
+    pod(cluster, "single", "single")
+
+    async def scenario(h):
+        # The group holds nothing back from others while it waits.
+        assert [len(h.devices(n)) for n in ("a", "b", "c", "single")] == [0, 0, 0, 1]
+        assert "all 3 pods together" in h.events("FailedAllocation")[0]
+        writes = len(cluster.writes)
+        await asyncio.sleep(0.4)
+        assert len(cluster.writes) == writes  # it does not spin
+        node(cluster, "n2")
+        pool(cluster, "n2", 40, 40)
+        await h.quiet()
+        assert [len(h.devices(n)) for n in ("a", "b", "c")] == [1, 1, 1]
+        assert len(set(h.held())) == 4
+
+    run(cluster, scenario)
+
+
+def test_two_groups_that_do_not_fit_together_come_one_after_the_other():
+    cluster = cluster_of(n1=(40, 40, 40))
+    for i in range(2):
+        for group in ("x", "y"):
+            member(cluster, f"{group}{i}", 2, group=group)
+
+    async def scenario(h):
+        by_group = [[len(h.devices(f"{g}{i}")) for i in range(2)] for g in ("x", "y")]
+        assert sorted(by_group) == [[0, 0], [1, 1]]
+
+    run(cluster, scenario)
+
+
+def test_members_that_ask_for_more_are_placed_first():
+    cluster = cluster_of(n1=(40, 40), n2=(40,))
+    member(cluster, "a", 2)
+    member(cluster, "b", 2, count=2)
+
+    async def scenario(h):
+        assert len(h.devices("b")) == 2
+        assert h.devices("a") == [("n2", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_refused_write_gives_everything_back_after_a_while(monkeypatch):
+    monkeypatch.setattr(groups, "GROUP_SECONDS", 5.0)
+    cluster = cluster_of(n1=(40, 40, 40))
+    for name in "abc":
+        member(cluster, name)
+    refused = {"c"}
+
+    def before(verb, kind, name, subresource):
+        if verb == "patch" and kind == "ResourceClaim" and name in refused and subresource == "status":
+            raise Invalid("no", code=422)
+
+    cluster.before = before
+
+    async def scenario(h):
+        assert [len(h.devices(n)) for n in "abc"] == [1, 1, 0]
+        assert all(h.gates(n) for n in "abc")
+        h.clock.time += 6.0
+        claim(cluster, "single")
+        pod(cluster, "single", "single")
+        claim(cluster, "another")
+        pod(cluster, "another", "another")
+        async with asyncio.timeout(10):
+            while not (h.devices("single") and h.devices("another")):
+                cluster.edit(PODS, "a", {"metadata": {"labels": {"x": str(len(cluster.writes))}}}, NS)
+                await asyncio.sleep(0.02)
+        await h.quiet()
+        assert [len(h.devices(n)) for n in "abc"] == [0, 0, 0]
+
+    run(cluster, scenario)
+
+
+def test_a_restart_between_writes_completes_the_group():
+    cluster = cluster_of(n1=(40, 40, 40))
+    for name in "abc":
+        member(cluster, name)
+    result = {"request": "gpu", "driver": "gpu.example.com", "pool": "n1", "device": "gpu-2"}
+    allocation = {"allocation": {"devices": {"results": [result]}}}
+    cluster.edit(RESOURCE_CLAIMS, "a", {"status": allocation}, NS)
+
+    async def scenario(h):
+        assert h.devices("a") == [("n1", "gpu-2")]
+        assert len(set(h.held())) == 3
+        assert not h.gates("c")
+
+    run(cluster, scenario)
+
+
+def test_a_restart_between_writes_gives_back_where_the_rest_does_not_fit():
+    cluster = cluster_of(n1=(40, 40))
+    for name in "abc":
+        member(cluster, name)
+    result = {"request": "gpu", "driver": "gpu.example.com", "pool": "n1", "device": "gpu-1"}
+    cluster.edit(RESOURCE_CLAIMS, "a", {"status": {"allocation": {"devices": {"results": [result]}}}}, NS)
+
+    async def scenario(h):
+        assert h.held() == []
+        assert h.gates("a")
+
+    run(cluster, scenario)
+
+
+def test_a_member_that_goes_while_a_part_is_written_gives_back_in_time():
+    cluster = cluster_of(n1=(40, 40, 40))
+    for name in "ab":
+        member(cluster, name)
+    result = {"request": "gpu", "driver": "gpu.example.com", "pool": "n1", "device": "gpu-1"}
+    cluster.edit(RESOURCE_CLAIMS, "a", {"status": {"allocation": {"devices": {"results": [result]}}}}, NS)
+
+    async def scenario(h):
+        assert h.devices("a")
+        h.clock.time += groups.GROUP_SECONDS + 1
+        cluster.edit(PODS, "a", {"metadata": {"labels": {"x": "y"}}}, NS)
+        await h.quiet()
+        assert h.held() == []
+
+    run(cluster, scenario)
+
+
+def test_a_member_that_fails_later_is_replaced_and_the_others_keep_what_they_have():
+    cluster = cluster_of(n1=(40, 40, 40))
+    for name in "abc":
+        member(cluster, name)
+
+    async def scenario(h):
+        before = {n: h.devices(n) for n in "abc"}
+        for name in "abc":
+            reserve(cluster, name)
+            cluster.edit(PODS, name, {"spec": {"nodeName": "n1"}}, NS)
+        cluster.edit(PODS, "b", {"status": {"phase": "Failed"}}, NS)
+        h.deallocate("b")
+        await h.quiet()
+        assert (h.devices("a"), h.devices("c")) == (before["a"], before["c"])
+        member(cluster, "b2")
+        await h.quiet()
+        assert h.devices("b2") == before["b"]
+        assert not h.gates("b2")
+        assert (h.devices("a"), h.devices("c")) == (before["a"], before["c"])
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        (("3", "2"), "one dra-driver.dev/group-size"),
+        (("x", "x"), "expected 1 to"),
+        (("1", "1"), "has 2 pods"),
+    ],
+)
+def test_labels_that_make_no_sense_are_refused_with_the_reason(sizes, text):
+    cluster = cluster_of(n1=(40, 40))
+    for name, size in zip("ab", sizes, strict=True):
+        member(cluster, name, size)
+
+    async def scenario(h):
+        assert h.held() == []
+        assert any(text in e for e in h.events("FailedAllocation"))
+
+    run(cluster, scenario)
