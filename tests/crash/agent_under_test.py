@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import crash_gpus
 from faults import PLAN, Injector, Plan
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     import dra_driver.cli.main
     import dra_driver.discovery.simulated  # noqa: F401
 
+    crash_gpus.install()
     readable, writable = os.pipe()
     for end in (readable, writable):
         os.set_blocking(end, False)

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -55,15 +56,56 @@ SCRIPT = tuple(
 )
 
 
+# Two partitions of one GPU and a third that overlaps the first, shares under one daemon, a time slice, a
+# partition with a daemon of its own; each outlives another one, so that what they share is counted.
+GPU_SCRIPT = tuple(
+    Step(*words.split())
+    for words in (
+        "prepare mig",
+        "prepare pair",
+        "prepare share",
+        "prepare other-share",
+        "prepare slice",
+        "unprepare mig",
+        "prepare share",
+        "prepare overlap",
+        "unprepare share",
+        "prepare mig-mps",
+        "unprepare other-share",
+        "unprepare pair",
+        "unprepare slice",
+        "unprepare overlap",
+        "unprepare mig-mps",
+    )
+)
+SLICE = {"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}}
+SHORT = {"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Short"}}}
+MIG_MPS = {"kind": "MigConfig", "sharing": {"strategy": "MPS"}}
+UNENFORCED = {"kind": "ShareConfig", "enforcement": "None"}
+
+
 def populate(world: World) -> None:
-    """The claims of the script."""
+    """The claims of the scripts."""
+    gpu = GPUS[0]
+    world.add("mig", f"{gpu}-mig-2g-20gb-0")
+    world.add("pair", f"{gpu}-mig-1g-10gb-4", f"{gpu}-mig-1g-10gb-5")
+    world.add("overlap", f"{gpu}-mig-3g-40gb-0")
+    world.add("mig-mps", f"{gpu}-mig-1g-10gb-6", parameters=MIG_MPS)
+    world.add("share", GPUS[1], share=True)
+    world.add("other-share", GPUS[1], share=True)
+    world.add("slice", GPUS[2], parameters=SLICE)
     world.add("a", GPUS[0])
     world.add("b", GPUS[1], GPUS[2])
     world.add("c", GPUS[0])
     world.add("never", GPUS[3])
 
 
-async def play(world: World, plans: Sequence[Plan], power: random.Random | None = None) -> None:
+async def play(
+    world: World,
+    plans: Sequence[Plan],
+    power: random.Random | None = None,
+    script: Sequence[Step] = SCRIPT,
+) -> None:
     """Plays the script; each plan is one life, and after the last one nothing happens any more.
 
     With ``power``, what kills is a power failure: unsynced writes may be undone, and the kubelet prepares
@@ -72,7 +114,7 @@ async def play(world: World, plans: Sequence[Plan], power: random.Random | None 
     populate(world)
     left = list(plans)
     agent = await alive(world, left)
-    for step in SCRIPT:
+    for step in script:
         claim = world.claims[step.claim]
         tries = 0
         while True:
@@ -131,35 +173,41 @@ async def gone(agent: Agent) -> bool:
     return True
 
 
-async def count_steps(forks: ForkServer) -> tuple[list[str], int]:
+async def count_steps(forks: ForkServer, script: Sequence[Step]) -> tuple[list[str], int]:
     """The steps of an undisturbed life, and how many a restart in the middle takes at most."""
     figures = Figures()
+    steps: list[str] = []
     async with worlds(forks, figures, "count") as world:
-        await play(world, ())
+        await play(world, (), script=script)
         steps = world.steps()
     if figures.texts:
         raise SystemExit(f"without any fault: {figures.texts}")
-    return steps, 14
+    return steps, 14 if script is SCRIPT else 24
 
 
 class Load:
     """Eight devices change hands between two claims each, in parallel, on whichever agent is ``current``."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int, *, hardware: bool) -> None:
         self.world = world
+        self._hardware = hardware
         self.chance = random.Random(seed)
         self.current: Agent | None = None
+        self._pairs = len(GPUS)
         self.back = asyncio.Event()
         self.finished = asyncio.Event()
 
     async def run(self, killer: Callable[[Load], Awaitable[None]]) -> None:
         """Until the killer has ended and every device has been given back."""
-        for i, gpu in enumerate(GPUS):
-            self.world.add(f"one-{i}", gpu)
-            self.world.add(f"two-{i}", gpu)
+        if self._hardware:
+            self._add_hardware()
+        else:
+            for i, gpu in enumerate(GPUS):
+                self.world.add(f"one-{i}", gpu)
+                self.world.add(f"two-{i}", gpu)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for i in range(len(GPUS)):
+                for i in range(self._pairs):
                     tasks.create_task(self._hand_over(i))
                 await killer(self)
                 self.finished.set()
@@ -168,6 +216,25 @@ class Load:
         assert self.current is not None
         await self.world.stop(self.current)
         self.world.check(idle=True)
+
+    def _add_hardware(self) -> None:
+        """Claims that meet on GPUs: some exclude each other, some share what belongs to the GPU."""
+        a, b, c, d, *_, last = GPUS
+        for i, (one, two) in enumerate(
+            (
+                ({"device": f"{a}-mig-3g-40gb-0"}, {"device": f"{a}-mig-2g-20gb-2"}),
+                ({"device": f"{a}-mig-1g-10gb-4"}, {"device": f"{a}-mig-3g-40gb-4", "parameters": MIG_MPS}),
+                ({"device": b, "share": True}, {"device": b, "share": True}),
+                ({"device": b, "share": True}, {"device": b, "share": True, "parameters": UNENFORCED}),
+                ({"device": c, "parameters": SLICE}, {"device": c, "parameters": SHORT}),
+                ({"device": d}, {"device": f"{d}-mig-7g-80gb-0"}),
+                ({"device": f"{last}-mig-1g-10gb-0"}, {"device": f"{last}-mig-1g-20gb-0"}),
+            )
+        ):
+            for name, claim in (("one", one), ("two", two)):
+                more: dict[str, Any] = dict(claim)
+                self.world.add(f"{name}-{i}", more.pop("device"), **more)
+        self._pairs = i + 1
 
     def use(self, agent: Agent) -> None:
         """Calls go there from now on."""
@@ -264,24 +331,44 @@ async def rolling(load: Load, kills: int) -> None:
 
 
 Run = Callable[[World], Awaitable[None]]
+# A script, the steps of an undisturbed life, and how many a restart takes at most.
+Counted = tuple[Sequence[Step], list[str], int]
 
 
-def matrix(steps: Sequence[str], restart: int, kills: int, seed: int) -> list[tuple[str, Run]]:
+def matrix(scripts: Sequence[Counted], kills: int, seed: int) -> list[tuple[str, Run]]:
     """All runs: every step, every pair of step and step of the restart, torn writes, errors, load."""
     chance = random.Random(seed)
+    runs: list[tuple[str, Run]] = []
+    for counted in scripts:
+        runs += disturbed(counted, kills // len(scripts), chance)
+    chance.shuffle(runs)
+    each = 25 if kills > 200 else 5
+    for i in range(max(2, kills * 45 // 100 // each)):
+        killer = rolling if i % 3 == 1 else one_at_a_time
+        hardware = i % 2 == 0
+        name = f"{killer.__name__} {i}{' with hardware' if hardware else ''}"
+        load = partial(under_load, seed=seed + i, killer=partial(killer, kills=each), hardware=hardware)
+        runs.append((name, load))
+    return runs
+
+
+def disturbed(counted: Counted, kills: int, chance: random.Random) -> list[tuple[str, Run]]:
+    """The runs of one script."""
+    script, steps, restart = counted
     n = len(steps)
     runs: list[tuple[str, Run]] = []
+    of = "" if script is SCRIPT else "with hardware: "
 
     def add(name: str, *plans: Plan) -> None:
-        runs.append((name, lambda world: play(world, plans)))
+        runs.append((of + name, lambda world: play(world, plans, script=script)))
 
     for k in range(n):
         add(f"kill at {k}", Plan(kill_at=k))
         if steps[k].endswith("write"):
             add(f"torn write at {k}", Plan(kill_at=k, torn=True))
-        runs.append(
-            (f"power failure at {k}", partial(play, plans=(Plan(kill_at=k),), power=random.Random(k)))
-        )
+        if script is SCRIPT or k % 3 == 0:
+            fails = partial(play, plans=(Plan(kill_at=k),), power=random.Random(k), script=script)
+            runs.append((f"{of}power failure at {k}", fails))
     nested = [(k, j) for k in range(1, n) for j in range(restart)]
     chance.shuffle(nested)
     for k, j in nested[: max(0, kills * 4 // 10 // 2)]:
@@ -294,22 +381,18 @@ def matrix(steps: Sequence[str], restart: int, kills: int, seed: int) -> list[tu
         later = k + chance.randrange(1, 12)
         kill = Plan(error=error, error_at=k, error_count=count, read_only=where, kill_at=later)
         add(f"{error} at {k}+{count} {where}, kill at {later}", kill)
-    chance.shuffle(runs)
-    each = 25 if kills > 200 else 5
-    for i in range(max(2, kills * 45 // 100 // each)):
-        killer = rolling if i % 3 == 1 else one_at_a_time
-        name = f"{killer.__name__} {i}"
-        runs.append((name, partial(under_load, seed=seed + i, killer=partial(killer, kills=each))))
     return runs
 
 
-async def under_load(world: World, seed: int, killer: Callable[[Load], Awaitable[None]]) -> None:
+async def under_load(
+    world: World, seed: int, killer: Callable[[Load], Awaitable[None]], *, hardware: bool
+) -> None:
     """One run of ``Load``."""
-    await Load(world, seed).run(killer)
+    await Load(world, seed, hardware=hardware).run(killer)
 
 
 # How many steps in a row fail, and where: a moment, a while, a directory that became read-only.
-PATTERNS = ((1, ""), (3, ""), (12, ""), (25, "cdi"), (25, "state"))
+PATTERNS = ((1, ""), (3, ""), (12, ""), (25, "cdi"), (25, "state"), (25, "gpu"))
 
 
 async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figures:
@@ -317,9 +400,9 @@ async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figur
     figures = Figures()
     started = time.monotonic()
     async with ForkServer() as forks:
-        steps, restart = await count_steps(forks)
-        queue = matrix(steps, restart, kills, seed)
-        if kills < len(steps):
+        scripts = [(script, *await count_steps(forks, script)) for script in (SCRIPT, GPU_SCRIPT)]
+        queue = matrix(scripts, kills, seed)
+        if kills < 100:
             # A short run takes a part of the matrix, and always some load of both kinds.
             queue = [*queue[: kills * 4 // 5], *queue[-2:]]
         total = len(queue)
@@ -349,7 +432,8 @@ async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figur
             for _ in range(jobs):
                 tasks.create_task(work())
         if not quiet:
-            print(f"durable steps of the script: {len(steps)}")
+            counts = [len(steps) for _, steps, _ in scripts]
+            print(f"durable steps of the scripts: {counts[0]}, with hardware {counts[1]}")
     return figures
 
 

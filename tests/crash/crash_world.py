@@ -23,6 +23,7 @@ from typing import Any
 
 import grpc.aio
 import yaml
+from crash_gpus import PROFILE, Gpus
 from faults import Plan
 
 from dra_driver.sim.apiserver import ApiServer
@@ -34,6 +35,16 @@ DRIVER = "gpu.dra-driver.dev"
 NODE = "node-a"
 NAMESPACE = "default"
 START_SECONDS = 20.0
+# What is always counted, most of all where it is nothing.
+ZERO = (
+    "leaked CDI files",
+    "leaked instances",
+    "leaked settings",
+    "leaked daemons",
+    "lost claims",
+    "doubled claims",
+    "half-prepared claims",
+)
 
 
 class Violation(AssertionError):
@@ -163,6 +174,7 @@ class World:
         self.stderr = self.root / "stderr"
         self.claims: dict[str, Claim] = {}
         self.kills = 0
+        self._gpus = Gpus(self.state, NODE)
         self._server = ApiServer()
 
     async def __aenter__(self) -> World:
@@ -180,16 +192,26 @@ class World:
 
     # --- claims ---------------------------------------------------------------------------------------------
 
-    def add(self, name: str, *devices: str) -> Claim:
-        """An allocated claim."""
+    def add(
+        self, name: str, *devices: str, share: bool = False, parameters: dict[str, Any] | None = None
+    ) -> Claim:
+        """An allocated claim; ``share``: of a part of each device; ``parameters``: opaque, of our group."""
         claim = Claim(name, devices)
-        results = [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": d} for d in devices]
+        results: list[dict[str, Any]] = [
+            {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": d} for d in devices
+        ]
+        for result in results if share else ():
+            result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": {"memory": "8Gi"}}
+        allocation: dict[str, Any] = {"devices": {"results": results}}
+        if parameters is not None:
+            opaque = {"driver": DRIVER, "parameters": {"apiVersion": "dra-driver.dev/v1alpha1", **parameters}}
+            allocation["devices"]["config"] = [{"source": "FromClaim", "opaque": opaque}]
         raw = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
             "metadata": {"name": name, "namespace": NAMESPACE, "uid": claim.uid},
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}},
-            "status": {"allocation": {"devices": {"results": results}}},
+            "status": {"allocation": allocation},
         }
         self._server.store.collection("resource.k8s.io", "resourceclaims").put(Key(NAMESPACE, name), raw)
         self.claims[name] = claim
@@ -228,6 +250,7 @@ class World:
         self._boot()
 
     def _boot(self) -> None:
+        self._gpus.boot()
         path = self.root / "proc/sys/kernel/random/boot_id"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{uuid.uuid4()}\n")
@@ -255,7 +278,7 @@ class World:
                 f"--cdi-dir={self.cdi}",
                 f"--state-dir={self.state}",
                 f"--procfs-root={self.root}/proc",
-                "--backend=simulated=dgx-h100",
+                f"--backend=simulated={PROFILE}",
                 *([f"--instance-id={instance}"] if instance else []),
             ],
         }
@@ -392,7 +415,7 @@ class World:
         wanted = {self.claim_file(uid) for uid in records}
         if files - wanted:
             self.violate("leaked CDI files", f"{sorted(files - wanted)}")
-        held = Counter(d["device"] for r in records.values() for d in r["devices"])
+        held = Counter((d["device"], d.get("shareId")) for r in records.values() for d in r["devices"])
         if any(n > 1 for n in held.values()):
             self.violate("doubled claims", f"{held}")
         for claim in known.values():
@@ -400,7 +423,9 @@ class World:
                 continue
             if (claim.acknowledged == "prepared") != (claim.uid in records):
                 self.violate("lost claims", f"{claim.name}: {claim.acknowledged}, records {sorted(records)}")
-        leftovers = [p.name for p in self.state.iterdir() if p.suffix == ".tmp"]
+        for kind, text in self._gpus.differences(records):
+            self.violate(kind, text)
+        leftovers = [p.name for p in self.state.glob(".checkpoint*.tmp")]
         if leftovers:
             self.violate("leaked temporary files", f"{leftovers}")
         unfinished = [c.name for c in known.values() if c.under_way or c.acknowledged == "prepared"]
@@ -481,7 +506,7 @@ def summary(figures: Figures, seconds: float) -> Iterable[str]:
     yield f"injected errors answered {figures.errors}, duration {seconds:.1f} s"
     yield f"power failures {figures.power_failures}, {figures.undone} of them undid a write of the checkpoint"
     yield "killed at: " + ", ".join(f"{k} {n}" for k, n in figures.killed_at.most_common())
-    for kind in ("leaked CDI files", "lost claims", "doubled claims", "half-prepared claims"):
+    for kind in ZERO:
         yield f"{kind}: {figures.violations.pop(kind, 0)}"
     for kind, n in figures.violations.items():
         yield f"{kind}: {n}"

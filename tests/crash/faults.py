@@ -1,7 +1,8 @@
 """Crashes and disk errors at chosen steps: wraps the calls of ``os`` that change the node's memory.
 
 Only the agent under test installs this; the product knows nothing of it. A *step* is one call that changes
-(or makes durable) something in the state or CDI directory, counted from the start of the process.
+(or makes durable) something in the state or CDI directory or on a simulated GPU, counted from the start of
+the process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Plan:
         kill_at: the step before which the process is killed; None: never.
         torn: half of the data is written first, where that step is a write.
         error: name of an errno, from step ``error_at`` on for ``error_count`` steps.
-        read_only: ``cdi`` or ``state``: the errors come only there.
+        read_only: ``cdi``, ``state`` or ``gpu``: the errors come only there.
     """
 
     kill_at: int | None = None
@@ -43,6 +44,7 @@ class Injector:
     def __init__(self, plan: Plan, state: Path, cdi: Path, log: Path) -> None:
         self._plan = plan
         self._folders = {"state": f"{state}/", "cdi": f"{cdi}/"}
+        self._hardware = (f"{state}/.simulated-gpus.json", f"{state}/daemons/")
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._names: dict[int, str] = {}
         self._steps = 0
@@ -66,8 +68,10 @@ class Injector:
             setattr(os, name, function)
 
     def _where(self, path: object) -> str:
-        """``state``, ``cdi`` or nothing of ours."""
+        """``state``, ``cdi``, ``gpu`` (simulated hardware and daemons) or nothing of ours."""
         text = os.fspath(path) if isinstance(path, str | Path) else ""
+        if text.startswith(self._hardware):
+            return "gpu"
         for where, folder in self._folders.items():
             if text.startswith(folder) and "lock" not in text.rpartition("/")[2]:
                 if where == "cdi" or "checkpoint" in text.rpartition("/")[2]:

@@ -1,0 +1,142 @@
+"""GPUs and sharing daemons of the crash test: files, so that they outlive the agents like hardware.
+
+The GPUs are the simulated backend's. The daemons are files in ``STATE/daemons``, one per device, which hold
+the UUID that the daemon was started for; they stand for NVIDIA's, which the machine that runs this has not.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dra_driver.discovery import open_backend
+
+PROFILE = "dgx-h100"
+STATE_FILE = "simulated-gpus.json"
+DAEMONS = "daemons"
+# 1g.10gb at the last place, made by somebody else.
+STRANGER = [19, 6, 1]
+_DEFAULTS: Mapping[str, Any] = {"compute": "default", "slice": "Default", "mig": False, "instances": []}
+
+
+class FileDaemons:
+    """Implements ``kubelet_plugin.mps.Daemons``; in the agent under test."""
+
+    def __init__(self, folder: Path, **_: object) -> None:
+        self._folder = folder.with_name(DAEMONS)
+
+    def directory(self, device: str) -> str:
+        return f"/mps/{device}"
+
+    def start(self, device: str, gpu: str) -> None:
+        self._folder.mkdir(exist_ok=True)
+        if device in self.present():
+            return
+        descriptor = os.open(self._folder / device, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, gpu.encode())
+        finally:
+            os.close(descriptor)
+
+    def stop(self, device: str) -> None:
+        (self._folder / device).unlink(missing_ok=True)
+
+    def present(self) -> Sequence[str]:
+        return sorted(p.name for p in self._folder.iterdir()) if self._folder.is_dir() else ()
+
+
+def install() -> None:
+    """Puts the daemons under the agent of this process."""
+    import kubelet_plugin.hardware_setup
+    from dra_driver.discovery.simulated_control import SimulatedControl
+
+    kubelet_plugin.hardware_setup.MpsDaemons = FileDaemons  # type: ignore[misc, assignment]
+    SimulatedControl.runs_daemons = True  # type: ignore[assignment, method-assign]
+
+
+class Gpus:
+    """The hardware of one node, as the test looks at it, without the product's code for it."""
+
+    def __init__(self, state: Path, node: str) -> None:
+        self._state = state
+        self._uuids = _uuids(node)
+
+    def boot(self) -> None:
+        """As the machine comes up: no daemons, a stranger's instance, an administrator's settings."""
+        first, *_, last = sorted(self._uuids)
+        third = sorted(self._uuids)[2]
+        self._before: dict[str, dict[str, Any]] = {
+            self._uuids[first]: {},
+            self._uuids[third]: {"compute": "prohibited"},
+            self._uuids[last]: {"mig": True, "instances": [STRANGER]},
+        }
+        self._state.mkdir(mode=0o700, exist_ok=True)
+        (self._state / STATE_FILE).write_text(json.dumps(self._before))
+        for daemon in self._daemons():
+            (self._state / DAEMONS / daemon).unlink()
+
+    def differences(self, records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Kind and text of everything that is otherwise than these records (and the boot) say."""
+        wanted, daemons = copy.deepcopy(self._before), set()
+        for record in records.values():
+            for setting in record.get("settings", ()):
+                gpu = wanted.setdefault(setting["uuid"], {})
+                if setting.get("mig"):
+                    gpu["mig"] = True
+                if setting.get("timeSlice"):
+                    gpu["slice"] = setting["timeSlice"]
+                    if gpu.get("compute") != "exclusive-process":
+                        gpu["compute"] = "default"
+                if setting.get("daemon"):
+                    gpu["compute"] = "exclusive-process"
+                    daemons.add(setting["device"])
+            for device in record["devices"]:
+                if partition := device.get("partition"):
+                    gpu = wanted.setdefault(device["uuid"], {})
+                    place = [partition["profileId"], partition["start"], partition["size"]]
+                    gpu["instances"] = [*gpu.get("instances", ()), place]
+                    if partition.get("daemon"):
+                        daemons.add(device["device"])
+        found = json.loads((self._state / STATE_FILE).read_text())
+        for uuid in sorted(wanted.keys() | found.keys()):
+            yield from _of_gpu(
+                uuid, {**_DEFAULTS, **wanted.get(uuid, {})}, {**_DEFAULTS, **found.get(uuid, {})}
+            )
+        running = self._daemons()
+        if running - daemons:
+            yield "leaked daemons", f"{sorted(running - daemons)}"
+        if daemons - running:
+            yield "half-prepared claims", f"no daemons for {sorted(daemons - running)}"
+
+    def _daemons(self) -> set[str]:
+        folder = self._state / DAEMONS
+        return {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _of_gpu(uuid: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    here, due = ({tuple(i) for i in gpu["instances"]} for gpu in (found, wanted))
+    if here - due:
+        yield "leaked instances", f"{uuid}: {sorted(here - due)}"
+    if due - here:
+        yield "half-prepared claims", f"{uuid}: no instances {sorted(due - here)}"
+    for setting in ("compute", "slice", "mig"):
+        if found[setting] != wanted[setting]:
+            yield "leaked settings", f"{uuid}: {setting} is {found[setting]}, not {wanted[setting]}"
+
+
+@functools.cache
+def _uuids(node: str) -> Mapping[str, str]:
+    """UUIDs by name of the device."""
+    backend = open_backend(
+        f"simulated={PROFILE}",
+        sysfs_root=Path("/sys"),
+        procfs_root=Path("/proc"),
+        dev_root=Path("/dev"),
+        node_name=node,
+    )
+    return {d.device.name: d.uuid for d in backend.discover()}
