@@ -93,6 +93,7 @@ class Service:
             nodes=operation.nodes,
             allocated=AllocatedState().with_devices(taken),
         )
+        self._cluster.prepare()
 
     def _allocate(self, claim: ResourceClaim, commit: bool) -> bytes:
         outcome = allocate(self._cluster.snapshot, [claim], strategy=self._strategy)

@@ -38,6 +38,7 @@ COMMANDS = {
     ),
     "allocate": ("allocate", "the allocator on manifests or recorded cases: what would be allocated where"),
     "explain": ("explain", "why a claim is or is not allocatable"),
+    "bench": ("bench", "measure one part; prints JSON"),
     "cel": ("cel", "device selectors on recorded cases"),
 }
 

@@ -10,7 +10,7 @@ A pure library: no I/O, no clock, no logging; everything that goes in and comes 
 from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
-from dra_driver.structured.cluster import Cluster
+from dra_driver.structured.cluster import Cluster, Holdings
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState, PoolState
 from dra_driver.structured.types import (
@@ -38,6 +38,7 @@ __all__ = [
     "Exclusion",
     "Failed",
     "Features",
+    "Holdings",
     "NodeReasons",
     "Outcome",
     "PoolID",

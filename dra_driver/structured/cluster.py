@@ -6,11 +6,64 @@ from collections.abc import Iterable, Sequence
 
 from dra_driver.api.core import Node
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.structured.fleet import Fleet
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState, PoolState
 from dra_driver.structured.types import DEFAULT, Allocated, Features, PoolID
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "Holdings"]
+
+
+class Holdings:
+    """Who holds what: the allocated state, kept up to date holder by holder.
+
+    Args:
+        base: what is taken besides.
+    """
+
+    def __init__(self, base: AllocatedState | None = None) -> None:
+        self._base = base if base is not None else AllocatedState()
+        self._state = self._base
+        # UID → name and allocation; pool → the UIDs that hold something of it.
+        self._held: dict[str, tuple[str, AllocationResult]] = {}
+        self._holders: dict[PoolID, set[str]] = {}
+
+    @property
+    def state(self) -> AllocatedState:
+        """Everything that is taken now."""
+        return self._state
+
+    def hold(self, uid: str, name: str, allocation: AllocationResult | None) -> AllocatedState:
+        """What somebody holds from now on.
+
+        Args:
+            uid: identity of the holder.
+            name: ``namespace/name``, for people.
+            allocation: replaces what was held before; None for nothing.
+        """
+        old = self._held.pop(uid, None)
+        lost = set() if old is None else _pools(old[1])
+        for pool in lost:
+            holders = self._holders[pool]
+            holders.discard(uid)
+            if not holders:
+                del self._holders[pool]
+        if allocation is not None:
+            self._held[uid] = (name, allocation)
+            for pool in _pools(allocation):
+                self._holders.setdefault(pool, set()).add(uid)
+        if old is None and allocation is not None:
+            self._state = self._state.with_allocations([(name, allocation)])
+        else:
+            # Told anew from all holders: two claims may hold the same device, and one of them is left.
+            for pool in lost | (_pools(allocation) if allocation is not None else set()):
+                self._state = self._state.with_pool(pool, self._pool_state(pool))
+        return self._state
+
+    def _pool_state(self, pool: PoolID) -> PoolState:
+        held = sorted((self._held[uid] for uid in self._holders.get(pool, ())), key=lambda h: h[0])
+        base = AllocatedState().with_pool(pool, self._base.pool(pool))
+        return base.with_allocations(held).pool(pool)
 
 
 class Cluster:
@@ -31,17 +84,19 @@ class Cluster:
         allocated: AllocatedState | None = None,
         features: Features = DEFAULT,
     ) -> None:
-        self._base = allocated if allocated is not None else AllocatedState()
+        self._holdings = Holdings(allocated)
         self._snapshot = Snapshot.build(
-            slices=slices, classes=classes, nodes=nodes, allocated=self._base, features=features
+            slices=slices, classes=classes, nodes=nodes, allocated=self._holdings.state, features=features
         )
-        # UID → name and allocation; pool → the UIDs that hold something of it.
-        self._held: dict[str, tuple[str, AllocationResult]] = {}
-        self._holders: dict[PoolID, set[str]] = {}
 
     @property
     def snapshot(self) -> Snapshot:
         """The cluster as it is now."""
+        return self._snapshot
+
+    def prepare(self) -> Snapshot:
+        """Does now what would make the first question slow: looks at every device."""
+        self._snapshot.memory.of(Fleet).prepare(self._snapshot)
         return self._snapshot
 
     def apply_slice(self, slice_: ResourceSlice) -> Snapshot:
@@ -96,33 +151,8 @@ class Cluster:
             name: ``namespace/name``, for people.
             allocation: replaces what was held before; None for nothing.
         """
-        old = self._held.pop(uid, None)
-        if old is None and allocation is None:
-            return self._snapshot
-        lost = set() if old is None else _pools(old[1])
-        for pool in lost:
-            holders = self._holders[pool]
-            holders.discard(uid)
-            if not holders:
-                del self._holders[pool]
-        if allocation is not None:
-            self._held[uid] = (name, allocation)
-            for pool in _pools(allocation):
-                self._holders.setdefault(pool, set()).add(uid)
-        state = self._snapshot.allocated
-        if old is None and allocation is not None:
-            state = state.with_allocations([(name, allocation)])
-        else:
-            # Told anew from all holders: two claims may hold the same device, and one of them is left.
-            for pool in lost | (_pools(allocation) if allocation is not None else set()):
-                state = state.with_pool(pool, self._pool_state(pool))
-        self._snapshot = self._snapshot.with_allocated(state)
+        self._snapshot = self._snapshot.with_allocated(self._holdings.hold(uid, name, allocation))
         return self._snapshot
-
-    def _pool_state(self, pool: PoolID) -> PoolState:
-        held = sorted((self._held[uid] for uid in self._holders.get(pool, ())), key=lambda h: h[0])
-        base = AllocatedState().with_pool(pool, self._base.pool(pool))
-        return base.with_allocations(held).pool(pool)
 
 
 def _identity(claim: ResourceClaim) -> str:

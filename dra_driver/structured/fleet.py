@@ -35,6 +35,8 @@ class Fleet:
         self._indexes: OrderedDict[tuple[frozenset[Column], Usable | None], FleetIndex] = OrderedDict()
         self._shapes: OrderedDict[Hashable, Shape] = OrderedDict()
         self._shared: dict[Hashable, Solved | None] = {}
+        # Columns of which it is known how many values they have.
+        self._judged: set[Column] = set()
         self._classes: object = None
         self._scale: object = None
 
@@ -61,6 +63,11 @@ class Fleet:
             self._shapes.move_to_end(key)
         shape.index.follow(snapshot)
         return shape
+
+    def prepare(self, snapshot: Snapshot) -> None:
+        """Does now what the first question would have to do: looks at every device."""
+        self._check(snapshot)
+        self._index(snapshot, (), None)
 
     def classes(
         self, shape: Shape, allowed: Callable[[str], bool] | None
@@ -133,12 +140,12 @@ class Fleet:
         if references.everything or references.representation:
             return {("expression", expression)}
         columns: set[Column] = {("attribute", domain, name) for domain, name in references.attributes}
-        facts = [self._columns.facts(snapshot.view(name)) for name in snapshot.nodes] if columns else []
-        for column in columns:
-            for of_node in facts:
-                self._columns.number(snapshot, of_node, column)
-            if self._columns.distinct(column) > _MOST_VALUES:
-                return {("expression", expression)}
+        for column in columns - self._judged:
+            self._judged.add(column)
+            for name in snapshot.nodes:
+                self._columns.number(snapshot, self._columns.facts(snapshot.view(name)), column)
+        if any(self._columns.distinct(column) > _MOST_VALUES for column in columns):
+            return {("expression", expression)}
         return columns
 
 

@@ -152,7 +152,7 @@ class PoolIndex:
     def __init__(self, slices: Iterable[ResourceSlice], features: Features) -> None:
         self._features = features
         self._caches = _Caches({}, WeakKeyDictionary(), WeakKeyDictionary())
-        self._by_name: PersistentMap[str, PoolID] = PersistentMap()
+        self._by_name: PersistentMap[str, tuple[PoolID, ResourceSlice]] = PersistentMap()
         self._pools: PersistentMap[PoolID, tuple[SliceEntry, ...]] = PersistentMap()
         self.local: PersistentMap[str, Local] = PersistentMap()
         self.everywhere = _Everywhere(frozenset(), {})
@@ -169,6 +169,15 @@ class PoolIndex:
         made = copy(self)
         made._change({s.metadata.name: s for s in changed}, removed)
         return made
+
+    def with_exactly(self, slices: Iterable[ResourceSlice]) -> PoolIndex:
+        """The index of these slices; those that this one has are not looked at again."""
+        present = {s.metadata.name: s for s in slices}
+        changed = [
+            s for n, s in present.items() if (known := self._by_name.get(n)) is None or known[1] is not s
+        ]
+        removed = [n for n in self._by_name if n not in present]
+        return self.with_slices(changed, removed) if changed or removed else self
 
     def nodes_of(self, pool: PoolID) -> Collection[str] | None:
         """The nodes that see the pool; None: possibly all."""
@@ -194,13 +203,17 @@ class PoolIndex:
 
         delta: Counter[tuple[str, int]] = Counter()
         for name in gone:
-            pool = self._by_name.get(name)
-            if pool is not None:
-                delta.subtract(_amounts(slices_of(pool).pop(name)))
+            known = self._by_name.get(name)
+            # A slice that the features exclude is in no pool.
+            old = None if known is None else slices_of(known[0]).pop(name, None)
+            if old is not None:
+                delta.subtract(_amounts(old))
         for entry in entries:
             slices_of(entry.pool)[entry.name] = entry
             delta.update(_amounts(entry))
-        self._by_name = self._by_name.updated({e.name: e.pool for e in entries}, gone)
+        self._by_name = self._by_name.updated(
+            {n: (PoolID(s.spec.driver, s.spec.pool.name), s) for n, s in changed.items()}, gone
+        )
         self._resize(delta)
         self._replace_pools(
             {pool: tuple(by_name[n] for n in sorted(by_name)) for pool, by_name in by_pool.items()}
