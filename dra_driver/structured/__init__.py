@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import Cluster, Holdings
+from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState, PoolState
 from dra_driver.structured.types import (
@@ -35,9 +36,11 @@ __all__ = [
     "Cluster",
     "DeviceID",
     "DoesNotFit",
+    "Domain",
     "Exclusion",
     "Failed",
     "Features",
+    "GroupAllocated",
     "Holdings",
     "NodeReasons",
     "Outcome",
@@ -47,4 +50,5 @@ __all__ = [
     "Snapshot",
     "Strategy",
     "allocate",
+    "allocate_group",
 ]

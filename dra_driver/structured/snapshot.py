@@ -100,7 +100,7 @@ class Snapshot:
     def with_objects(
         self, *, slices: Iterable[ResourceSlice], classes: Iterable[DeviceClass], nodes: Iterable[Node]
     ) -> Snapshot:
-        """A snapshot of these objects, whatever this one has; objects that are the same cost next to nothing."""
+        """A snapshot of these objects and no others; those that are the same cost next to nothing."""
         named = {n.metadata.name: n for n in nodes}
         changed = [n for name, n in named.items() if not _same_node(self.nodes.get(name), n)]
         removed = [name for name in self.nodes if name not in named]
@@ -122,5 +122,5 @@ class Snapshot:
 
 
 def _same_node(known: Node | None, node: Node) -> bool:
-    """Whether nothing has changed that selectors see. (Nodes report their health all the time.)"""
+    """Whether nothing has changed that selectors see: nodes report their health all the time."""
     return known is not None and (known is node or known.metadata.labels == node.metadata.labels)
