@@ -11,7 +11,7 @@ from typing import Any
 
 from dra_driver.sim.apiserver.fields import ANY, Context, Field, ListType, Struct, Type, struct_type
 from dra_driver.sim.apiserver.kinds import Column, Kind
-from dra_driver.sim.apiserver.rules import check_rules
+from dra_driver.sim.apiserver.rules import check_definitions, check_rules
 from dra_driver.sim.apiserver.status import Causes, Raw
 
 __all__ = ["SchemaType", "check_definition", "check_object", "established", "kinds"]
@@ -253,6 +253,8 @@ def check_definition(raw: Raw, old: Raw | None, causes: Causes, surroundings: ob
                 schema.get("type"),
                 "must be object at the root",
             )
+        else:
+            check_definitions(schema, f"spec.versions[{i}].schema.openAPIV3Schema", causes)
 
 
 # --- validation ---
@@ -280,7 +282,7 @@ def check_object(kind: Kind, raw: Raw, old: Raw | None, causes: Causes) -> None:
             "correct the existing errors to complete validation",
         )
     else:
-        check_rules(schema, raw, old, "", causes)
+        check_rules(schema, raw, old, "", causes, root=True)
 
 
 # After these the real server does not evaluate rules.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes dra_driver/sim/apiserver/data/fields.txt: the fields of the API's kinds as a table.
 
-usage: tools/api_fields.py VENDOR_DIR > dra_driver/sim/apiserver/data/fields.txt
+usage: dra_driver/sim/apiserver/data/make_fields.py VENDOR_DIR > dra_driver/sim/apiserver/data/fields.txt
 
 VENDOR_DIR holds ``k8s.io/api`` and ``k8s.io/apimachinery`` of some Kubernetes release. Only facts are taken:
 names of types and fields, their types, the merge and list markers. Run it when a release adds fields that we
@@ -139,7 +139,8 @@ def main() -> None:
         return "any"
 
     def fields(package: str, name: str) -> list[str]:
-        out, markers = [], {}
+        out: list[str] = []
+        markers: dict[str, list[str]] = {}
         for line in packages[package].structs[name]:
             if m := re.match(r"^\t// ?\+(listType|listMapKey|structType|mapType)=(\S+)", line):
                 markers.setdefault(m[1], []).append(m[2])
@@ -193,7 +194,7 @@ def main() -> None:
         package, name = queue.pop(0)
         if f"{package}.{name}" not in done:
             done[f"{package}.{name}"] = fields(package, name)
-    print("# Made by tools/api_fields.py from the types of the Kubernetes API: TYPE, then its fields:")
+    print("# Made by make_fields.py from the types of the Kubernetes API: TYPE, then its fields:")
     print("# NAME TYPE [#protobuf number] [pointer] [always: encoded even if zero] [keys=: list map] [set]")
     print("# [atomic] [patch=STRATEGY:KEY]")
     for name in sorted(done):
