@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dra_driver.api.resource import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceClass,
+    DeviceTaint,
     ResourceClaim,
     ResourceClaimTemplate,
     ResourceSlice,
@@ -78,6 +79,7 @@ class Manifests:
     slices: list[ResourceSlice] = field(default_factory=list)
     classes: list[DeviceClass] = field(default_factory=list)
     claims: list[ResourceClaim] = field(default_factory=list)
+    source: str = "the manifests have"
 
     def snapshot(self) -> Snapshot:
         """The cluster that they describe. Nodes that only slices name exist too."""
@@ -99,7 +101,7 @@ class Manifests:
             InvalidInput: there is no such claim, or there are no claims at all.
         """
         if not self.claims:
-            raise InvalidInput("the manifests have no ResourceClaim and no ResourceClaimTemplate")
+            raise InvalidInput(f"{self.source} no ResourceClaim and no ResourceClaimTemplate")
         if not wanted:
             return self.claims
         by_name = {str(c.key): c for c in self.claims}
@@ -273,15 +275,22 @@ def _plain(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
 # --- explain ------------------------------------------------------------------------------------------------
 
 
-def run_explain(files: Sequence[str], wanted: Sequence[str], output: str) -> int:
+def run_explain(
+    manifests: Manifests,
+    wanted: Sequence[str],
+    output: str,
+    *,
+    ignore_taint: Callable[[DeviceTaint], bool] | None = None,
+) -> int:
     """Prints for each claim by itself why it can be allocated or not.
 
     Returns:
         0, whatever the answer is.
     """
-    manifests = read(files)
     snapshot = manifests.snapshot()
-    explained = [(claim, allocate(snapshot, [claim])) for claim in manifests.select(wanted)]
+    explained = [
+        (claim, allocate(snapshot, [claim], ignore_taint=ignore_taint)) for claim in manifests.select(wanted)
+    ]
     if output != "table":
         common.print_data({"claims": [_explained(claim, outcome) for claim, outcome in explained]}, output)
         return 0
