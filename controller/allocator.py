@@ -11,6 +11,7 @@ from controller.allocation import Decider, Proceed, Refuse, Wait, Write
 from controller.config import ControllerConfig
 from controller.groups import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of, is_gated
 from controller.ledger import Ledger, node_of
+from controller.metrics import Metrics
 from controller.placement import NodeUsage, is_finished
 from controller.waiting import WaitingPods, shape_of
 from controller.writer import Writer
@@ -64,6 +65,7 @@ class Allocator:
         nodes: Informer[Node],
         blocked: Callable[[PoolID], bool] = lambda _: False,
         strategy: Callable[[], Strategy] = lambda: Strategy.BEST_FIT,
+        metrics: Metrics | None = None,
     ) -> None:
         """Connects the parts.
 
@@ -80,7 +82,10 @@ class Allocator:
             nodes: all.
             blocked: pools that carry our taint and are not ours to decide on (any more, or yet).
             strategy: how to choose among several answers.
+            metrics: None: some that nobody reads.
         """
+        self._metrics = metrics or Metrics()
+        self._first_seen: dict[Uid, float] = {}
         self._config = config
         self._clock = clock
         self._recorder = recorder
@@ -268,6 +273,7 @@ class Allocator:
         self._avoid.pop(uid, None)
         self._bounces.pop(uid, None)
         self._ungated.discard(uid)
+        self._first_seen.pop(uid, None)
 
     # --- one pod --------------------------------------------------------------------------------------------
 
@@ -282,11 +288,13 @@ class Allocator:
         if not uses_claims(pod) or self._mode() is PoolAllocator.SCHEDULER:
             await self._proceed(pod)
             return
+        self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())
         group = self._groups.of(pod)
         if group is not None:
             await self._reconcile_group(pod, group)
             return
-        decision = self._decider.decide(pod, self._avoided(pod))
+        with self._metrics.decision_seconds.time():
+            decision = self._decider.decide(pod, self._avoided(pod))
         match decision:
             case Wait(reason, poll):
                 log.debug("pod waits", pod=str(key), reason=reason)
@@ -308,7 +316,8 @@ class Allocator:
         if isinstance(group, GroupProblem):
             await self._refuse(pod, Refuse(group.message), shape)
             return
-        decision = self._groups.decide(group)
+        with self._metrics.decision_seconds.time():
+            decision = self._groups.decide(group)
         match decision:
             case Wait(reason, poll):
                 self._served(pod.key)
@@ -323,7 +332,13 @@ class Allocator:
             case _:
                 for member, _ in decision:
                     self._served(member.key)
-                await self._groups.write(group, decision)
+                try:
+                    await self._groups.write(group, decision)
+                except ApiError as e:
+                    self._failed(e)
+                    raise
+                for member, _ in decision:
+                    self._allocated(member)
                 await self._proceed_all(group)
 
     async def _proceed_all(self, group: Gang) -> None:
@@ -389,6 +404,7 @@ class Allocator:
         self._waiting.add(pod, shape or shape_of(pod, decision.claims if alone else (), self._avoided(pod)))
         if not (decision.claims or is_gated(pod)):
             return  # not ours; kube-scheduler says what is wrong with it
+        self._metrics.allocations.labels("refused").inc()
         log.info("pod cannot be served now", pod=str(pod.key), reason=decision.message)
         self._recorder.event(PODS, pod, "Warning", "FailedAllocation", decision.message)
         for claim in decision.claims:
@@ -411,6 +427,7 @@ class Allocator:
                 self._recorder.event(RESOURCE_CLAIMS, claim, "Normal", "Allocated", message)
                 log.info("allocated", claim=str(claim.key), node=decision.node, devices=devices)
         except ApiError as e:
+            self._failed(e)
             self._usage.gone(pod)
             self._usage.seen(pod)
             if e.code not in (404, 409):
@@ -420,4 +437,14 @@ class Allocator:
         finally:
             for claim, _ in left[1:]:
                 self._ledger.release(claim)
+        self._allocated(pod)
         await self._proceed(pod)
+
+    def _allocated(self, pod: Pod) -> None:
+        self._metrics.allocations.labels("allocated").inc()
+        since = self._first_seen.pop(pod.metadata.uid, None)
+        if since is not None:
+            self._metrics.allocation_seconds.observe(self._clock.monotonic() - since)
+
+    def _failed(self, error: ApiError) -> None:
+        self._metrics.allocations.labels("conflict" if error.code in (404, 409) else "error").inc()

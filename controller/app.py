@@ -13,8 +13,10 @@ from aiohttp import web
 
 from controller.allocator import CLAIM_INDEX, Allocator, claims_of
 from controller.config import ControllerConfig
+from controller.freeze import FrozenPools
 from controller.groups import GROUP_INDEX, groups_of
 from controller.handover import Handover, Tolerators
+from controller.metrics import CONTENT_TYPE, MeteredClient, Metrics
 from controller.policies import PolicyBook
 from controller.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api.core import NODES, PODS, Node, Pod
@@ -100,6 +102,7 @@ class _Parts:
         clock: Clock,
         recorder: EventRecorder,
         informers: Informers,
+        metrics: Metrics,
     ) -> _Parts:
         policies = PolicyBook(client, clock, recorder, informers.policies)
         tolerators = Tolerators(
@@ -116,6 +119,7 @@ class _Parts:
             ledger=lambda: allocator.ledger,
             changed=lambda: allocator.pools_changed(),  # noqa: PLW0108 - made below
         )
+        frozen = FrozenPools(lambda: allocator.pools_changed())  # noqa: PLW0108 - made below
         publisher = Publisher(
             client,
             config,
@@ -127,6 +131,7 @@ class _Parts:
             policies=policies,
             handover=handover,
             taken=lambda pool: allocator.ledger.allocated().pool(pool),
+            frozen=frozen,
         )
         allocator = Allocator(
             client,
@@ -139,9 +144,12 @@ class _Parts:
             slices=informers.slices,
             classes=informers.classes,
             nodes=informers.nodes,
-            blocked=handover.blocked,
+            blocked=lambda pool: pool in frozen or handover.blocked(pool),
             strategy=policies.strategy,
+            metrics=metrics,
         )
+        for queue in (publisher.queue, policies.queue, allocator.queue, allocator.unused):
+            metrics.watch_queue(queue.name, queue.__len__)
         # After the allocator's ledger, which must know of the change first.
         informers.claims.add_handler(
             Handler(
@@ -165,13 +173,16 @@ class Controller:
     Attributes:
         ready: set while it works: caches are filled and the loops run.
         health_address: host and port, while health is served.
+        metrics: of this controller.
     """
 
     def __init__(self, client: KubeClient, config: ControllerConfig, clock: Clock | None = None) -> None:
-        self._client = client
+        self.metrics = Metrics()
+        self._client: KubeClient = MeteredClient(client, self.metrics)
         self._config = config
         self._clock = clock or SystemClock()
         self.ready = asyncio.Event()
+        self.metrics.watch_leader(self.ready.is_set)
         self.health_address: tuple[str, int] | None = None
 
     async def run(self) -> None:
@@ -192,7 +203,7 @@ class Controller:
         """Everything is listed anew after the lease is ours: what a predecessor wrote last is seen."""
         informers = Informers.of(self._client)
         recorder = EventRecorder(self._client, "dra-driver-controller", self._clock)
-        parts = _Parts.of(self._client, self._config, self._clock, recorder, informers)
+        parts = _Parts.of(self._client, self._config, self._clock, recorder, informers, self.metrics)
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in informers.all():
@@ -211,6 +222,9 @@ class Controller:
             self.ready.clear()
             parts.close()
 
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
     @contextlib.asynccontextmanager
     async def _health(self) -> AsyncIterator[None]:
         if self._config.health_port is None:
@@ -220,6 +234,7 @@ class Controller:
         app.router.add_get("/healthz", _answer(lambda: True))
         # A standby waits for the lease and is ready to take over.
         app.router.add_get("/readyz", _answer(lambda: self._config.leader_elect or self.ready.is_set()))
+        app.router.add_get("/metrics", self._serve_metrics)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:

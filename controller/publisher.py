@@ -25,6 +25,7 @@ import structlog
 from controller import conditions
 from controller.config import ControllerConfig
 from controller.features import probe_features
+from controller.freeze import FrozenPools, changes_forms
 from controller.handover import DRAINING, Handover, Step
 from controller.policies import PolicyBook
 from dra_driver.api import codec
@@ -32,7 +33,7 @@ from dra_driver.api.core import Node
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, Publication, inventory_name
 from dra_driver.api.meta import PoolName, WireObject
 from dra_driver.api.policy import DevicePolicy
-from dra_driver.api.resource import RESOURCE_SLICES, Condition, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import RESOURCE_SLICES, Condition, Device, ResourceClaim, ResourceSlice
 from dra_driver.errors import ApiUnavailable, Conflict, DraError, Invalid, NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
@@ -87,6 +88,7 @@ class Publisher:
         policies: PolicyBook | None = None,
         handover: Handover | None = None,
         taken: Callable[[PoolID], PoolState] | None = None,
+        frozen: FrozenPools | None = None,
     ) -> None:
         """Connects the parts.
 
@@ -101,6 +103,7 @@ class Publisher:
             policies: None: there are none.
             handover: None: pools change hands at once, which is safe only where nobody allocates.
             taken: what claims hold of a pool; None: nothing.
+            frozen: pools that the allocator must leave alone; None: nobody asks.
         """
         self._client = client
         self._config = config
@@ -112,6 +115,7 @@ class Publisher:
         self._policies = policies
         self._handover = handover
         self._taken = taken
+        self._frozen = frozen or FrozenPools(lambda: None)
         self._pending: set[PoolID] = set()
         self._features: ServerFeatures | None = None
         self._probing = asyncio.Lock()
@@ -167,12 +171,13 @@ class Publisher:
         """Publishes until cancelled. The informers must be synced."""
         await self.queue.process(self.reconcile, workers=8)
 
-    def _slice_changed(self, slice_: ResourceSlice) -> None:
+    def _slice_changed(self, slice_: ResourceSlice, *, gone: bool = False) -> None:
+        self._frozen.saw(PoolID(slice_.spec.driver, slice_.spec.pool.name), slice_, gone=gone)
         if slice_.spec.driver in self._config.drivers and slice_.spec.node_name:
             self.queue.add(inventory_name(slice_.spec.node_name, slice_.spec.driver))
 
     def _slice_deleted(self, slice_: ResourceSlice) -> None:
-        self._slice_changed(slice_)
+        self._slice_changed(slice_, gone=True)
         if slice_.spec.node_name:
             # An attempt that has not been noted yet must not create it a second time.
             name = inventory_name(slice_.spec.node_name, slice_.spec.driver)
@@ -198,7 +203,9 @@ class Publisher:
 
     def _inventory_gone(self, inventory: DeviceInventory) -> None:
         self._forget_attempt(inventory)
-        self._pending.discard(PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name)))
+        pool = PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
+        self._pending.discard(pool)
+        self._frozen.end(pool)
         if self._policies is not None:
             self._policies.forget(inventory)
 
@@ -232,7 +239,18 @@ class Publisher:
                 log.warning("inventory refused", inventory=name, reason=refusal)
                 await self._note_condition(inventory, conditions.refused(refusal))
             return
+        pool = PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
         desired, step = await self._desired(inventory, node)
+        if pool in self._frozen or self._changes_forms(inventory, node, desired):
+            self._frozen.freeze(pool)
+            desired, step = await self._desired(inventory, node)  # what was decided until now counts
+        await self._publish(inventory, node, desired, step)
+        # Not after an error: what was written is not known then, and the pool stays frozen until it is.
+        self._frozen.end(pool)
+
+    async def _publish(
+        self, inventory: DeviceInventory, node: Node, desired: DesiredPool, step: Step
+    ) -> None:
         registration, publication = inventory.status.registration, inventory.status.publication
         if registration.registered and registration.epoch > publication.epoch:
             await self._new_epoch(inventory, node, desired, step)
@@ -268,9 +286,7 @@ class Publisher:
         state = self._taken(pool) if self._taken is not None else PoolState()
         if not state.devices and not state.shares:
             return Usage()
-        newest = max((s.spec.pool.generation for s in there), default=0)
-        published = {d.name: d for s in there if s.spec.pool.generation == newest for d in s.spec.devices}
-        return Usage(frozenset(state.devices), frozenset(state.shares), published)
+        return Usage(frozenset(state.devices), frozenset(state.shares), _newest(there))
 
     async def _new_epoch(
         self, inventory: DeviceInventory, node: Node, desired: DesiredPool, step: Step
@@ -343,6 +359,10 @@ class Publisher:
         inventory = await self._note(inventory, desired, todo, publication.epoch, step)
         await self._delete(todo)
 
+    def _changes_forms(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> bool:
+        there = self._slices.by_index(POOL_INDEX, (desired.driver, desired.pool))
+        return bool(there) and changes_forms(self._plan(inventory, node, desired), _newest(there))
+
     def _plan(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> Plan:
         existing = [
             s
@@ -379,6 +399,8 @@ class Publisher:
         except Invalid as e:
             self._recorder.event(DEVICE_INVENTORIES, inventory, "Warning", "SliceRefused", str(e))
             raise
+        pool = PoolID(answer.spec.driver, answer.spec.pool.name)
+        self._frozen.wrote(pool, answer, self._slices.get_by_name(answer.metadata.name))
         if altered(write.slice.spec, answer.spec):
             await self._altered(inventory, answer)
 
@@ -451,6 +473,13 @@ class Publisher:
         return await self._client.merge_patch(
             DEVICE_INVENTORIES, inventory.metadata.name, patch, subresource="status"
         )
+
+
+def _newest(there: Iterable[ResourceSlice]) -> dict[str, Device]:
+    """Devices of the pool's newest generation, by name."""
+    slices = tuple(there)
+    newest = max((s.spec.pool.generation for s in slices), default=0)
+    return {d.name: d for s in slices if s.spec.pool.generation == newest for d in s.spec.devices}
 
 
 def _raw(publication: Publication) -> dict[str, Any]:

@@ -1,0 +1,254 @@
+"""Prometheus metrics of the controller, and a client that counts its calls.
+
+Each controller has a registry of its own, so that several can live in one process (tests, the embedded
+cluster). Labels are bounded: verbs, plurals of kinds, codes, outcomes; never names of objects.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from dra_driver.api.meta import Resource, WireObject
+from dra_driver.errors import ApiError, ApiUnavailable
+from dra_driver.ports import KubeClient, ObjectList, WatchEvent
+
+__all__ = ["CONTENT_TYPE", "MeteredClient", "Metrics"]
+
+T = TypeVar("T", bound=WireObject)
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The metrics, each under ``dra_driver_controller_``."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        prefix = "dra_driver_controller"
+        self.calls = Counter(
+            f"{prefix}_api_calls",
+            "Calls to the API server, by answer; code 0: there was none.",
+            ["verb", "resource", "code"],
+            registry=self.registry,
+        )
+        self.call_seconds = Histogram(
+            f"{prefix}_api_call_seconds",
+            "How long calls to the API server took.",
+            ["verb"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.slice_writes = Counter(
+            f"{prefix}_slice_writes",
+            "ResourceSlices written.",
+            ["operation"],
+            registry=self.registry,
+        )
+        self.allocations = Counter(
+            f"{prefix}_allocations",
+            "Decisions about pods: allocated, refused (does not fit now), conflict, error.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.allocation_seconds = Histogram(
+            f"{prefix}_allocation_seconds",
+            "From the moment when a pod was first looked at to its claims being allocated.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.decision_seconds = Histogram(
+            f"{prefix}_decision_seconds",
+            "How long the allocator thought about one pod.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._depth = Gauge(
+            f"{prefix}_queue_depth", "Keys that wait for a worker.", ["queue"], registry=self.registry
+        )
+        self._leader = Gauge(
+            f"{prefix}_leader", "1 while this process works, 0 on a standby.", registry=self.registry
+        )
+
+    def watch_queue(self, name: str, depth: Callable[[], float]) -> None:
+        """Reads the length of a queue whenever metrics are read."""
+        self._depth.labels(queue=name).set_function(depth)
+
+    def watch_leader(self, leads: Callable[[], bool]) -> None:
+        """Reads whether this process works whenever metrics are read."""
+        self._leader.set_function(lambda: float(leads()))
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class MeteredClient:
+    """A ``KubeClient`` that counts what goes through it."""
+
+    def __init__(self, client: KubeClient, metrics: Metrics) -> None:
+        self._client = client
+        self._metrics = metrics
+
+    def _count(self, verb: str, resource: Resource[Any], started: float, error: BaseException | None) -> None:
+        code = "200"
+        if isinstance(error, ApiError):
+            code = str(error.code)
+        elif error is not None:
+            code = "0"
+        self._metrics.calls.labels(verb, resource.plural, code).inc()
+        self._metrics.call_seconds.labels(verb).observe(time.monotonic() - started)
+
+    async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
+        """See ``KubeClient``."""
+        with _Call(self, "get", resource):
+            return await self._client.get(resource, name, namespace)
+
+    async def list(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+    ) -> ObjectList[T]:
+        """See ``KubeClient``."""
+        with _Call(self, "list", resource):
+            return await self._client.list(
+                resource, namespace, label_selector=label_selector, field_selector=field_selector
+            )
+
+    async def watch(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        resource_version: str,
+        label_selector: str = "",
+        field_selector: str = "",
+        timeout_seconds: int = 300,
+    ) -> AsyncIterator[WatchEvent[T]]:
+        """See ``KubeClient``. Counted when it ends; a watch has no duration worth measuring."""
+        events = self._client.watch(
+            resource,
+            namespace,
+            resource_version=resource_version,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            timeout_seconds=timeout_seconds,
+        )
+        code = "200"
+        try:
+            async for event in events:
+                yield event
+        except ApiError as e:
+            code = str(e.code)
+            raise
+        except ApiUnavailable:
+            code = "0"
+            raise
+        finally:
+            self._metrics.calls.labels("watch", resource.plural, code).inc()
+            close = getattr(events, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def create(
+        self, resource: Resource[T], body: Mapping[str, Any], namespace: str = "", *, dry_run: bool = False
+    ) -> T:
+        """See ``KubeClient``."""
+        with _Call(self, "create", resource, dry_run=dry_run):
+            return await self._client.create(resource, body, namespace, dry_run=dry_run)
+
+    async def replace(
+        self, resource: Resource[T], body: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False
+    ) -> T:
+        """See ``KubeClient``."""
+        with _Call(self, "update", resource, dry_run=dry_run):
+            return await self._client.replace(resource, body, subresource=subresource, dry_run=dry_run)
+
+    async def merge_patch(
+        self,
+        resource: Resource[T],
+        name: str,
+        patch: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> T:
+        """See ``KubeClient``."""
+        with _Call(self, "patch", resource, dry_run=dry_run):
+            return await self._client.merge_patch(
+                resource, name, patch, namespace, subresource=subresource, dry_run=dry_run
+            )
+
+    async def apply(
+        self,
+        resource: Resource[T],
+        body: Mapping[str, Any],
+        *,
+        field_manager: str,
+        subresource: str = "",
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> T:
+        """See ``KubeClient``."""
+        with _Call(self, "apply", resource, dry_run=dry_run):
+            return await self._client.apply(
+                resource,
+                body,
+                field_manager=field_manager,
+                subresource=subresource,
+                force=force,
+                dry_run=dry_run,
+            )
+
+    async def delete(
+        self,
+        resource: Resource[T],
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_period_seconds: int | None = None,
+    ) -> None:
+        """See ``KubeClient``."""
+        with _Call(self, "delete", resource):
+            await self._client.delete(
+                resource,
+                name,
+                namespace,
+                uid=uid,
+                resource_version=resource_version,
+                grace_period_seconds=grace_period_seconds,
+            )
+
+
+class _Call:
+    """Counts one call when it ends, however it ends."""
+
+    __slots__ = ("_client", "_dry_run", "_resource", "_started", "_verb")
+
+    def __init__(
+        self, client: MeteredClient, verb: str, resource: Resource[Any], *, dry_run: bool = False
+    ) -> None:
+        self._client = client
+        self._verb = verb
+        self._resource = resource
+        self._dry_run = dry_run
+        self._started = time.monotonic()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._client._count(self._verb, self._resource, self._started, error)
+        writes = self._verb in ("create", "update", "delete") and not self._dry_run
+        if writes and error is None and self._resource.plural == "resourceslices":
+            self._client._metrics.slice_writes.labels(self._verb).inc()

@@ -1,0 +1,56 @@
+"""What the controller counts, as Prometheus reads it."""
+
+import asyncio
+
+import aiohttp
+from support.fake_cluster import FakeCluster
+from test_controller_allocation import claim, cluster_of, nothing, pod, request, run
+
+from controller.app import Controller
+from controller.config import ControllerConfig
+
+
+def test_metrics_are_served_beside_health():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    claim(cluster, "d", request(count=9))
+    pod(cluster, "q", "d")
+
+    async def main():
+        config = ControllerConfig(drivers=("gpu.example.com",), leader_elect=False, health_port=0)
+        controller = Controller(cluster, config)
+        task = asyncio.create_task(controller.run())
+        try:
+            async with asyncio.timeout(15):
+                await controller.ready.wait()
+                host, port = controller.health_address
+                async with aiohttp.ClientSession() as session:
+                    text = ""
+                    while 'allocations_total{outcome="allocated"} 1.0' not in text:
+                        await asyncio.sleep(0.05)
+                        async with session.get(f"http://{host}:{port}/metrics") as response:
+                            assert response.headers["Content-Type"].startswith("text/plain")
+                            text = await response.text()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        return text
+
+    text = asyncio.run(main())
+    prefix = "dra_driver_controller_"
+    assert f'{prefix}allocations_total{{outcome="refused"}}' in text
+    assert f'{prefix}api_calls_total{{code="200",resource="resourceclaims",verb="patch"}} 2.0' in text
+    assert f'{prefix}queue_depth{{queue="allocator"}} 0.0' in text
+    assert f"{prefix}allocation_seconds_count 1.0" in text
+    assert f"{prefix}leader 1.0" in text
+
+
+def test_a_cluster_without_work_costs_no_calls():
+    cluster = FakeCluster()
+
+    async def scenario(h):
+        assert cluster.writes == []
+
+    run(cluster, scenario)
+    run(cluster, nothing)
