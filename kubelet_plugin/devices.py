@@ -15,7 +15,7 @@ import structlog
 from dra_driver import cdi
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
-from dra_driver.errors import DraError
+from dra_driver.errors import DiscoveryError, DraError
 from dra_driver.ports import CdiMaterial, DeviceBackend, DiscoveredDevice, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord
 from kubelet_plugin.mps import Daemons, NoDaemons
@@ -37,6 +37,7 @@ class DeviceTable:
     Attributes:
         changes: notified when a scan found something else than the one before.
         complete: set when every backend has answered once.
+        released: the hardware is let go of: nobody asks the backends, and what they found stays.
 
     Args:
         controls: of each backend, what changes its devices; None where nothing does.
@@ -64,6 +65,7 @@ class DeviceTable:
         self._view: Mapping[str, NodeDevice] = {}
         self.changes = Changes()
         self.complete = asyncio.Event()
+        self.released = False
 
     @property
     def devices(self) -> Sequence[DiscoveredDevice]:
@@ -85,6 +87,8 @@ class DeviceTable:
         """Asks every backend; never raises for hardware."""
         loop = asyncio.get_running_loop()
         for i, backend in enumerate(self._backends):
+            if self.released:
+                return
             try:
                 self._found[i] = tuple(await loop.run_in_executor(self._executor, self._look, backend))
             except DraError as e:
@@ -104,6 +108,8 @@ class DeviceTable:
             self.changes.notify()
 
     def _look(self, backend: DeviceBackend) -> Sequence[DiscoveredDevice]:
+        if self.released:  # while this waited for its turn
+            raise DiscoveryError(f"{backend.name}: released")
         return self._complete(backend.discover())
 
     async def scan_forever(self, seconds: float) -> None:

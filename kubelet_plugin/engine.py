@@ -43,6 +43,7 @@ from dra_driver.preparation import (
 from kubelet_plugin.hardware import Hardware, NoHardware
 from kubelet_plugin.locks import ClaimLocks, NoOtherInstance, Turn
 from kubelet_plugin.metadata_directory import Metadata, NoMetadata
+from kubelet_plugin.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
 from kubelet_plugin.signals import Changes
 from kubelet_plugin.stores import NO_CHECKPOINT, Checkpoints, Specs
 
@@ -99,6 +100,7 @@ class Engine:
 
     Args:
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host.
+        tell: called with kind (see ``notices``) and text of what somebody should know.
 
     Attributes:
         failures: how often what was durable failed, by what it was.
@@ -119,6 +121,7 @@ class Engine:
         boot_id: str = "",
         metadata: Metadata | None = None,
         metadata_directory: str = "",
+        tell: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._driver = driver
         self._pool = pool
@@ -136,6 +139,7 @@ class Engine:
         self._boot_id = boot_id
         self._metadata: Metadata = metadata or NoMetadata()
         self._metadata_directory = metadata_directory
+        self._tell = tell
         self.failures: Counter[str] = Counter()
 
     @property
@@ -203,14 +207,25 @@ class Engine:
             self._released.notify()
 
     async def _recover(self, problem: str, known: Set[Uid], files: Mapping[Uid, bytes]) -> Set[Uid]:
-        """Adds records that only the CDI files still hold."""
-        found = [r for u, data in files.items() if u not in known and (r := self._recovered(u, data))]
+        """Adds records that only the CDI files still hold.
+
+        A file is written after everything else that a claim needs. One that the older version knows as begun
+        was therefore made to its end, and its containers may run: to undo it would take their devices away.
+        """
+        current = self._checkpoints.current
+        made = {u for u in known if (r := current.get(u)) is not None and r.state is ClaimState.COMPLETED}
+        found = [r for u, data in files.items() if u not in made and (r := self._recovered(u, data))]
         if known or found or problem != NO_CHECKPOINT:
             log.error(
                 "checkpoint lost; claims recovered from what is left",
                 problem=problem,
-                from_checkpoint=len(known),
+                from_checkpoint=len(made),
                 from_cdi=len(found),
+            )
+            self._tell(
+                CHECKPOINT_DAMAGED,
+                f"{self._driver}: the record of prepared claims was lost: {problem}; recovered {len(made)} "
+                f"claims from the version before and {len(found)} from CDI files",
             )
         try:
             await self._checkpoints.save(*found)
@@ -238,6 +253,10 @@ class Engine:
         if record is not None:
             log.warning(
                 "removing the CDI file of a claim that nobody prepared", uid=uid, claim=str(record.key)
+            )
+            self._tell(
+                ORPHANED_CDI_FILE,
+                f"{self._driver}: removing the CDI file of claim {record.key} ({uid}), which is not prepared",
             )
         return record is not None
 
@@ -455,6 +474,7 @@ class Engine:
             case Effect.SAVE:
                 assert record is not None
                 await self._checkpoints.save(msgspec.structs.replace(record, state=state))
+                self._holdings.begun(uid)
             case Effect.FORGET:
                 await self._checkpoints.forget(uid)
             case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.REMOVE_SPEC:

@@ -108,6 +108,7 @@ class GpuHardware:
 
     Attributes:
         changes: notified when partitions or MIG modes have changed: discovery sees another GPU then.
+        released: why nothing can be changed now, as a clause; empty: it can.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class GpuHardware:
         # Calls that did not come back in time. Until they do, no other is tried: it would wait as well.
         self._stuck: set[asyncio.Future[Any]] = set()
         self.changes = Changes()
+        self.released = ""
 
     async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
         """See ``Hardware``."""
@@ -153,7 +155,7 @@ class GpuHardware:
         """See ``Hardware``."""
         for setting in record.settings:
             async with self._alone(setting.uuid):
-                await self._restore(setting, holdings.others(record.uid, setting.uuid))
+                await self._restore(setting, holdings.heirs(record.uid, setting.uuid))
 
     async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""
@@ -191,7 +193,7 @@ class GpuHardware:
         """See ``Hardware``."""
         for setting in record.settings:
             async with self._alone(setting.uuid):
-                others = holdings.others(record.uid, setting.uuid)
+                others = holdings.heirs(record.uid, setting.uuid)
                 if setting.daemon and not any(o.daemon for o in others):
                     await self._call(self._daemons.stop, setting.device)
         for device, partition in _partitions(record):
@@ -385,6 +387,8 @@ class GpuHardware:
 
     async def _call(self, work: Callable[..., _T], *args: object) -> _T:
         done: set[asyncio.Future[_T]] = set()
+        if self.released:
+            raise PrepareError(f"the GPUs cannot be changed now: {self.released}", retryable=True)
         if not self._stuck:
             future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
             done, late = await asyncio.wait([future], timeout=self._seconds)

@@ -17,6 +17,7 @@ from dra_driver.errors import DraError
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import Engine
 from kubelet_plugin.hardware import GpuHardware, daemons_of
+from kubelet_plugin.notices import FOREIGN_INSTANCE, IDLE_DAEMON
 
 __all__ = ["Leftovers"]
 
@@ -39,7 +40,9 @@ class Leftovers:
         hardware: GpuHardware,
         table: DeviceTable,
         leads: Callable[[], bool] = lambda: True,
+        tell: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
+        self._tell = tell
         self._engine = engine
         self._hardware = hardware
         self._table = table
@@ -86,11 +89,18 @@ class Leftovers:
                     uuid=instance.uuid,
                     placement=f"{instance.start}:{instance.size}",
                 )
+                self._tell(
+                    FOREIGN_INSTANCE,
+                    f"GPU {gpu}: partition {instance.uuid or instance.instance_id} at "
+                    f"{instance.start}:{instance.size} belongs to no claim; it is left alone, and claims of "
+                    "partitions that overlap it cannot be prepared",
+                )
         self._told = {key for key in confirmed | self._told if key in now}
         self.strangers = sum(1 for kind, _ in confirmed if kind == "instance")
         for kind, device in confirmed:
             if kind == "daemon" and self._is_idle(device):
                 log.warning("an MPS daemon serves no claim; ending it", device=device)
+                self._tell(IDLE_DAEMON, f"device {device}: its MPS daemon serves no claim and is ended")
                 idle_still = functools.partial(self._is_idle, device)
                 await self._hardware.stop_daemon(device, uuids.get(device, device), idle_still)
 

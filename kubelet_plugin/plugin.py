@@ -25,11 +25,13 @@ from kubelet_plugin.configuration import Configuration
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import Engine, Timing
 from kubelet_plugin.hardware_setup import set_up
+from kubelet_plugin.hotplug import RELEASE_FILE, Hotplug, watched
 from kubelet_plugin.instances import Instances, remove_stale_socket
 from kubelet_plugin.inventory import InventoryKeeper
 from kubelet_plugin.leftovers import Leftovers
 from kubelet_plugin.locks import StateLock
 from kubelet_plugin.metadata_directory import MetadataDirectory
+from kubelet_plugin.notices import Notices
 from kubelet_plugin.observation import Observation
 from kubelet_plugin.reconciliation import Intervals, Reconciler
 from kubelet_plugin.registration import RegistrationState
@@ -116,6 +118,7 @@ class Plugin:
     Attributes:
         ready: set when the kubelet can find and call the plugin.
         observation: health, metrics and what else is watched.
+        notices: what was found and put in order.
     """
 
     def __init__(
@@ -147,6 +150,7 @@ class Plugin:
             ).complete,
         )
         clock = clock or SystemClock()
+        self.notices = Notices(client, clock, configuration.node_name)
         self._turn = StateLock(configuration.state / "state.lock")
         self._instances = Instances(configuration.state, configuration.instance, clock)
         self._engine = Engine(
@@ -162,6 +166,7 @@ class Plugin:
             boot_id=_boot_id(configuration.procfs_root),
             metadata=MetadataDirectory(configuration.metadata_dir, self._io),
             metadata_directory=str(configuration.metadata_dir) if configuration.device_metadata else "",
+            tell=self.notices.tell,
         )
         self._calls = services.Calls(self._engine, observe=self._observe)
         self._state = RegistrationState(
@@ -197,12 +202,21 @@ class Plugin:
             pool=pool,
             live=lambda: self._state.live and self._instances.leads(),
             intervals=intervals,
+            tell=self.notices.tell,
         )
         self._leftovers = Leftovers(
             engine=self._engine,
             hardware=self._setup.hardware,
             table=self._table,
             leads=self._instances.leads,
+            tell=self.notices.tell,
+        )
+        self._hotplug = Hotplug(
+            table=self._table,
+            file=configuration.state / RELEASE_FILE,
+            places=watched(configuration.sysfs_root, configuration.dev_root),
+            executor=self._discovery,
+            hold=self._hold_hardware,
         )
         self._scanned = asyncio.Event()
         self.ready = asyncio.Event()
@@ -249,6 +263,10 @@ class Plugin:
             self._discovery.shutdown(wait=False)
             self._io.shutdown(wait=True)
 
+    def _hold_hardware(self, held: bool) -> None:
+        file = self._configuration.state / RELEASE_FILE
+        self._setup.hardware.released = f"an administrator has them released ({file})" if held else ""
+
     def _observe(self, operation: str, result: str, seconds: float) -> None:
         self.observation.call(operation, result, seconds)
 
@@ -264,9 +282,11 @@ class Plugin:
             tasks.create_task(self._keeper.run())
             tasks.create_task(self._reconciler.run())
             tasks.create_task(self._leftovers.run())
+            tasks.create_task(self.notices.run())
             tasks.create_task(self.observation.run())
             tasks.create_task(self._scan())
             tasks.create_task(self._rescan_what_was_changed())
+            tasks.create_task(self._hotplug.run())
             tasks.create_task(self._guard())
             tasks.create_task(self._listen_for_silence())
 

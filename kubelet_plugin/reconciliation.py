@@ -19,6 +19,7 @@ from dra_driver.errors import DraError, NotFound
 from dra_driver.ports import KubeClient
 from dra_driver.preparation import PreparedClaim
 from kubelet_plugin.engine import ClaimReference, Engine
+from kubelet_plugin.notices import CLAIM_GONE
 
 __all__ = ["Intervals", "Reconciler", "why_gone"]
 
@@ -73,6 +74,7 @@ class Reconciler:
     Args:
         unprepare: as the kubelet calls it; answers with an error, or None, by UID.
         live: whether the kubelet has this plugin registered right now.
+        tell: called with kind (see ``notices``) and text of what was put in order.
 
     Attributes:
         unprepared: how many claims were unprepared because they are gone.
@@ -89,8 +91,10 @@ class Reconciler:
         pool: PoolName,
         live: Callable[[], bool],
         intervals: Intervals | None = None,
+        tell: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._engine = engine
+        self._tell = tell
         self._unprepare = unprepare
         self._client = client
         self._driver = driver
@@ -143,6 +147,11 @@ class Reconciler:
             reference = ClaimReference(record.namespace, record.name, record.uid)
             if (await self._unprepare([reference]))[record.uid] is None:
                 self.unprepared += 1
+                self._tell(
+                    CLAIM_GONE,
+                    f"{self._driver}: claim {record.key} ({record.uid}) was unprepared without the kubelet: "
+                    f"{why}",
+                )
         self._suspects = suspects
 
     async def _ask(self, record: PreparedClaim) -> str:

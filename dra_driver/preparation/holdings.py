@@ -48,8 +48,10 @@ class Holdings:
         # Physical device, by name → claims that use it or a part of it. Devices and GPUs of settings alike.
         self._users: dict[tuple[PoolName, str], set[Uid]] = {}
         self._settings: dict[str, dict[Uid, DeviceSetting]] = {}
+        self._begun: set[Uid] = set()
         for claim in claims:
             self.take(claim.uid, claim.key, claim.devices, claim.settings)
+            self.begun(claim.uid)
 
     def conflict(
         self, uid: Uid, devices: Iterable[PreparedDevice], settings: Iterable[DeviceSetting] = ()
@@ -86,8 +88,13 @@ class Holdings:
         for setting in held.settings:
             self._settings.setdefault(setting.uuid, {})[uid] = setting
 
+    def begun(self, uid: Uid) -> None:
+        """Notes that the claim has a durable record: what it needs will be undone, whatever happens."""
+        self._begun.add(uid)
+
     def release(self, uid: Uid) -> None:
         """Notes that the claim holds nothing any more."""
+        self._begun.discard(uid)
         held = self._holders.pop(uid, None)
         if held is None:
             return
@@ -104,6 +111,15 @@ class Holdings:
     def others(self, uid: Uid, gpu: str) -> Sequence[DeviceSetting]:
         """What other claims need of the GPU with this UUID."""
         return [s for holder, s in self._settings.get(gpu, {}).items() if holder != uid]
+
+    def heirs(self, uid: Uid, gpu: str) -> Sequence[DeviceSetting]:
+        """Those of ``others`` for whom a setting may stay, because they undo it one day.
+
+        A claim without a durable record is none: it sets what it needs after it has one, and if it never has,
+        nobody else would know that there is something to undo.
+        """
+        of_gpu = self._settings.get(gpu, {})
+        return [s for holder, s in of_gpu.items() if holder != uid and holder in self._begun]
 
     def partitions(self, gpu: str) -> Iterator[PreparedDevice]:
         """The partitions that claims hold of the GPU with this UUID."""

@@ -119,9 +119,13 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_version(tmp_path: Path)
 
     async def main() -> None:
         async with running(tmp_path, kube, [device(0), device(1)]) as node:
-            # The second claim was half-way in the previous version: undone, to be prepared again.
-            assert {c["name"] for c in checkpointed(node).values()} == {"one"}
-            assert node.specs() == [file_of(one)]
+            # The second claim was half-way in the previous version. Its CDI file is written last: containers
+            # may use it.
+            assert {c["name"]: c["state"] for c in checkpointed(node).values()} == {
+                "one": "PrepareCompleted",
+                "two": "PrepareCompleted",
+            }
+            assert node.specs() == sorted((file_of(one), file_of(two)))
             assert not (await prepare(node, two))[two["metadata"]["uid"]].error
             assert (node.config.state / "checkpoint.json.corrupt").read_bytes() == good[:100]
 

@@ -1,0 +1,107 @@
+"""Devices that come and go, drivers that are loaded and unloaded, and letting go of them when asked to.
+
+A vendor's library keeps the driver's device nodes open, and a driver in use cannot be unloaded. Whoever wants
+to unload it creates the file ``release`` in the state directory: while it is there the libraries are
+closed and nobody looks at the hardware.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from kubelet_plugin.devices import DeviceTable
+
+__all__ = ["RELEASE_FILE", "Hotplug", "fingerprint", "watched"]
+
+RELEASE_FILE: Final = "release"
+LOOK_SECONDS: Final = 1.0
+# A driver needs a moment from its first device node to its last.
+SETTLE_SECONDS: Final = 1.0
+_MODULES: Final = ("nvidia", "amdgpu", "i915", "xe")
+
+log = structlog.get_logger(__name__)
+
+
+def watched(sysfs: Path, dev: Path) -> tuple[tuple[Path, str], ...]:
+    """Directories whose entries come and go with devices and drivers, and how the names of these begin."""
+    return (
+        (sysfs / "bus/pci/devices", ""),
+        (sysfs / "class/drm", ""),
+        (sysfs / "class/infiniband", ""),
+        *((sysfs / "module" / module / "drivers", "") for module in _MODULES),
+        (dev, "nvidia"),
+        (dev / "dri", ""),
+    )
+
+
+def fingerprint(places: Iterable[tuple[Path, str]]) -> frozenset[str]:
+    """Changes when a device comes or goes, or its driver. Blocks, for well under a millisecond."""
+    found: set[str] = set()
+    for folder, prefix in places:
+        with contextlib.suppress(OSError):
+            found |= {str(p) for p in folder.iterdir() if p.name.startswith(prefix)}
+    return frozenset(found)
+
+
+class Hotplug:
+    """Runs beside the calls.
+
+    Args:
+        table: scanned when something has changed, closed while it shall be released.
+        file: while it is there, the hardware is let go of.
+        places: see ``watched``.
+        executor: of the vendors' libraries, which are closed in it.
+        hold: told whether the hardware is let go of.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: DeviceTable,
+        file: Path,
+        places: Iterable[tuple[Path, str]],
+        executor: Executor,
+        hold: Callable[[bool], None],
+    ) -> None:
+        self._table = table
+        self._file = file
+        self._places = tuple(places)
+        self._executor = executor
+        self._hold = hold
+        self._released = False
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        before = fingerprint(self._places)
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._release_or_not(self._file.exists())
+            now = fingerprint(self._places)
+            if now == before:
+                continue
+            before = now
+            if not self._released:
+                log.info("devices or drivers have changed; looking at the hardware")
+                await asyncio.sleep(SETTLE_SECONDS)
+                await self._table.scan()
+
+    async def _release_or_not(self, wanted: bool) -> None:
+        if wanted == self._released:
+            return
+        self._released = wanted
+        self._table.released = wanted
+        self._hold(wanted)
+        if wanted:
+            # Behind a scan that is under way.
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._table.close)
+            log.warning("the libraries of the hardware are closed, as asked for", file=str(self._file))
+        else:
+            log.info("looking at the hardware again", file=str(self._file))
+            await self._table.scan()

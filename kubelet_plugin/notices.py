@@ -1,0 +1,86 @@
+"""What the node agent found and put in order by itself, told to people: Events on the Node, and numbers.
+
+The log says the same, but nobody reads the log of every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Final
+
+import structlog
+
+from dra_driver.api.core import NODES
+from dra_driver.errors import DraError
+from dra_driver.kube import EventRecorder
+from dra_driver.ports import Clock, KubeClient
+
+__all__ = [
+    "CHECKPOINT_DAMAGED",
+    "CLAIM_GONE",
+    "FOREIGN_INSTANCE",
+    "IDLE_DAEMON",
+    "KINDS",
+    "ORPHANED_CDI_FILE",
+    "Notices",
+]
+
+CHECKPOINT_DAMAGED: Final = "CheckpointDamaged"
+CLAIM_GONE: Final = "ClaimGone"
+FOREIGN_INSTANCE: Final = "ForeignPartition"
+IDLE_DAEMON: Final = "IdleSharingDaemon"
+ORPHANED_CDI_FILE: Final = "OrphanedCdiFile"
+KINDS: Final = (CHECKPOINT_DAMAGED, CLAIM_GONE, FOREIGN_INSTANCE, IDLE_DAEMON, ORPHANED_CDI_FILE)
+
+COMPONENT: Final = "dra-driver-kubelet-plugin"
+_MOST_WAITING: Final = 100
+_RETRY_SECONDS: Final = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+class Notices:
+    """Notes at once, writes in the background: nobody waits for the API server to say that a file was bad.
+
+    Attributes:
+        counts: how often what was found since the start, by kind.
+    """
+
+    def __init__(self, client: KubeClient, clock: Clock, node_name: str) -> None:
+        self._client = client
+        self._recorder = EventRecorder(client, COMPONENT, clock)
+        self._node_name = node_name
+        self._waiting: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_WAITING)
+        self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+
+    def tell(self, kind: str, message: str) -> None:
+        """Counts it and queues a Warning on the Node.
+
+        Args:
+            kind: one of ``KINDS``; the Event's reason.
+            message: for people.
+        """
+        self.counts[kind] += 1
+        try:
+            self._waiting.put_nowait((kind, message))
+        except asyncio.QueueFull:
+            log.debug("no Event: too many are waiting", kind=kind)
+
+    async def run(self) -> None:
+        """Writes until cancelled. What was noted while the API server was away is written when it is back."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._recorder.run())
+            tasks.create_task(self._write())
+
+    async def _write(self) -> None:
+        while True:
+            kind, message = await self._waiting.get()
+            while True:
+                try:
+                    node = await self._client.get(NODES, self._node_name)
+                    break
+                except DraError as e:
+                    log.info("an Event waits: the Node cannot be read", kind=kind, error=str(e))
+                    await asyncio.sleep(_RETRY_SECONDS)
+            self._recorder.event(NODES, node, "Warning", kind, message)
