@@ -10,7 +10,14 @@ from typing import TextIO, cast
 
 import structlog
 
-__all__ = ["add_logging_arguments", "add_output_argument", "configure_logging", "print_data", "table"]
+__all__ = [
+    "add_logging_arguments",
+    "add_output_argument",
+    "configure_logging",
+    "format_data",
+    "print_data",
+    "table",
+]
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -74,14 +81,18 @@ def configure_logging(level: str, form: str) -> None:
 
 def print_data(data: object, form: str) -> None:
     """Prints plain data as JSON or YAML to stdout."""
+    print(format_data(data, form))
+
+
+def format_data(data: object, form: str) -> str:
+    """Plain data as JSON or YAML, without a newline at the end."""
     if form == "json":
         import json
 
-        print(json.dumps(data, indent=2))
-    else:
-        import yaml
+        return json.dumps(data, indent=2)
+    import yaml
 
-        print(yaml.safe_dump(data, sort_keys=False), end="")
+    return str(yaml.safe_dump(data, sort_keys=False)).rstrip("\n")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

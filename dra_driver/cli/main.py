@@ -39,6 +39,10 @@ COMMANDS = {
     "allocate": ("allocate", "the allocator on manifests or recorded cases: what would be allocated where"),
     "explain": ("explain", "why a claim is or is not allocatable"),
     "bench": ("bench", "measure one part; prints JSON"),
+    "status": (
+        "status",
+        "the fleet: devices free, allocated, shared, unhealthy by model and node; claims that wait and why",
+    ),
     "cel": ("cel", "device selectors on recorded cases"),
 }
 
