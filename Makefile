@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+# Not BIN: that is the folder of `make e2e CLUSTER=local BIN=DIR`.
+VENV_BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -15,46 +16,51 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); try: make PYTHON=python3.12 demo" >&2; exit 2; }
 	@echo "setting up $(VENV) (once)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@test -x $(VENV_BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(VENV_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	@$(VENV_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 venv: $(STAMP) ## the virtual environment
 
 demo: $(STAMP) ## the main job on the embedded cluster: no root, no GPU, no cluster
-	@$(BIN)/dra-driver demo $(ARGS)
+	@$(VENV_BIN)/dra-driver demo $(ARGS)
 
 test: $(STAMP) ## the tests (no root, no GPU, no cluster); ARGS goes to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(VENV_BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP) proto-check ## ruff, mypy --strict, import-linter, drift of the generated stubs
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(VENV_BIN)/ruff check .
+	@$(VENV_BIN)/ruff format --check .
+	@$(VENV_BIN)/mypy
+	@$(VENV_BIN)/lint-imports
 
 fmt: $(STAMP) ## formats the code and sorts imports
-	@$(BIN)/ruff check --fix-only --quiet .
-	@$(BIN)/ruff format .
+	@$(VENV_BIN)/ruff check --fix-only --quiet .
+	@$(VENV_BIN)/ruff format .
 
 types: $(STAMP) ## mypy --strict alone
-	@$(BIN)/mypy
+	@$(VENV_BIN)/mypy
 
 proto: $(STAMP) ## generates dra_driver/wire from proto/
-	@$(BIN)/python proto/generate.py
+	@$(VENV_BIN)/python proto/generate.py
 
 proto-check: $(STAMP)
-	@$(BIN)/python proto/generate.py --check
+	@$(VENV_BIN)/python proto/generate.py --check
 
 crash-test: $(STAMP) ## kills real node agents at every durable step; prints kills, runs, leaks
-	@$(BIN)/python tests/crash/crash_test.py $(ARGS)
+	@$(VENV_BIN)/python tests/crash/crash_test.py $(ARGS)
 
 bench: $(STAMP) ## the benchmarks; writes build/bench.json and prints a table
-	@$(BIN)/python tests/benchmarks/run.py $(ARGS)
+	@$(VENV_BIN)/python tests/benchmarks/run.py $(ARGS)
 
-e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default) or existing (KUBECONFIG, E2E_IMAGE)
-	@CLUSTER=$(or $(CLUSTER),embedded) $(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default), existing (KUBECONFIG, E2E_IMAGE), local (BIN=DIR, root)
+ifeq ($(CLUSTER),local)
+	@PYTHONPATH=tests/e2e $(VENV_BIN)/python -m local --bin "$(BIN)" -- \
+	  $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+else
+	@CLUSTER=$(or $(CLUSTER),embedded) $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+endif
 
 COMPILE := build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
   --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header

@@ -1,0 +1,227 @@
+"""The cluster inside its namespaces: node, components, images, driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from local import certificates, cni_plugin, configuration, host, images, manifests
+from local.configuration import Node
+from local.processes import NotUpError, Processes, tail
+
+NAMESPACE = "dra-driver"
+# On two cores that others use too, everything takes its time.
+PATIENCE_SECONDS = 180.0
+MOUNT_POINTS = ("/var/lib/kubelet", "/etc/cdi", "/var/log")
+
+
+class LocalCluster:
+    """One node and its control plane. To be used in namespaces of its own: it mounts over system folders."""
+
+    def __init__(self, node: Node, binaries: Mapping[str, Path], project: Path) -> None:
+        self.node = node
+        self._binaries = binaries
+        self._project = project
+        folders = dict.fromkeys(str(p.parent) for p in binaries.values())
+        path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
+        self.environment = {**os.environ, "PATH": path, "KUBECONFIG": str(node.admin_kubeconfig)}
+        self.processes = Processes(node.root / "log", self.environment)
+        self._commands = configuration.command_lines(node, binaries)
+
+    def start(self) -> None:
+        """Brings everything up, to the node's readiness.
+
+        Raises:
+            NotUpError: something does not come up.
+        """
+        self._mount()
+        self._configure()
+        self._start("etcd")
+        self._start("containerd")
+        archives = self._make_images()
+        self.processes.wait("etcd", "its health", etcd_healthy, 60)
+        self._start("kube-apiserver")
+        self.processes.wait("containerd", "its socket", self._containerd_answers, 60)
+        for archive in archives:
+            self._import(archive)
+        ready = ["get", "--raw", "/readyz"]
+        self.processes.wait("kube-apiserver", "/readyz", lambda: self._succeeds(ready), PATIENCE_SECONDS)
+        for name in ("kube-controller-manager", "kube-scheduler", "kubelet"):
+            self._start(name)
+        self.processes.wait("kubelet", "a ready node", self._node_ready, PATIENCE_SECONDS)
+        account = ["-n", "default", "get", "serviceaccount", "default"]
+        self.processes.wait(
+            "kube-controller-manager", "a service account", lambda: self._succeeds(account), PATIENCE_SECONDS
+        )
+
+    def install(self, backends: Sequence[str]) -> None:
+        """Installs the driver from ``deploy/manifests`` and waits until it offers devices.
+
+        Raises:
+            NotUpError: it does not.
+        """
+        documents = manifests.load(self._project / "deploy" / "manifests")
+        adapted = manifests.adapt(documents, configuration.DRIVER_IMAGE, backends)
+        file = self.node.etc / "driver.yaml"
+        file.write_text(yaml.safe_dump_all(adapted))
+        self.kubectl("apply", "--server-side", "-f", str(file))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for workload in ("daemonset/dra-driver-kubelet-plugin", "deployment/dra-driver-controller"):
+            left = f"--timeout={max(1.0, deadline - time.monotonic()):.0f}s"
+            done = self._kubectl("-n", NAMESPACE, "rollout", "status", workload, left)
+            if done.returncode:
+                raise NotUpError(f"{workload} does not become ready; {self.describe_driver()}")
+        while not json.loads(self.kubectl("get", "resourceslices", "-o", "json"))["items"]:
+            if time.monotonic() > deadline:
+                raise NotUpError(f"the driver publishes no ResourceSlices; {self.describe_driver()}")
+            time.sleep(0.2)
+
+    def uninstall(self) -> None:
+        """Takes the driver off again, in the order opposite to the installation's."""
+        file = str(self.node.etc / "driver.yaml")
+        self.kubectl("delete", "--ignore-not-found", "--timeout=90s", "-f", file)
+
+    def stop(self) -> None:
+        """Ends the components. Containers end with the PID namespace, mounts with theirs."""
+        self.processes.stop_all()
+
+    def kubectl(self, *arguments: str) -> str:
+        """What kubectl prints.
+
+        Raises:
+            NotUpError: it fails; with what it says.
+        """
+        done = self._kubectl(*arguments)
+        if done.returncode:
+            raise NotUpError(f"kubectl {' '.join(arguments)}: exit {done.returncode}\n{done.stderr.strip()}")
+        return done.stdout
+
+    def describe_driver(self) -> str:
+        """Its pods, their events and logs: what one would look at first."""
+        texts = ["what its pods say:"]
+        for arguments in (
+            ("get", "pods", "-o", "wide"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            ("logs", "-l", "app.kubernetes.io/name=dra-driver", "--all-containers", "--tail=15", "--prefix"),
+        ):
+            done = self._kubectl("-n", NAMESPACE, *arguments)
+            texts.append("\n".join(f"  | {t[:300]}" for t in (done.stdout + done.stderr).splitlines()[-30:]))
+        return "\n".join(texts)
+
+    def _mount(self) -> None:
+        """The node's own /run, /var/lib/kubelet, /var/log and CDI folder, and its addresses."""
+        root = self.node.root
+        runs = {os.path.realpath(p) for p in ("/run", "/var/run")}
+        for inherited in reversed(host.mounts_below(*runs, *MOUNT_POINTS)):
+            # Only this namespace's copies: they would keep another cluster's volumes and networks alive.
+            self._run("umount", "--lazy", inherited)
+        for folder in runs:
+            self._run("mount", "-t", "tmpfs", "-o", "mode=755", "dra-e2e", folder)
+        for place in MOUNT_POINTS:
+            own = root / "node" / place.strip("/")
+            own.mkdir(parents=True)
+            self._run("mount", "--bind", str(own), place)
+        # Volumes of pods are mounted below; containers that ask for propagation see them.
+        self._run("mount", "--make-rshared", "/var/lib/kubelet")
+        self._run("ip", "link", "set", "lo", "up")
+        for address in (configuration.NODE_ADDRESS, configuration.SERVICE_ADDRESS):
+            self._run("ip", "address", "add", f"{address}/32", "dev", "lo")
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        host.make_cgroup(self.node.name)
+
+    def _configure(self) -> None:
+        node = self.node
+        node.etc.mkdir()
+        certificates.make(self._binaries["openssl"], node.pki, node.name)
+        files = {p.name: p.read_bytes() for p in node.pki.iterdir()}
+        for user in certificates.USERS:
+            (node.etc / f"{user}.kubeconfig").write_text(configuration.kubeconfig(user, files))
+        (node.etc / "kubelet.yaml").write_text(configuration.kubelet(node))
+        (node.etc / "containerd.toml").write_text(configuration.containerd(node, self._binaries["runc"]))
+        (node.etc / "resolv.conf").write_text("# no name service\n")
+        plugins, networks = node.root / "cni" / "bin", node.root / "cni" / "net.d"
+        plugins.mkdir(parents=True)
+        networks.mkdir()
+        (networks / "10-e2e.conflist").write_text(configuration.network(node))
+        source = Path(cni_plugin.__file__).read_text()
+        for name in (configuration.CNI_PLUGIN, "loopback"):
+            (plugins / name).write_text(f"#!{os.path.realpath(sys.executable)} -IS\n{source}")
+            (plugins / name).chmod(0o755)
+
+    def _make_images(self) -> list[Path]:
+        folder = self.node.root / "images"
+        folder.mkdir()
+        ldd = self._binaries["ldd"]
+        shell, driver = folder / "shell.tar", folder / "driver.tar"
+        search = [Path(p) for p in self.environment["PATH"].split(os.pathsep)]
+        images.make_shell(shell, configuration.SHELL_IMAGE, ldd, search)
+        images.make_driver(driver, configuration.DRIVER_IMAGE, ldd, self._project)
+        return [shell, driver]
+
+    def _import(self, archive: Path) -> None:
+        self._ctr("images", "import", "--snapshotter", self.node.snapshotter, str(archive))
+        archive.unlink()
+
+    def _start(self, name: str) -> None:
+        self.processes.start(name, self._commands[name])
+
+    def _containerd_answers(self) -> bool:
+        try:
+            self._ctr("version")
+        except NotUpError:
+            return False
+        return True
+
+    def _node_ready(self) -> bool:
+        done = self._kubectl("get", "node", self.node.name, "-o", "json")
+        if done.returncode:
+            return False
+        conditions = json.loads(done.stdout).get("status", {}).get("conditions", ())
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def _succeeds(self, arguments: Sequence[str]) -> bool:
+        return self._kubectl(*arguments).returncode == 0
+
+    def _kubectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self._binaries["kubectl"]), *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True)
+
+    def _ctr(self, *arguments: str) -> None:
+        address = f"--address={configuration.CONTAINERD_SOCKET}"
+        self._run(str(self._binaries["ctr"]), address, "--namespace=k8s.io", *arguments)
+
+    def _run(self, *command: str) -> None:
+        program = str(self._binaries.get(command[0], command[0]))
+        done = subprocess.run([program, *command[1:]], env=self.environment, capture_output=True, text=True)
+        if done.returncode:
+            raise NotUpError(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr.strip()}")
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copies the components' logs and those of the pods."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.node.root / "log", folder, dirs_exist_ok=True)
+        pods = self.node.root / "node" / "var" / "log" / "pods"
+        if pods.exists():
+            shutil.copytree(pods, folder / "pods", dirs_exist_ok=True)
+
+
+def etcd_healthy() -> bool:
+    """Whether etcd answers."""
+    try:
+        with urllib.request.urlopen(f"{configuration.ETCD}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+__all__ = ["MOUNT_POINTS", "LocalCluster", "etcd_healthy", "tail"]
