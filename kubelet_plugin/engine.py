@@ -474,7 +474,6 @@ class Engine:
             case Effect.SAVE:
                 assert record is not None
                 await self._checkpoints.save(msgspec.structs.replace(record, state=state))
-                self._holdings.begun(uid)
             case Effect.FORGET:
                 await self._checkpoints.forget(uid)
             case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.REMOVE_SPEC:
@@ -500,6 +499,8 @@ class Engine:
     async def _touch(self, effect: Effect, record: PreparedClaim, state: ClaimState) -> PreparedClaim:
         match effect:
             case Effect.CONFIGURE_DEVICES:
+                # Its record is durable.
+                self._holdings.begun(record.uid)
                 await self._hardware.configure(record)
             case Effect.RESTORE_DEVICES:
                 await self._hardware.restore(record, self._holdings)
@@ -514,6 +515,8 @@ class Engine:
             case Effect.START_DAEMONS:
                 await self._hardware.start_daemons(record)
             case Effect.STOP_DAEMONS:
+                # The first step of undoing.
+                self._holdings.ending(record.uid)
                 await self._hardware.stop_daemons(record, self._holdings)
             case _:
                 raise AssertionError(f"{effect.name} is no effect on hardware")

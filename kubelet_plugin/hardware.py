@@ -286,7 +286,7 @@ class GpuHardware:
             return
         left = await self._call(control.instances, setting.uuid)
         if left:
-            log.warning("MIG mode stays on: a stranger's instances are there", device=setting.device)
+            log.warning("MIG mode stays on: there are still instances", device=setting.device)
             return
         await self._set_back(setting, "MIG mode", control.set_mig_mode, False)
         self.changes.notify()

@@ -92,6 +92,10 @@ class Holdings:
         """Notes that the claim has a durable record: what it needs will be undone, whatever happens."""
         self._begun.add(uid)
 
+    def ending(self, uid: Uid) -> None:
+        """Notes that the claim undoes what it needs: two that end at once must not leave it to each other."""
+        self._begun.discard(uid)
+
     def release(self, uid: Uid) -> None:
         """Notes that the claim holds nothing any more."""
         self._begun.discard(uid)
@@ -116,7 +120,7 @@ class Holdings:
         """Those of ``others`` for whom a setting may stay, because they undo it one day.
 
         A claim without a durable record is none: it sets what it needs after it has one, and if it never has,
-        nobody else would know that there is something to undo.
+        nobody else would know that there is something to undo. Nor is one that is ending itself.
         """
         of_gpu = self._settings.get(gpu, {})
         return [s for holder, s in of_gpu.items() if holder != uid and holder in self._begun]

@@ -75,3 +75,31 @@ def test_a_claim_that_is_only_being_planned_inherits_no_setting(
             assert machine.state() == before
 
     asyncio.run(main())
+
+
+def test_two_claims_that_end_at_once_do_not_leave_a_setting_to_each_other() -> None:
+    machine = Machine(Disk(), {"U": Gpu(compute="prohibited")})
+    before = machine.state()
+    setting = DeviceSetting(device="gpu-0", uuid="U", daemon=True)
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            hardware = GpuHardware([Control(machine)], MachineDaemons(machine), executor)
+            holdings = Holdings()
+            both = []
+            for uid in ("first", "second"):
+                planned = await hardware.look(record(uid, setting), holdings)
+                holdings.take(planned.uid, planned.key, planned.devices, planned.settings)
+                holdings.begun(planned.uid)
+                await hardware.configure(planned)
+                await hardware.start_daemons(planned)
+                both.append(planned)
+            # Neither is released before both have undone what they needed.
+            for ending in both:
+                holdings.ending(ending.uid)
+                await hardware.stop_daemons(ending, holdings)
+            for ending in both:
+                await hardware.restore(ending, holdings)
+            assert machine.state() == before
+
+    asyncio.run(main())
