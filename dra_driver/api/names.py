@@ -21,6 +21,7 @@ __all__ = [
     "POD_CLAIM_ANNOTATION",
     "RDMA_DRIVER_NAME",
     "SYSTEM_NAMESPACE",
+    "TOPOLOGY_ANNOTATION",
     "cdi_kind",
 ]
 
@@ -47,6 +48,10 @@ GROUP_SIZE_LABEL: Final = "dra-driver.dev/group-size"
 # Kubernetes' own: kept on allocated claims; on generated claims, the pod's name for the claim.
 CLAIM_FINALIZER: Final = "resource.kubernetes.io/delete-protection"
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
+
+# On claims: what its devices are to have in common, such as "required:numaNode" or "preferred:nvlinkGroup"
+# (several separated by commas).
+TOPOLOGY_ANNOTATION: Final = "dra-driver.dev/topology"
 
 # Standard device attributes.
 PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"

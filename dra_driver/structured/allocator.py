@@ -19,7 +19,15 @@ from dra_driver.structured.results import allocation_results
 from dra_driver.structured.search import Pick, Search, SearchLimitError
 from dra_driver.structured.shapes import Choice, Shape
 from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.types import Allocated, DoesNotFit, Failed, NodeReasons, Outcome, Strategy
+from dra_driver.structured.types import (
+    Allocated,
+    DoesNotFit,
+    Failed,
+    NodePolicy,
+    NodeReasons,
+    Outcome,
+    Strategy,
+)
 
 __all__ = ["allocate", "allocate_by_scan"]
 
@@ -35,6 +43,7 @@ def allocate(
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
     usable: Callable[[DriverName, PoolName], bool] | None = None,
+    policy: NodePolicy = NodePolicy.PACK,
 ) -> Outcome:
     """Finds a node and devices for all claims of one pod together.
 
@@ -45,9 +54,11 @@ def allocate(
         nodes: candidates, by name; None for every node of the snapshot. Names that the snapshot does not
             have are ignored.
         ignore_taint: taints that do not count, for example our own that keeps kube-scheduler away.
-        usable: pools that this allocation may use.
+        usable: pools that this allocation may use. What is learned of a fleet is kept by function: give the
+            same one as long as its answers stay the same.
+        policy: for best fit, which of several nodes that are equally good.
     """
-    question = _Question(snapshot, claims, nodes, Options(ignore_taint, usable))
+    question = _Question(snapshot, claims, nodes, Options(ignore_taint, usable, policy))
     return question.first_fit() if strategy is Strategy.FIRST_FIT else question.best_fit()
 
 
@@ -58,9 +69,10 @@ def allocate_by_scan(
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
     usable: Callable[[DriverName, PoolName], bool] | None = None,
+    policy: NodePolicy = NodePolicy.PACK,
 ) -> Outcome:
     """Best fit as ``allocate`` gives it, worked out node by node: for tests of the fast way."""
-    question = _Question(snapshot, claims, nodes, Options(ignore_taint, usable))
+    question = _Question(snapshot, claims, nodes, Options(ignore_taint, usable, policy))
     try:
         return question.best_fit_by_scan()
     except FatalError as e:

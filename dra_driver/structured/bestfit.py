@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.api.meta import DriverName
-from dra_driver.structured.constraints import Value
-from dra_driver.structured.cost import TOPOLOGY, Costs, DeviceCost, topology_of, topology_spread
+from dra_driver.structured.constraints import TOPOLOGY, Value
+from dra_driver.structured.cost import Costs, DeviceCost, topology_of, topology_spread
 from dra_driver.structured.node import Candidate, NodeProblem
 from dra_driver.structured.plan import Alternative
 from dra_driver.structured.pools import DeviceEntry, PoolView
 from dra_driver.structured.search import Pick, Search, SearchLimitError
+from dra_driver.structured.types import NodePolicy
 
 __all__ = ["Score", "Solution", "best_solution"]
 
@@ -33,17 +34,21 @@ class Score:
     Attributes:
         ranks: the alternative of ``firstAvailable`` that each request gets.
         binding: devices with binding conditions.
-        waste, destroyed, other_waste: sums of ``DeviceCost``.
+        preferred: how far the devices of claims with a preference are from what they prefer.
+        waste, destroyed, busy, other_waste: sums of ``DeviceCost``.
         spread: how far the devices are from each other, from NVLink to NUMA.
         broken: 1 where a node of which nothing is in use is used in part.
-        remaining: devices of the same pools that stay free.
+        remaining: devices of the same pools that stay free; where the policy is to spread, less is worse (and
+            ``broken`` is 0).
         order: positions of the devices, for a deterministic end.
     """
 
     ranks: tuple[int, ...]
     binding: int
+    preferred: int
     waste: int
     destroyed: int
+    busy: int
     spread: tuple[int, ...]
     other_waste: int
     broken: int
@@ -56,8 +61,10 @@ class Score:
         return (
             self.ranks,
             self.binding,
+            self.preferred,
             self.waste,
             self.destroyed,
+            self.busy,
             self.spread,
             self.other_waste,
             self.broken,
@@ -172,7 +179,7 @@ class _BestFit:
             cost = self._costs.of(pick.alternative, pick.candidate)
             binding += cost.binding
             waste += cost.waste
-        return (binding, waste) <= (best.binding, best.waste)
+        return (binding, self._distance(search.picks), waste) <= (best.binding, best.preferred, best.waste)
 
     def _consider(self, search: Search) -> bool:
         score = self._score(search)
@@ -193,8 +200,10 @@ class _BestFit:
         return Score(
             ranks=search.ranks(),
             binding=sum(c.binding for c in costs),
+            preferred=self._distance(search.picks),
             waste=sum(c.waste for c in costs),
             destroyed=sum(c.destroyed for c in costs),
+            busy=sum(c.busy for c in costs),
             spread=topology_spread([p.entry for p in picks]),
             other_waste=sum(c.other_waste for c in costs),
             broken=broken,
@@ -211,14 +220,28 @@ class _BestFit:
             total += len(pool.devices)
             used += len(state.devices) + len(state.shares)
         remaining = max(0, total - used - len({p.entry for p in picks}))
+        return self._by_policy(used, remaining)
+
+    def _by_policy(self, used: int, remaining: int) -> tuple[int, int]:
+        if self._problem.options.policy is NodePolicy.SPREAD:
+            return 0, -remaining
         return int(used == 0 and remaining > 0), remaining
+
+    def _distance(self, picks: Sequence[Sequence[Pick]]) -> int:
+        """Groups beyond the first over which claims are spread on the levels that they prefer."""
+        total = 0
+        for claim, chosen in zip(self._problem.claims, picks, strict=True):
+            if claim.preferred:
+                spread = topology_spread([p.entry for p in chosen])
+                total += sum(spread[TOPOLOGY.index(level)] for level in claim.preferred)
+        return total
 
     def _pool_use(self, pool: PoolView) -> tuple[int, int]:
         """The same for one device of a pool."""
         state = self._problem.snapshot.allocated.pool(pool.id)
         used = len(state.devices) + len(state.shares)
         remaining = max(0, len(pool.devices) - used - 1)
-        return int(used == 0 and remaining > 0), remaining
+        return self._by_policy(used, remaining)
 
     def _groups(self) -> Iterator[Callable[[DeviceEntry], bool]]:
         """Restrictions to devices that have something in common, the tightest first."""

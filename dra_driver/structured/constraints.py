@@ -8,13 +8,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
+from dra_driver.api import names
 from dra_driver.api.resource import Device, DeviceAttribute, DeviceConstraint
 
-__all__ = ["Constraint", "Value", "attribute_of", "attribute_values", "make_constraint"]
+__all__ = [
+    "ANY_DOMAIN",
+    "STANDARD",
+    "TOPOLOGY",
+    "Constraint",
+    "Value",
+    "attribute_of",
+    "attribute_values",
+    "make_constraint",
+]
 
 Value = tuple[str, object]
+
+# Instead of a domain: the attribute of this name in whatever domain it is, the standard one first.
+ANY_DOMAIN: Final = "*/"
+STANDARD: Final = {"pcieRoot": names.PCIE_ROOT, "numaNode": names.NUMA_NODE}
+# From the tightest: devices with the same value are close.
+TOPOLOGY: Final = ("nvlinkGroup", "xgmiHive", "pcieRoot", "numaNode")
 
 
 def attribute_of(device: Device, driver: str, name: str) -> DeviceAttribute | None:
@@ -22,10 +38,19 @@ def attribute_of(device: Device, driver: str, name: str) -> DeviceAttribute | No
     found = device.attributes.get(name)
     if found is not None:
         return found
+    if name.startswith(ANY_DOMAIN):
+        return _of_any_domain(device, name.removeprefix(ANY_DOMAIN))
     domain, _, bare = name.partition("/")
     if bare and domain == driver:
         return device.attributes.get(bare)
     return None
+
+
+def _of_any_domain(device: Device, bare: str) -> DeviceAttribute | None:
+    standard = device.attributes.get(STANDARD.get(bare, bare))
+    if standard is not None:
+        return standard
+    return next((a for n, a in device.attributes.items() if n.rpartition("/")[2] == bare), None)
 
 
 def attribute_values(attribute: DeviceAttribute | None, *, lists: bool) -> frozenset[Value]:

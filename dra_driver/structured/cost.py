@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dra_driver.api import names
-from dra_driver.structured.constraints import Value, attribute_values
+from dra_driver.structured.constraints import STANDARD, TOPOLOGY, Value, attribute_values
 from dra_driver.structured.node import Candidate, NodeProblem
 from dra_driver.structured.plan import Alternative
 from dra_driver.structured.pools import DeviceEntry, PoolView
 
-__all__ = ["TOPOLOGY", "Costs", "DeviceCost", "topology_of", "topology_spread"]
+__all__ = ["Costs", "DeviceCost", "is_busy", "topology_of", "topology_spread"]
 
-# From the tightest: devices with the same value are close. Attributes are found by the last part of their
-# name, because the first two belong to the vendor's domain.
-TOPOLOGY: Final = ("nvlinkGroup", "xgmiHive", "pcieRoot", "numaNode")
-_STANDARD: Final = {"pcieRoot": names.PCIE_ROOT, "numaNode": names.NUMA_NODE}
+# An attribute (bool) by which a driver says that somebody uses the device without a claim: of devices that
+# are equally good an idle one is taken.
+BUSY: Final = "busy"
 
 # Resolution of a fraction of the largest amount in the cluster.
 _PARTS: Final = 10**6
@@ -35,12 +33,14 @@ class DeviceCost:
         binding: 1 where the device has binding conditions (it may not become ready).
         waste: unused part of the capacity that counts: what was asked for, else memory, else everything.
         destroyed: capacity of the partitions that become impossible.
+        busy: 1 where the device is known not to be idle.
         other_waste: unused part of the rest.
     """
 
     binding: int
     waste: int
     destroyed: int
+    busy: int
     other_waste: int
 
 
@@ -62,6 +62,7 @@ class Costs:
                 binding=int(bool(candidate.entry.device.binding_conditions)),
                 waste=waste,
                 destroyed=self.destroyed(candidate) if candidate.counters else 0,
+                busy=int(is_busy(candidate.entry)),
                 other_waste=other,
             )
         return cost
@@ -126,6 +127,11 @@ def _bare(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+def is_busy(entry: DeviceEntry) -> bool:
+    """Whether the driver says so."""
+    return any(a.bool_value is True and _bare(n) == BUSY for n, a in entry.device.attributes.items())
+
+
 def topology_of(entry: DeviceEntry) -> Mapping[str, frozenset[Value]]:
     """The topology attributes that the device has, by their name in ``TOPOLOGY``."""
     found: dict[str, frozenset[Value]] = {}
@@ -133,7 +139,7 @@ def topology_of(entry: DeviceEntry) -> Mapping[str, frozenset[Value]]:
         bare = _bare(name)
         if bare not in TOPOLOGY:
             continue
-        standard = _STANDARD.get(bare)
+        standard = STANDARD.get(bare)
         # The standard attribute wins over one of the vendor's with the same last part.
         if bare not in found or name == standard:
             found[bare] = attribute_values(attribute, lists=True)

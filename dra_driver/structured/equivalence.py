@@ -22,8 +22,8 @@ from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.api.version import Version
 from dra_driver.errors import InvalidVersion
-from dra_driver.structured.constraints import attribute_of, attribute_values
-from dra_driver.structured.cost import TOPOLOGY, topology_of
+from dra_driver.structured.constraints import TOPOLOGY, attribute_of, attribute_values
+from dra_driver.structured.cost import is_busy, topology_of
 from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.pools import DeviceEntry, Local, NodeView, PoolView
 from dra_driver.structured.snapshot import Snapshot
@@ -269,6 +269,7 @@ def _content(snapshot: Snapshot, entry: DeviceEntry, off_node: bool) -> Hashable
         device.taints,
         device.consumes_counters and _needs(entry),
         entry.ambiguous_selector,
+        is_busy(entry),
         off_node,
         error,
     )

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
-from dra_driver.api import codec
+from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured.equivalence import Column, Columns, FleetIndex, NodeClass, Usable
 from dra_driver.structured.node import Options
@@ -51,12 +51,13 @@ class Fleet:
             tuple(None if c.status.allocation is not None else _wanted(c) for c in claims),
             options.ignore_taint,
             options.usable,
+            options.policy,
         )
         shape = self._shapes.get(key)
         if shape is None:
             plans = compile_claims(claims, snapshot.classes, snapshot.features)
             index = self._index(snapshot, plans, options.usable)
-            shape = self._shapes[key] = Shape(plans, index, options.ignore_taint, self._shared)
+            shape = self._shapes[key] = Shape(plans, index, options, self._shared)
             if len(self._shapes) > _MOST_SHAPES:
                 self._shapes.popitem(last=False)
         else:
@@ -149,6 +150,7 @@ class Fleet:
         return columns
 
 
-def _wanted(claim: ResourceClaim) -> bytes:
+def _wanted(claim: ResourceClaim) -> tuple[bytes, str]:
     devices = claim.spec.devices
-    return codec.encode((devices.requests, devices.constraints))
+    topology = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
+    return codec.encode((devices.requests, devices.constraints)), topology

@@ -15,7 +15,7 @@ from dra_driver.structured.constraints import Value, attribute_of, attribute_val
 from dra_driver.structured.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
 from dra_driver.structured.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.types import PoolID, Rule
+from dra_driver.structured.types import NodePolicy, PoolID, Rule
 
 __all__ = ["Candidate", "CounterNeed", "NodeProblem", "Options", "Verdict"]
 
@@ -32,6 +32,7 @@ class Options:
 
     ignore_taint: Callable[[DeviceTaint], bool] | None = None
     usable: Callable[[DriverName, PoolName], bool] | None = None
+    policy: NodePolicy = NodePolicy.PACK
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dra_driver.api import names
 from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
@@ -18,6 +19,7 @@ from dra_driver.api.resource import (
     ResourceClaim,
 )
 from dra_driver.structured.capacity import Amounts
+from dra_driver.structured.constraints import ANY_DOMAIN, TOPOLOGY
 from dra_driver.structured.types import Features
 
 __all__ = ["MAX_RESULTS", "Alternative", "ClaimPlan", "FatalError", "RequestPlan", "compile_claims"]
@@ -81,6 +83,7 @@ class ClaimPlan:
     requests: tuple[RequestPlan, ...]
     constraints: tuple[DeviceConstraint, ...]
     allocation: AllocationResult | None = None
+    preferred: tuple[str, ...] = ()
 
 
 def compile_claims(
@@ -100,7 +103,11 @@ def _claim(
     name = str(claim.key)
     if claim.status.allocation is not None:
         return ClaimPlan(index, name, claim, (), (), claim.status.allocation)
-    constraints = claim.spec.devices.constraints
+    required, preferred = _topology(name, claim)
+    constraints = (
+        *claim.spec.devices.constraints,
+        *(DeviceConstraint(match_attribute=ANY_DOMAIN + level) for level in required),
+    )
     requests = tuple(
         RequestPlan(request.name, tuple(_alternatives(index, name, request, constraints, classes, features)))
         for request in claim.spec.devices.requests or ()
@@ -108,7 +115,7 @@ def _claim(
     for i, constraint in enumerate(constraints):
         if constraint.match_attribute is None and constraint.distinct_attribute is None:
             raise FatalError(f"claim {name}, constraint #{i}: neither matchAttribute nor distinctAttribute")
-    return ClaimPlan(index, name, claim, requests, constraints)
+    return ClaimPlan(index, name, claim, requests, constraints, preferred=preferred)
 
 
 def _alternatives(
@@ -175,6 +182,25 @@ def _alternative(
             if not c.requests or parent in c.requests or name in c.requests
         ),
     )
+
+
+def _topology(name: str, claim: ResourceClaim) -> tuple[list[str], tuple[str, ...]]:
+    """The levels on which all devices must, and on which they should, have the same value.
+
+    Raises:
+        FatalError: the annotation does not say that.
+    """
+    levels: dict[str, list[str]] = {"required": [], "preferred": []}
+    text = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
+    for item in text.split(",") if text.strip() else ():
+        kind, _, level = item.strip().partition(":")
+        if kind not in levels or level not in TOPOLOGY:
+            raise FatalError(
+                f"claim {name}: annotation {names.TOPOLOGY_ANNOTATION}: {item.strip()[:80]!r} is not "
+                f"understood; required:LEVEL and preferred:LEVEL are, with LEVEL one of {', '.join(TOPOLOGY)}"
+            )
+        levels[kind].append(level)
+    return levels["required"], tuple(levels["preferred"])
 
 
 def _expressions(selectors: Sequence[DeviceSelector], where: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Final
 from dra_driver.api.core import Node
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidQuantity
+from dra_driver.structured.constraints import ANY_DOMAIN
 from dra_driver.structured.node import Candidate, NodeProblem, Verdict
 from dra_driver.structured.plan import Alternative, ClaimPlan
 from dra_driver.structured.pools import DeviceEntry, PoolView
@@ -106,7 +107,7 @@ def _demand(problem: NodeProblem, alternative: Alternative, candidate: Candidate
     parts = [f"{count} device{'s' * (count != 1)}" if count is not None else "all devices"]
     for index in alternative.constraints:
         constraint = claim.constraints[index]
-        name = constraint.match_attribute or constraint.distinct_attribute
+        name = (constraint.match_attribute or constraint.distinct_attribute or "").removeprefix(ANY_DOMAIN)
         kind = "the same" if constraint.match_attribute is not None else "a different"
         missing = "" if candidate.values[index] else " (absent)"
         parts.append(f"{kind} {name}{missing}")

@@ -12,10 +12,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dra_driver.api.resource import DeviceTaint
 from dra_driver.structured import bestfit
 from dra_driver.structured.budget import Budget
-from dra_driver.structured.cost import Costs
+from dra_driver.structured.cost import Costs, is_busy
 from dra_driver.structured.equivalence import ComponentClass, FleetIndex, Layout, NodeClass, state_of
 from dra_driver.structured.node import Candidate, NodeProblem, Options
 from dra_driver.structured.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
@@ -23,6 +22,7 @@ from dra_driver.structured.pools import NodeView
 from dra_driver.structured.search import SearchLimitError
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState
+from dra_driver.structured.types import NodePolicy
 
 __all__ = ["Choice", "Place", "Shape", "Solved"]
 
@@ -56,9 +56,9 @@ class Solved(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What a device of a kind is to each alternative: (binding, waste, other waste), None where it is not."""
+    """What a device of a kind costs each alternative: binding, waste, busy, other; None: no candidate."""
 
-    costs: tuple[tuple[int, int, int] | None, ...]
+    costs: tuple[tuple[int, int, int, int] | None, ...]
     failing: bool
 
 
@@ -95,7 +95,7 @@ class Shape:
     Args:
         plans: of one of them; names in them are not used.
         index: the classes of the projection.
-        ignore_taint: as for ``allocate``.
+        options: as for ``allocate``; which pools are usable is the index's.
         shared: solutions that shapes share which want the same of equal devices.
     """
 
@@ -103,12 +103,13 @@ class Shape:
         self,
         plans: tuple[ClaimPlan, ...],
         index: FleetIndex,
-        ignore_taint: Callable[[DeviceTaint], bool] | None,
+        options: Options,
         shared: dict[Hashable, Solved | None],
     ) -> None:
         self.plans = plans
         self.index = index
-        self._options = Options(ignore_taint, None)
+        self._options = Options(options.ignore_taint, None, options.policy)
+        self._spread = options.policy is NodePolicy.SPREAD
         self._shared = shared
         self._alternatives = [
             (ci, ri, ai, a)
@@ -123,13 +124,15 @@ class Shape:
         self.single = self._counted and sum(max(n or 0 for n in request) for request in counts) == 1
         least = sum(min(n or 0 for n in request) for request in counts)
         self._too_many = least > MAX_RESULTS or not self._counted
-        self._structure: Hashable = tuple(
+        wanted = tuple(
             (
                 tuple(tuple((a.count, a.constraints) for a in r.alternatives) for r in claim.requests),
                 tuple(c.match_attribute is not None for c in claim.constraints),
+                claim.preferred,
             )
             for claim in plans
         )
+        self._structure: Hashable = (wanted, self._spread)
         self._bound = tuple(
             ("same", c.match_attribute or c.distinct_attribute or "") for p in plans for c in p.constraints
         )
@@ -177,7 +180,8 @@ class Shape:
         for part in self._parts:
             if key is not None and part.key != key:
                 break
-            for place, names in part.component.nodes.items():
+            for where, names in part.component.nodes.items():
+                place = self._rank(where)
                 if best is not None and place > best[0]:
                     continue
                 name = names[0] if allowed is None else next(filter(allowed, names), None)
@@ -195,9 +199,13 @@ class Shape:
         position, part = min(
             (component.positions[tied[c].offset], tied[c].rank)
             for c, key, component in self.index.class_of(name).parts
-            if c in tied and key == place
+            if c in tied and self._rank(key) == place
         )
         return Choice(name, (Place(*self._request(), part, position),), self._chosen(part))
+
+    def _rank(self, where: tuple[int, int]) -> tuple[int, int]:
+        """How good a place in ``ComponentClass.nodes`` is under the policy for nodes; less is better."""
+        return (0, -where[1]) if self._spread else where
 
     def _request(self) -> tuple[int, int]:
         return self._alternatives[0][:2]
@@ -224,7 +232,7 @@ class Shape:
                 continue
             cost = costs[rank]
             assert cost is not None
-            key = (rank, cost[0], cost[1], destroyed, cost[2])
+            key = (rank, cost[0], cost[1], destroyed, cost[2], cost[3])
             if best is None or key < best[0]:
                 best = key, offset, rank
         return best
@@ -243,7 +251,7 @@ class Shape:
                 if candidate is None or any(amount > left for _, amount, left in candidate.counters):
                     continue
                 cost = costs.of(alternative, candidate)
-                key = (rank, cost.binding, cost.waste, cost.destroyed, cost.other_waste)
+                key = (rank, cost.binding, cost.waste, cost.destroyed, cost.busy, cost.other_waste)
                 if best is None or key < best[0]:
                     best = key, offset, rank
         return best
@@ -307,7 +315,7 @@ class Shape:
             for cost in sorted(costs)[:count]:
                 binding += cost[0]
                 waste += cost[1]
-        return ((0,) * len(self._alternatives), binding, waste)
+        return ((0,) * len(self._alternatives), binding, 0, waste)
 
     def _free(self, nodes: NodeClass) -> list[int]:
         found: list[int] = []
@@ -329,7 +337,7 @@ class Shape:
             for i in range(len(self._alternatives))
         ]
         relative = tuple(
-            tuple(None if c is None else (c[0], c[1] - least[i], c[2]) for i, c in enumerate(costs))
+            tuple(None if c is None else (c[0], c[1] - least[i], *c[2:]) for i, c in enumerate(costs))
             for costs in kinds
         )
         same = tuple(nodes.layout.columns[column] for column in self._bound)
@@ -345,14 +353,14 @@ class Shape:
         return solved
 
     def _shifted(self, solved: Solved, least: list[int], sign: int) -> Solved:
-        ranks, binding, waste, *rest = solved.key
+        ranks, binding, preferred, waste, *rest = solved.key
         assert isinstance(waste, int)
         shift = sum(
             n * (a.count or 0)
             for n, (ci, ri, ai, a) in zip(least, self._alternatives, strict=True)
             if solved.chosen[ci][ri] == ai
         )
-        return Solved((ranks, binding, waste + sign * shift, *rest), solved.places, solved.chosen)
+        return Solved((ranks, binding, preferred, waste + sign * shift, *rest), solved.places, solved.chosen)
 
     def _search(self, snapshot: Snapshot, nodes: NodeClass) -> tuple[Solved | None, bool]:
         """The answer, and whether it is the same whatever the claims were before."""
@@ -383,7 +391,7 @@ class Shape:
         view, pool, entry = self.index.kinds[kind]
         problem = self._problem(snapshot, view, AllocatedState())
         costs = Costs(problem)
-        found: list[tuple[int, int, int] | None] = []
+        found: list[tuple[int, int, int, int] | None] = []
         failing = False
         for *_, alternative in self._alternatives:
             looked = problem.look(alternative, entry, pool)
@@ -393,7 +401,8 @@ class Shape:
                 found.append(None)
             else:
                 binding = int(bool(entry.device.binding_conditions))
-                found.append((binding, *costs.waste(alternative, candidate)))
+                waste, other = costs.waste(alternative, candidate)
+                found.append((binding, waste, int(is_busy(entry)), other))
         return _Kind(tuple(found), failing)
 
     def _problem(

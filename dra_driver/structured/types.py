@@ -20,6 +20,7 @@ __all__ = [
     "Exclusion",
     "Failed",
     "Features",
+    "NodePolicy",
     "NodeReasons",
     "Outcome",
     "PoolID",
@@ -104,6 +105,15 @@ class Strategy(enum.Enum):
     """The devices that Kubernetes' allocator takes: the first that fit, on the first node where they do."""
     BEST_FIT = "best-fit"
     """Over all nodes and devices: least left unused, then tightest topology, then fewest nodes opened."""
+
+
+class NodePolicy(enum.Enum):
+    """Which node best fit takes of those where devices are equally good."""
+
+    PACK = "pack"
+    """One that is in use already, and of these the fullest: whole nodes stay free."""
+    SPREAD = "spread"
+    """The one with the most free devices."""
 
 
 class Rule(enum.Enum):

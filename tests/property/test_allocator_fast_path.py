@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allocator_world import (
+    annotated,
     claim,
     device,
     exactly,
@@ -20,7 +21,16 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
-from dra_driver.structured import Allocated, AllocatedState, DoesNotFit, Failed, Outcome, Snapshot, allocate
+from dra_driver.structured import (
+    Allocated,
+    AllocatedState,
+    DoesNotFit,
+    Failed,
+    NodePolicy,
+    Outcome,
+    Snapshot,
+    allocate,
+)
 from dra_driver.structured.allocator import allocate_by_scan
 
 G = "gpu.example.com"
@@ -52,6 +62,8 @@ def gpus(draw: st.DrawFn, where: str) -> list[dict[str, Any]]:
         if kind in (0, 2) or (kind == 1 and i == 0):
             attributes["ecc"] = kind != 2
         fields: dict[str, Any] = {"attributes": attributes}
+        if kind == 0 and i == 1:
+            attributes["busy"] = True
         if kind == 4:
             fields["allowMultipleAllocations"] = True
         if kind == 5 and i == 0:
@@ -118,7 +130,11 @@ def claims(draw: st.DrawFn, name: str) -> ResourceClaim:
         kind = draw(st.sampled_from(["matchAttribute", "distinctAttribute"]))
         name_ = draw(st.sampled_from(["model", "numaNode", "nvlinkGroup"]))
         constraints.append({kind: f"{G}/{name_}"})
-    return claim(name, *requests, constraints=constraints)
+    made = claim(name, *requests, constraints=constraints)
+    topology = draw(
+        st.sampled_from([None, None, None, "required:numaNode", "preferred:nvlinkGroup,preferred:numaNode"])
+    )
+    return made if topology is None else annotated(made, topology)
 
 
 @st.composite
@@ -175,6 +191,8 @@ def test_equal_nodes_solved_once_give_what_every_node_gives(
                     how["nodes"] = [f"n{k}" for k in range(0, len(world), 2)]
                 if data.draw(st.integers(0, 5)) == 0:
                     how["usable"] = _not_on_the_first_node
+                if data.draw(st.integers(0, 3)) == 0:
+                    how["policy"] = NodePolicy.SPREAD
                 outcome = same(now, pod, **how)
                 if isinstance(outcome, Allocated):
                     made = zip((str(c.key) for c in pod), outcome.results, strict=True)

@@ -6,8 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from dra_driver.api import codec
 from dra_driver.api.core import Node
+from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import (
     AllocationResult,
@@ -105,6 +108,12 @@ def claim(name: str, *requests: dict[str, Any], **devices: Any) -> ResourceClaim
             "spec": {"devices": {"requests": named, **devices}},
         },
     )
+
+
+def annotated(of: ResourceClaim, topology: str) -> ResourceClaim:
+    """The claim with a wish for the topology of its devices."""
+    metadata = msgspec.structs.replace(of.metadata, annotations={TOPOLOGY_ANNOTATION: topology})
+    return msgspec.structs.replace(of, metadata=metadata)
 
 
 def allocated(of: ResourceClaim, result: AllocationResult) -> ResourceClaim:
