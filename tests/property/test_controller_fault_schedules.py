@@ -253,6 +253,7 @@ class Schedule:
         for _ in range(40):
             count = len(self.cluster.writes)
             await asyncio.sleep(0.7)
+            asked = False
             there = {s.metadata.name for s in self.cluster.all(RESOURCE_SLICES)}
             for inventory in self.cluster.all(DEVICE_INVENTORIES):
                 status = inventory.status
@@ -260,7 +261,8 @@ class Schedule:
                     status.publication.slices
                 ) <= there | {""}:
                     self.ask_again(inventory.spec.node_name)
-            if len(self.cluster.writes) == count:
+                    asked = True
+            if len(self.cluster.writes) == count and not asked:
                 return
         raise AssertionError("still writing")
 
