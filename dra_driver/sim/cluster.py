@@ -184,6 +184,7 @@ class EmbeddedCluster:
         _refuse_foreign(self.kubeconfig)
         self.server = server = ApiServer()
         server.set_pod_log(self._pod_log)
+        server.registry.collected = GarbageCollector.KINDS
         await server.install(_own_manifests())
         await server.start()
         self._stack.push_async_callback(server.stop)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import structlog
@@ -19,7 +19,7 @@ import structlog
 from dra_driver import resourceclaim
 from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod, PodResourceClaim
-from dra_driver.api.meta import ObjectKey, OwnerReference, WireObject
+from dra_driver.api.meta import ObjectKey, OwnerReference, Resource, WireObject
 from dra_driver.api.names import CLAIM_FINALIZER, POD_CLAIM_ANNOTATION
 from dra_driver.api.resource import (
     RESOURCE_CLAIM_TEMPLATES,
@@ -36,6 +36,7 @@ __all__ = ["ClaimController", "GarbageCollector"]
 
 log = structlog.get_logger(__name__)
 
+_FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
 FINISHED = ("Succeeded", "Failed")
 
 
@@ -290,12 +291,20 @@ def _owner_uids(item: WireObject) -> Iterable[Hashable]:
 
 
 class GarbageCollector:
-    """Deletes objects whose owners are all gone (background propagation; no foreground, no orphans)."""
+    """Deletes objects whose owners are all gone, before their owner (foreground), or lets them go (orphans).
+
+    Attributes:
+        KINDS: group and plural name of what it looks after.
+    """
+
+    KINDS: ClassVar[frozenset[tuple[str, str]]] = frozenset(
+        (k.group, k.plural) for k in (*OWNED_KINDS, *OWNER_KINDS.values())
+    )
 
     def __init__(self, api: KubeClient) -> None:
         self._api = api
         self._informers: dict[str, Informer[MetaObject]] = {
-            f"{kind.api_version}/{kind.kind}": Informer(api, kind, indices={"owner": _owner_uids})
+            _name(kind): Informer(api, kind, indices={"owner": _owner_uids})
             for kind in {k.path(): k for k in (*OWNED_KINDS, *OWNER_KINDS.values())}.values()
         }
         self._queue: WorkQueue[tuple[str, ObjectKey]] = WorkQueue("garbage")
@@ -306,25 +315,43 @@ class GarbageCollector:
             # No waiting for the first lists: an owner that is not known is asked for before anything is
             # deleted, and a kind that the server does not have must not stop the others.
             for name, informer in self._informers.items():
-                informer.add_handler(
-                    Handler(added=functools.partial(self._seen, name), deleted=self._owner_gone)
-                )
+                seen = functools.partial(self._seen, name)
+                changed = functools.partial(self._changed, name)
+                informer.add_handler(Handler(added=seen, updated=changed, deleted=self._gone))
                 group.create_task(informer.run())
             group.create_task(self._queue.process(self._sync, workers=2))
 
     def _seen(self, kind: str, item: MetaObject) -> None:
-        if item.metadata.owner_references:
+        if item.metadata.owner_references or item.metadata.deletion_timestamp is not None:
             self._queue.add((kind, item.key))
 
-    def _owner_gone(self, owner: MetaObject) -> None:
-        for kind, informer in self._informers.items():
-            for item in informer.by_index("owner", owner.metadata.uid):
-                self._queue.add((kind, item.key))
+    def _changed(self, kind: str, _old: MetaObject, item: MetaObject) -> None:
+        self._seen(kind, item)
+
+    def _gone(self, item: MetaObject) -> None:
+        for informer, dependent in self._dependents(item):
+            self._queue.add((_name(informer.resource), dependent.key))
+        for owner in item.metadata.owner_references or ():  # one that waits for its dependents
+            kind = f"{owner.api_version}/{owner.kind}"
+            for namespace in {item.metadata.namespace, ""} if kind in self._informers else ():
+                self._queue.add((kind, ObjectKey(namespace, owner.name)))
+
+    def _dependents(self, owner: MetaObject) -> list[tuple[Informer[MetaObject], MetaObject]]:
+        uid = owner.metadata.uid
+        return [(i, item) for i in self._informers.values() for item in i.by_index("owner", uid)]
 
     async def _sync(self, key: tuple[str, ObjectKey]) -> None:
         informer = self._informers[key[0]]
         item = informer.get(key[1])
-        if item is None or item.metadata.deletion_timestamp is not None:
+        if item is None:
+            return
+        if item.metadata.deletion_timestamp is not None:
+            finalizers = item.metadata.finalizers or ()
+            if _FOREGROUND in finalizers and await self._no_dependents(item):
+                await self._release(informer, item, _FOREGROUND)
+            if _ORPHAN in finalizers:
+                await self._orphan_dependents(item)
+                await self._release(informer, item, _ORPHAN)
             return
         for owner in item.metadata.owner_references or ():
             if await self._exists(owner, item.metadata.namespace):
@@ -334,12 +361,41 @@ class GarbageCollector:
                 informer.resource, item.metadata.name, item.metadata.namespace, uid=item.metadata.uid
             )
 
+    async def _no_dependents(self, owner: MetaObject) -> bool:
+        """Deletes what the owner has; gives whether nothing is left that it has to wait for."""
+        blocking = False
+        for informer, item in self._dependents(owner):
+            mine = (r for r in item.metadata.owner_references or () if r.uid == owner.metadata.uid)
+            blocking |= any(r.block_owner_deletion for r in mine)
+            if item.metadata.deletion_timestamp is None:
+                with contextlib.suppress(NotFound, Conflict):
+                    await self._api.delete(
+                        informer.resource, item.metadata.name, item.metadata.namespace, uid=item.metadata.uid
+                    )
+        return not blocking
+
+    async def _orphan_dependents(self, owner: MetaObject) -> None:
+        for informer, item in self._dependents(owner):
+            left = [r for r in item.metadata.owner_references or () if r.uid != owner.metadata.uid]
+            await self._patch(informer, item, {"ownerReferences": _raw(left) or None})
+
+    async def _release(self, informer: Informer[MetaObject], item: MetaObject, finalizer: str) -> None:
+        left = [f for f in item.metadata.finalizers or () if f != finalizer]
+        await self._patch(informer, item, {"finalizers": left or None})
+
+    async def _patch(
+        self, informer: Informer[MetaObject], item: MetaObject, metadata: Mapping[str, Any]
+    ) -> None:
+        body = {"metadata": {**metadata, "resourceVersion": item.metadata.resource_version}}
+        with contextlib.suppress(NotFound):
+            await self._api.merge_patch(informer.resource, item.metadata.name, body, item.metadata.namespace)
+
     async def _exists(self, owner: OwnerReference, namespace: str) -> bool:
         kind = OWNER_KINDS.get((owner.api_version, owner.kind))
         if kind is None:
             return True  # a kind that we do not follow: never delete on a guess
         namespace = namespace if kind.namespaced else ""
-        informer = self._informers.get(f"{kind.api_version}/{kind.kind}")
+        informer = self._informers.get(_name(kind))
         known = informer.get_by_name(owner.name, namespace) if informer is not None else None
         if known is not None and known.metadata.uid == owner.uid:
             return True
@@ -348,3 +404,7 @@ class GarbageCollector:
         except NotFound:
             return False
         return found.metadata.uid == owner.uid
+
+
+def _name(kind: Resource[Any]) -> str:
+    return f"{kind.api_version}/{kind.kind}"

@@ -22,7 +22,7 @@ def node_of(cluster: EmbeddedCluster) -> SimNode:
 
 def test_a_pod_that_ends_gives_its_device_back_before_it_is_deleted() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
-        await support.apply(cluster, support.TEMPLATE, support.gpu_pod("short", command="sleep 0.5; exit 0"))
+        await support.apply(cluster, support.TEMPLATE, support.gpu_pod("short", command="sleep 2; exit 0"))
         running = await support.phase(cluster, "short", "Running")
         assert any(k.endswith("_UUID") for k in support.environment(cluster, running))
         await support.phase(cluster, "short", "Succeeded")

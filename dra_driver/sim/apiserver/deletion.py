@@ -43,15 +43,14 @@ class DeleteOptions:
         uid: precondition.
         version: precondition.
         dry_run: answer only.
-
-    The propagation policy is checked when the request is read and then counts as ``Background``: the embedded
-    cluster's garbage collector knows no other.
+        propagation: ``Foreground``, ``Orphan`` or ``Background``; empty counts as the last.
     """
 
     grace: int | None = None
     uid: str = ""
     version: str = ""
     dry_run: bool = False
+    propagation: str = ""
 
 
 def delete(registry: Registry, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
@@ -66,6 +65,7 @@ def delete(registry: Registry, kind: Kind, namespace: str, name: str, options: D
     raw = {**existing.raw, "metadata": metadata}
     if kind.kind == "Namespace" and not kind.group:
         return _terminate_namespace(registry, kind, existing, raw, options)
+    _propagate(registry, kind, metadata, options.propagation)
     period = strategy.grace_period(kind, raw, options.grace)
     if "deletionTimestamp" in metadata:
         period = _shorten(metadata, period or 0)
@@ -93,6 +93,22 @@ def _check_preconditions(kind: Kind, metadata: Raw, options: DeleteOptions) -> N
         if wanted and wanted != found:
             why = f"Precondition failed: {label} in precondition: {wanted}, {label} in object meta: {found}"
             raise StatusError.conflict(kind.plural, kind.group, metadata["name"], why)
+
+
+# What the garbage collector has to do first.
+_PROPAGATION = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}
+
+
+def _propagate(registry: Registry, kind: Kind, metadata: Raw, policy: str) -> None:
+    """Finalizers of the policy; only on kinds that a garbage collector looks after, which takes them off."""
+    if not policy or (kind.group, kind.plural) not in registry.collected:
+        return
+    kept = [f for f in metadata.get("finalizers") or [] if f not in _PROPAGATION.values()]
+    finalizers = [*kept, _PROPAGATION[policy]] if policy in _PROPAGATION else kept
+    if finalizers:
+        metadata["finalizers"] = finalizers
+    else:
+        metadata.pop("finalizers", None)
 
 
 def _shorten(metadata: Raw, period: int) -> int:

@@ -65,6 +65,10 @@ class Registry:
     Args:
         store: where objects live.
         clock: seconds since the epoch.
+
+    Attributes:
+        collected: group and plural name of the kinds that a garbage collector looks after; only those know
+            foreground deletion and orphans.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
@@ -72,6 +76,7 @@ class Registry:
         self.clock = clock
         self.kinds = Kinds()
         self.later: deletion.Later = deletion.call_later
+        self.collected: frozenset[tuple[str, str]] = frozenset()
 
     # --- reading ---
 

@@ -243,6 +243,7 @@ def delete_options(query: Mapping[str, str], body: Any) -> DeleteOptions:
         uid=preconditions.get("uid") or "",
         version=preconditions.get("resourceVersion") or "",
         dry_run=bool(dry),
+        propagation=policy,
     )
 
 
