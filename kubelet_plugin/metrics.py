@@ -43,6 +43,7 @@ class Sources:
     registered: Callable[[], bool]
     reconciled: Callable[[], int] = lambda: 0
     strangers: Callable[[], int] = lambda: 0
+    findings: Callable[[], Mapping[str, int]] = dict
 
 
 class Metrics:
@@ -133,6 +134,12 @@ class Metrics:
             "dra_driver_foreign_instances",
             "Partitions of devices that no claim holds and this driver did not make",
             value=self._sources.strangers(),
+        )
+        yield _counter(
+            "dra_driver_findings",
+            "What the node agent found wrong and repaired or reported since the start; Events tell more",
+            ("kind",),
+            {(kind,): n for kind, n in self._sources.findings().items()},
         )
         yield from self._of_devices()
         yield _counter(

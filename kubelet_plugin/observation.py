@@ -86,6 +86,7 @@ class Observation:
         clock: Clock,
         reconciled: Callable[[], int] = lambda: 0,
         strangers: Callable[[], int] = lambda: 0,
+        findings: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._configuration = configuration
         self._engine = engine
@@ -104,6 +105,7 @@ class Observation:
                 registered=lambda: state.registered is True,
                 reconciled=reconciled,
                 strangers=strangers,
+                findings=findings,
             )
         )
         self._monitor = HealthMonitor(backends, table, self.metrics.event)

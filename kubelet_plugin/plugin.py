@@ -233,6 +233,7 @@ class Plugin:
             clock=clock,
             reconciled=lambda: self._reconciler.unprepared,
             strangers=lambda: self._leftovers.strangers,
+            findings=lambda: self.notices.counts,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
