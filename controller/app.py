@@ -17,8 +17,9 @@ from controller.freeze import FrozenPools
 from controller.groups import GROUP_INDEX, groups_of
 from controller.handover import Handover, Tolerators
 from controller.metrics import CONTENT_TYPE, MeteredClient, Metrics
+from controller.node_labels import NodeLabeler
 from controller.policies import PolicyBook
-from controller.publisher import POOL_INDEX, Publisher, pool_of
+from controller.publisher import POOL_INDEX, Publisher, pool_of, refusal_of
 from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
@@ -93,6 +94,7 @@ class _Parts:
     publisher: Publisher
     policies: PolicyBook
     allocator: Allocator
+    labeler: NodeLabeler
 
     @classmethod
     def of(
@@ -158,12 +160,22 @@ class _Parts:
                 deleted=publisher.claim_changed,
             )
         )
-        return cls(publisher, policies, allocator)
+        labeler = NodeLabeler(
+            client,
+            config.drivers,
+            config.node_labels,
+            lambda inventory, node: not refusal_of(inventory, node),
+            inventories=informers.inventories,
+            nodes=informers.nodes,
+        )
+        metrics.watch_queue(labeler.queue.name, labeler.queue.__len__)
+        return cls(publisher, policies, allocator, labeler)
 
     def close(self) -> None:
         """Cancels timers."""
         self.publisher.queue.close()
         self.policies.queue.close()
+        self.labeler.queue.close()
         self.allocator.close()
 
 
@@ -216,6 +228,7 @@ class Controller:
                 await _until_probed(parts.publisher)
                 group.create_task(parts.publisher.run())
                 group.create_task(parts.policies.run())
+                group.create_task(parts.labeler.run())
                 group.create_task(parts.allocator.run())
                 self.ready.set()
         finally:

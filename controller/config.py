@@ -35,8 +35,9 @@ class ControllerConfig:
         leader_elect: whether to wait for the lease; off where there is one process for sure.
         namespace: of the lease.
         identity: in the lease.
-        health_port: for /healthz and /readyz; None: not served.
+        health_port: for /healthz, /readyz and /metrics; None: not served.
         health_host: address that they are served on.
+        node_labels: ``none``, ``own`` (under dra-driver.dev) or ``nvidia`` (NVIDIA's names as well).
         workers: pods whose allocations are written at the same time.
 
     Raises:
@@ -52,6 +53,7 @@ class ControllerConfig:
     health_port: int | None = None
     health_host: str = "127.0.0.1"
     workers: int = 16
+    node_labels: str = "none"
 
     def __post_init__(self) -> None:
         findings: list[str] = []
@@ -71,5 +73,7 @@ class ControllerConfig:
             findings.append(f"--health-port {self.health_port}: must be between 0 and 65535 (0: any)")
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
+        if self.node_labels not in ("none", "own", "nvidia"):
+            findings.append(f"--node-labels {self.node_labels!r}: must be none, own or nvidia")
         if findings:
             raise ConfigurationError(findings)

@@ -53,7 +53,7 @@ from dra_driver.resourceslice import (
 )
 from dra_driver.structured import PoolID, PoolState
 
-__all__ = ["POOL_INDEX", "Publisher", "pool_of"]
+__all__ = ["POOL_INDEX", "Publisher", "pool_of", "refusal_of"]
 
 T = TypeVar("T", bound=WireObject)
 
@@ -233,7 +233,7 @@ class Publisher:
         if inventory is None or inventory.spec.driver not in self._config.drivers:
             return
         node = self._nodes.get_by_name(inventory.spec.node_name)
-        refusal = _refusal(inventory, node)
+        refusal = refusal_of(inventory, node)
         if refusal or node is None:
             if refusal:
                 log.warning("inventory refused", inventory=name, reason=refusal)
@@ -494,7 +494,7 @@ def _raw(publication: Publication) -> dict[str, Any]:
     }
 
 
-def _refusal(inventory: DeviceInventory, node: Node | None) -> str:
+def refusal_of(inventory: DeviceInventory, node: Node | None) -> str:
     """Why an inventory is not believed: a node describes only itself."""
     spec = inventory.spec
     expected = inventory_name(spec.node_name, spec.driver)

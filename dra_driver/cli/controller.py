@@ -46,8 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="wait for a Lease before working, so that several replicas can run",
     )
     parser.add_argument("--namespace", default=SYSTEM_NAMESPACE, help="of the Lease")
-    parser.add_argument("--health-port", type=int, help="serve /healthz and /readyz; default: not served")
+    parser.add_argument(
+        "--health-port", type=int, help="serve /healthz, /readyz and /metrics; default: not served"
+    )
     parser.add_argument("--health-host", default="127.0.0.1", help="address for --health-port")
+    parser.add_argument(
+        "--node-labels",
+        choices=("none", "own", "nvidia"),
+        default="none",
+        help="label nodes with what they have: under dra-driver.dev, and also with NVIDIA's names",
+    )
     parser.add_argument(
         "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
     )
@@ -64,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         health_port=args.health_port,
         health_host=args.health_host,
         workers=args.workers,
+        node_labels=args.node_labels,
     )
     asyncio.run(_main(config))
     return 0

@@ -1,0 +1,80 @@
+"""Labels that nodes get from their inventories."""
+
+import asyncio
+
+from test_controller_policies import DRIVER, cluster_with, run
+
+from controller.node_labels import KEYS, annotation_of, labels_of
+from dra_driver.api.core import NODES
+from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, DeviceInventorySpec, InventoryDevice
+from dra_driver.api.quantity import Quantity
+from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
+
+
+def gpu(name="gpu-0", memory="81559Mi", **facts):
+    facts = {
+        "type": "gpu",
+        "vendor": "nvidia",
+        "model": "H100",
+        "productName": "NVIDIA H100 80GB HBM3",
+        **facts,
+    }
+    return InventoryDevice(
+        name=name,
+        attributes={
+            **{k: DeviceAttribute(string_value=v) for k, v in facts.items()},
+            "driverVersion": DeviceAttribute(version_value="580.105.8"),
+        },
+        capacity={"memory": DeviceCapacity(value=Quantity.parse(memory))},
+    )
+
+
+def labels(*devices, which="own"):
+    spec = DeviceInventorySpec(node_name="n", driver="d.io", devices=devices)
+    return labels_of(DeviceInventory(spec=spec), which)
+
+
+def test_what_all_gpus_have_in_common():
+    assert labels(gpu(), gpu("gpu-1", model="A100")) == {
+        "dra-driver.dev/gpu.count": "2",
+        "dra-driver.dev/gpu.vendor": "nvidia",
+        "dra-driver.dev/gpu.memory": "81559",
+        "dra-driver.dev/gpu.driver-version": "580.105.8",
+    }
+
+
+def test_names_of_gpu_feature_discovery_on_request():
+    found = labels(gpu(architecture="Hopper"), which="nvidia")
+    assert found["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
+    assert found["nvidia.com/gpu.family"] == "hopper"
+    assert not any(k.startswith("nvidia") for k in labels(gpu(vendor="amd"), which="nvidia"))
+
+
+def test_values_are_checked_and_keys_are_from_the_list():
+    found = labels(gpu(model="no label!", vendor="x" * 64))
+    assert set(found) <= KEYS
+    assert not {"dra-driver.dev/gpu.model", "dra-driver.dev/gpu.vendor"} & set(found)
+    assert labels(gpu(type="nic")) == {}
+    assert labels(gpu(), which="none") == {}
+
+
+def test_labels_come_and_go_with_the_facts_and_those_of_others_stay():
+    cluster = cluster_with("n1")
+    theirs = {"metadata": {"labels": {"nvidia.com/gpu.count": "9"}}}
+    cluster.edit(NODES, "n1", theirs)
+
+    async def scenario(h):
+        node = cluster.raw(NODES, "n1")["metadata"]
+        assert node["labels"]["dra-driver.dev/gpu.count"] == "2"
+        assert node["annotations"][annotation_of(DRIVER)].split(",")[0] == "dra-driver.dev/gpu.count"
+        count = len(cluster.writes)
+        await asyncio.sleep(0.3)
+        assert len(cluster.writes) == count
+        cluster.remove(DEVICE_INVENTORIES, f"n1.{DRIVER}")
+        await h.quiet()
+        node = cluster.raw(NODES, "n1")["metadata"]
+        assert not any(k.startswith("dra-driver.dev/gpu.") for k in node["labels"])
+        assert node["labels"]["nvidia.com/gpu.count"] == "9"
+        assert annotation_of(DRIVER) not in node["annotations"]
+
+    run(cluster, scenario, node_labels="own")
