@@ -32,7 +32,7 @@ from dra_driver.structured.types import (
 __all__ = ["allocate", "allocate_by_scan"]
 
 # Nodes of so many kinds are looked at for a brief reason.
-_SAMPLE: Final = 4
+_SAMPLE: Final = 2
 
 
 def allocate(

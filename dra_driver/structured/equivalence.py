@@ -179,7 +179,8 @@ class Columns:
     def _compute(self, snapshot: Snapshot, facts: _Facts, column: Column) -> tuple[Hashable, ...]:
         match column:
             case ("attribute", domain, name):
-                return tuple(_attribute(e, domain, name) for e in facts.entries)
+                full = f"{domain}/{name}"
+                return tuple([_attribute(e, domain, name, full) for e in facts.entries])
             case ("expression", text):
                 return tuple(snapshot.selectors.matches(text, e) for e in facts.entries)
             case ("same", name):
@@ -209,9 +210,9 @@ class Columns:
         return tuple(contents)
 
 
-def _attribute(entry: DeviceEntry, domain: str, name: str) -> Hashable:
+def _attribute(entry: DeviceEntry, domain: str, name: str, full: str) -> Hashable:
     attributes = entry.device.attributes
-    found = attributes.get(f"{domain}/{name}")
+    found = attributes.get(full)
     if domain != entry.id.driver:
         return found
     bare = attributes.get(name)
