@@ -66,6 +66,7 @@ class Allocator:
         blocked: Callable[[PoolID], bool] = lambda _: False,
         strategy: Callable[[], Strategy] = lambda: Strategy.BEST_FIT,
         metrics: Metrics | None = None,
+        released: Callable[[], None] = lambda: None,
     ) -> None:
         """Connects the parts.
 
@@ -83,6 +84,7 @@ class Allocator:
             blocked: pools that carry our taint and are not ours to decide on (any more, or yet).
             strategy: how to choose among several answers.
             metrics: None: some that nobody reads.
+            released: called when devices have become free.
         """
         self._metrics = metrics or Metrics()
         self._first_seen: dict[Uid, float] = {}
@@ -92,7 +94,8 @@ class Allocator:
         self._mode = mode
         self._pods = pods
         self._usage = NodeUsage()
-        self._ledger = Ledger(claims, self._wake)
+        self._released = released
+        self._ledger = Ledger(claims, self._freed)
         self._writer = Writer(client, self._ledger, clock)
         self._decider = Decider(
             config.drivers,
@@ -250,6 +253,10 @@ class Allocator:
             self._world_changed()
         elif (old.spec, old.status.allocatable) != (node.spec, node.status.allocatable):
             self._wake()
+
+    def _freed(self) -> None:
+        self._released()
+        self._wake()
 
     def _wake(self) -> None:
         """Something changed for the better, perhaps: waiting pods are looked at again soon."""

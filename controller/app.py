@@ -35,7 +35,6 @@ from dra_driver.errors import ConfigurationError, DraError, NotFound
 from dra_driver.kube import (
     Backoff,
     EventRecorder,
-    Handler,
     Informer,
     LeaderConfig,
     LeaderElector,
@@ -149,17 +148,10 @@ class _Parts:
             blocked=lambda pool: pool in frozen or handover.blocked(pool),
             strategy=policies.strategy,
             metrics=metrics,
+            released=publisher.pending_again,
         )
         for queue in (publisher.queue, policies.queue, allocator.queue, allocator.unused):
             metrics.watch_queue(queue.name, queue.__len__)
-        # After the allocator's ledger, which must know of the change first.
-        informers.claims.add_handler(
-            Handler(
-                added=publisher.claim_changed,
-                updated=lambda old, _: publisher.claim_changed(old),
-                deleted=publisher.claim_changed,
-            )
-        )
         labeler = NodeLabeler(
             client,
             config.drivers,

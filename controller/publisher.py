@@ -33,7 +33,7 @@ from dra_driver.api.core import Node
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, Publication, inventory_name
 from dra_driver.api.meta import PoolName, WireObject
 from dra_driver.api.policy import DevicePolicy
-from dra_driver.api.resource import RESOURCE_SLICES, Condition, Device, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import RESOURCE_SLICES, Condition, Device, ResourceSlice
 from dra_driver.errors import ApiUnavailable, Conflict, DraError, Invalid, NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
@@ -190,12 +190,10 @@ class Publisher:
         for inventory in self._inventories.items():
             self.queue.add(inventory.metadata.name)
 
-    def claim_changed(self, claim: ResourceClaim) -> None:
-        """Devices may have become free that changes wait for."""
-        if self._pending and claim.status.allocation is not None:
-            for result in claim.status.allocation.devices.results:
-                if PoolID(result.driver, result.pool) in self._pending:
-                    self.queue.add(inventory_name(result.pool, result.driver))
+    def pending_again(self) -> None:
+        """Devices have become free, perhaps those that changes wait for."""
+        for pool in self._pending:
+            self.queue.add(inventory_name(pool.pool, pool.driver))
 
     def _policy_updated(self, old: DevicePolicy, new: DevicePolicy) -> None:
         if old.spec != new.spec or old.metadata.deletion_timestamp != new.metadata.deletion_timestamp:

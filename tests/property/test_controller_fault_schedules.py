@@ -242,29 +242,32 @@ class Schedule:
         async with controller(self.cluster):
             await self.settle()
             assert self.found == []
-            self.check_slices()
-            self.check_allocated()
             count = len(self.cluster.writes)
             await asyncio.sleep(1.0)
             assert len(self.cluster.writes) == count, self.cluster.writes[count:]
 
     async def settle(self) -> None:
-        """Until nothing is written for a while; the plugin asks again for slices that are missing."""
-        for _ in range(40):
+        """Until all is as it should be and nothing is written; plugins ask for slices that are missing."""
+        problem: AssertionError | None = None
+        for _ in range(60):
             count = len(self.cluster.writes)
             await asyncio.sleep(0.7)
-            asked = False
             there = {s.metadata.name for s in self.cluster.all(RESOURCE_SLICES)}
             for inventory in self.cluster.all(DEVICE_INVENTORIES):
                 status = inventory.status
-                if status.publication.epoch == status.registration.epoch and not set(
-                    status.publication.slices
-                ) <= there | {""}:
+                missing = set(status.publication.slices) - there
+                if status.publication.epoch == status.registration.epoch and missing:
                     self.ask_again(inventory.spec.node_name)
-                    asked = True
-            if len(self.cluster.writes) == count and not asked:
-                return
-        raise AssertionError("still writing")
+            try:
+                self.check_slices()
+                self.check_allocated()
+            except AssertionError as e:
+                problem = e
+            else:
+                problem = None
+                if len(self.cluster.writes) == count:
+                    return
+        raise problem or AssertionError("still writing")
 
     def taken(self) -> AllocatedState:
         return AllocatedState.from_claims(self.cluster.all(RESOURCE_CLAIMS))
