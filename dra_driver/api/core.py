@@ -71,6 +71,7 @@ class Toleration(Wire, frozen=True, kw_only=True):
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+    toleration_seconds: int | None = None
 
 
 class ContainerClaim(Wire, frozen=True, kw_only=True):

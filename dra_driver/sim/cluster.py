@@ -44,6 +44,7 @@ from dra_driver.sim.eviction import TaintEviction
 from dra_driver.sim.faults import Fault, FaultPlan, FullDisk, Kill, Target
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
 from dra_driver.sim.kubelet.settings import SOCKET_PATH_BYTES
+from dra_driver.sim.node_lifecycle import NodeLifecycle
 from dra_driver.sim.processes import ManagedProcess, ProcessFailed, dra_driver_command
 from dra_driver.sim.scheduler import Scheduler
 
@@ -199,6 +200,7 @@ class EmbeddedCluster:
         self._run("claim controller", ClaimController(await self._connect("resource-claim-controller")).run())
         self._run("garbage collector", GarbageCollector(await self._connect("garbage-collector")).run())
         self._run("taint eviction", TaintEviction(await self._connect("taint-eviction")).run())
+        self._run("node lifecycle", NodeLifecycle(await self._connect("node-controller")).run())
         self._run("scheduler", Scheduler(await self._connect("kube-scheduler")).run())
         for i, profile in enumerate(self.config.profiles, start=1):
             await self._start_node(f"node{i}", profile)

@@ -353,7 +353,9 @@ class GarbageCollector:
                 await self._orphan_dependents(item)
                 await self._release(informer, item, _ORPHAN)
             return
-        for owner in item.metadata.owner_references or ():
+        if not item.metadata.owner_references:
+            return  # an owner that was looked at because something of its is gone
+        for owner in item.metadata.owner_references:
             if await self._exists(owner, item.metadata.namespace):
                 return
         with contextlib.suppress(NotFound, Conflict):

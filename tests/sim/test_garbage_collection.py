@@ -62,6 +62,18 @@ def test_in_the_background_the_owner_goes_first(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_an_owner_outlives_what_it_owned(tmp_path: Path) -> None:
+    async def scenario(client: Client) -> None:
+        await family(client)
+        await asyncio.sleep(0.3)
+        await client.delete(f"{CLAIMS}/owned")
+        await gone(client, f"{CLAIMS}/owned")
+        await asyncio.sleep(0.3)
+        assert (await client.get(f"{PODS}/owner"))[0] == 200
+
+    run(tmp_path, scenario)
+
+
 def test_in_the_foreground_the_owner_waits(tmp_path: Path) -> None:
     async def scenario(client: Client) -> None:
         await family(client, finalizers=["example.com/hold"])
