@@ -16,6 +16,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final, TypeVar
 
+import structlog
+
 from dra_driver import cdi
 from dra_driver.api.meta import Uid
 from dra_driver.preparation import spec_file_name, spec_file_prefix, uid_of_spec_file
@@ -27,6 +29,8 @@ __all__ = ["CdiDirectory"]
 FILE_MODE: Final = 0o644
 
 _T = TypeVar("_T")
+
+log = structlog.get_logger(__name__)
 
 
 class CdiDirectory:
@@ -87,8 +91,16 @@ class CdiDirectory:
             return found
         for file in self._path.iterdir():
             uid = uid_of_spec_file(self._driver, file.name)
-            if uid is not None and file.is_file():
-                found[uid] = file.read_bytes()
+            if uid is None:
+                continue
+            try:
+                if file.is_file():
+                    found[uid] = file.read_bytes()
+            except FileNotFoundError:
+                pass  # unprepared meanwhile
+            except OSError as e:
+                # One bad block must not keep the plugin from serving all other claims.
+                log.error("a CDI file of a claim cannot be read", file=str(file), error=str(e))
         return found
 
     def _clean(self) -> None:

@@ -98,6 +98,9 @@ class DeviceTable:
                     devices=len(self._found.get(i, ())),
                     error=str(e),
                 )
+            except Exception:
+                # A bug in a backend, which may be a third party's, must not end the plugin.
+                log.exception("discovery failed unexpectedly", backend=backend.name)
         devices = _by_name(d for i in sorted(self._found) for d in self._found[i])
         if len(self._found) == len(self._backends):
             self.complete.set()

@@ -166,7 +166,12 @@ class Engine:
             await self._specs.clean()
         except OSError as e:
             log.error("leftovers of an interrupted write could not be removed", error=str(e))
-        files = await self._specs.ours()
+        files: Mapping[Uid, bytes] = {}
+        try:
+            files = await self._specs.ours()
+        except OSError as e:
+            self.failures["cdi"] += 1
+            log.error("the CDI directory cannot be read", error=str(e))
         known = {claim.uid for claim in self._checkpoints.current}
         if problem:
             self.failures["checkpoint"] += problem != NO_CHECKPOINT
@@ -270,6 +275,10 @@ class Engine:
             state, _ = await self._carry_out(uid, record, state, event)
         except (OSError, DraError) as e:
             log.error("a claim could not be put in order", uid=uid, state=state.value, error=str(e))
+            return
+        except Exception:
+            # A bug in a backend must not end the plugin at each of its starts.
+            log.exception("a claim could not be put in order", uid=uid, state=state.value)
             return
         if state is ClaimState.ABSENT:
             self._holdings.release(uid)
@@ -436,10 +445,10 @@ class Engine:
             state, made = await self._carry_out(record.uid, record, ClaimState.ABSENT, Event.PREPARE)
             record = made or record
             await self._carry_out(record.uid, record, state, Event.APPLIED)
-        except (OSError, DraError) as e:
+        except Exception as e:  # also a bug in a backend: nothing may stay half-made
             try:
                 await self._undo(self._checkpoints.current.get(record.uid) or record)
-            except (OSError, DraError) as undo:
+            except Exception as undo:
                 # The record stays STARTED and the devices stay held until the next call or start.
                 log.error(
                     "a failed prepare could not be undone", uid=record.uid, error=str(e), undo=str(undo)
@@ -462,7 +471,7 @@ class Engine:
         for effect in step.effects:
             try:
                 record = await self._one_effect(effect, uid, record, step.state)
-            except (OSError, DraError):
+            except Exception:
                 self.failures[_FAILURES.get(effect, "hardware")] += 1
                 raise
         return step.state, record

@@ -114,6 +114,11 @@ class HealthMonitor:
                     log.warning("waiting for hardware events failed", error=str(e))
                     await asyncio.sleep(_BROKEN_SECONDS)
                     continue
+                except Exception:
+                    # As in discovery: a bug in a backend must not end the plugin.
+                    log.exception("waiting for hardware events failed unexpectedly")
+                    await asyncio.sleep(_BROKEN_SECONDS)
+                    continue
                 if events:
                     self._note(events)
                     await self._table.scan()

@@ -1,0 +1,149 @@
+"""Backends, files and GPUs that fail in ways that nobody foresaw cost one claim, never the plugin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
+from fake_kube import FakeKube
+from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, running
+from test_kubelet_plugin_calls import checkpointed, prepare
+
+from dra_driver.api.meta import PoolName
+from dra_driver.ports import DiscoveredDevice
+from dra_driver.preparation import Holdings, NodeDevice, PreparedClaim
+from kubelet_plugin.engine import ClaimReference, Engine
+from kubelet_plugin.hardware import NoHardware
+
+SLICE = {
+    "apiVersion": "dra-driver.dev/v1alpha1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}},
+}
+
+
+class Buggy(NoHardware):
+    """Raises what no contract allows."""
+
+    def __init__(self) -> None:
+        self.broken = True
+        self.restored = 0
+
+    async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
+        return record
+
+    async def configure(self, record: PreparedClaim) -> None:
+        if self.broken:
+            raise ZeroDivisionError("of a third party")
+
+    async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
+        self.restored += 1
+
+
+def engine(disk: Disk, kube: FakeKube, hardware: Buggy) -> Engine:
+    devices = {"gpu-0": NodeDevice("gpu-0", "U", "U", controllable=True)}
+    return Engine(
+        driver=DRIVER,
+        pool=PoolName(NODE),
+        client=kube,
+        checkpoints=DiskCheckpoints(disk),
+        specs=DiskSpecs(disk),
+        devices=lambda: devices,
+        hardware=hardware,
+    )
+
+
+def sliced(kube: FakeKube) -> ClaimReference:
+    body = claim("one", "gpu-0")
+    opaque = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": SLICE}}
+    body["status"]["allocation"]["devices"]["config"] = [opaque]
+    uid = add_claim(kube, body)["metadata"]["uid"]
+    return ClaimReference("ns", "one", uid)
+
+
+def test_a_bug_in_the_middle_of_prepare_leaves_nothing_half_made() -> None:
+    kube, disk, hardware = FakeKube(), Disk(), Buggy()
+    reference = sliced(kube)
+
+    async def main() -> None:
+        node = engine(disk, kube, hardware)
+        await node.restore()
+        with pytest.raises(ZeroDivisionError):
+            await node.prepare(reference)
+        assert hardware.restored == 1
+        assert node.claims == ()
+        hardware.broken = False
+        assert len(await node.prepare(reference)) == 1
+
+    asyncio.run(main())
+
+
+def test_a_bug_at_the_start_does_not_end_the_plugin() -> None:
+    kube, disk, hardware = FakeKube(), Disk(), Buggy()
+    reference = sliced(kube)
+
+    async def main() -> None:
+        hardware.broken = False
+        await engine(disk, kube, hardware).prepare(reference)
+        hardware.broken = True
+        again = engine(disk, kube, hardware)
+        await again.restore()
+        assert len(again.claims) == 1
+        await again.unprepare(reference)
+        assert again.claims == ()
+
+    asyncio.run(main())
+
+
+class Moody:
+    """A backend that raises what no contract allows, once."""
+
+    name = "moody"
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        self.looks += 1
+        if self.looks == 2:
+            raise KeyError("of a third party")
+        return [device(0)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_bug_in_discovery_keeps_what_was_found_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, FakeKube(), backend=Moody()) as node:
+            await node.plugin._table.scan()
+            assert [d.device.name for d in node.plugin._table.devices] == ["gpu-0"]
+
+    asyncio.run(main())
+
+
+def test_an_unreadable_cdi_file_costs_no_other_claim(tmp_path: Path, monkeypatch: Any) -> None:
+    kube = FakeKube()
+    one, two = (add_claim(kube, claim(f"c{i}", f"gpu-{i}")) for i in range(2))
+    real = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.parent.name == "cdi" and one["metadata"]["uid"] in path.name:
+            raise OSError(5, "Input/output error")
+        return real(path)
+
+    async def main() -> None:
+        async with running(tmp_path, kube, [device(0), device(1)]) as node:
+            await prepare(node, one, two)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", read)
+            async with running(tmp_path, kube, [device(0), device(1)]) as node:
+                await eventually(lambda: len(checkpointed(node)) == 2)
+                answer = (await prepare(node, two))[two["metadata"]["uid"]]
+                assert not answer.error
+
+    asyncio.run(main())
