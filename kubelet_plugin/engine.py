@@ -140,6 +140,7 @@ class Engine:
         self._metadata: Metadata = metadata or NoMetadata()
         self._metadata_directory = metadata_directory
         self._tell = tell
+        self._restoring = False
         self.failures: Counter[str] = Counter()
 
     @property
@@ -157,8 +158,12 @@ class Engine:
         Raises:
             PrepareError: another instance does not let us.
         """
-        async with self._turn.held(asyncio.get_running_loop().time() + self._timing.start):
-            await self._restore()
+        self._restoring = True  # reads everything anyway, and knows what to do where it cannot
+        try:
+            async with self._turn.held(asyncio.get_running_loop().time() + self._timing.start):
+                await self._restore()
+        finally:
+            self._restoring = False
 
     async def _restore(self) -> None:
         problem = await self._checkpoints.load()
@@ -207,7 +212,7 @@ class Engine:
 
     async def _read_again(self) -> None:
         """Another instance may have acted since we let go."""
-        if await self._checkpoints.refresh():
+        if not self._restoring and await self._checkpoints.refresh():
             self._holdings = Holdings(self._checkpoints.current)
             self._released.notify()
 

@@ -75,7 +75,7 @@ def test_a_bug_in_the_middle_of_prepare_leaves_nothing_half_made() -> None:
         with pytest.raises(ZeroDivisionError):
             await node.prepare(reference)
         assert hardware.restored == 1
-        assert node.claims == ()
+        assert not node.claims
         hardware.broken = False
         assert len(await node.prepare(reference)) == 1
 
@@ -94,7 +94,7 @@ def test_a_bug_at_the_start_does_not_end_the_plugin() -> None:
         await again.restore()
         assert len(again.claims) == 1
         await again.unprepare(reference)
-        assert again.claims == ()
+        assert not again.claims
 
     asyncio.run(main())
 
