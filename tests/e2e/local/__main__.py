@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     with host.kernel_settings(), host.mount_points(*MOUNT_POINTS):
         root, lock = host.make_root()
         try:
-            return run(found["unshare"], settings_of(options, found, root), command_of(options))
+            return run(found["unshare"], settings_of(options, found, root), command_of(options), lock)
         finally:
             os.close(lock)
             host.remove_root(root)
@@ -83,14 +83,14 @@ def settings_of(options: argparse.Namespace, found: Mapping[str, Path], root: Pa
     }
 
 
-def run(unshare: Path, settings: dict[str, object], command: Sequence[str]) -> int:
-    """Runs ``local.inside`` in namespaces that die with us."""
+def run(unshare: Path, settings: dict[str, object], command: Sequence[str], lock: int) -> int:
+    """Runs ``local.inside`` in namespaces that die with us; it holds the lock of the root too."""
     # --kill-child: whatever ends this process, the kernel ends PID 1 of the namespace and all in it.
     line = [str(unshare), *NAMESPACES, "--kill-child", "--mount-proc", "--", sys.executable]
     line += ["-m", "local.inside", json.dumps(settings), *command]
     environment = {**os.environ, "PYTHONPATH": str(SUITE)}
     signal.signal(signal.SIGTERM, terminate)
-    with subprocess.Popen(line, env=environment) as child:
+    with subprocess.Popen(line, env=environment, pass_fds=(lock,), preexec_fn=host.die_with_parent) as child:
         try:
             return child.wait()
         except KeyboardInterrupt:

@@ -208,7 +208,6 @@ class LocalCluster:
 
     def keep_logs(self, folder: Path) -> None:
         """Copies the components' logs and those of the pods."""
-        shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.node.root / "log", folder, dirs_exist_ok=True)
         pods = self.node.root / "node" / "var" / "log" / "pods"
         if pods.exists():

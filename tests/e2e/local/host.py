@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -39,6 +41,12 @@ def snapshotter(folder: Path) -> str:
     return "native" if out.strip() == "overlayfs" else "overlayfs"
 
 
+def die_with_parent() -> None:
+    """For a child before exec: it is killed when the thread that started it ends, even by SIGKILL."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def mount_namespace() -> str:
     """The identity of this process's mount namespace."""
     return str(Path("/proc/self/ns/mnt").readlink())
@@ -62,10 +70,13 @@ def mounts_below(*folders: str) -> list[str]:
 
 
 def make_root() -> tuple[Path, int]:
-    """A new root, locked for as long as this process lives; the lock's descriptor comes with it."""
+    """A new root and its lock: held until all processes that have the descriptor have ended."""
     root = Path(tempfile.mkdtemp(prefix=PREFIX))
-    lock = os.open(root / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    unnamed = root / "lock.new"
+    lock = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    # Only now: to others, a root whose lock is free is a dead one.
+    unnamed.rename(root / "lock")
     return root, lock
 
 
@@ -107,9 +118,21 @@ def _try_lock(file: Path) -> Iterator[bool]:
 
 
 def remove_root(root: Path) -> None:
-    """Removes a cluster's folder and cgroup. Its processes have ended, its mounts with their namespace."""
+    """Removes a cluster's folder and cgroup; waits for what is just being killed to stop writing there."""
     remove_cgroup(root.name)
-    shutil.rmtree(root, ignore_errors=True)
+    for _ in range(100):
+        # The lock goes last: what cannot be removed still has it, and the next run tries again.
+        rest = [p for p in root.iterdir() if p.name != "lock"]
+        if not rest:
+            shutil.rmtree(root)
+            return
+        for path in rest:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        if any(p.name != "lock" for p in root.iterdir()):
+            time.sleep(0.1)
 
 
 def hierarchies() -> list[Path]:
