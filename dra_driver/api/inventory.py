@@ -138,8 +138,8 @@ class Publication(Wire, frozen=True, kw_only=True):
         generation: pool generation.
         slices: names of the ResourceSlices of the pool.
         devices: number of devices published.
-        allocator: who may allocate from the pool: ``scheduler``, ``controller``, or ``draining`` while it goes
-            from the first to the second; empty where an older controller wrote the rest.
+        allocator: who may allocate from the pool: ``scheduler``, ``controller``, or ``draining`` while it
+            goes from the first to the second; empty where an older controller wrote the rest.
     """
 
     epoch: int = 0
