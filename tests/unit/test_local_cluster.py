@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import sys
 import tarfile
 import tempfile
@@ -165,6 +166,7 @@ def test_only_roots_that_nobody_holds_are_removed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead, dead_lock = host.make_root()
     held, held_lock = host.make_root()
+    assert re.fullmatch(r"[a-z0-9-]+", dead.name), "it is the name of a Node too"
     being_made = tmp_path / f"{host.PREFIX}new"
     being_made.mkdir()
     (dead / "etcd" / "member").mkdir(parents=True)

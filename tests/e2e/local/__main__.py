@@ -90,7 +90,9 @@ def run(unshare: Path, settings: dict[str, object], command: Sequence[str], lock
     line += ["-m", "local.inside", json.dumps(settings), *command]
     environment = {**os.environ, "PYTHONPATH": str(SUITE)}
     signal.signal(signal.SIGTERM, terminate)
-    with subprocess.Popen(line, env=environment, pass_fds=(lock,), preexec_fn=host.die_with_parent) as child:
+    die = host.die_with_parent
+    # ruff fears threads between fork and exec; this process has none.
+    with subprocess.Popen(line, env=environment, pass_fds=(lock,), preexec_fn=die) as child:  # noqa: PLW1509
         try:
             return child.wait()
         except KeyboardInterrupt:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -71,7 +72,9 @@ def mounts_below(*folders: str) -> list[str]:
 
 def make_root() -> tuple[Path, int]:
     """A new root and its lock: held until all processes that have the descriptor have ended."""
-    root = Path(tempfile.mkdtemp(prefix=PREFIX))
+    # Not mkdtemp: the name is the node's as well, where an underscore is not allowed.
+    root = Path(tempfile.gettempdir(), PREFIX + secrets.token_hex(4))
+    root.mkdir(mode=0o700)
     unnamed = root / "lock.new"
     lock = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
