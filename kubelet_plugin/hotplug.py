@@ -77,6 +77,12 @@ class Hotplug:
         self._hold = hold
         self._released = False
 
+    def begin(self) -> None:
+        """Before anything is opened: somebody may have asked while no agent ran."""
+        if self._file.exists():
+            log.warning("the hardware is not looked at, as asked for", file=str(self._file))
+            self._set(released=True)
+
     async def run(self) -> None:
         """Works until cancelled."""
         before = fingerprint(self._places)
@@ -95,9 +101,7 @@ class Hotplug:
     async def _release_or_not(self, wanted: bool) -> None:
         if wanted == self._released:
             return
-        self._released = wanted
-        self._table.released = wanted
-        self._hold(wanted)
+        self._set(released=wanted)
         if wanted:
             # Behind a scan that is under way.
             await asyncio.get_running_loop().run_in_executor(self._executor, self._table.close)
@@ -105,3 +109,8 @@ class Hotplug:
         else:
             log.info("looking at the hardware again", file=str(self._file))
             await self._table.scan()
+
+    def _set(self, *, released: bool) -> None:
+        self._released = released
+        self._table.released = released
+        self._hold(released)

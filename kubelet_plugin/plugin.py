@@ -246,6 +246,7 @@ class Plugin:
             self._configuration.create_directories()
             async with self._instances.entered(LOCK_SECONDS):
                 self._clear_away_the_dead()
+                self._hotplug.begin()
                 await self._engine.restore()
                 async with asyncio.TaskGroup() as group:
                     background = group.create_task(self._background())

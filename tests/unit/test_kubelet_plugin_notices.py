@@ -142,6 +142,25 @@ def test_libraries_are_let_go_of_while_somebody_asks_for_it(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+def test_libraries_are_not_opened_by_an_agent_that_starts_meanwhile(tmp_path: Path) -> None:
+    library = Library()
+    library.devices = [device(0), device(1)]
+    kube = FakeKube()
+    two_prepared(tmp_path, kube)
+    file = configuration(tmp_path).state / RELEASE_FILE
+    file.touch()
+
+    async def main() -> None:
+        async with running(tmp_path, kube, backend=library) as node:
+            assert library.looks == 0
+            # What was prepared stays, and is answered for.
+            assert len(node.plugin._engine.claims) == 2
+            file.unlink()
+            await eventually(lambda: library.open)
+
+    asyncio.run(main())
+
+
 def test_a_device_that_is_plugged_in_is_found_at_once(tmp_path: Path) -> None:
     library = Library()
     sysfs = tmp_path / "sys"
