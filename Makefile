@@ -63,12 +63,12 @@ else
 endif
 
 COMPILE := build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
-  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header --unsafe-package dra-driver
+  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header
 
 constraints: ## renews the lock files: newest versions, with hashes, no addresses
 	@$(PYTHON) -m venv build/pip-tools
 	@build/pip-tools/bin/pip install --quiet pip-tools
-	@$(COMPILE) --extra dev --all-build-deps --output-file constraints.txt pyproject.toml
+	@$(COMPILE) --extra dev --extra tracing --all-build-deps --output-file constraints.txt pyproject.toml
 	@$(COMPILE) --extra tracing --output-file deploy/requirements.txt pyproject.toml
 	@echo mkdocs-material | $(COMPILE) --output-file docs/requirements.txt -
 
