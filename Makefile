@@ -5,6 +5,8 @@ VENV := .venv
 # Not BIN: that is the folder of `make e2e CLUSTER=local BIN=DIR`.
 VENV_BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests of processes and sockets wait more than they compute, yet more than 4 at once slow each other down.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint fmt types proto proto-check crash-test bench e2e constraints clean
@@ -26,8 +28,8 @@ venv: $(STAMP) ## the virtual environment
 demo: $(STAMP) ## the main job on the embedded cluster: no root, no GPU, no cluster
 	@$(VENV_BIN)/dra-driver demo $(ARGS)
 
-test: $(STAMP) ## the tests (no root, no GPU, no cluster); ARGS goes to pytest
-	@$(VENV_BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## the tests (no root, no GPU, no cluster), on JOBS processors; ARGS goes to pytest
+	@$(VENV_BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
 lint: $(STAMP) proto-check ## ruff, mypy --strict, import-linter, drift of the generated stubs
 	@$(VENV_BIN)/ruff check .
