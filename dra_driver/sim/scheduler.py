@@ -35,6 +35,7 @@ from dra_driver.kube import EventRecorder, Handler, Informer, SystemClock
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import KubeClient
 from dra_driver.sim import node_filters
+from dra_driver.sim.followed import FollowedCluster
 from dra_driver.sim.objects import MetaObject
 from dra_driver.structured.nodeselection import selector_matches
 
@@ -86,8 +87,9 @@ class Scheduler:
         self._nodes = Informer(api, NODES)
         self._recorder = EventRecorder(api, name, SystemClock())
         self._dirty = asyncio.Event()
-        self._snapshot: structured.Snapshot | None = None
-        self._assumed: dict[ObjectKey, ResourceClaim] = {}
+        self._cluster = FollowedCluster(
+            slices=self._slices, classes=self._classes, nodes=self._nodes, claims=self._claims
+        )
         self._bound: dict[str, str] = {}  # pod UID → node, until the watch shows it
         self._said: dict[str, str] = {}  # pod UID → last condition written
 
@@ -101,8 +103,7 @@ class Scheduler:
             self._nodes,
         )
         for informer in informers:
-            of_pods = informer is self._pods or informer is self._claims
-            informer.add_handler(_on_any(self._dirty.set if of_pods else self._cluster_changed))
+            informer.add_handler(_on_any(self._dirty.set))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._recorder.run())
             for informer in informers:
@@ -114,10 +115,6 @@ class Scheduler:
                 await asyncio.sleep(DEBOUNCE)
                 self._dirty.clear()
                 await self._round()
-
-    def _cluster_changed(self) -> None:
-        self._snapshot = None
-        self._dirty.set()
 
     # --- one round ------------------------------------------------------------------------------------------
 
@@ -159,14 +156,7 @@ class Scheduler:
         )
 
     def _forget_what_is_seen(self) -> None:
-        for key, assumed in list(self._assumed.items()):
-            seen = self._claims.get(key)
-            if (
-                seen is None
-                or seen.metadata.uid != assumed.metadata.uid
-                or int(seen.metadata.resource_version) >= int(assumed.metadata.resource_version)
-            ):
-                del self._assumed[key]
+        self._cluster.forget_what_is_seen()
         pods: dict[str, Pod] = {p.metadata.uid: p for p in self._pods.items()}
         for uid in list(self._bound):
             if uid not in pods or pods[uid].spec.node_name:
@@ -175,15 +165,12 @@ class Scheduler:
             del self._said[gone]
             self._not_before.pop(gone, None)
 
-    def _claim(self, key: ObjectKey) -> ResourceClaim | None:
-        return self._assumed.get(key) or self._claims.get(key)
-
     # --- one pod --------------------------------------------------------------------------------------------
 
     async def _schedule(self, this: _Round, pod: Pod) -> None:
         claims: list[ResourceClaim] = []
         for used in resourceclaim.pod_claims(pod):
-            claim = self._claim(used.key) if used.key is not None else None
+            claim = self._cluster.claim(used.key) if used.key is not None else None
             if claim is None:
                 return  # kept out of the queue, without condition or event, until the claim is there
             claims.append(claim)
@@ -257,7 +244,7 @@ class Scheduler:
                 return None
             done = [c.status.allocation for c in claims if c.status.allocation is not None]
             return candidates[0].metadata.name, tuple(done)
-        snapshot = self._cluster()
+        snapshot = self._cluster.snapshot()
         for node in candidates:
             name = node.metadata.name
             outcome = structured.allocate(
@@ -267,18 +254,6 @@ class Scheduler:
                 return outcome.node, outcome.results
             reasons[name] = outcome.message if isinstance(outcome, structured.Failed) else CANNOT_ALLOCATE
         return None
-
-    def _cluster(self) -> structured.Snapshot:
-        claims = {c.key: c for c in self._claims.items()} | self._assumed
-        allocated = structured.AllocatedState.from_claims(claims.values())
-        if self._snapshot is None:
-            self._snapshot = structured.Snapshot.build(
-                slices=self._slices.items(),
-                classes=self._classes.items(),
-                nodes=self._nodes.items(),
-                allocated=allocated,
-            )
-        return self._snapshot.with_allocated(allocated)
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -324,7 +299,7 @@ class Scheduler:
             claim.metadata.namespace,
             subresource=subresource,
         )
-        self._assumed[changed.key] = changed
+        self._cluster.assume(changed)
         return changed
 
     async def _bind(self, pod: Pod, node: str) -> None:

@@ -1,0 +1,113 @@
+"""The cluster as the allocator wants it, kept up to date by informers: a change costs work for its object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from dra_driver.api.core import Node
+from dra_driver.api.meta import ObjectKey, WireObject
+from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.kube import Handler, Informer
+from dra_driver.structured import AllocatedState, Holdings, Snapshot
+
+__all__ = ["FollowedCluster"]
+
+T = TypeVar("T", bound=WireObject)
+
+
+class _Changes(Generic[T]):
+    """What has come, changed or gone since it was last asked."""
+
+    def __init__(
+        self, informer: Informer[T], same: Callable[[T, T], bool] = lambda _old, _new: False
+    ) -> None:
+        self._changed: dict[str, T] = {}
+        self._removed: set[str] = set()
+        self._same = same
+        informer.add_handler(Handler(self._put, self._update, self._remove))
+
+    def __bool__(self) -> bool:
+        return bool(self._changed or self._removed)
+
+    def _put(self, item: T) -> None:
+        self._changed[item.metadata.name] = item
+        self._removed.discard(item.metadata.name)
+
+    def _update(self, old: T, new: T) -> None:
+        if not self._same(old, new):
+            self._put(new)
+
+    def _remove(self, item: T) -> None:
+        self._changed.pop(item.metadata.name, None)
+        self._removed.add(item.metadata.name)
+
+    def apply(self, to: Callable[[list[T], set[str]], Snapshot]) -> Snapshot:
+        """Hands them over and forgets them."""
+        changed, removed = list(self._changed.values()), self._removed
+        self._changed, self._removed = {}, set()
+        return to(changed, removed)
+
+
+class FollowedCluster:
+    """Follows informers, and knows the claims that were written and that the watch has not shown yet.
+
+    Args:
+        slices, classes, nodes, claims: followed from now on.
+    """
+
+    def __init__(
+        self,
+        *,
+        slices: Informer[ResourceSlice],
+        classes: Informer[DeviceClass],
+        nodes: Informer[Node],
+        claims: Informer[ResourceClaim],
+    ) -> None:
+        self._slices, self._classes = _Changes(slices), _Changes(classes)
+        # Nodes report their health all the time; only their labels matter to devices.
+        self._nodes = _Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
+        self._claims = claims
+        self._assumed: dict[ObjectKey, ResourceClaim] = {}
+        self._holdings = Holdings()
+        self._snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
+        claims.add_handler(Handler(self._changed, lambda _, new: self._changed(new), self._changed))
+
+    def claim(self, key: ObjectKey) -> ResourceClaim | None:
+        """The newest version that is known."""
+        return self._assumed.get(key) or self._claims.get(key)
+
+    def assume(self, claim: ResourceClaim) -> None:
+        """The answer to a write."""
+        self._assumed[claim.key] = claim
+        self._changed(claim)
+
+    def forget_what_is_seen(self) -> None:
+        """Assumed claims that the watch shows, or that it shows to be gone, are assumed no more."""
+        for key, assumed in list(self._assumed.items()):
+            seen = self._claims.get(key)
+            if (
+                seen is None
+                or seen.metadata.uid != assumed.metadata.uid
+                or int(seen.metadata.resource_version) >= int(assumed.metadata.resource_version)
+            ):
+                del self._assumed[key]
+                self._changed(assumed)
+
+    def _changed(self, claim: ResourceClaim) -> None:
+        """What a claim holds may be another thing now; another one may have taken its name."""
+        known = self.claim(claim.key)
+        if known is None or known.metadata.uid != claim.metadata.uid:
+            self._holdings.hold(claim.metadata.uid, "", None)
+        if known is not None:
+            self._holdings.hold(known.metadata.uid, str(known.key), known.status.allocation)
+
+    def snapshot(self) -> Snapshot:
+        """The cluster as it is now."""
+        if self._slices:
+            self._snapshot = self._slices.apply(self._snapshot.with_slices)
+        if self._classes:
+            self._snapshot = self._classes.apply(self._snapshot.with_classes)
+        if self._nodes:
+            self._snapshot = self._nodes.apply(self._snapshot.with_nodes)
+        return self._snapshot.with_allocated(self._holdings.state)

@@ -1,0 +1,152 @@
+"""What the stand-in scheduler keeps up to date is what it would find by reading everything anew."""
+
+import asyncio
+import contextlib
+import random
+
+from support.fake_cluster import FakeCluster
+
+from dra_driver.api.core import NODES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.kube import Informer
+from dra_driver.sim.followed import FollowedCluster
+from dra_driver.structured import AllocatedState, Snapshot
+
+DRIVER = "gpu.example.com"
+
+
+def slice_of(node: str, devices: int, generation: int) -> dict:
+    return {
+        "metadata": {"name": f"slice-{node}"},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": node,
+            "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
+            "devices": [{"name": f"gpu-{i}"} for i in range(devices)],
+        },
+    }
+
+
+def claim_of(name: str, node: str, devices: list[int]) -> dict:
+    results = [{"request": "r", "driver": DRIVER, "pool": node, "device": f"gpu-{i}"} for i in devices]
+    status = {"allocation": {"devices": {"results": results}}} if devices else {}
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": {}, "status": status}
+
+
+def facts(snapshot: Snapshot) -> object:
+    return (
+        {
+            name: [(p.id, p.incomplete, [d.id.device for d in p.devices]) for p in snapshot.view(name).pools]
+            for name in snapshot.nodes
+        },
+        {name: node.metadata.labels for name, node in snapshot.nodes.items()},
+        sorted(snapshot.classes),
+        # Of two claims that hold one device, either may be named.
+        {pool: set(s.devices) for pool, s in snapshot.allocated.pools.items()},
+    )
+
+
+def change(cluster: FakeCluster, rng: random.Random) -> None:
+    node = f"node-{rng.randrange(4)}"
+    kind = rng.choice([NODES, RESOURCE_SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES])
+    claim = f"claim-{rng.randrange(5)}"
+    names = {NODES: node, RESOURCE_SLICES: f"slice-{node}", RESOURCE_CLAIMS: claim, DEVICE_CLASSES: "gpu"}
+    namespace = "default" if kind is RESOURCE_CLAIMS else ""
+    if rng.random() < 0.3:
+        with contextlib.suppress(KeyError):
+            cluster.remove(kind, names[kind], namespace)
+        return
+    labels = {"zone": rng.choice("ab")}
+    bodies = {
+        NODES: {"metadata": {"name": node, "labels": labels}, "status": {"phase": str(rng.random())}},
+        RESOURCE_SLICES: slice_of(node, rng.randrange(1, 4), rng.randrange(1, 3)),
+        # Two claims with one device, too: what is left when one of them goes must be right.
+        RESOURCE_CLAIMS: claim_of(claim, node, rng.sample(range(3), rng.randrange(3))),
+        DEVICE_CLASSES: {"metadata": {"name": "gpu"}, "spec": {}},
+    }
+    cluster.put(kind, bodies[kind])
+
+
+def test_follows_every_change() -> None:
+    async def scenario() -> None:
+        rng = random.Random(1)
+        cluster = FakeCluster()
+        for _ in range(10):
+            change(cluster, rng)
+        slices, classes = Informer(cluster, RESOURCE_SLICES), Informer(cluster, DEVICE_CLASSES)
+        nodes, claims = Informer(cluster, NODES), Informer(cluster, RESOURCE_CLAIMS)
+        followed = FollowedCluster(slices=slices, classes=classes, nodes=nodes, claims=claims)
+        informers = (slices, classes, nodes, claims)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(i.run()) for i in informers]
+            for informer in informers:
+                await informer.synced.wait()
+            await compare(rng, cluster, followed, *informers)
+            for task in tasks:
+                task.cancel()
+
+    async def compare(rng, cluster, followed, slices, classes, nodes, claims) -> None:
+        checked = 0
+        for _ in range(150):
+            for _ in range(rng.randrange(1, 5)):
+                change(cluster, rng)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if any(
+                {i.metadata.name: i.metadata.resource_version for i in informer.items()}
+                != {o.metadata.name: o.metadata.resource_version for o in cluster.all(informer.resource)}
+                for informer in (slices, classes, nodes, claims)
+            ):
+                continue
+            anew = Snapshot.build(
+                slices=slices.items(),
+                classes=classes.items(),
+                nodes=nodes.items(),
+                allocated=AllocatedState.from_claims(sorted(claims.items(), key=lambda c: c.key)),
+            )
+            assert facts(followed.snapshot()) == facts(anew)
+            checked += 1
+        assert checked > 100
+
+    asyncio.run(scenario())
+
+
+def test_an_assumed_claim_counts_until_the_watch_shows_it() -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.put(RESOURCE_CLAIMS, claim_of("claim", "node-0", []))
+        claims = Informer(cluster, RESOURCE_CLAIMS)
+        followed = FollowedCluster(
+            slices=Informer(cluster, RESOURCE_SLICES),
+            classes=Informer(cluster, DEVICE_CLASSES),
+            nodes=Informer(cluster, NODES),
+            claims=claims,
+        )
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(claims.run())
+            await claims.synced.wait()
+            await play(cluster, claims, followed)
+            task.cancel()
+
+    async def play(cluster, claims, followed) -> None:
+        cluster.quiet.add("ResourceClaim")
+        cluster.put(RESOURCE_CLAIMS, claim_of("claim", "node-0", [1]))
+        written = cluster.obj(RESOURCE_CLAIMS, "claim", "default")
+        assert not followed.snapshot().allocated.pools
+        followed.assume(written)
+        assert [dict(s.devices) for s in followed.snapshot().allocated.pools.values()] == [
+            {"gpu-1": "default/claim"}
+        ]
+        assert followed.claim(written.key) is written
+        cluster.remove(RESOURCE_CLAIMS, "claim", "default")
+        cluster.quiet.clear()
+        cluster.wake()
+        for _ in range(100):
+            if claims.get(written.key) is None:
+                break
+            await asyncio.sleep(0.01)
+        followed.forget_what_is_seen()
+        assert not followed.snapshot().allocated.pools
+        assert followed.claim(written.key) is None
+
+    asyncio.run(scenario())
