@@ -25,6 +25,7 @@ __all__ = [
     "GpuControl",
     "GpuInstance",
     "HealthEvent",
+    "HealthMemory",
     "HealthSource",
     "KubeClient",
     "ObjectList",
@@ -340,6 +341,31 @@ class HealthSource(Protocol):
 
         Runs in a thread of its own, beside the other calls. Returns at once or early, with nothing, while the
         hardware cannot be asked.
+        """
+        ...
+
+
+@runtime_checkable
+class HealthMemory(Protocol):
+    """What a ``HealthSource`` has beside it where conditions would be forgotten with the process.
+
+    The agent keeps what it is given over its own restarts, not over a reboot of the machine.
+    """
+
+    @property
+    def name(self) -> str:
+        """Of the backend; what is kept is kept under it."""
+        ...
+
+    def health_memory(self) -> bytes:
+        """What has to be kept, as a JSON document. Does not block; the same as long as nothing changes."""
+        ...
+
+    def recall_health(self, data: bytes) -> None:
+        """Adds what was kept, by an earlier process or by another one beside this.
+
+        Raises:
+            DecodeError: it is not what ``health_memory`` gives.
         """
         ...
 

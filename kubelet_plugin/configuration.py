@@ -117,6 +117,11 @@ class Configuration:
         """The checkpoint."""
         return self.state / "checkpoint.json"
 
+    @property
+    def health_memory(self) -> Path:
+        """What is known of the devices' health beyond what can be asked for."""
+        return self.state / "health.json"
+
     def findings(self) -> tuple[str, ...]:
         """Everything that is wrong. Looks at the file system, leaves nothing behind."""
         names = tuple(self._name_findings())

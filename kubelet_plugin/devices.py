@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -43,6 +43,7 @@ class DeviceTable:
         controls: of each backend, what changes its devices; None where nothing does.
         daemons: the sharing daemons of the node.
         complete: adds to what backends found; blocks.
+        keep: awaited around each look: makes durable what the backends know, before anybody is told.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class DeviceTable:
         controls: Sequence[GpuControl | None] = (),
         daemons: Daemons | None = None,
         complete: Callable[[Sequence[DiscoveredDevice]], Sequence[DiscoveredDevice]] = tuple,
+        keep: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._backends = tuple(backends)
         self._controls = tuple(controls) or (None,) * len(self._backends)
         self._daemons = daemons or NoDaemons()
         self._complete = complete
+        self._keep = keep
         self._executor = executor
         self._found: dict[int, tuple[DiscoveredDevice, ...]] = {}
         self._devices: dict[str, DiscoveredDevice] = {}
@@ -86,6 +89,7 @@ class DeviceTable:
     async def scan(self) -> None:
         """Asks every backend; never raises for hardware."""
         loop = asyncio.get_running_loop()
+        await self._kept()  # a look may hang, and what events said is known already
         for i, backend in enumerate(self._backends):
             if self.released:
                 return
@@ -101,6 +105,7 @@ class DeviceTable:
             except Exception:
                 # A bug in a backend, which may be a third party's, must not end the plugin.
                 log.exception("discovery failed unexpectedly", backend=backend.name)
+        await self._kept()
         devices = _by_name(d for i in sorted(self._found) for d in self._found[i])
         if len(self._found) == len(self._backends):
             self.complete.set()
@@ -109,6 +114,10 @@ class DeviceTable:
             self._devices = devices
             self._refresh()
             self.changes.notify()
+
+    async def _kept(self) -> None:
+        if self._keep is not None:
+            await self._keep()
 
     def _look(self, backend: DeviceBackend) -> Sequence[DiscoveredDevice]:
         if self.released:  # while this waited for its turn

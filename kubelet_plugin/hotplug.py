@@ -82,6 +82,7 @@ class Hotplug:
         if self._file.exists():
             log.warning("the hardware is not looked at, as asked for", file=str(self._file))
             self._set(released=True)
+            self._table.close()  # nothing is open; the backends learn that they were let go of
 
     async def run(self) -> None:
         """Works until cancelled."""

@@ -20,6 +20,7 @@ __all__ = [
     "CHECKPOINT_DAMAGED",
     "CLAIM_GONE",
     "FOREIGN_INSTANCE",
+    "HEALTH_MEMORY_DAMAGED",
     "IDLE_DAEMON",
     "KINDS",
     "ORPHANED_CDI_FILE",
@@ -29,9 +30,17 @@ __all__ = [
 CHECKPOINT_DAMAGED: Final = "CheckpointDamaged"
 CLAIM_GONE: Final = "ClaimGone"
 FOREIGN_INSTANCE: Final = "ForeignPartition"
+HEALTH_MEMORY_DAMAGED: Final = "HealthMemoryDamaged"
 IDLE_DAEMON: Final = "IdleSharingDaemon"
 ORPHANED_CDI_FILE: Final = "OrphanedCdiFile"
-KINDS: Final = (CHECKPOINT_DAMAGED, CLAIM_GONE, FOREIGN_INSTANCE, IDLE_DAEMON, ORPHANED_CDI_FILE)
+KINDS: Final = (
+    CHECKPOINT_DAMAGED,
+    CLAIM_GONE,
+    FOREIGN_INSTANCE,
+    HEALTH_MEMORY_DAMAGED,
+    IDLE_DAEMON,
+    ORPHANED_CDI_FILE,
+)
 
 COMPONENT: Final = "dra-driver-kubelet-plugin"
 _MOST_WAITING: Final = 100

@@ -25,6 +25,7 @@ from kubelet_plugin.configuration import Configuration
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import Engine, Timing
 from kubelet_plugin.hardware_setup import set_up
+from kubelet_plugin.health_memory import HealthFile
 from kubelet_plugin.hotplug import RELEASE_FILE, Hotplug, watched
 from kubelet_plugin.instances import Instances, remove_stale_socket
 from kubelet_plugin.inventory import InventoryKeeper
@@ -138,6 +139,12 @@ class Plugin:
         # Vendors' libraries get a thread of their own: what hangs there must not hold up files.
         self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
         self._setup = set_up(configuration, backends)
+        clock = clock or SystemClock()
+        boot_id = _boot_id(configuration.procfs_root)
+        self.notices = Notices(client, clock, configuration.node_name)
+        self._memory = HealthFile(
+            configuration.health_memory, backends, self._io, boot_id=boot_id, tell=self.notices.tell
+        )
         self._table = DeviceTable(
             backends,
             self._discovery,
@@ -148,9 +155,8 @@ class Plugin:
                 driver_root=configuration.nvidia_driver_root,
                 hook=configuration.nvidia_cdi_hook,
             ).complete,
+            keep=self._memory.keep,
         )
-        clock = clock or SystemClock()
-        self.notices = Notices(client, clock, configuration.node_name)
         self._turn = StateLock(configuration.state / "state.lock")
         self._instances = Instances(configuration.state, configuration.instance, clock)
         self._engine = Engine(
@@ -163,7 +169,7 @@ class Plugin:
             hardware=self._setup.hardware,
             timing=timing,
             turn=self._turn,
-            boot_id=_boot_id(configuration.procfs_root),
+            boot_id=boot_id,
             metadata=MetadataDirectory(configuration.metadata_dir, self._io),
             metadata_directory=str(configuration.metadata_dir) if configuration.device_metadata else "",
             tell=self.notices.tell,
@@ -246,6 +252,7 @@ class Plugin:
             self._configuration.create_directories()
             async with self._instances.entered(LOCK_SECONDS):
                 self._clear_away_the_dead()
+                await self._memory.load()
                 self._hotplug.begin()
                 await self._engine.restore()
                 async with asyncio.TaskGroup() as group:

@@ -67,6 +67,9 @@ class NvmlBackend:
         self._dev_root = dev_root
         self._lock = threading.Lock()
         self._open = False
+        # Opened for the first time, the library says nothing about resets: see ``_opened``.
+        self._driver: str | None = ""
+        self._let_go = False
         self._last: dict[int, DiscoveredDevice] = {}
         self._log = ProblemLog(self.name)
         self._conditions = Conditions(now)
@@ -124,6 +127,14 @@ class NvmlBackend:
             return (*events, HealthEvent("", "GpuLost", "failed", "a GPU has fallen off the bus"))
         return events
 
+    def health_memory(self) -> bytes:
+        """See ``ports.HealthMemory``."""
+        return self._conditions.memory(self._loaded_driver() or "")
+
+    def recall_health(self, data: bytes) -> None:
+        """See ``ports.HealthMemory``."""
+        self._conditions.recall(data, self._loaded_driver())
+
     def sample(self) -> Sequence[DeviceSample]:
         """See ``ports.TelemetrySource``."""
         with self._lock:
@@ -136,6 +147,7 @@ class NvmlBackend:
         with self._lock:
             self._shut_down()
             self._last = {}
+            self._let_go = True
 
     def control(self, places: Places) -> NvmlControl:
         """See ``control.ControllableBackend.control``."""
@@ -166,6 +178,7 @@ class NvmlBackend:
                 raise DiscoveryError(f"nvml: the GPUs cannot be counted: {error_text(first)}") from first
             # The driver was reloaded under us: what the library holds is stale.
             self._last = {}
+            self._let_go = not self._driver  # where it can be seen whether it was, that decides
             return self._count()
         if count > _MAX_GPUS:
             raise DiscoveryError(f"nvml: {count} GPUs are not plausible; at most {_MAX_GPUS} are looked at")
@@ -179,7 +192,27 @@ class NvmlBackend:
         except pynvml.NVMLError as e:
             raise _initialization_error(e) from e
         self._open = True
-        self._conditions.reopened()
+        self._opened()
+
+    def _opened(self) -> None:
+        """A GPU may have been reset while the library was let go of, or when the driver was loaded anew."""
+        before, self._driver = self._driver, self._loaded_driver()
+        if self._let_go or (before and before != self._driver):
+            self._conditions.reopened()
+        self._let_go = False
+
+    def _loaded_driver(self) -> str | None:
+        """Which loading of the kernel driver this is; empty: unknown, None: it is not loaded.
+
+        sysfs gives the module's folder another inode number each time that it is made, and no number twice.
+        """
+        modules = self._sysfs_root / "module"
+        try:
+            return str((modules / "nvidia").stat().st_ino)
+        except FileNotFoundError:
+            return None if modules.is_dir() else ""
+        except OSError:
+            return ""
 
     def _shut_down(self) -> None:
         if not self._open:

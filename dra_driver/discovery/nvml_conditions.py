@@ -7,17 +7,24 @@ A reset shows in four ways, and any of them will do: the library was opened anew
 both need its handles gone), the GPU was lost and is back, a counter of errors since the last reset went down,
 or NVML's recovery action went back to "none" after it had been something else. A condition that polling made
 ends when polling does not see it any more.
+
+``memory`` and ``recall`` carry what events made from one process to the next: that a new process opens the
+library is no sign of a reset. What polling finds is not carried, because polling finds it again.
 """
 
 from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
+from dra_driver.api import codec
 from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.meta import Wire
 from dra_driver.discovery import nvml_xids
 from dra_driver.discovery.nvml_xids import Ends, Meaning
 from dra_driver.ports import HealthEvent
@@ -27,6 +34,7 @@ __all__ = ["Conditions", "HealthReading"]
 XID_EVENT: Final = 0x8
 
 _WHOLE_GPU: Final = 0xFFFFFFFF
+_MOST_ENDED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,29 @@ class HealthReading:
     remap_failed: bool | None = None
     retirement_pending: bool | None = None
     recovery_action: int | None = None
+
+
+class _EntryMemory(Wire, frozen=True, kw_only=True):
+    """``_Entry`` on disk; times in seconds since the epoch."""
+
+    severity: str
+    message: str
+    reset: bool
+    since: float
+    expires: float
+    action_seen: bool = False
+
+
+class _GpuMemory(Wire, frozen=True, kw_only=True):
+    entries: Mapping[str, _EntryMemory] = msgspec.field(default_factory=dict)
+    lost: bool = False
+
+
+class _Memory(Wire, frozen=True, kw_only=True):
+    """What ``Conditions`` keeps; ``driver`` tells one loading of the kernel driver from another."""
+
+    driver: str = ""
+    gpus: Mapping[str, _GpuMemory] = msgspec.field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -76,6 +107,72 @@ class Conditions:
         self._now = now
         self._lock = threading.Lock()
         self._gpus: dict[str, _Gpu] = {}
+        # What has ended here: another process may still have it in its memory.
+        self._ended: set[tuple[str, str, float]] = set()
+
+    def memory(self, driver: str) -> bytes:
+        """What has to outlive the process, as JSON.
+
+        Args:
+            driver: which loading of the kernel driver this is; empty where unknown.
+        """
+        with self._lock:
+            gpus = {
+                uuid: _GpuMemory(
+                    entries={
+                        reason: _EntryMemory(
+                            severity=e.meaning.severity,
+                            message=e.message,
+                            reset=e.meaning.ends is Ends.RESET,
+                            since=e.since,
+                            expires=e.expires,
+                            action_seen=e.action_seen,
+                        )
+                        for reason, e in self._live(gpu).items()
+                    },
+                    # Not the count of errors: it also starts anew when the last user of a GPU goes.
+                    lost=gpu.lost,
+                )
+                for uuid, gpu in self._gpus.items()
+                if self._live(gpu)
+            }
+        return codec.encode(_Memory(driver=driver, gpus=gpus))
+
+    def recall(self, data: bytes, driver: str | None) -> None:
+        """Adds what another process, or one before this, has kept; what is known here stays as it is.
+
+        Args:
+            data: of ``memory``.
+            driver: which loading of the kernel driver there is now; empty: unknown, None: it is not loaded.
+
+        Raises:
+            DecodeError: it is not what ``memory`` gives.
+        """
+        kept = codec.decode(_Memory, data)
+        reloaded = driver is None or bool(kept.driver and driver and kept.driver != driver)
+        with self._lock:
+            for uuid, memory in kept.gpus.items():
+                known = uuid in self._gpus
+                gpu = self._gpus.setdefault(uuid, _Gpu())
+                if not known and not reloaded:
+                    gpu.lost = memory.lost
+                for reason, e in memory.entries.items():
+                    ended = (e.reset and reloaded) or (uuid, reason, e.since) in self._ended
+                    if ended or reason in gpu.entries:
+                        continue
+                    ends = Ends.RESET if e.reset else Ends.EXPIRY
+                    meaning = Meaning(e.message, e.severity, ends, max(0.0, e.expires - e.since))
+                    gpu.entries[reason] = _Entry(meaning, e.message, e.since, e.expires, e.action_seen)
+
+    def _live(self, gpu: _Gpu) -> dict[str, _Entry]:
+        now = self._now()
+        return {r: e for r, e in gpu.entries.items() if e.meaning.ends is not Ends.EXPIRY or e.expires > now}
+
+    def _end(self, uuid: str, reason: str) -> None:
+        entry = self._gpus[uuid].entries.pop(reason)
+        if len(self._ended) >= _MOST_ENDED:
+            self._ended.clear()
+        self._ended.add((uuid, reason, entry.since))
 
     def event(self, uuid: str, kind: int, data: int, instance: int = _WHOLE_GPU) -> HealthEvent | None:
         """Notes an NVML event.
@@ -124,7 +221,7 @@ class Conditions:
                     entry.action_seen = True
                 done = was_reset or (entry.action_seen and reading.recovery_action == 0)
                 if entry.meaning.ends is Ends.RESET and done:
-                    del gpu.entries[reason]
+                    self._end(uuid, reason)
             found = {h.reason: h for h in _polled(reading, now)}
             # What was there before keeps its beginning.
             gpu.polled = {
@@ -140,8 +237,9 @@ class Conditions:
     def reopened(self) -> None:
         """The library was closed and opened: every GPU may have been reset; polling tells what is left."""
         with self._lock:
-            for gpu in self._gpus.values():
-                gpu.entries = {r: e for r, e in gpu.entries.items() if e.meaning.ends is not Ends.RESET}
+            for uuid, gpu in self._gpus.items():
+                for reason in [r for r, e in gpu.entries.items() if e.meaning.ends is Ends.RESET]:
+                    self._end(uuid, reason)
                 gpu.polled = {}
                 gpu.uncorrected = 0
                 gpu.lost = False
@@ -152,10 +250,7 @@ class Conditions:
             gpu = self._gpus.get(uuid)
             if gpu is None:
                 return ()
-            now = self._now()
-            gpu.entries = {
-                r: e for r, e in gpu.entries.items() if e.meaning.ends is not Ends.EXPIRY or e.expires > now
-            }
+            gpu.entries = self._live(gpu)
             found = [
                 DeviceHealth(
                     reason=reason, severity=e.meaning.severity, message=e.message, since=_time(e.since)
