@@ -210,6 +210,8 @@ class Decider:
     def _claims(self, pod: Pod, assumed: Mapping[Uid, ResourceClaim]) -> list[ResourceClaim] | Wait:
         claims: list[ResourceClaim] = []
         for used in pod_claims(pod):
+            if not used.entry:
+                continue  # made by kube-scheduler for extended resources: none of ours
             if used.key is None:
                 return Wait(f"the claim for {used.entry} is not generated yet")
             claim = self._ledger.get(used.key)

@@ -17,6 +17,7 @@ __all__ = [
     "PODS",
     "Container",
     "ContainerClaim",
+    "ContainerExtendedResourceRequest",
     "ContainerResources",
     "Event",
     "Namespace",
@@ -25,6 +26,7 @@ __all__ = [
     "NodeStatus",
     "ObjectReference",
     "Pod",
+    "PodExtendedResourceClaimStatus",
     "PodResourceClaim",
     "PodResourceClaimStatus",
     "PodSchedulingGate",
@@ -90,10 +92,11 @@ class ContainerResources(Wire, frozen=True, kw_only=True):
 
 
 class Container(Wire, frozen=True, kw_only=True):
-    """``spec.containers[]``."""
+    """``spec.containers[]``. ``restart_policy`` Always makes a sidecar of an init container."""
 
     name: str
     resources: ContainerResources = ContainerResources()
+    restart_policy: str | None = None
 
 
 class PodResourceClaim(Wire, frozen=True, kw_only=True):
@@ -143,6 +146,21 @@ class PodResourceClaimStatus(Wire, frozen=True, kw_only=True):
     resource_claim_name: str | None = None
 
 
+class ContainerExtendedResourceRequest(Wire, frozen=True, kw_only=True):
+    """``requestMappings[]``: the request of the claim that serves one resource of a container."""
+
+    container_name: str
+    resource_name: str
+    request_name: str
+
+
+class PodExtendedResourceClaimStatus(Wire, frozen=True, kw_only=True):
+    """``status.extendedResourceClaimStatus``: the claim that the scheduler made for extended resources."""
+
+    request_mappings: tuple[ContainerExtendedResourceRequest, ...] = ()
+    resource_claim_name: str = ""
+
+
 class PodStatus(Wire, frozen=True, kw_only=True):
     """``status`` of a pod."""
 
@@ -151,6 +169,7 @@ class PodStatus(Wire, frozen=True, kw_only=True):
     message: str = ""
     conditions: tuple[Mapping[str, str | int | None], ...] = ()
     resource_claim_statuses: tuple[PodResourceClaimStatus, ...] = ()
+    extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
 
 
 class Pod(WireObject, frozen=True, kw_only=True):

@@ -11,8 +11,10 @@ __all__ = [
     "CONTROLLER_FIELD_MANAGER",
     "CONTROLLER_TAINT",
     "DEFAULT_DRIVER_NAME",
+    "EXTENDED_RESOURCE_ANNOTATION",
     "GROUP_LABEL",
     "GROUP_SIZE_LABEL",
+    "IMPLICIT_RESOURCE_PREFIX",
     "NUMA_NODE",
     "NVIDIA_DRIVER_NAME",
     "PCIE_ROOT",
@@ -48,6 +50,11 @@ GROUP_SIZE_LABEL: Final = "dra-driver.dev/group-size"
 # Kubernetes' own: kept on allocated claims; on generated claims, the pod's name for the claim.
 CLAIM_FINALIZER: Final = "resource.kubernetes.io/delete-protection"
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
+
+# Kubernetes' own: "true" on the claim that a scheduler makes for a pod's extended resources; before a class's
+# name, the resource that the class serves without being told.
+EXTENDED_RESOURCE_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
+IMPLICIT_RESOURCE_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 
 # On claims: what its devices are to have in common, such as "required:numaNode" or "preferred:nvlinkGroup"
 # (several separated by commas).

@@ -19,6 +19,16 @@ from dra_driver.resourceclaim.claims import (
     results_for_request,
     split_request,
 )
+from dra_driver.resourceclaim.extended import (
+    IN_MEMORY_NAME,
+    Share,
+    classes_by_resource,
+    extended_claim,
+    extended_resources,
+    is_extended_claim,
+    is_extended_resource,
+    shares,
+)
 from dra_driver.resourceclaim.pods import (
     PodClaim,
     claim_name,
@@ -33,13 +43,20 @@ from dra_driver.resourceclaim.pods import (
 
 __all__ = [
     "ALL_REQUESTS",
+    "IN_MEMORY_NAME",
     "PodClaim",
     "RequestName",
+    "Share",
     "allocated_pools",
     "claim_name",
+    "classes_by_resource",
     "config_for_request",
     "container_requests",
+    "extended_claim",
+    "extended_resources",
     "is_allocated",
+    "is_extended_claim",
+    "is_extended_resource",
     "is_for_pod",
     "is_generated",
     "is_reserved_for",
@@ -51,6 +68,7 @@ __all__ = [
     "request_names",
     "requests_match",
     "results_for_request",
+    "shares",
     "split_request",
     "uses_claims",
 ]

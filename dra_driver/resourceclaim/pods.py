@@ -64,13 +64,19 @@ def claim_name(pod: Pod, entry: PodResourceClaim) -> tuple[str | None, bool]:
 
 
 def pod_claims(pod: Pod) -> Iterator[PodClaim]:
-    """The claims of the pod in the order of its spec. Entries that need no claim are left out."""
+    """The claims of the pod in the order of its spec, then that for its extended resources, if there is one.
+
+    Entries that need no claim are left out.
+    """
     for entry in pod.spec.resource_claims:
         name, known = claim_name(pod, entry)
         if known and name is None:
             continue
         key = ObjectKey(pod.metadata.namespace, name) if name is not None else None
         yield PodClaim(entry.name, key, is_generated(entry))
+    extended = pod.status.extended_resource_claim_status
+    if extended is not None:
+        yield PodClaim("", ObjectKey(pod.metadata.namespace, extended.resource_claim_name), generated=True)
 
 
 def pod_uses_claim(pod: Pod, claim: ResourceClaim) -> bool:

@@ -85,7 +85,7 @@ class ClaimController:
     # --- what changed -----------------------------------------------------------------------------------
 
     def _pod_seen(self, pod: Pod) -> None:
-        if not resourceclaim.uses_claims(pod):
+        if not resourceclaim.uses_claims(pod) and pod.status.extended_resource_claim_status is None:
             return
         self._pod_queue.add(pod.key)
         for used in resourceclaim.pod_claims(pod):

@@ -6,7 +6,7 @@ Pure functions. The texts are those of kube-scheduler's plugins.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dra_driver.api.core import Node, Pod, Taint, Toleration
 from dra_driver.api.quantity import Quantity
@@ -41,13 +41,15 @@ def used_resources(pods: Iterable[Pod]) -> Mapping[str, Quantity]:
     return total
 
 
-def node_rejection(pod: Pod, node: Node, others: Sequence[Pod]) -> str:
+def node_rejection(pod: Pod, node: Node, others: Sequence[Pod], classes: Collection[str] = ()) -> str:
     """Why the node does not take the pod; empty where it does.
 
     Args:
         pod: not bound yet.
         node: the candidate.
         others: pods that are bound to it and have not ended.
+        classes: resources of the pod that device classes stand for; they are left to the allocator where the
+            node offers none of its own.
     """
     if node.spec.unschedulable and not tolerates(
         pod.spec.tolerations, Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
@@ -63,13 +65,15 @@ def node_rejection(pod: Pod, node: Node, others: Sequence[Pod]) -> str:
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
     if required is not None and not selector_matches(required, node):
         return "node(s) didn't match Pod's node affinity/selector"
-    return _resources(pod, node, others)
+    return _resources(pod, node, others, classes)
 
 
-def _resources(pod: Pod, node: Node, others: Sequence[Pod]) -> str:
+def _resources(pod: Pod, node: Node, others: Sequence[Pod], classes: Collection[str]) -> str:
     wanted, used = used_resources([pod]), used_resources(others)
     for name, amount in wanted.items():
         there = node.status.allocatable.get(name, DEFAULT_PODS if name == "pods" else ZERO)
+        if name in classes and not there:
+            continue
         if amount > ZERO and used.get(name, ZERO) + amount > there:
             return "Too many pods" if name == "pods" else f"Insufficient {name}"
     return ""

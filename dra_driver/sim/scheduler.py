@@ -2,8 +2,8 @@
 
 Allocates first-fit with our own allocator, honours taints (so a pool that our controller allocates is left
 alone), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
-one: when no node fits and one was ruled out by the allocation of a claim that nobody else uses. No priority,
-preemption, scores beyond "fewest pods", volumes or extended resources.
+one: when no node fits and one was ruled out by the allocation of a claim that nobody else uses. Extended
+resources of device classes get a claim. No priority, preemption, scores beyond "fewest pods", or volumes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dra_driver.api.resource import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     AllocationResult,
+    DeviceClass,
     ResourceClaim,
 )
 from dra_driver.errors import Conflict, DraError, Invalid, NotFound
@@ -35,6 +36,7 @@ from dra_driver.kube import EventRecorder, Handler, Informer, SystemClock
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import KubeClient
 from dra_driver.sim import node_filters
+from dra_driver.sim.extended_resources import ExtendedResources, owner_uids, served_by_classes
 from dra_driver.sim.followed import FollowedCluster
 from dra_driver.sim.objects import MetaObject
 from dra_driver.structured.nodeselection import selector_matches
@@ -45,6 +47,7 @@ log = structlog.get_logger(__name__)
 
 NOT_ON_NODE = "resourceclaim not available on the node"
 CANNOT_ALLOCATE = "cannot allocate all claims"
+LEFT_OVER = "cannot schedule extended resource claim"
 STILL = "still not schedulable"
 # Changes come in bursts (a slice, its siblings, the pods that waited): one round for all of them.
 DEBOUNCE = 0.01
@@ -55,6 +58,15 @@ RETRY = 1.0
 class _Unschedulable:
     message: str
     reason: str = "Unschedulable"
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Where a pod goes, with what each of its claims gets; last, where there is one, the extended claim."""
+
+    node: str
+    allocations: tuple[AllocationResult, ...]
+    share: resourceclaim.Share | None = None
 
 
 @dataclass(slots=True)
@@ -81,10 +93,11 @@ class Scheduler:
         self._backoff = backoff
         self._not_before: dict[str, tuple[float, float]] = {}  # pod UID → monotonic time, last delay
         self._pods = Informer(api, PODS)
-        self._claims = Informer(api, RESOURCE_CLAIMS)
+        self._claims = Informer(api, RESOURCE_CLAIMS, indices={"owner": owner_uids})
         self._slices = Informer(api, RESOURCE_SLICES)
         self._classes = Informer(api, DEVICE_CLASSES)
         self._nodes = Informer(api, NODES)
+        self._extended = ExtendedResources(api, self._classes, self._claims)
         self._recorder = EventRecorder(api, name, SystemClock())
         self._dirty = asyncio.Event()
         self._cluster = FollowedCluster(
@@ -164,12 +177,15 @@ class Scheduler:
         for gone in [u for u in self._said if u not in pods]:
             del self._said[gone]
             self._not_before.pop(gone, None)
+        self._extended.forget(pods)
 
     # --- one pod --------------------------------------------------------------------------------------------
 
     async def _schedule(self, this: _Round, pod: Pod) -> None:
         claims: list[ResourceClaim] = []
         for used in resourceclaim.pod_claims(pod):
+            if not used.entry:
+                continue  # ours, of an earlier attempt
             claim = self._cluster.claim(used.key) if used.key is not None else None
             if claim is None:
                 return  # kept out of the queue, without condition or event, until the claim is there
@@ -178,20 +194,25 @@ class Scheduler:
         if isinstance(decision, _Unschedulable):
             await self._refuse(pod, decision)
             return
-        node, allocations = decision
         try:
-            for claim, allocation in zip(claims, allocations, strict=True):
+            if decision.share is not None:
+                claims.append(await self._extended.create(pod, decision.share.requests))
+            for claim, allocation in zip(claims, decision.allocations, strict=True):
                 await self._reserve(pod, claim, allocation)
         except Invalid as e:
             text = f'running PreBind plugin "DynamicResources": {e}'
             await self._refuse(pod, _Unschedulable(text, "SchedulerError"))
             return
-        await self._bind(pod, node)
-        this.by_node[node].append(pod)
+        if decision.share is not None:
+            await self._extended.tell(pod, claims[-1], decision.share)
+        await self._bind(pod, decision.node)
+        this.by_node[decision.node].append(pod)
 
     async def _decide(
         self, this: _Round, pod: Pod, claims: Sequence[ResourceClaim]
-    ) -> tuple[str, tuple[AllocationResult, ...]] | _Unschedulable:
+    ) -> _Placement | _Unschedulable:
+        wanted = self._extended.wanted(pod)
+        left_over = self._extended.left_over(pod) if wanted else None
         problem = self._prefilter(claims)
         if problem:
             total = len(this.nodes)
@@ -203,7 +224,9 @@ class Scheduler:
         candidates: list[Node] = []
         ruled_out_by: dict[ObjectKey, ResourceClaim] = {}
         for node in this.nodes:
-            reason = node_filters.node_rejection(pod, node, this.by_node[node.metadata.name])
+            reason = node_filters.node_rejection(pod, node, this.by_node[node.metadata.name], wanted)
+            if left_over is not None and not reason:
+                reason = LEFT_OVER
             elsewhere = () if reason else [c for c in claims if not _allows(c, node)]
             ruled_out_by.update({c.key: c for c in elsewhere})
             reason = reason or (NOT_ON_NODE if elsewhere else "")
@@ -212,10 +235,13 @@ class Scheduler:
             else:
                 candidates.append(node)
         candidates.sort(key=lambda n: (len(this.by_node[n.metadata.name]), n.metadata.name))
-        chosen = self._allocate(claims, candidates, reasons)
+        chosen = self._allocate(pod, claims, wanted, candidates, reasons)
         if chosen is not None:
             return chosen
         after = STILL
+        if left_over is not None:
+            await self._extended.delete(pod, left_over)
+            after = "deletion of ResourceClaim completed"
         for claim in ruled_out_by.values():
             if await self._deallocated(pod, claim):
                 after = "deallocation of ResourceClaim completed"
@@ -236,22 +262,28 @@ class Scheduler:
         return ""
 
     def _allocate(
-        self, claims: Sequence[ResourceClaim], candidates: Sequence[Node], reasons: dict[str, str]
-    ) -> tuple[str, tuple[AllocationResult, ...]] | None:
+        self,
+        pod: Pod,
+        claims: Sequence[ResourceClaim],
+        wanted: Mapping[str, DeviceClass],
+        candidates: Sequence[Node],
+        reasons: dict[str, str],
+    ) -> _Placement | None:
         """The first candidate where everything fits; fills in why the others do not."""
-        if all(c.status.allocation is not None for c in claims):
-            if not candidates:
-                return None
-            done = [c.status.allocation for c in claims if c.status.allocation is not None]
-            return candidates[0].metadata.name, tuple(done)
+        done = tuple(c.status.allocation for c in claims if c.status.allocation is not None)
         snapshot = self._cluster.snapshot()
         for node in candidates:
             name = node.metadata.name
+            served = served_by_classes(wanted, node)
+            share = resourceclaim.shares(pod, served) if served else None
+            if share is None and len(done) == len(claims):
+                return _Placement(name, done)
+            special = [resourceclaim.extended_claim(pod, share.requests)] if share is not None else []
             outcome = structured.allocate(
-                snapshot, claims, strategy=structured.Strategy.FIRST_FIT, nodes=(name,)
+                snapshot, (*claims, *special), strategy=structured.Strategy.FIRST_FIT, nodes=(name,)
             )
             if isinstance(outcome, structured.Allocated):
-                return outcome.node, outcome.results
+                return _Placement(name, outcome.results, share)
             reasons[name] = outcome.message if isinstance(outcome, structured.Failed) else CANNOT_ALLOCATE
         return None
 

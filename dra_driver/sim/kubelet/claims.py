@@ -193,10 +193,15 @@ class ClaimManager:
             info = self._info(pod, wanted.name)
             if info is None:
                 raise ClaimsNotReady(f"unable to get resource claim {wanted.name} of pod {pod.metadata.name}")
-            for devices in info.devices.values():
-                for device in devices:
-                    if not wanted.request or wanted.request in device.requests:
-                        yield device
+            yield from _of_request(info, wanted.request)
+        extended = pod.status.extended_resource_claim_status
+        for mapping in extended.request_mappings if extended is not None else ():
+            amount = container.resources.requests.get(mapping.resource_name)
+            if mapping.container_name == container.name and amount:
+                info = self._info(pod, "")
+                if info is None:
+                    raise ClaimsNotReady(f"unable to get the extended resource claim of {pod.metadata.name}")
+                yield from _of_request(info, mapping.request_name)
 
     def _info(self, pod: Pod, entry: str) -> ClaimInfo | None:
         for used in resourceclaim.pod_claims(pod):
@@ -258,6 +263,12 @@ class ClaimManager:
         temporary = self._checkpoint.with_name(f".{self._checkpoint.name}.tmp")
         temporary.write_bytes(content)
         temporary.replace(self._checkpoint)
+
+
+def _of_request(info: ClaimInfo, request: str) -> Iterator[PreparedDevice]:
+    """The devices of one request of a claim, or of all where none is named."""
+    for devices in info.devices.values():
+        yield from (d for d in devices if not request or request in d.requests)
 
 
 def _entry(info: ClaimInfo) -> dict[str, Any]:

@@ -311,6 +311,40 @@ def check_pod_status(raw: Raw, old: Raw | None, causes: Causes, surroundings: Su
         if status.get("name") in seen:
             causes.duplicate(f"{path}[{i}].name", status.get("name"))
         seen.add(status.get("name"))
+    extended: Raw | None = (raw.get("status") or {}).get("extendedResourceClaimStatus")
+    if extended is not None:
+        _check_extended_claim(raw["spec"], extended, "status.extendedResourceClaimStatus", causes)
+
+
+def _check_extended_claim(spec: Raw, status: Raw, path: str, causes: Causes) -> None:
+    every: list[Raw] = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    requests: dict[str, Raw] = {c["name"]: (c.get("resources") or {}).get("requests") or {} for c in every}
+    mappings: list[Raw] = status.get("requestMappings") or []
+    if not mappings:
+        causes.required(f"{path}.requestMappings", "at least one request mapping is required")
+    seen: list[Raw] = []
+    for i, mapping in enumerate(mappings):
+        where = f"{path}.requestMappings[{i}]"
+        name, resource = mapping.get("containerName"), mapping.get("resourceName")
+        if name not in requests:
+            causes.invalid(
+                f"{where}.containerName", name, "must match the name of a container or init container"
+            )
+        elif resource not in requests[name]:
+            causes.invalid(
+                f"{where}.resourceName", resource, "must be a resource that the container requests"
+            )
+        request = mapping.get("requestName") or ""
+        check_formats(formats.dns_label_errors, request, f"{path}.requestName", causes)
+        if mapping in seen:
+            for key in ("containerName", "resourceName", "requestName"):
+                causes.duplicate(f"{where}.{key}", mapping.get(key))
+        seen.append(mapping)
+    claim = status.get("resourceClaimName")
+    if not claim:
+        causes.required(f"{path}.resourceClaimName")
+    else:
+        check_formats(formats.dns_subdomain_errors, claim, f"{path}.resourceClaimName", causes)
 
 
 # --- workloads ---
