@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TextIO, cast
 
 import structlog
 
+from dra_driver.errors import ApiUnavailable, ServerBusy
+
 __all__ = [
+    "add_cluster_arguments",
     "add_logging_arguments",
     "add_output_argument",
+    "add_watch_arguments",
     "configure_logging",
     "format_data",
     "print_data",
+    "show",
     "table",
 ]
 
@@ -40,6 +48,65 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", "-o", choices=("table", "json", "yaml"), default="table", help="form of the output"
     )
+
+
+def add_cluster_arguments(parser: argparse._ActionsContainer) -> None:
+    """Adds ``--kubeconfig`` and ``--context``, as kubectl has them."""
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="default: the KUBECONFIG variable, the pod's service account, ~/.kube/config",
+    )
+    parser.add_argument(
+        "--context", default="", metavar="NAME", help="of the kubeconfig; default: its current one"
+    )
+
+
+def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--watch`` and ``--interval``, for ``show``."""
+    parser.add_argument("--watch", "-w", action="store_true", help="show it again whenever it has changed")
+    parser.add_argument(
+        "--interval", type=_interval, default=2.0, help="with --watch: seconds from one look to the next"
+    )
+
+
+def _interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be between 0.1 and 3600 seconds")
+    return value
+
+
+async def show(look: Callable[[], Awaitable[str]], args: argparse.Namespace) -> None:
+    """Prints what ``look`` gives: once, or with ``--watch`` whenever it is something else than before.
+
+    While watching, a look that fails because the API server is away is told once (stderr) and tried again.
+    """
+    shown = complaint = ""
+    while True:
+        try:
+            text = await look()
+            complaint = ""
+        except (ServerBusy, ApiUnavailable) as e:
+            if not args.watch:
+                raise
+            text = shown
+            if str(e) != complaint:
+                complaint = str(e)
+                print(f"{complaint}; trying again", file=sys.stderr)
+        if text != shown:
+            if shown and args.output == "table":
+                print(f"--- {time.strftime('%H:%M:%S')}")
+            print(text)
+            sys.stdout.flush()
+            shown = text
+        if not args.watch:
+            return
+        await asyncio.sleep(args.interval)
 
 
 class _Stderr:

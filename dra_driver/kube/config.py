@@ -105,21 +105,32 @@ def _ssl_context(configuration: Any, source: str) -> ssl.SSLContext:
     return context
 
 
-async def connect(kubeconfig: Path | None) -> Connection:
-    """Finds the API server: the file, or the KUBECONFIG variable, or the pod's service account.
+async def connect(kubeconfig: Path | None, context: str = "") -> Connection:
+    """Finds the API server: the file, the KUBECONFIG variable, the pod's service account, ~/.kube/config.
+
+    Args:
+        kubeconfig: a file; None: the others, in this order.
+        context: of the kubeconfig; empty: its current one.
 
     Raises:
-        ConfigurationError: none of the three is there, or the one that is there cannot be used.
+        ConfigurationError: none of them is there, or the one that is there cannot be used.
     """
     files = _files(kubeconfig)
     if files:
-        return await _from_files(files)
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return await _from_files(files, context)
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not context:
         return Connection(plain.from_service_account(), None, "in-cluster configuration")
+    home = _home()
+    if home.is_file():
+        return await _from_files([home], context)
     raise ConfigurationError(
-        "no cluster: give --kubeconfig FILE or set KUBECONFIG (in a pod, its service account is used; "
-        "this is none: KUBERNETES_SERVICE_HOST is not set)"
+        f"no cluster: give --kubeconfig FILE or set KUBECONFIG; {home} does not exist (in a pod, its service "
+        "account is used; this is none: KUBERNETES_SERVICE_HOST is not set)"
     )
+
+
+def _home() -> Path:
+    return Path("~/.kube/config").expanduser()
 
 
 def _files(kubeconfig: Path | None) -> list[Path]:
@@ -134,11 +145,14 @@ def _files(kubeconfig: Path | None) -> list[Path]:
     return there
 
 
-async def _from_files(paths: list[Path]) -> Connection:
+async def _from_files(paths: list[Path], context: str) -> Connection:
     source = "kubeconfig " + os.pathsep.join(str(p) for p in paths)
     contents = [_check_file(path) for path in paths]
+    if context:
+        _check_context(source, contents, context)
     if len(paths) == 1:
-        simple = plain.from_file(paths[0], contents[0])
+        chosen = {"current-context": context} if context else {}
+        simple = plain.from_file(paths[0], {**contents[0], **chosen})
         if simple is not None:
             with simple.certificate_files():
                 return Connection(simple, None, source)
@@ -152,6 +166,7 @@ async def _from_files(paths: list[Path]) -> Connection:
         loader = await load_kube_config(  # type: ignore[no-untyped-call]
             config_file=os.pathsep.join(str(p) for p in paths),
             client_configuration=configuration,
+            context=context or None,
             persist_config=False,
         )
     except Exception as e:  # the library raises ConfigException, KeyError, TypeError, ValueError, OSError …
@@ -166,6 +181,13 @@ async def _from_files(paths: list[Path]) -> Connection:
         command = (user["exec"] or {}).get("command", "?")
         raise ConfigurationError(f"{source}: the exec plugin {command} gave no credential")
     return Connection(configuration, loader, source)
+
+
+def _check_context(source: str, contents: list[Mapping[str, Any]], context: str) -> None:
+    entries = [e for content in contents for e in content["contexts"] if isinstance(e, dict)]
+    names = sorted({str(e.get("name")) for e in entries})
+    if context not in names:
+        raise ConfigurationError(f"{source}: no context {context!r}; there are {', '.join(names)}")
 
 
 def _check_file(path: Path) -> Mapping[str, Any]:

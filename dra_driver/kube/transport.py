@@ -113,19 +113,25 @@ class KubeApi:
 
     @classmethod
     async def connect(
-        cls, kubeconfig: Path | None = None, *, field_manager: str = "", user_agent: str = ""
+        cls,
+        kubeconfig: Path | None = None,
+        *,
+        context: str = "",
+        field_manager: str = "",
+        user_agent: str = "",
     ) -> Self:
         """Reads the configuration; no request is sent yet.
 
         Args:
-            kubeconfig: a file; None: the KUBECONFIG variable, then the pod's service account.
+            kubeconfig: a file; None: the KUBECONFIG variable, the pod's service account, ~/.kube/config.
+            context: of the kubeconfig; empty: its current one.
             field_manager: owner of what we write, as ``managedFields`` shows it.
             user_agent: as the audit log shows it.
 
         Raises:
             ConfigurationError: the configuration is missing or cannot be used; says which file and why.
         """
-        connection = await config.connect(kubeconfig)
+        connection = await config.connect(kubeconfig, context)
         return cls(connection, field_manager=field_manager, user_agent=user_agent)
 
     @property

@@ -35,6 +35,17 @@ def put_slice(cluster, name, *devices, generation=1, driver=DRIVER):
     cluster.put(RESOURCE_SLICES, {"metadata": {"name": name}, "spec": spec})
 
 
+def put_counters(cluster, name, memory_slices):
+    counters = {f"memory-slice-{i}": {"value": "1"} for i in range(memory_slices)}
+    spec = {
+        "driver": DRIVER,
+        "nodeName": "n1",
+        "pool": {"name": "n1", "generation": 2, "resourceSliceCount": 4},
+        "sharedCounters": [{"name": "gpu-0", "counters": counters}],
+    }
+    cluster.put(RESOURCE_SLICES, {"metadata": {"name": name}, "spec": spec})
+
+
 def put_claim(cluster, name, device_name="", **result):
     found = {"request": "r", "driver": DRIVER, "pool": "n1", "device": device_name, **result}
     state = {"allocation": {"devices": {"results": [found]}}} if device_name else {}
@@ -49,6 +60,7 @@ def cluster() -> FakeCluster:
     put_slice(fake, "s1", device("gpu-0", (0, 1)), device("gpu-0-mig-1", (1,)), generation=2)
     put_slice(fake, "s2", device("gpu-0-mig-0", (0,)), device("gpu-1", taints=sick), generation=2)
     put_slice(fake, "s3", device("gpu-2", allowMultipleAllocations=True), device("gpu-3"), generation=2)
+    put_counters(fake, "s4", 2)
     put_slice(fake, "other", device("x"), driver="other.io")
     put_claim(fake, "part", "gpu-0-mig-0")
     put_claim(fake, "share", "gpu-2", shareID="5c9b7f0e-0000-4000-8000-000000000000")
@@ -103,7 +115,7 @@ def test_every_device_of_the_newest_generation_counts_once():
 
 def test_claims_that_wait_say_why():
     fleet = asyncio.run(status.look(cluster(), [DRIVER]))
-    assert [(str(w.claim), w.pods, w.reason) for w in fleet.waiting] == [
+    assert [(w.claim, w.pods, w.reason) for w in fleet.waiting] == [
         ("ns/unused", (), "no pod uses it"),
         ("ns/waits", ("p",), "too little memory"),
     ]
@@ -117,3 +129,10 @@ def test_the_table_and_the_data_say_the_same():
     data = json.loads(status._text(fleet, "json"))
     assert sum(r["total"] for r in data["devices"]) == 6
     assert data["waiting"][1]["reason"] == "too little memory"
+
+
+def test_models_can_be_summed_over_nodes():
+    fleet = asyncio.run(status.look(cluster(), [DRIVER], by="model"))
+    found = [(r.node, r.model, r.type, r.total) for r in fleet.rows]
+    assert found == [("", "A", "gpu", 4), ("", "A", "mig", 2)]
+    assert status._text(fleet, "table").startswith("MODEL   TYPE")

@@ -1,0 +1,24 @@
+"""The fleet as people see it: every device, its state, who holds it; which claims wait and why.
+
+``Fleet`` keeps it up to date from API objects, a pool at a time; ``dra-driver status`` fills one once, the
+controller's page keeps one current. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from dra_driver.fleet.fleet import Fleet
+from dra_driver.fleet.views import STATES, DeviceView, Holder, PoolKey, PoolView, holders_of, pool_view
+from dra_driver.fleet.waiting import WaitingClaim, latest_reasons
+
+__all__ = [
+    "STATES",
+    "DeviceView",
+    "Fleet",
+    "Holder",
+    "PoolKey",
+    "PoolView",
+    "WaitingClaim",
+    "holders_of",
+    "latest_reasons",
+    "pool_view",
+]

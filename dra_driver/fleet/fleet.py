@@ -1,0 +1,179 @@
+"""``Fleet``: the views of all pools, made again only for pools in which something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from dra_driver.api.core import Pod
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import ResourceClaim, ResourceSlice
+from dra_driver.fleet.views import Holder, PoolKey, PoolView, holders_of, pool_view
+from dra_driver.fleet.waiting import WaitingClaim
+from dra_driver.resourceclaim import pod_claims
+
+__all__ = ["Fleet"]
+
+
+class Fleet:
+    """API objects in, views out. Objects of other drivers are ignored.
+
+    A changed object costs work for its pools only; the views are made when they are read.
+
+    Args:
+        drivers: whose devices.
+        changed: called with the key of each pool whose view is out of date, and with None where the claims
+            that wait may be others.
+    """
+
+    def __init__(
+        self, drivers: Collection[str], changed: Callable[[PoolKey | None], None] | None = None
+    ) -> None:
+        self._drivers = frozenset(drivers)
+        self._changed = changed or (lambda _: None)
+        self._slices: dict[PoolKey, dict[ObjectKey, ResourceSlice]] = {}
+        self._inventories: dict[PoolKey, DeviceInventory] = {}
+        self._holders: dict[PoolKey, dict[str, dict[ObjectKey, list[Holder]]]] = {}
+        self._held: dict[ObjectKey, frozenset[tuple[PoolKey, str]]] = {}
+        self._unallocated: dict[ObjectKey, ResourceClaim] = {}
+        self._users: dict[ObjectKey, dict[ObjectKey, Pod]] = {}
+        self._uses: dict[ObjectKey, tuple[ObjectKey, ...]] = {}
+        self._views: dict[PoolKey, PoolView | None] = {}
+
+    # --- objects --------------------------------------------------------------------------------------------
+
+    def put_slice(self, slice_: ResourceSlice) -> None:
+        """A slice is there, or has changed (its driver and pool cannot: the API forbids it)."""
+        key = PoolKey(slice_.spec.driver, slice_.spec.pool.name)
+        if key.driver in self._drivers:
+            self._slices.setdefault(key, {})[slice_.key] = slice_
+            self._touch(key)
+
+    def remove_slice(self, slice_: ResourceSlice) -> None:
+        """A slice is gone."""
+        key = PoolKey(slice_.spec.driver, slice_.spec.pool.name)
+        slices = self._slices.get(key, {})
+        if slices.pop(slice_.key, None) is not None:
+            if not slices:
+                del self._slices[key]
+            self._touch(key)
+
+    def put_inventory(self, inventory: DeviceInventory) -> None:
+        """An inventory is there, or has changed. Its pool has the name of the node."""
+        key = PoolKey(inventory.spec.driver, inventory.spec.node_name)
+        if key.driver in self._drivers:
+            self._inventories[key] = inventory
+            self._touch(key)
+
+    def remove_inventory(self, inventory: DeviceInventory) -> None:
+        """An inventory is gone."""
+        key = PoolKey(inventory.spec.driver, inventory.spec.node_name)
+        if self._inventories.pop(key, None) is not None:
+            self._touch(key)
+
+    def put_claim(self, claim: ResourceClaim) -> None:
+        """A claim is there, or has changed."""
+        self._release(claim.key)
+        held = set()
+        for pool, device, holder in holders_of(claim):
+            if pool.driver in self._drivers:
+                self._holders.setdefault(pool, {}).setdefault(device, {}).setdefault(claim.key, []).append(
+                    holder
+                )
+                held.add((pool, device))
+        if held:
+            self._held[claim.key] = frozenset(held)
+        for pool in {p for p, _ in held}:
+            self._touch(pool)
+        was = claim.key in self._unallocated
+        if claim.status.allocation is None:
+            self._unallocated[claim.key] = claim
+        else:
+            self._unallocated.pop(claim.key, None)
+        if was or claim.key in self._unallocated:
+            self._changed(None)
+
+    def remove_claim(self, claim: ResourceClaim) -> None:
+        """A claim is gone."""
+        self._release(claim.key)
+        if self._unallocated.pop(claim.key, None) is not None:
+            self._changed(None)
+
+    def put_pod(self, pod: Pod) -> None:
+        """A pod is there, or has changed. Pods without claims cost nothing."""
+        uses = tuple(c.key for c in pod_claims(pod) if c.key is not None)
+        if uses == self._uses.get(pod.key, ()):
+            return
+        self.remove_pod(pod)
+        if uses:
+            self._uses[pod.key] = uses
+            for claim in uses:
+                self._users.setdefault(claim, {})[pod.key] = pod
+            self._changed(None)
+
+    def remove_pod(self, pod: Pod) -> None:
+        """A pod is gone."""
+        for claim in self._uses.pop(pod.key, ()):
+            users = self._users.get(claim, {})
+            users.pop(pod.key, None)
+            if not users:
+                self._users.pop(claim, None)
+            if claim in self._unallocated:
+                self._changed(None)
+
+    # --- views ----------------------------------------------------------------------------------------------
+
+    def pools(self) -> list[PoolKey]:
+        """All pools, in order."""
+        return sorted(self._slices.keys() | self._inventories.keys())
+
+    def pool(self, key: PoolKey) -> PoolView | None:
+        """One pool; None where there is none (any more)."""
+        if key not in self._views:
+            holders = {
+                device: [h for found in claims.values() for h in found]
+                for device, claims in self._holders.get(key, {}).items()
+            }
+            self._views[key] = pool_view(
+                key, self._slices.get(key, {}).values(), holders, self._inventories.get(key)
+            )
+        return self._views[key]
+
+    def views(self) -> list[PoolView]:
+        """All pools, in order."""
+        return [view for key in self.pools() if (view := self.pool(key)) is not None]
+
+    def waiting(
+        self, reason_of: Callable[[ResourceClaim, Iterable[Pod]], str], limit: int | None = None
+    ) -> tuple[list[WaitingClaim], int]:
+        """Claims that are not allocated, in order of their names, and how many there are.
+
+        Args:
+            reason_of: what is known about why; empty: nothing.
+            limit: give at most so many.
+        """
+        found = []
+        for key in sorted(self._unallocated)[:limit]:
+            users = self._users.get(key, {})
+            reason = reason_of(self._unallocated[key], users.values())
+            if not reason:
+                reason = "not looked at yet" if users else "no pod uses it"
+            found.append(WaitingClaim(str(key), tuple(sorted(pod.name for pod in users)), reason))
+        return found, len(self._unallocated)
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _touch(self, pool: PoolKey) -> None:
+        self._views.pop(pool, None)
+        self._changed(pool)
+
+    def _release(self, claim: ObjectKey) -> None:
+        """The claim holds nothing, until it is put again."""
+        for pool, device in self._held.pop(claim, ()):
+            devices = self._holders[pool]
+            del devices[device][claim]
+            if not devices[device]:
+                del devices[device]
+            if not devices:
+                del self._holders[pool]
+            self._touch(pool)

@@ -1,0 +1,197 @@
+"""One pool as people see it: its devices, each in one state, with those who hold it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaim, ResourceSlice
+from dra_driver.resourceslice import HEALTH_TAINT
+
+__all__ = ["STATES", "DeviceView", "Holder", "PoolKey", "PoolView", "holders_of", "pool_view"]
+
+STATES: Final = ("unhealthy", "shared", "allocated", "blocked", "free")
+"""A device counts once: the first that applies. Blocked: too little of its GPU is left for it, because other
+partitions of the GPU, or all of it, are held."""
+
+
+class PoolKey(NamedTuple):
+    """Driver and name of a pool."""
+
+    driver: str
+    pool: str
+
+
+class Holder(msgspec.Struct, frozen=True, rename="camel"):
+    """A claim that was given the device, or a share of it.
+
+    Attributes:
+        claim: ``namespace/name``.
+        request: of the claim, with the subrequest that was chosen.
+        pods: names of the pods that the claim is reserved for.
+        admin: admin access: takes nothing from anybody.
+        share: what a share was given, by capacity; empty where the whole device was.
+    """
+
+    claim: str
+    request: str
+    pods: tuple[str, ...] = ()
+    admin: bool = False
+    share: Mapping[str, str] = msgspec.field(default_factory=dict)
+    shared: bool = False
+
+
+class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
+    """One device.
+
+    Attributes:
+        model: attribute ``model``, ``-`` where it is not known.
+        type: attribute ``type``: gpu, mig, vf, partition, nic.
+        memory: capacity ``memory`` as a quantity; empty where it is not known.
+        state: one of ``STATES``.
+        problems: what is wrong with it, for people.
+    """
+
+    name: str
+    model: str
+    type: str
+    memory: str
+    state: str
+    holders: tuple[Holder, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class PoolView(msgspec.Struct, frozen=True, rename="camel"):
+    """The devices of a pool's newest generation.
+
+    Attributes:
+        node: that the devices are on; the pool's name where they are not tied to one.
+        notes: what the controller says about the pool's publication where not all is well.
+    """
+
+    driver: str
+    pool: str
+    node: str
+    devices: tuple[DeviceView, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def states(self) -> Counter[str]:
+        """How many devices are in each state."""
+        return Counter(d.state for d in self.devices)
+
+
+def holders_of(claim: ResourceClaim) -> Iterator[tuple[PoolKey, str, Holder]]:
+    """Pool, device and holder for everything that the claim was given."""
+    if claim.status.allocation is None:
+        return
+    pods = tuple(sorted(r.name for r in claim.status.reserved_for if r.resource == "pods"))
+    for r in claim.status.allocation.devices.results:
+        holder = Holder(
+            claim=str(ObjectKey(claim.metadata.namespace, claim.metadata.name)),
+            request=r.request,
+            pods=pods,
+            admin=bool(r.admin_access),
+            share={name: str(amount) for name, amount in r.consumed_capacity.items()},
+            shared=r.share_id is not None,
+        )
+        yield PoolKey(r.driver, r.pool), r.device, holder
+
+
+def pool_view(
+    key: PoolKey,
+    slices: Iterable[ResourceSlice],
+    holders: Mapping[str, Sequence[Holder]],
+    inventory: DeviceInventory | None = None,
+) -> PoolView | None:
+    """The pool; None where it has no slices and nobody described it.
+
+    Args:
+        key: the pool.
+        slices: of the pool, of any generation.
+        holders: by device.
+        inventory: that the slices were made of, where they are ours.
+    """
+    found = tuple(slices)
+    newest = max((s.spec.pool.generation for s in found), default=0)
+    found = tuple(
+        sorted((s for s in found if s.spec.pool.generation == newest), key=lambda s: s.metadata.name)
+    )
+    if not found and inventory is None:
+        return None
+    node = next((s.spec.node_name for s in found if s.spec.node_name), None) or (
+        inventory.spec.node_name if inventory is not None else key.pool
+    )
+    devices = [d for s in found for d in s.spec.devices]
+    left = _left(found, devices, holders)
+    health = {d.name: d.health for d in inventory.spec.devices} if inventory is not None else {}
+    views = []
+    for d in devices:
+        mine = tuple(sorted(holders.get(d.name, ()), key=lambda h: (h.claim, h.request)))
+        said = [f"{h.reason}: {h.message}" if h.message else h.reason for h in health.get(d.name, ())]
+        taints = [f"{t.key}={t.value}:{t.effect}" for t in d.taints if t.key == HEALTH_TAINT and not said]
+        memory = d.capacity.get("memory")
+        views.append(
+            DeviceView(
+                name=d.name,
+                model=_text(d.attributes.get("model")),
+                type=_text(d.attributes.get("type")),
+                memory=str(memory.value) if memory is not None else "",
+                state=_state(d, mine, left),
+                holders=mine,
+                problems=(*said, *taints),
+            )
+        )
+    return PoolView(key.driver, key.pool, node, tuple(views), _notes(inventory))
+
+
+def _left(
+    slices: Iterable[ResourceSlice], devices: Iterable[Device], holders: Mapping[str, Sequence[Holder]]
+) -> dict[tuple[str, str], int]:
+    """What is left of each counter of each counter set, in nano units."""
+    left = {
+        (s.name, name): counter.value.nano
+        for slice_ in slices
+        for s in slice_.spec.shared_counters
+        for name, counter in s.counters.items()
+    }
+    for device in devices:
+        if any(not h.admin for h in holders.get(device.name, ())):
+            for consumed in device.consumes_counters:
+                for name, counter in consumed.counters.items():
+                    if (consumed.counter_set, name) in left:
+                        left[consumed.counter_set, name] -= counter.value.nano
+    return left
+
+
+def _state(device: Device, holders: Sequence[Holder], left: Mapping[tuple[str, str], int]) -> str:
+    if any(t.key == HEALTH_TAINT for t in device.taints):
+        return "unhealthy"
+    taking = [h for h in holders if not h.admin]
+    if taking:
+        return "shared" if any(h.shared for h in taking) else "allocated"
+    short = any(
+        counter.value.nano > left.get((consumed.counter_set, name), counter.value.nano)
+        for consumed in device.consumes_counters
+        for name, counter in consumed.counters.items()
+    )
+    return "blocked" if short else "free"
+
+
+def _text(attribute: DeviceAttribute | None) -> str:
+    return (attribute.string_value or "-") if attribute is not None else "-"
+
+
+def _notes(inventory: DeviceInventory | None) -> tuple[str, ...]:
+    if inventory is None:
+        return ()
+    notes = [
+        f"{c.reason}: {c.message}" for c in inventory.status.conditions if c.reason not in ("Published", "")
+    ]
+    if not inventory.status.registration.registered:
+        notes.append("the kubelet does not know the node's plugin")
+    return tuple(notes)

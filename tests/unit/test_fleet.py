@@ -1,0 +1,179 @@
+"""The fleet as people see it: kept up to date object by object, it is what one would build anew."""
+
+import random
+
+from dra_driver.api import codec
+from dra_driver.api.core import Pod
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.resource import ResourceClaim, ResourceSlice
+from dra_driver.fleet import Fleet, PoolKey
+
+DRIVER = "gpu.example.com"
+
+
+def slice_of(node, *devices, generation=1, name="", counters=()):
+    return codec.convert(
+        ResourceSlice,
+        {
+            "metadata": {"name": name or f"{node}-{generation}"},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": node,
+                "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
+                "devices": list(devices),
+                "sharedCounters": list(counters),
+            },
+        },
+    )
+
+
+def device(name, **more):
+    return {"name": name, "attributes": {"model": {"string": "A"}, "type": {"string": "gpu"}}, **more}
+
+
+def claim_of(name, *results, pods=()):
+    status = {}
+    if results:
+        status = {
+            "allocation": {
+                "devices": {
+                    "results": [
+                        {"request": "r", "driver": DRIVER, "pool": pool, "device": d, **more}
+                        for pool, d, more in results
+                    ]
+                }
+            },
+            "reservedFor": [{"resource": "pods", "name": p, "uid": p} for p in pods],
+        }
+    return codec.convert(
+        ResourceClaim, {"metadata": {"name": name, "namespace": "ns", "uid": name}, "status": status}
+    )
+
+
+def pod_of(name, claim):
+    spec = {"containers": [], "resourceClaims": [{"name": "c", "resourceClaimName": claim}]}
+    return codec.convert(Pod, {"metadata": {"name": name, "namespace": "ns"}, "spec": spec})
+
+
+def states(fleet, node="n1"):
+    return {d.name: d.state for d in fleet.pool(PoolKey(DRIVER, node)).devices}
+
+
+def test_a_device_says_who_holds_it():
+    fleet = Fleet([DRIVER])
+    fleet.put_slice(slice_of("n1", device("a"), device("b"), device("c")))
+    fleet.put_claim(claim_of("whole", ("n1", "a", {}), pods=("p", "o")))
+    fleet.put_claim(claim_of("share", ("n1", "b", {"shareID": "s", "consumedCapacity": {"memory": "8Gi"}})))
+    fleet.put_claim(claim_of("admin", ("n1", "c", {"adminAccess": True})))
+    assert states(fleet) == {"a": "allocated", "b": "shared", "c": "free"}
+    a, b, c = fleet.pool(PoolKey(DRIVER, "n1")).devices
+    assert [(h.claim, h.pods) for h in a.holders] == [("ns/whole", ("o", "p"))]
+    assert b.holders[0].share == {"memory": "8Gi"}
+    assert c.holders[0].admin
+
+
+def test_a_partition_is_blocked_by_what_its_gpu_lacks():
+    counters = [{"name": "g", "counters": {"compute": {"value": "7"}}}]
+
+    def part(name, size):
+        return device(
+            name, consumesCounters=[{"counterSet": "g", "counters": {"compute": {"value": str(size)}}}]
+        )
+
+    fleet = Fleet([DRIVER])
+    fleet.put_slice(slice_of("n1", part("whole", 7), part("half", 4), part("small", 3)))
+    fleet.put_slice(slice_of("n1", name="counters", counters=counters))
+    assert set(states(fleet).values()) == {"free"}
+    fleet.put_claim(claim_of("c", ("n1", "half", {})))
+    assert states(fleet) == {"whole": "blocked", "half": "allocated", "small": "free"}
+    fleet.remove_claim(claim_of("c"))
+    assert set(states(fleet).values()) == {"free"}
+
+
+def test_health_is_told_by_the_inventory():
+    fleet = Fleet([DRIVER])
+    taint = {"key": "dra-driver.dev/unhealthy", "effect": "NoExecute", "value": "failed"}
+    fleet.put_slice(slice_of("n1", device("a", taints=[taint])))
+    assert fleet.pool(PoolKey(DRIVER, "n1")).devices[0].problems == (
+        "dra-driver.dev/unhealthy=failed:NoExecute",
+    )
+    health = [{"reason": "XidError", "severity": "failed", "message": "Xid 79"}]
+    spec = {"nodeName": "n1", "driver": DRIVER, "devices": [{"name": "a", "health": health}]}
+    fleet.put_inventory(codec.convert(DeviceInventory, {"metadata": {"name": "i"}, "spec": spec}))
+    view = fleet.pool(PoolKey(DRIVER, "n1"))
+    assert view.devices[0].problems == ("XidError: Xid 79",)
+    assert view.devices[0].state == "unhealthy"
+    assert view.notes == ("the kubelet does not know the node's plugin",)
+
+
+def test_a_change_concerns_its_pools_only():
+    told = []
+    fleet = Fleet([DRIVER], told.append)
+    for node in ("n1", "n2", "n3"):
+        fleet.put_slice(slice_of(node, device("a")))
+    del told[:]
+    fleet.put_claim(claim_of("c", ("n2", "a", {})))
+    assert told == [PoolKey(DRIVER, "n2")]
+    del told[:]
+    fleet.put_claim(claim_of("c", ("n3", "a", {})))
+    assert sorted(told) == [PoolKey(DRIVER, "n2"), PoolKey(DRIVER, "n3")]
+
+
+def test_other_drivers_are_ignored():
+    told = []
+    fleet = Fleet(["other.example.com"], told.append)
+    fleet.put_slice(slice_of("n1", device("a")))
+    fleet.put_claim(claim_of("c", ("n1", "a", {})))
+    assert (fleet.views(), told) == ([], [])
+
+
+def test_waiting_claims_know_their_pods():
+    fleet = Fleet([DRIVER])
+    fleet.put_claim(claim_of("b"))
+    fleet.put_claim(claim_of("a"))
+    fleet.put_pod(pod_of("p", "b"))
+    waiting, total = fleet.waiting(lambda claim, users: "no room" if list(users) else "")
+    assert [(w.claim, w.pods, w.reason) for w in waiting] == [
+        ("ns/a", (), "no pod uses it"),
+        ("ns/b", ("p",), "no room"),
+    ]
+    assert total == 2
+    assert len(fleet.waiting(lambda *_: "", limit=1)[0]) == 1
+    fleet.remove_pod(pod_of("p", "b"))
+    fleet.put_claim(claim_of("b", ("n1", "a", {})))
+    assert [w.claim for w in fleet.waiting(lambda *_: "")[0]] == ["ns/a"]
+
+
+def test_step_by_step_is_the_same_as_at_once():
+    """Any order of changes ends in what a fleet shows that is given the last state alone."""
+    chance = random.Random(7)
+    fleet = Fleet([DRIVER])
+    slices, claims = {}, {}
+    for step in range(400):
+        node = f"n{chance.randrange(4)}"
+        if chance.random() < 0.3:
+            new = slice_of(
+                node, *(device(d) for d in "abc"[: chance.randrange(1, 4)]), generation=step, name=node
+            )
+            if chance.random() < 0.2 and node in slices:
+                fleet.remove_slice(slices.pop(node))
+            else:
+                slices[node] = new
+                fleet.put_slice(new)
+        else:
+            name = f"c{chance.randrange(6)}"
+            results = [(node, chance.choice("abc"), {})] * chance.randrange(3)
+            if chance.random() < 0.2 and name in claims:
+                fleet.remove_claim(claims.pop(name))
+            else:
+                claims[name] = claim_of(name, *results)
+                fleet.put_claim(claims[name])
+        if step % 3 == 0:
+            fleet.views()
+    fresh = Fleet([DRIVER])
+    for item in slices.values():
+        fresh.put_slice(item)
+    for item in claims.values():
+        fresh.put_claim(item)
+    assert fleet.views() == fresh.views()
+    assert fleet.waiting(lambda *_: "") == fresh.waiting(lambda *_: "")
