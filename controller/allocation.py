@@ -6,12 +6,13 @@ out. The claims of a pod are solved together, so that a pod never holds a part o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from controller.interest import ClaimInterest, Interest, InterestIndex, is_our_taint, protected_pools
+from controller.interest import ClaimInterest, Interest, is_our_taint
 from controller.ledger import Ledger, node_of
-from controller.placement import NodeUsage, candidates
+from controller.placement import NodeUsage, Placements
+from controller.world import World
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import DriverName, PoolName, Uid
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
@@ -19,12 +20,10 @@ from dra_driver.kube import Informer
 from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
     Allocated,
-    AllocatedState,
     DoesNotFit,
     Failed,
     Outcome,
     PoolID,
-    Snapshot,
     Strategy,
     allocate,
 )
@@ -83,15 +82,6 @@ class Write:
 Decision = Wait | Proceed | Refuse | Write
 
 
-@dataclass(frozen=True, slots=True)
-class _World:
-    """The cluster without allocations; made anew when slices, classes or nodes change."""
-
-    snapshot: Snapshot
-    own: frozenset[PoolID]
-    interest: InterestIndex
-
-
 class Decider:
     """See the module."""
 
@@ -121,36 +111,19 @@ class Decider:
         """
         self._blocked = blocked
         self._strategy = strategy
-        self._drivers = drivers
         self._ledger = ledger
-        self._usage = usage
-        self._slices = slices
-        self._classes = classes
-        self._nodes = nodes
-        self._world: _World | None = None
-        self._last = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
+        self._placements = Placements(nodes, usage)
+        self._world = World(drivers, slices=slices, classes=classes, nodes=nodes)
         self._usable: Callable[[DriverName, PoolName], bool] | None = None
         self._usable_is: tuple[frozenset[PoolID], Callable[[DriverName, PoolName], bool]] | None = None
-
-    def forget(self) -> None:
-        """Slices, classes or nodes have changed."""
-        self._world = None
-        self._usable = None
 
     def forget_pools(self) -> None:
         """Another answer of ``blocked`` is due."""
         self._usable = None
 
-    def _current(self) -> _World:
-        if self._world is None:
-            slices = self._slices.items()
-            # The snapshot before this one knows most of the cluster: only what has changed is looked at.
-            snapshot = self._last = self._last.with_objects(
-                slices=slices, classes=self._classes.items(), nodes=self._nodes.items()
-            )
-            protected = protected_pools(slices)
-            own = frozenset(pool for pool in protected if pool.driver in self._drivers)
-            self._world = _World(snapshot, own, InterestIndex(snapshot, protected, self._drivers))
+    def _current(self) -> World:
+        if self._world.refresh():
+            self._usable = None
         return self._world
 
     def is_ours(self, allocation: AllocationResult) -> bool:
@@ -163,8 +136,9 @@ class Decider:
 
         The allocator keeps what it learns of the fleet for as long as it is given the same function.
         """
+        world = self._current()
         if self._usable is None:
-            pools = frozenset(p for p in self._current().own if not self._blocked(p))
+            pools = frozenset(p for p in world.own if not self._blocked(p))
             if self._usable_is is None or self._usable_is[0] != pools:
                 self._usable_is = (pools, lambda driver, pool: PoolID(driver, pool) in pools)
             self._usable = self._usable_is[1]
@@ -225,7 +199,7 @@ class Decider:
     def _solve(
         self, pod: Pod, claims: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], avoid: Collection[str]
     ) -> Decision:
-        placement = candidates(pod, self._nodes.items(), self._usage, avoid)
+        placement = self._placements.candidates(pod, avoid)
         if not placement.nodes:
             return Refuse(placement.summary(), tuple(ours), self._undo(pod, claims))
         pending = [c for c in claims if c.status.allocation is None]
@@ -247,7 +221,7 @@ class Decider:
             case Failed(message):
                 return Refuse(message, tuple(ours), self._undo(pod, claims))
 
-    def _own_only(self, claims: Sequence[ResourceClaim], nodes: Sequence[str]) -> Outcome:
+    def _own_only(self, claims: Sequence[ResourceClaim], nodes: Set[str]) -> Outcome:
         world = self._current()
         return allocate(
             world.snapshot.with_allocated(self._ledger.allocated()),
@@ -259,7 +233,7 @@ class Decider:
         )
 
     def _beside_others(
-        self, claims: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], nodes: Sequence[str]
+        self, claims: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], nodes: Set[str]
     ) -> Outcome:
         """The pod also has claims of other drivers: a node must suit those too, but only ours are written.
 
@@ -267,7 +241,7 @@ class Decider:
         """
         world = self._current()
         snapshot = world.snapshot.with_allocated(self._ledger.allocated())
-        left = list(nodes)
+        left = set(nodes)
         mine = {c.metadata.uid for c in ours}
 
         while True:
@@ -286,7 +260,7 @@ class Decider:
                 return outcome
             # A class of ours also has devices of others, and those were chosen: our claims alone, here.
             fixed = [c for c in claims if c.metadata.uid in mine or c.status.allocation is not None]
-            alone = self._own_only(fixed, [outcome.node])
+            alone = self._own_only(fixed, {outcome.node})
             if isinstance(alone, Allocated):
                 answers.update(zip([c.metadata.uid for c in fixed], alone.results, strict=True))
                 return Allocated(outcome.node, tuple(answers[c.metadata.uid] for c in claims))

@@ -132,16 +132,16 @@ class Allocator:
         for informer in (slices, classes):
             informer.add_handler(
                 Handler(
-                    added=lambda _: self._world_changed(),
-                    updated=lambda _old, _new: self._world_changed(),
-                    deleted=lambda _: self._world_changed(),
+                    added=lambda _: self._wake(),
+                    updated=lambda _old, _new: self._wake(),
+                    deleted=lambda _: self._wake(),
                 )
             )
         nodes.add_handler(
             Handler(
-                added=lambda _: self._world_changed(),
+                added=lambda _: self._wake(),
                 updated=self._node_updated,
-                deleted=lambda _: self._world_changed(),
+                deleted=lambda _: self._wake(),
             )
         )
 
@@ -243,15 +243,12 @@ class Allocator:
                 avoided_for=seconds,
             )
 
-    def _world_changed(self) -> None:
-        self._decider.forget()
-        self._wake()
-
     def _node_updated(self, old: Node, node: Node) -> None:
         # Kubelets write their status all the time; only this matters for allocations.
-        if (old.metadata.labels, old.metadata.uid) != (node.metadata.labels, node.metadata.uid):
-            self._world_changed()
-        elif (old.spec, old.status.allocatable) != (node.spec, node.status.allocatable):
+        if (old.metadata.labels, old.metadata.uid) != (node.metadata.labels, node.metadata.uid) or (
+            old.spec,
+            old.status.allocatable,
+        ) != (node.spec, node.status.allocatable):
             self._wake()
 
     def _freed(self) -> None:

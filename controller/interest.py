@@ -7,7 +7,8 @@ pool that it could allocate from is never touched.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dra_driver.api import names
@@ -19,9 +20,9 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceSlice,
 )
-from dra_driver.structured import PoolID, Snapshot
+from dra_driver.structured import AllocatedState, PoolID, Snapshot
 
-__all__ = ["ClaimInterest", "Interest", "InterestIndex", "is_our_taint", "protected_pools"]
+__all__ = ["ClaimInterest", "Interest", "InterestIndex", "Owner", "is_our_taint", "protected_pools"]
 
 
 class Interest(enum.Enum):
@@ -60,18 +61,64 @@ def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
     return frozenset(pool for pool, good in protected.items() if good)
 
 
-class InterestIndex:
-    """Answers for one snapshot. A class is looked at once."""
+class Owner(enum.Enum):
+    """Who allocates from a pool."""
 
-    def __init__(
-        self, snapshot: Snapshot, protected: frozenset[PoolID], drivers: Collection[DriverName]
-    ) -> None:
-        self._snapshot = snapshot
-        self._own = frozenset(p for p in protected if p.driver in drivers)
-        self._siblings = protected - self._own
+    OURS = "ours"
+    SIBLING = "sibling"
+    OTHERS = "others"
+
+
+@dataclass(slots=True)
+class _Known:
+    """A class, and the pools that have a device of it."""
+
+    class_: DeviceClass
+    pools: set[PoolID]
+    owners: Counter[Owner]
+
+
+class InterestIndex:
+    """Follows snapshots: a changed pool is looked at once for every class that somebody has asked about."""
+
+    def __init__(self, drivers: Collection[DriverName]) -> None:
         self._drivers = drivers
-        self._of_siblings: set[str] = set()  # classes
-        self._classes: dict[str, tuple[bool, bool]] = {}
+        self._owners: dict[PoolID, Owner] = {}
+        self._known: dict[str, _Known] = {}
+        self._snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
+
+    def follow(self, snapshot: Snapshot, pools: Mapping[PoolID, Owner | None]) -> None:
+        """Goes on to another snapshot.
+
+        Args:
+            snapshot: that questions are about from now on.
+            pools: those whose slices have changed, with their owners; None: it has no devices any more.
+        """
+        classes = snapshot.classes
+        for name in [n for n, k in self._known.items() if classes.get(n) is not k.class_]:
+            del self._known[name]
+        self._snapshot = snapshot
+        for pool, owner in pools.items():
+            before = self._owners.pop(pool, None)
+            if owner is not None:
+                self._owners[pool] = owner
+            for known in self._known.values():
+                if pool in known.pools:
+                    assert before is not None
+                    known.pools.discard(pool)
+                    known.owners[before] -= 1
+                self._add(known, pool)
+
+    def _add(self, known: _Known, pool: PoolID) -> None:
+        owner = self._owners.get(pool)
+        expressions = _expressions(known.class_)
+        matches = self._snapshot.selectors.matches
+        if owner is not None and any(
+            all(matches(e, entry) is True for e in expressions)
+            for entry in self._snapshot.index.devices(pool)
+        ):
+            known.pools.add(pool)
+            known.owners[owner] += 1
 
     def claim(self, claim: ResourceClaim) -> ClaimInterest:
         """Who serves the claim."""
@@ -87,7 +134,7 @@ class InterestIndex:
         if flags and all(own for _, _, own, _ in flags):
             return ClaimInterest(Interest.OURS)
         if all(foreign for _, _, _, foreign in flags):
-            sibling = any(class_name in self._of_siblings for _, class_name, _, _ in flags)
+            sibling = any(self._of_siblings(class_name) for _, class_name, _, _ in flags)
             return ClaimInterest(Interest.SIBLING if sibling else Interest.THEIRS)
         mine = next(f for f in flags if f[2] and not f[3])
         other = next(f for f in flags if f[3] and not f[2])
@@ -100,37 +147,32 @@ class InterestIndex:
 
     def _class(self, class_: DeviceClass) -> tuple[bool, bool]:
         """Whether devices of ours, and whether devices of others, are in the class."""
-        known = self._classes.get(class_.metadata.name)
+        owners = self._look(class_).owners
+        ours = owners[Owner.OURS] > 0
+        others = owners[Owner.SIBLING] > 0 or owners[Owner.OTHERS] > 0
+        if ours or others:
+            return ours, others
+        # No such device anywhere at the moment (a node restarts, say). A class that names one of our
+        # drivers is ours all the same; its pods keep waiting behind the gate.
+        named = any(
+            f'"{driver}"' in e or f"'{driver}'" in e for driver in self._drivers for e in _expressions(class_)
+        )
+        return named, not named
+
+    def _look(self, class_: DeviceClass) -> _Known:
+        known = self._known.get(class_.metadata.name)
         if known is None:
-            known = self._classes[class_.metadata.name] = self._look(class_)
+            known = self._known[class_.metadata.name] = _Known(class_, set(), Counter())
+            for pool in self._owners:
+                self._add(known, pool)
         return known
 
-    def _look(self, class_: DeviceClass) -> tuple[bool, bool]:
-        expressions = [s.cel.expression for s in class_.spec.selectors if s.cel is not None]
-        found = {True: False, False: False}
-        seen: set[PoolID] = set()
-        for node in self._snapshot.nodes:
-            for pool in self._snapshot.view(node).pools:
-                ours = pool.id in self._own
-                if found[ours] or pool.id in seen:
-                    continue
-                seen.add(pool.id)
-                found[ours] = any(
-                    all(self._snapshot.selectors.matches(e, entry) is True for e in expressions)
-                    for entry in pool.devices
-                )
-                if found[ours] and pool.id in self._siblings:
-                    self._of_siblings.add(class_.metadata.name)
-            if all(found.values()):
-                break
-        if not any(found.values()):
-            # No such device anywhere at the moment (a node restarts, say). A class that names one of our
-            # drivers is ours all the same; its pods keep waiting behind the gate.
-            named = any(
-                f'"{driver}"' in e or f"'{driver}'" in e for driver in self._drivers for e in expressions
-            )
-            return named, not named
-        return found[True], found[False]
+    def _of_siblings(self, class_name: str) -> bool:
+        return self._look(self._snapshot.classes[class_name]).owners[Owner.SIBLING] > 0
+
+
+def _expressions(class_: DeviceClass) -> list[str]:
+    return [s.cel.expression for s in class_.spec.selectors if s.cel is not None]
 
 
 def _classes_of(request: DeviceRequest) -> Iterable[tuple[str, str]]:

@@ -8,18 +8,24 @@ tried.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Final
 
+from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod, Taint, Toleration
 from dra_driver.api.meta import Uid
+from dra_driver.kube import Handler, Informer
 from dra_driver.structured.nodeselection import selector_matches
 
-__all__ = ["Demand", "NodeUsage", "Placement", "candidates", "is_finished"]
+__all__ = ["Demand", "NodeUsage", "Placement", "Placements", "is_finished"]
 
 _UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _RESOURCES = ("cpu", "memory")
+_AVOIDED: Final = "where kube-scheduler could not place it a short while ago"
+_MOST_SHAPES: Final = 64
+_LONGEST_LOG: Final = 1_000
 
 
 def is_finished(pod: Pod) -> bool:
@@ -68,10 +74,17 @@ class NodeUsage:
     def __init__(self) -> None:
         self._pods: dict[Uid, tuple[str, Demand]] = {}
         self._nodes: dict[str, Demand] = {}
+        self.changed: Callable[[str], None] = lambda _: None
+        """Called with the name of a node when what is taken of it has changed."""
 
     def on(self, node: str) -> Demand:
         """What is taken."""
         return self._nodes.get(node, Demand())
+
+    def place_of(self, pod: Pod) -> str | None:
+        """The node where the pod counts."""
+        entry = self._pods.get(pod.metadata.uid)
+        return None if entry is None else entry[0]
 
     def place(self, pod: Pod, node: str) -> None:
         """The pod is expected on the node."""
@@ -89,28 +102,33 @@ class NodeUsage:
         self._set(pod.metadata.uid, None)
 
     def _set(self, uid: Uid, entry: tuple[str, Demand] | None) -> None:
-        old = self._pods.pop(uid, None)
+        old = self._pods.get(uid)
+        if old == entry:
+            return
         if old is not None:
+            del self._pods[uid]
             left = self._nodes[old[0]] - old[1]
             if left.pods:
                 self._nodes[old[0]] = left
             else:
                 del self._nodes[old[0]]
+            self.changed(old[0])
         if entry is not None:
             self._pods[uid] = entry
             self._nodes[entry[0]] = self.on(entry[0]) + entry[1]
+            self.changed(entry[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The nodes that are left, and why the others are not.
+    """The nodes that are left, and why the others are not. Holds until the next change.
 
     Attributes:
         nodes: names.
         rejected: reason → number of nodes.
     """
 
-    nodes: tuple[str, ...]
+    nodes: Set[str]
     rejected: Mapping[str, int]
 
     def summary(self) -> str:
@@ -122,30 +140,130 @@ class Placement:
         return f"{len(self.nodes)}/{total} nodes can take the pod: {parts}"
 
 
-def candidates(pod: Pod, nodes: Iterable[Node], usage: NodeUsage, avoid: Collection[str] = ()) -> Placement:
-    """The nodes that can take the pod.
+@dataclass(slots=True)
+class _Shape:
+    """What is known for pods that want the same of a node.
 
-    Args:
-        pod: not bound; a bound pod has one candidate, whatever that node looks like.
-        nodes: all of them.
-        usage: what other pods take; the pod's own expected place does not count against it.
-        avoid: nodes where kube-scheduler could not place the pod a short while ago.
+    Attributes:
+        pod: one of them.
+        seen: how much of the log of changed nodes is in it.
+        reasons: nodes that cannot take the pod.
     """
-    if pod.spec.node_name:
-        return Placement((pod.spec.node_name,), {})
-    demand = Demand.of(pod)
-    left: list[str] = []
-    rejected: Counter[str] = Counter()
-    for node in nodes:
-        if node.metadata.name in avoid:
-            reason = "where kube-scheduler could not place it a short while ago"
-        else:
-            reason = _rejection(pod, node, demand, usage.on(node.metadata.name))
+
+    pod: Pod
+    demand: Demand
+    seen: int = 0
+    fitting: set[str] = field(default_factory=set)
+    reasons: dict[str, str] = field(default_factory=dict)
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def put(self, name: str, reason: str | None) -> None:
+        """Notes the answer for a node; None: there is no such node."""
+        old = self.reasons.pop(name, None)
+        if old is not None:
+            self.rejected[old] -= 1
+            if not self.rejected[old]:
+                del self.rejected[old]
+        self.fitting.discard(name)
         if reason:
-            rejected[reason] += 1
+            self.reasons[name] = reason
+            self.rejected[reason] += 1
+        elif reason is not None:
+            self.fitting.add(name)
+
+
+class Placements:
+    """The nodes that can take a pod, kept for pods that want the same of a node.
+
+    A changed node, or a pod that comes or goes there, costs a look at that node for each such shape.
+    """
+
+    def __init__(self, nodes: Informer[Node], usage: NodeUsage) -> None:
+        """Follows them from now on.
+
+        Args:
+            nodes: all of them.
+            usage: what pods take.
+        """
+        self._nodes = nodes
+        self._usage = usage
+        self._shapes: OrderedDict[bytes, _Shape] = OrderedDict()
+        # Names of nodes that have changed; ``_start`` is the number of the first of them.
+        self._log: list[str] = []
+        self._start = 0
+        usage.changed = self._log.append
+        nodes.add_handler(
+            Handler(
+                added=lambda node: self._log.append(node.metadata.name),
+                updated=self._updated,
+                deleted=lambda node: self._log.append(node.metadata.name),
+            )
+        )
+
+    def _updated(self, old: Node, node: Node) -> None:
+        if not _same(old, node):
+            self._log.append(node.metadata.name)
+
+    def candidates(self, pod: Pod, avoid: Collection[str] = ()) -> Placement:
+        """The nodes that can take the pod.
+
+        Args:
+            pod: not bound; a bound pod has one candidate, whatever that node looks like.
+            avoid: nodes where kube-scheduler could not place the pod a short while ago.
+        """
+        if pod.spec.node_name:
+            return Placement({pod.spec.node_name}, {})
+        shape = self._shape(pod)
+        # The pod's own expected place does not count against it.
+        own = self._usage.place_of(pod)
+        special = {*avoid, *(() if own is None else (own,))}
+        if not special:
+            return Placement(shape.fitting, shape.rejected)
+        mine = _Shape(pod, shape.demand, 0, set(shape.fitting), dict(shape.reasons), Counter(shape.rejected))
+        for name in special:
+            node = self._nodes.get_by_name(name)
+            if node is None:
+                continue
+            reason = _AVOIDED
+            if name not in avoid:
+                reason = _rejection(pod, node, shape.demand, self._usage.on(name) - shape.demand)
+            mine.put(name, reason)
+        return Placement(mine.fitting, mine.rejected)
+
+    def _shape(self, pod: Pod) -> _Shape:
+        spec = pod.spec
+        demand = Demand.of(pod)
+        affinity = spec.affinity.node_affinity if spec.affinity is not None else None
+        key = codec.encode((spec.node_selector, affinity, spec.tolerations, demand.cpu, demand.memory))
+        shape = self._shapes.get(key)
+        end = self._start + len(self._log)
+        if shape is None or shape.seen < self._start:
+            shape = self._shapes[key] = _Shape(pod, demand)
+            changed: Iterable[str] = [n.metadata.name for n in self._nodes.items()]
         else:
-            left.append(node.metadata.name)
-    return Placement(tuple(left), rejected)
+            changed = dict.fromkeys(self._log[shape.seen - self._start :])
+        shape.seen = end
+        self._shapes.move_to_end(key)
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.popitem(last=False)
+        for name in changed:
+            node = self._nodes.get_by_name(name)
+            shape.put(name, None if node is None else _rejection(pod, node, demand, self._usage.on(name)))
+        # Shapes that have not been asked about for so long are made anew.
+        if len(self._log) > max(_LONGEST_LOG, 2 * len(self._nodes)):
+            self._start += len(self._log) // 2
+            del self._log[: len(self._log) // 2]
+        return shape
+
+
+def _same(old: Node, node: Node) -> bool:
+    """Whether nothing has changed that matters here: nodes report their health all the time."""
+    return (
+        old.metadata.labels == node.metadata.labels
+        and old.metadata.deletion_timestamp == node.metadata.deletion_timestamp
+        and old.spec == node.spec
+        and old.status.allocatable == node.status.allocatable
+    )
 
 
 def _rejection(pod: Pod, node: Node, demand: Demand, used: Demand) -> str:

@@ -9,6 +9,7 @@ Not allowed here: decisions about devices, claims or slices; imports of the cont
 from __future__ import annotations
 
 from dra_driver.kube.backoff import Backoff
+from dra_driver.kube.changes import Changes
 from dra_driver.kube.clock import SystemClock
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.informer import Handler, Informer
@@ -18,6 +19,7 @@ from dra_driver.kube.workqueue import WorkQueue
 
 __all__ = [
     "Backoff",
+    "Changes",
     "EventRecorder",
     "Handler",
     "Informer",

@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
-
 from dra_driver.api.core import Node
-from dra_driver.api.meta import ObjectKey, WireObject
+from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import Changes, Handler, Informer
 from dra_driver.structured import AllocatedState, Holdings, Snapshot
 
 __all__ = ["FollowedCluster"]
-
-T = TypeVar("T", bound=WireObject)
-
-
-class _Changes(Generic[T]):
-    """What has come, changed or gone since it was last asked."""
-
-    def __init__(
-        self, informer: Informer[T], same: Callable[[T, T], bool] = lambda _old, _new: False
-    ) -> None:
-        self._changed: dict[str, T] = {}
-        self._removed: set[str] = set()
-        self._same = same
-        informer.add_handler(Handler(self._put, self._update, self._remove))
-
-    def __bool__(self) -> bool:
-        return bool(self._changed or self._removed)
-
-    def _put(self, item: T) -> None:
-        self._changed[item.metadata.name] = item
-        self._removed.discard(item.metadata.name)
-
-    def _update(self, old: T, new: T) -> None:
-        if not self._same(old, new):
-            self._put(new)
-
-    def _remove(self, item: T) -> None:
-        self._changed.pop(item.metadata.name, None)
-        self._removed.add(item.metadata.name)
-
-    def apply(self, to: Callable[[list[T], set[str]], Snapshot]) -> Snapshot:
-        """Hands them over and forgets them."""
-        changed, removed = list(self._changed.values()), self._removed
-        self._changed, self._removed = {}, set()
-        return to(changed, removed)
 
 
 class FollowedCluster:
@@ -64,9 +26,9 @@ class FollowedCluster:
         nodes: Informer[Node],
         claims: Informer[ResourceClaim],
     ) -> None:
-        self._slices, self._classes = _Changes(slices), _Changes(classes)
+        self._slices, self._classes = Changes(slices), Changes(classes)
         # Nodes report their health all the time; only their labels matter to devices.
-        self._nodes = _Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
+        self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
         self._claims = claims
         self._assumed: dict[ObjectKey, ResourceClaim] = {}
         self._holdings = Holdings()
@@ -105,9 +67,9 @@ class FollowedCluster:
     def snapshot(self) -> Snapshot:
         """The cluster as it is now."""
         if self._slices:
-            self._snapshot = self._slices.apply(self._snapshot.with_slices)
+            self._snapshot = self._snapshot.with_slices(*self._slices.take())
         if self._classes:
-            self._snapshot = self._classes.apply(self._snapshot.with_classes)
+            self._snapshot = self._snapshot.with_classes(*self._classes.take())
         if self._nodes:
-            self._snapshot = self._nodes.apply(self._snapshot.with_nodes)
+            self._snapshot = self._snapshot.with_nodes(*self._nodes.take())
         return self._snapshot.with_allocated(self._holdings.state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Final
@@ -52,7 +52,8 @@ def allocate(
         claims: solved together. Those that have an allocation keep it and restrict the node only.
         strategy: how to choose among several answers.
         nodes: candidates, by name; None for every node of the snapshot. Names that the snapshot does not
-            have are ignored.
+            have are ignored. A set is not copied: reasons that are asked for later are those of its content
+            then.
         ignore_taint: taints that do not count, for example our own that keeps kube-scheduler away.
         usable: pools that this allocation may use. What is learned of a fleet is kept by function: give the
             same one as long as its answers stay the same.
@@ -89,7 +90,7 @@ class _Question:
     ) -> None:
         self._snapshot = snapshot
         self._claims = claims
-        self._wanted = frozenset(nodes) if nodes is not None else None
+        self._wanted: Set[str] | None = nodes if nodes is None or isinstance(nodes, Set) else frozenset(nodes)
         self._options = options
         self.budget = Budget()
 

@@ -9,7 +9,7 @@ incomplete old one is dropped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,6 +178,11 @@ class PoolIndex:
         ]
         removed = [n for n in self._by_name if n not in present]
         return self.with_slices(changed, removed) if changed or removed else self
+
+    def devices(self, pool: PoolID) -> Iterator[DeviceEntry]:
+        """The devices of all slices of a pool, whichever node or generation they are of."""
+        for entry in self._pools.get(pool) or ():
+            yield from entry.devices
 
     def nodes_of(self, pool: PoolID) -> Collection[str] | None:
         """The nodes that see the pool; None: possibly all."""

@@ -1,0 +1,96 @@
+"""The cluster without allocations, as decisions see it. A changed object costs work for its pool and node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from controller.interest import InterestIndex, Owner, is_our_taint
+from dra_driver.api.core import Node
+from dra_driver.api.meta import DriverName
+from dra_driver.api.resource import DeviceClass, ResourceSlice
+from dra_driver.kube import Changes, Informer
+from dra_driver.structured import AllocatedState, PoolID, Snapshot
+
+__all__ = ["World"]
+
+
+class World:
+    """Follows the informers; ``refresh`` takes in what has changed.
+
+    Attributes:
+        snapshot: of the last ``refresh``.
+        interest: answers for it.
+        own: pools of ours: every device carries our taint, so that kube-scheduler keeps away.
+    """
+
+    def __init__(
+        self,
+        drivers: Collection[DriverName],
+        *,
+        slices: Informer[ResourceSlice],
+        classes: Informer[DeviceClass],
+        nodes: Informer[Node],
+    ) -> None:
+        self._drivers = drivers
+        self._slices, self._classes = Changes(slices), Changes(classes)
+        # Nodes report their health all the time; only their labels matter to devices.
+        self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
+        # Slice → pool; pool → slice → whether all its devices are protected (slices with devices only).
+        self._pool_of: dict[str, PoolID] = {}
+        self._protected: dict[PoolID, dict[str, bool]] = {}
+        self.snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
+        self.interest = InterestIndex(drivers)
+        self.own: set[PoolID] = set()
+
+    def refresh(self) -> set[PoolID]:
+        """Takes in what has changed.
+
+        Returns:
+            pools whose slices have changed.
+        """
+        if not (self._slices or self._classes or self._nodes):
+            return set()
+        slices, gone = self._slices.take()
+        touched = {pool for name in gone if (pool := self._drop(name)) is not None}
+        for slice_ in slices:
+            old = self._drop(slice_.metadata.name)
+            touched |= {self._note(slice_)} if old is None else {old, self._note(slice_)}
+        snapshot = self.snapshot
+        if slices or gone:
+            snapshot = snapshot.with_slices(slices, gone)
+        if self._classes:
+            snapshot = snapshot.with_classes(*self._classes.take())
+        if self._nodes:
+            snapshot = snapshot.with_nodes(*self._nodes.take())
+        self.snapshot = snapshot
+        owners = {pool: self._owner(pool) for pool in touched}
+        for pool, owner in owners.items():
+            if owner is Owner.OURS:
+                self.own.add(pool)
+            else:
+                self.own.discard(pool)
+        self.interest.follow(snapshot, owners)
+        return touched
+
+    def _note(self, slice_: ResourceSlice) -> PoolID:
+        pool = self._pool_of[slice_.metadata.name] = PoolID(slice_.spec.driver, slice_.spec.pool.name)
+        if slice_.spec.devices:
+            protected = all(any(is_our_taint(t) for t in d.taints) for d in slice_.spec.devices)
+            self._protected.setdefault(pool, {})[slice_.metadata.name] = protected
+        return pool
+
+    def _drop(self, name: str) -> PoolID | None:
+        pool = self._pool_of.pop(name, None)
+        if pool is not None and pool in self._protected:
+            self._protected[pool].pop(name, None)
+            if not self._protected[pool]:
+                del self._protected[pool]
+        return pool
+
+    def _owner(self, pool: PoolID) -> Owner | None:
+        slices = self._protected.get(pool)
+        if slices is None:
+            return None
+        if not all(slices.values()):
+            return Owner.OTHERS
+        return Owner.OURS if pool.driver in self._drivers else Owner.SIBLING
