@@ -13,39 +13,34 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import structlog
 import tenacity
 
-from dra_driver import cdi
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
 from dra_driver.errors import ApiUnavailable, DraError, NotFound, PrepareError, ServerBusy
 from dra_driver.ports import KubeClient
 from dra_driver.preparation import (
     ClaimState,
-    Effect,
     Event,
     Holdings,
     NodeDevice,
     PreparedClaim,
     PreparedDevice,
     check_uid,
-    metadata_files,
     plan,
-    recover,
-    transition,
 )
 from kubelet_plugin.hardware import Hardware, NoHardware
 from kubelet_plugin.locks import ClaimLocks, NoOtherInstance, Turn
 from kubelet_plugin.metadata_directory import Metadata, NoMetadata
-from kubelet_plugin.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
+from kubelet_plugin.recovery import Recovery
 from kubelet_plugin.signals import Changes
 from kubelet_plugin.stores import NO_CHECKPOINT, Checkpoints, Specs
+from kubelet_plugin.transaction import Transactions
 
 __all__ = ["ClaimReference", "Engine", "Timing"]
 
@@ -83,27 +78,12 @@ class Timing:
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
 
-# Whose failure an effect's failure is; others are the hardware's.
-_FAILURES: Final = {
-    Effect.SAVE: "checkpoint",
-    Effect.FORGET: "checkpoint",
-    Effect.WRITE_SPEC: "cdi",
-    Effect.VERIFY_SPEC: "cdi",
-    Effect.REMOVE_SPEC: "cdi",
-    Effect.WRITE_METADATA: "metadata",
-    Effect.REMOVE_METADATA: "metadata",
-}
-
-
 class Engine:
     """The claims of one driver on one node.
 
     Args:
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host.
         tell: called with kind (see ``notices``) and text of what somebody should know.
-
-    Attributes:
-        failures: how often what was durable failed, by what it was.
     """
 
     def __init__(
@@ -131,7 +111,6 @@ class Engine:
         self._devices = devices
         self._hardware: Hardware = hardware or NoHardware()
         self._timing = timing or Timing()
-        self._holdings = Holdings()
         self._released = Changes()
         self._claim_locks = ClaimLocks()
         self._turn: Turn = turn or NoOtherInstance()
@@ -139,14 +118,26 @@ class Engine:
         self._boot_id = boot_id
         self._metadata: Metadata = metadata or NoMetadata()
         self._metadata_directory = metadata_directory
-        self._tell = tell
+        self._recovery = Recovery(driver, checkpoints, tell)
+        self._steps = Transactions(
+            driver=driver,
+            checkpoints=checkpoints,
+            specs=specs,
+            hardware=self._hardware,
+            metadata=self._metadata,
+            metadata_directory=metadata_directory,
+        )
         self._restoring = False
-        self.failures: Counter[str] = Counter()
 
     @property
     def claims(self) -> tuple[PreparedClaim, ...]:
         """What this instance remembers, without waiting for another one."""
         return tuple(self._checkpoints.current)
+
+    @property
+    def failures(self) -> Counter[str]:
+        """How often what was durable failed, by what it was."""
+        return self._steps.failures
 
     # --- start ----------------------------------------------------------------------------------------------
 
@@ -175,20 +166,20 @@ class Engine:
         try:
             files = await self._specs.ours()
         except OSError as e:
-            self.failures["cdi"] += 1
+            self._steps.failures["cdi"] += 1
             log.error("the CDI directory cannot be read", error=str(e))
         known = {claim.uid for claim in self._checkpoints.current}
         if problem:
-            self.failures["checkpoint"] += problem != NO_CHECKPOINT
-            known |= await self._recover(problem, known, files)
+            self._steps.failures["checkpoint"] += problem != NO_CHECKPOINT
+            known |= await self._recovery.recover(problem, known, files)
         # First of all: what is undone for one claim may be needed by another.
-        self._holdings = Holdings(self._checkpoints.current)
+        self._steps.holdings = Holdings(self._checkpoints.current)
         rebooted = self._rebooted()
         for record in tuple(self._checkpoints.current):
             lost = rebooted and record.touches_hardware
             await self._restart(record.uid, record, Event.REBOOT if lost else Event.RESTART)
         for uid in files.keys() - known:
-            if self._is_orphan(uid, files[uid]):
+            if self._recovery.is_orphan(uid, files[uid]):
                 await self._restart(uid, None)
         await self._remove_metadata_of_nobody()
         if self._boot_id:
@@ -213,62 +204,8 @@ class Engine:
     async def _read_again(self) -> None:
         """Another instance may have acted since we let go."""
         if not self._restoring and await self._checkpoints.refresh():
-            self._holdings = Holdings(self._checkpoints.current)
+            self._steps.holdings = Holdings(self._checkpoints.current)
             self._released.notify()
-
-    async def _recover(self, problem: str, known: Set[Uid], files: Mapping[Uid, bytes]) -> Set[Uid]:
-        """Adds records that only the CDI files still hold.
-
-        A file is written after everything else that a claim needs. One that the older version knows as begun
-        was therefore made to its end, and its containers may run: to undo it would take their devices away.
-        """
-        current = self._checkpoints.current
-        made = {u for u in known if (r := current.get(u)) is not None and r.state is ClaimState.COMPLETED}
-        found = [r for u, data in files.items() if u not in made and (r := self._recovered(u, data))]
-        if known or found or problem != NO_CHECKPOINT:
-            log.error(
-                "checkpoint lost; claims recovered from what is left",
-                problem=problem,
-                from_checkpoint=len(made),
-                from_cdi=len(found),
-            )
-            self._tell(
-                CHECKPOINT_DAMAGED,
-                f"{self._driver}: the record of prepared claims was lost: {problem}; recovered {len(made)} "
-                f"claims from the version before and {len(found)} from CDI files",
-            )
-        try:
-            await self._checkpoints.save(*found)
-        except OSError as e:
-            # Their files stay, and unprepare of a claim without a record removes its file.
-            log.error("recovered claims could not be written down", error=str(e))
-        return {claim.uid for claim in found}
-
-    def _recovered(self, uid: Uid, data: bytes) -> PreparedClaim | None:
-        try:
-            record = recover(self._driver, cdi.decode(data))
-        except DraError as e:
-            log.error("a CDI file of a claim cannot be read back", uid=uid, error=str(e))
-            return None
-        if record.uid != uid:
-            log.error("a CDI file carries the record of another claim", uid=uid, record=record.uid)
-            return None
-        return record
-
-    def _is_orphan(self, uid: Uid, data: bytes) -> bool:
-        if not data.strip(b"\0"):
-            return True  # what a power failure leaves of a file that was not synced
-        # By name it is ours; its content decides, because the directory belongs to everybody.
-        record = self._recovered(uid, data)
-        if record is not None:
-            log.warning(
-                "removing the CDI file of a claim that nobody prepared", uid=uid, claim=str(record.key)
-            )
-            self._tell(
-                ORPHANED_CDI_FILE,
-                f"{self._driver}: removing the CDI file of claim {record.key} ({uid}), which is not prepared",
-            )
-        return record is not None
 
     async def _restart(self, uid: Uid, record: PreparedClaim | None, event: Event = Event.RESTART) -> None:
         state = record.state if record else ClaimState.ABSENT
@@ -277,7 +214,7 @@ class Engine:
         elif event is Event.REBOOT:
             log.info("the reboot ended what a claim had; it is prepared anew when it is wanted", uid=uid)
         try:
-            state, _ = await self._carry_out(uid, record, state, event)
+            state, _ = await self._steps.carry_out(uid, record, state, event)
         except (OSError, DraError) as e:
             log.error("a claim could not be put in order", uid=uid, state=state.value, error=str(e))
             return
@@ -286,7 +223,7 @@ class Engine:
             log.exception("a claim could not be put in order", uid=uid, state=state.value)
             return
         if state is ClaimState.ABSENT:
-            self._holdings.release(uid)
+            self._steps.holdings.release(uid)
 
     # --- now and then ---------------------------------------------------------------------------------------
 
@@ -304,7 +241,7 @@ class Engine:
             try:
                 async with self._claim_locks.held(uid, deadline), self._turn.held(deadline):
                     record = self._checkpoints.current.get(uid)
-                    if record is not None or (uid in files and self._is_orphan(uid, files[uid])):
+                    if record is not None or (uid in files and self._recovery.is_orphan(uid, files[uid])):
                         await self._restart(uid, record)
             except PrepareError as e:
                 log.info("a claim is busy and was not looked at", uid=uid, error=str(e))
@@ -343,8 +280,8 @@ class Engine:
         async with self._claim_locks.held(uid, deadline), self._turn.held(deadline):
             record = self._checkpoints.current.get(uid)
             state = record.state if record else ClaimState.ABSENT
-            await self._carry_out(uid, record, state, Event.UNPREPARE)
-            self._holdings.release(uid)
+            await self._steps.carry_out(uid, record, state, Event.UNPREPARE)
+            self._steps.holdings.release(uid)
             self._released.notify()
 
     # --- the way to a plan ----------------------------------------------------------------------------------
@@ -415,7 +352,7 @@ class Engine:
             await self._undo(record)
             return None
         self._check_identity(record)
-        _, verified = await self._carry_out(uid, record, ClaimState.COMPLETED, Event.PREPARE)
+        _, verified = await self._steps.carry_out(uid, record, ClaimState.COMPLETED, Event.PREPARE)
         return verified.devices if verified else ()
 
     async def _make(self, planned: PreparedClaim, deadline: float) -> tuple[PreparedDevice, ...]:
@@ -428,10 +365,10 @@ class Engine:
                 # While we waited, another instance may have prepared it.
                 if (devices := await self._repeat(planned.uid)) is not None:
                     return devices
-                conflict = self._holdings.conflict(planned.uid, planned.devices, planned.settings)
+                conflict = self._steps.holdings.conflict(planned.uid, planned.devices, planned.settings)
                 if conflict is None:
                     # Nothing is awaited between the question and the answer.
-                    self._holdings.take(planned.uid, planned.key, planned.devices, planned.settings)
+                    self._steps.holdings.take(planned.uid, planned.key, planned.devices, planned.settings)
                     return await self._apply(planned)
             left = limit - loop.time()
             if left <= 0:
@@ -445,11 +382,11 @@ class Engine:
     async def _apply(self, planned: PreparedClaim) -> tuple[PreparedDevice, ...]:
         record = planned
         try:
-            record = await self._hardware.look(planned, self._holdings)
-            self._holdings.take(record.uid, record.key, record.devices, record.settings)
-            state, made = await self._carry_out(record.uid, record, ClaimState.ABSENT, Event.PREPARE)
+            record = await self._hardware.look(planned, self._steps.holdings)
+            self._steps.holdings.take(record.uid, record.key, record.devices, record.settings)
+            state, made = await self._steps.carry_out(record.uid, record, ClaimState.ABSENT, Event.PREPARE)
             record = made or record
-            await self._carry_out(record.uid, record, state, Event.APPLIED)
+            await self._steps.carry_out(record.uid, record, state, Event.APPLIED)
         except Exception as e:  # also a bug in a backend: nothing may stay half-made
             try:
                 await self._undo(self._checkpoints.current.get(record.uid) or record)
@@ -464,77 +401,9 @@ class Engine:
     async def _undo(self, record: PreparedClaim) -> None:
         # Without a durable record nothing was begun, and what is at the places of its partitions is not ours.
         if self._checkpoints.current.get(record.uid) is not None:
-            await self._carry_out(record.uid, record, ClaimState.STARTED, Event.FAILED)
-        self._holdings.release(record.uid)
+            await self._steps.carry_out(record.uid, record, ClaimState.STARTED, Event.FAILED)
+        self._steps.holdings.release(record.uid)
         self._released.notify()
-
-    async def _carry_out(
-        self, uid: Uid, record: PreparedClaim | None, state: ClaimState, event: Event
-    ) -> tuple[ClaimState, PreparedClaim | None]:
-        """The new state, and the record with what is known only after the effects."""
-        step = transition(state, event)
-        for effect in step.effects:
-            try:
-                record = await self._one_effect(effect, uid, record, step.state)
-            except Exception:
-                self.failures[_FAILURES.get(effect, "hardware")] += 1
-                raise
-        return step.state, record
-
-    async def _one_effect(
-        self, effect: Effect, uid: Uid, record: PreparedClaim | None, state: ClaimState
-    ) -> PreparedClaim | None:
-        match effect:
-            case Effect.SAVE:
-                assert record is not None
-                await self._checkpoints.save(msgspec.structs.replace(record, state=state))
-            case Effect.FORGET:
-                await self._checkpoints.forget(uid)
-            case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.REMOVE_SPEC:
-                await self._document(effect, uid, record.spec if record else None)
-            case Effect.WRITE_METADATA:
-                if record is not None and self._metadata_directory:
-                    await self._metadata.write(uid, metadata_files(self._driver, record))
-            case Effect.REMOVE_METADATA:
-                await self._metadata.remove(uid)
-            case _:
-                if record is not None and record.touches_hardware:
-                    return await self._touch(effect, record, state)
-        return record
-
-    async def _document(self, effect: Effect, uid: Uid, spec: cdi.Spec | None) -> None:
-        if effect is Effect.REMOVE_SPEC:
-            await self._specs.remove(uid)
-        elif spec is not None and effect is Effect.WRITE_SPEC:
-            await self._specs.write(uid, spec)
-        elif spec is not None and await self._specs.verify(uid, spec):
-            log.warning("the CDI file of a claim was missing or changed; written again", uid=uid)
-
-    async def _touch(self, effect: Effect, record: PreparedClaim, state: ClaimState) -> PreparedClaim:
-        match effect:
-            case Effect.CONFIGURE_DEVICES:
-                # Its record is durable.
-                self._holdings.begun(record.uid)
-                await self._hardware.configure(record)
-            case Effect.RESTORE_DEVICES:
-                await self._hardware.restore(record, self._holdings)
-            case Effect.CREATE_PARTITIONS:
-                made = await self._hardware.create_partitions(record)
-                if made != record and state is ClaimState.COMPLETED:
-                    # Instances of before are gone, as after a reboot: the new ones have other identities.
-                    await self._checkpoints.save(msgspec.structs.replace(made, state=state))
-                return made
-            case Effect.DESTROY_PARTITIONS:
-                await self._hardware.destroy_partitions(record)
-            case Effect.START_DAEMONS:
-                await self._hardware.start_daemons(record)
-            case Effect.STOP_DAEMONS:
-                # The first step of undoing.
-                self._holdings.ending(record.uid)
-                await self._hardware.stop_daemons(record, self._holdings)
-            case _:
-                raise AssertionError(f"{effect.name} is no effect on hardware")
-        return record
 
 
 def _may_pass(error: BaseException) -> bool:
