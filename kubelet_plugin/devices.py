@@ -15,7 +15,8 @@ import structlog
 from dra_driver import cdi
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
-from dra_driver.errors import DiscoveryError, DraError
+from dra_driver.discovery import BackendReport, KeptBackend
+from dra_driver.errors import DraError
 from dra_driver.ports import CdiMaterial, DeviceBackend, DiscoveredDevice, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord
 from kubelet_plugin.mps import Daemons, NoDaemons
@@ -31,15 +32,17 @@ log = structlog.get_logger(__name__)
 class DeviceTable:
     """What all backends found last.
 
-    A backend that fails keeps what it found before: a driver that is being reloaded must not withdraw devices
-    that pods use.
+    A backend that fails keeps what it found before (``discovery.KeptBackend``): a driver that is being
+    reloaded must not withdraw devices that pods use, and no backend costs another one its devices.
 
     Attributes:
-        changes: notified when a scan found something else than the one before.
+        changes: notified when a scan found something else than the one before, or a backend
+            fails or recovers.
         complete: set when every backend has answered once.
         released: the hardware is let go of: nobody asks the backends, and what they found stays.
 
     Args:
+        optional: whether the backends stand for hardware that may be there or not, as where nobody named any.
         controls: of each backend, what changes its devices; None where nothing does.
         daemons: the sharing daemons of the node.
         complete: adds to what backends found; blocks.
@@ -51,18 +54,19 @@ class DeviceTable:
         backends: Sequence[DeviceBackend],
         executor: Executor,
         *,
+        optional: bool = False,
         controls: Sequence[GpuControl | None] = (),
         daemons: Daemons | None = None,
         complete: Callable[[Sequence[DiscoveredDevice]], Sequence[DiscoveredDevice]] = tuple,
         keep: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._backends = tuple(backends)
+        self._backends = tuple(KeptBackend(b, optional=optional) for b in backends)
         self._controls = tuple(controls) or (None,) * len(self._backends)
         self._daemons = daemons or NoDaemons()
         self._complete = complete
         self._keep = keep
         self._executor = executor
-        self._found: dict[int, tuple[DiscoveredDevice, ...]] = {}
+        self._reports: tuple[BackendReport, ...] = tuple(b.report for b in self._backends)
         self._devices: dict[str, DiscoveredDevice] = {}
         self._published: Mapping[str, str] = {}
         self._view: Mapping[str, NodeDevice] = {}
@@ -80,6 +84,11 @@ class DeviceTable:
         """Every device by name, as prepare needs it."""
         return self._view
 
+    @property
+    def reports(self) -> Sequence[BackendReport]:
+        """How each backend is."""
+        return self._reports
+
     def published(self, uuids: Mapping[str, str]) -> None:
         """Notes name and uuid of the devices in the inventory that the API server has."""
         if uuids != self._published:
@@ -90,28 +99,20 @@ class DeviceTable:
         """Asks every backend; never raises for hardware."""
         loop = asyncio.get_running_loop()
         await self._kept()  # a look may hang, and what events said is known already
-        for i, backend in enumerate(self._backends):
+        for backend in self._backends:
             if self.released:
                 return
-            try:
-                self._found[i] = tuple(await loop.run_in_executor(self._executor, self._look, backend))
-            except DraError as e:
-                log.error(
-                    "discovery failed; what it found before stays",
-                    backend=backend.name,
-                    devices=len(self._found.get(i, ())),
-                    error=str(e),
-                )
-            except Exception:
-                # A bug in a backend, which may be a third party's, must not end the plugin.
-                log.exception("discovery failed unexpectedly", backend=backend.name)
+            await loop.run_in_executor(self._executor, self._look, backend)
         await self._kept()
-        devices = _by_name(d for i in sorted(self._found) for d in self._found[i])
-        if len(self._found) == len(self._backends):
+        devices = _by_name(d for b in self._backends for d in b.devices)
+        reports = tuple(b.report for b in self._backends)
+        for before, now in zip(self._reports, reports, strict=True):
+            _log_change(before, now)
+        if all(b.answered for b in self._backends):
             self.complete.set()
-        if devices != self._devices or self.changes.count == 0:
+        if devices != self._devices or reports != self._reports or self.changes.count == 0:
             log.info("devices discovered", devices=len(devices), before=len(self._devices))
-            self._devices = devices
+            self._devices, self._reports = devices, reports
             self._refresh()
             self.changes.notify()
 
@@ -119,10 +120,9 @@ class DeviceTable:
         if self._keep is not None:
             await self._keep()
 
-    def _look(self, backend: DeviceBackend) -> Sequence[DiscoveredDevice]:
-        if self.released:  # while this waited for its turn
-            raise DiscoveryError(f"{backend.name}: released")
-        return self._complete(backend.discover())
+    def _look(self, backend: KeptBackend) -> None:
+        if not self.released:  # while this waited for its turn
+            backend.look(self._complete)
 
     async def scan_forever(self, seconds: float) -> None:
         """Scans every so many seconds; sooner while a backend has never answered."""
@@ -132,14 +132,18 @@ class DeviceTable:
 
     def close(self) -> None:
         """Releases what the backends hold. Blocks."""
-        for backend in self._backends:
+        for kept in self._backends:
             try:
-                backend.close()
+                kept.backend.close()
             except DraError as e:
-                log.warning("a backend could not be closed", backend=backend.name, error=str(e))
+                log.warning("a backend could not be closed", backend=kept.backend.name, error=str(e))
 
     def _refresh(self) -> None:
-        control_of = {d.device.name: self._controls[i] for i, devices in self._found.items() for d in devices}
+        control_of = {
+            d.device.name: control
+            for kept, control in zip(self._backends, self._controls, strict=True)
+            for d in kept.devices
+        }
         view: dict[str, NodeDevice] = {}
         for name, found in self._devices.items():
             control = control_of.get(name)
@@ -164,6 +168,20 @@ class DeviceTable:
                     view[partition.name] = dataclasses.replace(partition, mps_directory=pipes)
             view[name] = device
         self._view = view
+
+
+def _log_change(before: BackendReport, now: BackendReport) -> None:
+    if (before.state, before.message) == (now.state, now.message):
+        return
+    if now.broken:
+        log.error(
+            "discovery failed; what it found before stays",
+            backend=now.backend,
+            state=now.state,
+            error=now.message,
+        )
+    elif before.broken:
+        log.info("discovery works again", backend=now.backend, state=now.state)
 
 
 def _by_name(found: Iterable[DiscoveredDevice]) -> dict[str, DiscoveredDevice]:

@@ -16,7 +16,6 @@ import structlog
 from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import ObjectMeta
-from dra_driver.discovery import HardwareBackend
 from dra_driver.errors import DraError
 from dra_driver.kube import EventRecorder
 from dra_driver.ports import Clock, DeviceBackend, HealthEvent, HealthSource, KubeClient
@@ -75,12 +74,8 @@ def ailments(
 
 
 def health_sources(backends: Sequence[DeviceBackend]) -> Iterator[HealthSource]:
-    """The backends, and parts of backends, that report trouble by themselves."""
-    for backend in backends:
-        if isinstance(backend, HardwareBackend):
-            yield from health_sources(backend.parts)
-        elif isinstance(backend, HealthSource):
-            yield backend
+    """The backends that report trouble by themselves."""
+    return (b for b in backends if isinstance(b, HealthSource))
 
 
 class HealthMonitor:

@@ -21,7 +21,6 @@ import msgspec
 import structlog
 
 from dra_driver.api import codec
-from dra_driver.discovery import HardwareBackend
 from dra_driver.errors import DecodeError
 from dra_driver.ports import DeviceBackend, HealthMemory
 from kubelet_plugin import files
@@ -49,12 +48,8 @@ class _Payload(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def health_memories(backends: Sequence[DeviceBackend]) -> Iterator[HealthMemory]:
-    """The backends, and parts of backends, that have something to be kept."""
-    for backend in backends:
-        if isinstance(backend, HardwareBackend):
-            yield from health_memories(backend.parts)
-        elif isinstance(backend, HealthMemory):
-            yield backend
+    """The backends that have something to be kept."""
+    return (b for b in backends if isinstance(b, HealthMemory))
 
 
 class HealthFile:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,8 +18,12 @@ from dra_driver.api import codec
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import (
     DEVICE_INVENTORIES,
+    Activity,
+    BackendProblem,
+    DeviceHealth,
     DeviceInventory,
     DeviceInventorySpec,
+    Discovery,
     InventoryDevice,
     Publication,
     Registration,
@@ -27,6 +31,7 @@ from dra_driver.api.inventory import (
 )
 from dra_driver.api.meta import DriverName, ObjectMeta, OwnerReference
 from dra_driver.api.resource import RESOURCE_SLICES
+from dra_driver.discovery import BackendReport
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube import Backoff, Handler, Informer
 from dra_driver.ports import KubeClient
@@ -65,6 +70,7 @@ class InventoryKeeper:
         leads: whether this instance speaks for the node; during a rolling update only one of two does.
         settle_seconds: how long slices must be gone before that counts: the kubelet removes one after the
             other, and the controller replaces them one after the other.
+        activity: which devices are busy; ``activity_changed`` says that there is another answer.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class InventoryKeeper:
         registration: RegistrationState,
         leads: Callable[[], bool] = lambda: True,
         settle_seconds: float = 1.0,
+        activity: Callable[[], Activity] = Activity,
     ) -> None:
         self._client = client
         self._node_name = node_name
@@ -86,6 +93,7 @@ class InventoryKeeper:
         self._registration = registration
         self._leads = leads
         self._settle = settle_seconds
+        self._activity = activity
         self._slice_selector = f"spec.nodeName={node_name},spec.driver={driver}"
         self._slices = Informer(client, RESOURCE_SLICES, field_selector=self._slice_selector)
         self._inventory = Informer(client, DEVICE_INVENTORIES, field_selector=f"metadata.name={self._name}")
@@ -97,6 +105,7 @@ class InventoryKeeper:
         self._last_raise = float("-inf")
         # What we sent and what the server made of it, where that differs.
         self._altered: tuple[DeviceInventorySpec, DeviceInventorySpec] | None = None
+        self._altered_status: tuple[Discovery, Activity] | None = None
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -108,6 +117,10 @@ class InventoryKeeper:
             tasks.create_task(self._forward(self._table.changes))
             tasks.create_task(self._forward(self._registration.changes))
             tasks.create_task(self._loop())
+
+    def activity_changed(self) -> None:
+        """Devices have become busy or idle."""
+        self._wake.notify()
 
     async def withdraw(self, seconds: float = 5.0) -> None:
         """Says in the object that the plugin is gone; gives up after so many seconds.
@@ -164,6 +177,7 @@ class InventoryKeeper:
         current = await self._read_or_create()
         current = await self._sync_spec(current)
         self._note_published(current)
+        current = await self._sync_observations(current)
         current = await self._sync_registration(current)
         await self._look_for_slices(current)
 
@@ -180,7 +194,7 @@ class InventoryKeeper:
             DEVICE_INVENTORIES,
             DeviceInventory(
                 metadata=ObjectMeta(name=self._name, owner_references=(await self._owner(),)),
-                spec=self._wanted_spec(),
+                spec=self._wanted_spec(()),
             ),
         )
         created = await self._client.create(DEVICE_INVENTORIES, body)
@@ -193,13 +207,14 @@ class InventoryKeeper:
         node = await self._client.get(NODES, self._node_name)
         return OwnerReference(api_version="v1", kind="Node", name=self._node_name, uid=node.metadata.uid)
 
-    def _wanted_spec(self) -> DeviceInventorySpec:
+    def _wanted_spec(self, stored: Sequence[InventoryDevice]) -> DeviceInventorySpec:
+        devices = tuple(d.device for d in self._table.devices)
+        if not self._table.complete.is_set():
+            found = {d.name for d in devices}
+            # Whose backend has not answered since the start is not withdrawn because another one has.
+            devices += tuple(_unconfirmed(d) for d in stored if d.name not in found)
         spec = fit(
-            DeviceInventorySpec(
-                node_name=self._node_name,
-                driver=self._driver,
-                devices=tuple(d.device for d in self._table.devices),
-            )
+            DeviceInventorySpec(node_name=self._node_name, driver=self._driver, devices=devices),
         )
         if spec.truncated:
             log.error(
@@ -211,7 +226,7 @@ class InventoryKeeper:
         return spec
 
     async def _sync_spec(self, current: DeviceInventory) -> DeviceInventory:
-        wanted = self._wanted_spec()
+        wanted = self._wanted_spec(current.spec.devices)
         patch: dict[str, Any] = {}
         if current.spec != wanted and self._altered != (wanted, current.spec):
             # truncated is absent from the encoding where it is 0, and a merge patch keeps what is absent.
@@ -228,6 +243,26 @@ class InventoryKeeper:
             # Written again and again it would come back altered again and again.
             self._altered = (wanted, written.spec)
             log.error("the API server stores the inventory altered; is the CRD older than this plugin?")
+        return written
+
+    async def _sync_observations(self, current: DeviceInventory) -> DeviceInventory:
+        """What else the plugin tells: backends in trouble, and which devices are busy."""
+        wanted = (_discovery(self._table.reports), self._activity())
+        held = (current.status.discovery, current.status.activity)
+        if wanted == held or wanted == self._altered_status:
+            return current
+        discovery, activity = wanted
+        patch = {
+            "metadata": {"resourceVersion": current.metadata.resource_version},
+            "status": {
+                "discovery": {"problems": [_plain(p) for p in discovery.problems]},
+                "activity": {"busy": activity.busy, "idle": activity.idle},
+            },
+        }
+        written = await self._client.merge_patch(DEVICE_INVENTORIES, self._name, patch, subresource="status")
+        if (written.status.discovery, written.status.activity) != wanted:
+            # A CRD that is older than this plugin drops the fields: what is lost there is not vital.
+            self._altered_status = wanted
         return written
 
     async def _sync_registration(self, current: DeviceInventory) -> DeviceInventory:
@@ -295,6 +330,26 @@ class InventoryKeeper:
             and published.epoch == held.epoch
             and not names.issuperset(published.slices)
         )
+
+
+def _unconfirmed(device: InventoryDevice) -> InventoryDevice:
+    health = DeviceHealth(
+        reason="NotConfirmed",
+        severity="degraded",
+        message="it was there before the plugin was started; the backend that knows it cannot look now",
+    )
+    others = (h for h in device.health if h.reason != health.reason)
+    return msgspec.structs.replace(device, health=(*others, health))
+
+
+def _discovery(reports: Sequence[BackendReport]) -> Discovery:
+    return Discovery(
+        problems=tuple(
+            BackendProblem(backend=r.backend[:63], state=r.state, message=r.message[:1000])
+            for r in reports
+            if r.broken
+        )[:32]
+    )
 
 
 def _plain(value: object) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dra_driver.discovery import BackendReport
 from dra_driver.ports import DeviceSample, DiscoveredDevice, HealthEvent
 from dra_driver.preparation import ClaimState, PreparedClaim, PreparedDevice
 from kubelet_plugin.health import physical_device, troubles
@@ -44,6 +45,7 @@ class Sources:
     reconciled: Callable[[], int] = lambda: 0
     strangers: Callable[[], int] = lambda: 0
     findings: Callable[[], Mapping[str, int]] = dict
+    backends: Callable[[], Sequence[BackendReport]] = tuple
 
 
 class Metrics:
@@ -92,12 +94,13 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _holders(self) -> dict[str, tuple[str, str, str]]:
-        """Who alone holds a device, by its name; nobody where several do."""
+        """Who alone holds a device or a partition, by its name; nobody where several do."""
         held: dict[str, set[tuple[str, str, str]]] = {}
         for claim in self._sources.claims():
             for device in claim.devices:
                 if not device.admin_access:
-                    held.setdefault(physical_device(device), set()).add(_holder(claim))
+                    for name in {physical_device(device), device.device}:
+                        held.setdefault(name, set()).add(_holder(claim))
         return {name: next(iter(h)) if len(h) == 1 else _NOBODY for name, h in held.items()}
 
     def _collect(self) -> Iterator[Metric]:
@@ -141,6 +144,7 @@ class Metrics:
             ("kind",),
             {(kind,): n for kind, n in self._sources.findings().items()},
         )
+        yield from self._of_backends()
         yield from self._of_devices()
         yield _counter(
             "dra_driver_device_xid_errors",
@@ -151,6 +155,23 @@ class Metrics:
 
     def _failures(self) -> dict[str, int]:
         return {"checkpoint": 0, "cdi": 0, "metadata": 0, "hardware": 0, **self._sources.failures()}
+
+    def _of_backends(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "dra_driver_backend_state",
+            "1 for the state of each backend: waiting, ok, absent, vanished or failed",
+            labels=("backend", "state"),
+        )
+        unknown = GaugeMetricFamily(
+            "dra_driver_backend_problems",
+            "Facts that the last look at the hardware could not learn",
+            labels=("backend",),
+        )
+        for report in self._sources.backends():
+            state.add_metric([report.backend, report.state], 1)
+            unknown.add_metric([report.backend], len(report.problems))
+        yield state
+        yield unknown
 
     def _of_claims(self) -> Iterator[Metric]:
         claims = tuple(self._sources.claims())

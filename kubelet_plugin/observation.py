@@ -15,7 +15,6 @@ import msgspec
 import structlog
 
 from dra_driver.api import codec
-from dra_driver.discovery import HardwareBackend
 from dra_driver.ports import Clock, DeviceBackend, DeviceSample, KubeClient, TelemetrySource
 from dra_driver.preparation import PreparedClaim
 from dra_driver.wire import (
@@ -56,12 +55,8 @@ class Observed(Protocol):
 
 
 def telemetry_sources(backends: Sequence[DeviceBackend]) -> Iterable[TelemetrySource]:
-    """The backends, and parts of backends, that can be sampled."""
-    for backend in backends:
-        if isinstance(backend, HardwareBackend):
-            yield from telemetry_sources(backend.parts)
-        elif isinstance(backend, TelemetrySource):
-            yield backend
+    """The backends that can be sampled."""
+    return (b for b in backends if isinstance(b, TelemetrySource))
 
 
 class Observation:
@@ -106,6 +101,7 @@ class Observation:
                 reconciled=reconciled,
                 strangers=strangers,
                 findings=findings,
+                backends=lambda: table.reports,
             )
         )
         self._monitor = HealthMonitor(backends, table, self.metrics.event)
@@ -220,6 +216,15 @@ class Observation:
                 "confirmations": self._state.confirmations,
             },
             "failures": dict(self._engine.failures),
+            "backends": [
+                {
+                    "backend": r.backend,
+                    "state": r.state,
+                    "message": r.message,
+                    "problems": list(map(str, r.problems)),
+                }
+                for r in self._table.reports
+            ],
             "devices": [
                 {"uuid": d.uuid, **_plain(msgspec.structs.replace(d.device, partitions=()))}
                 for d in self._table.devices

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Final
 
 import structlog
 
+from dra_driver import discovery
 from dra_driver.api.meta import PoolName
-from dra_driver.discovery import hardware_backends, open_backend, open_hardware
 from dra_driver.discovery.nvidia_material import NvidiaMaterial
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.kube import KubeApi, SystemClock
@@ -59,32 +58,13 @@ def open_backends(configuration: Configuration) -> tuple[DeviceBackend, ...]:
     Raises:
         ConfigurationError: one of them is unknown or has a wrong argument; all findings at once.
     """
-    open_one = functools.partial(
-        open_backend,
+    return discovery.open_backends(
+        configuration.backends or discovery.hardware_backends(configuration.driver_name),
         sysfs_root=configuration.sysfs_root,
         procfs_root=configuration.procfs_root,
         dev_root=configuration.dev_root,
         node_name=configuration.node_name,
     )
-    if not configuration.backends:
-        hardware = open_hardware(
-            sysfs_root=configuration.sysfs_root,
-            procfs_root=configuration.procfs_root,
-            dev_root=configuration.dev_root,
-            node_name=configuration.node_name,
-            backends=hardware_backends(configuration.driver_name),
-        )
-        return (hardware,)
-    backends: list[DeviceBackend] = []
-    findings: list[str] = []
-    for spec in configuration.backends:
-        try:
-            backends.append(open_one(spec))
-        except ConfigurationError as e:
-            findings += e.findings
-    if findings:
-        raise ConfigurationError(findings)
-    return tuple(backends)
 
 
 async def run(configuration: Configuration, stop: asyncio.Event) -> None:
@@ -148,6 +128,7 @@ class Plugin:
         self._table = DeviceTable(
             backends,
             self._discovery,
+            optional=not configuration.backends,
             controls=self._setup.controls,
             daemons=self._setup.daemons,
             complete=NvidiaMaterial(

@@ -19,11 +19,14 @@ __all__ = [
     "API_VERSION",
     "DEVICE_INVENTORIES",
     "GROUP",
+    "Activity",
+    "BackendProblem",
     "DeviceHealth",
     "DeviceInventory",
     "DeviceInventorySpec",
     "DeviceInventoryStatus",
     "DeviceLink",
+    "Discovery",
     "InventoryDevice",
     "PartitionPlacement",
     "PartitionProfile",
@@ -150,10 +153,43 @@ class Publication(Wire, frozen=True, kw_only=True):
     allocator: str = ""
 
 
+class BackendProblem(Wire, frozen=True, kw_only=True):
+    """A backend that cannot look at its hardware.
+
+    Attributes:
+        backend: as given to ``--backend``.
+        state: ``failed`` (an error; what it found last stays as it was) or ``vanished`` (library or driver
+            are gone; its devices stay with the condition ``DriverAbsent``).
+        message: for people.
+    """
+
+    backend: str
+    state: str
+    message: str = ""
+
+
+class Discovery(Wire, frozen=True, kw_only=True):
+    """Written by the plugin: which backends are in trouble; none is good."""
+
+    problems: tuple[BackendProblem, ...] = ()
+
+
+class Activity(Wire, frozen=True, kw_only=True):
+    """Written by the plugin: devices on which something runs, and devices on which nothing does.
+
+    A device in neither tells no utilisation, or not for long enough. Changes are a minute or more apart.
+    """
+
+    busy: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+
+
 class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
-    """``registration`` belongs to the plugin, ``publication`` and ``conditions`` to the controller."""
+    """``publication`` and ``conditions`` belong to the controller, the rest to the plugin."""
 
     registration: Registration = Registration()
+    discovery: Discovery = Discovery()
+    activity: Activity = Activity()
     publication: Publication = Publication()
     conditions: tuple[Condition, ...] = ()
 

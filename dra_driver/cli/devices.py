@@ -14,7 +14,7 @@ from dra_driver.api import codec, names
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cli import common
-from dra_driver.ports import DeviceBackend
+from dra_driver.discovery import KeptBackend
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -41,41 +41,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_output_argument(parser)
 
 
-def _open_backends(args: argparse.Namespace) -> list[DeviceBackend]:
-    roots = {
-        "sysfs_root": args.sysfs_root,
-        "dev_root": args.dev_root,
-        "procfs_root": args.procfs_root,
-    }
-    if not args.backend:
-        kinds = (*discovery.GPU_BACKENDS, *discovery.NIC_BACKENDS)
-        return [discovery.open_hardware(**roots, node_name=platform.node(), backends=kinds)]
-    return [discovery.open_backend(spec, **roots, node_name=platform.node()) for spec in args.backend]
+def _open_backends(args: argparse.Namespace) -> list[KeptBackend]:
+    opened = discovery.open_backends(
+        args.backend or (*discovery.GPU_BACKENDS, *discovery.NIC_BACKENDS),
+        sysfs_root=args.sysfs_root,
+        dev_root=args.dev_root,
+        procfs_root=args.procfs_root,
+        node_name=platform.node(),
+    )
+    return [KeptBackend(backend, optional=not args.backend) for backend in opened]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Raises:
-        DiscoveryError: a backend that was asked for cannot look at its hardware.
-    """
+    """Runs the command: 1 where a backend is broken, or one that was asked for has no hardware."""
     backends = _open_backends(args)
-    devices: list[InventoryDevice] = []
-    for backend in backends:
+    for kept in backends:
         try:
-            devices += [found.device for found in backend.discover()]
+            kept.look()
         finally:
-            backend.close()
+            kept.backend.close()
+    devices = [found.device for kept in backends for found in kept.devices]
+    broken = [kept.report for kept in backends if kept.report.broken]
     if args.output != "table":
-        common.print_data({"devices": [_plain(device) for device in devices]}, args.output)
+        data: dict[str, object] = {"devices": [_plain(device) for device in devices]}
+        if problems := _problems(backends):
+            data["problems"] = problems
+        common.print_data(data, args.output)
     elif devices:
         print(_table(devices))
-    if not devices:
+    if not devices and not broken:
         lines = discovery.looked_for(backends, sysfs_root=args.sysfs_root, dev_root=args.dev_root)
         # Data goes to stdout alone, so that a program can read it.
         stream = sys.stdout if args.output == "table" else sys.stderr
         print("No devices were found. Looked for:", *(f"  {line}" for line in lines), sep="\n", file=stream)
-    return 0
+    for report in broken:
+        print(f"dra-driver devices: {report.message}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _problems(backends: Sequence[KeptBackend]) -> list[dict[str, str]]:
+    """What could not be learned: a backend as a whole, or single facts."""
+    found: list[dict[str, str]] = []
+    for report in (kept.report for kept in backends):
+        if report.broken:
+            found.append({"backend": report.backend, "message": report.message})
+        found += [
+            {"backend": report.backend, "device": p.device, "subject": p.subject, "message": p.message}
+            for p in report.problems
+        ]
+    return found
 
 
 def _plain(device: InventoryDevice) -> dict[str, object]:

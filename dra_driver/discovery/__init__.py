@@ -9,29 +9,30 @@ Third parties add a backend by an entry point of the group ``dra_driver.backends
 ``registry.BackendFactory``.
 """
 
+from dra_driver.discovery.kept import BackendReport, KeptBackend
+from dra_driver.discovery.looked_for import looked_for
 from dra_driver.discovery.problems import HardwareAbsent, Problem
 from dra_driver.discovery.registry import (
     GPU_BACKENDS,
     NIC_BACKENDS,
     BackendFactory,
-    HardwareBackend,
     backend_names,
     hardware_backends,
-    looked_for,
     open_backend,
-    open_hardware,
+    open_backends,
 )
 
 __all__ = [
     "GPU_BACKENDS",
     "NIC_BACKENDS",
     "BackendFactory",
+    "BackendReport",
     "HardwareAbsent",
-    "HardwareBackend",
+    "KeptBackend",
     "Problem",
     "backend_names",
     "hardware_backends",
     "looked_for",
     "open_backend",
-    "open_hardware",
+    "open_backends",
 ]

@@ -24,7 +24,7 @@ from dra_driver.discovery.nvml_conditions import Conditions
 from dra_driver.discovery.nvml_control import NvmlControl
 from dra_driver.discovery.nvml_gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
 from dra_driver.discovery.nvml_health import EventWatch
-from dra_driver.discovery.nvml_samples import read_sample
+from dra_driver.discovery.nvml_samples import read_partition_samples, read_sample
 from dra_driver.discovery.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.errors import DiscoveryError
 from dra_driver.ports import CdiMaterial, DeviceNode, DeviceSample, DiscoveredDevice, HealthEvent
@@ -140,7 +140,7 @@ class NvmlBackend:
         with self._lock:
             if not self._open:
                 return ()
-            return [read_sample(index, d.device.name) for index, d in sorted(self._last.items())]
+            return [s for index, d in sorted(self._last.items()) for s in _samples(index, d.device)]
 
     def close(self) -> None:
         """Closes the library. What was lost is forgotten."""
@@ -339,6 +339,11 @@ def _why_not_loaded() -> str:
     except OSError as e:
         return str(e)
     return "it can now"
+
+
+def _samples(index: int, gpu: InventoryDevice) -> Iterator[DeviceSample]:
+    yield read_sample(index, gpu.name)
+    yield from read_partition_samples(index, gpu)
 
 
 def _driver_facts(ask: Asker) -> dict[str, str | int | bool | None]:

@@ -19,7 +19,15 @@ from dra_driver.api.resource import DeviceAttribute
 from dra_driver.discovery.control import Places
 from dra_driver.discovery.problems import Problem, ProblemLog
 from dra_driver.errors import PrepareError
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice, GpuControl, GpuInstance, HealthEvent
+from dra_driver.ports import (
+    CdiMaterial,
+    DeviceNode,
+    DeviceSample,
+    DiscoveredDevice,
+    GpuControl,
+    GpuInstance,
+    HealthEvent,
+)
 
 __all__ = ["NvmlInstancesBackend", "WholeGpus"]
 
@@ -51,6 +59,18 @@ class WholeGpus(Protocol):
         """See ``ports.HealthSource``."""
         ...
 
+    def health_memory(self) -> bytes:
+        """See ``ports.HealthMemory``."""
+        ...
+
+    def recall_health(self, data: bytes) -> None:
+        """See ``ports.HealthMemory``."""
+        ...
+
+    def sample(self) -> Sequence[DeviceSample]:
+        """See ``ports.TelemetrySource``: of GPUs and of their MIG devices."""
+        ...
+
 
 class NvmlInstancesBackend:
     """MIG devices that exist, and GPUs that are not cut up.
@@ -64,6 +84,7 @@ class NvmlInstancesBackend:
         self._gpus = gpus
         self._proc_root = proc_root
         self._log = ProblemLog("nvml")
+        self._published: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -92,6 +113,7 @@ class NvmlInstancesBackend:
                 continue
             devices += self._instances(gpu, problems)
         self._log.replace(problems)
+        self._published = frozenset(d.device.name for d in devices)
         return sorted(devices, key=lambda d: d.device.name)
 
     def control(self, places: Places) -> GpuControl | None:
@@ -101,6 +123,18 @@ class NvmlInstancesBackend:
     def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
         """See ``ports.HealthSource``: of whole GPUs; what events make of MIG devices is in ``discover``."""
         return self._gpus.wait_for_events(seconds)
+
+    def health_memory(self) -> bytes:
+        """See ``ports.HealthMemory``."""
+        return self._gpus.health_memory()
+
+    def recall_health(self, data: bytes) -> None:
+        """See ``ports.HealthMemory``."""
+        self._gpus.recall_health(data)
+
+    def sample(self) -> Sequence[DeviceSample]:
+        """See ``ports.TelemetrySource``: of what the last ``discover`` found, so not of GPUs that are cut."""
+        return [s for s in self._gpus.sample() if s.device in self._published]
 
     def close(self) -> None:
         """Closes the library."""

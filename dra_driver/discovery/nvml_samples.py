@@ -1,15 +1,20 @@
-"""What an NVIDIA GPU does right now."""
+"""What an NVIDIA GPU and its MIG devices do right now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pynvml
 
+from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.partitions import partition_name
 from dra_driver.ports import DeviceSample
 
-__all__ = ["read_sample"]
+__all__ = ["read_partition_samples", "read_sample"]
+
+# NVML's answer is at most 7; guards against a library that answers nonsense.
+_MOST_MIG_DEVICES: Final = 16
 
 
 def read_sample(index: int, name: str) -> DeviceSample:
@@ -31,6 +36,34 @@ def read_sample(index: int, name: str) -> DeviceSample:
         # NVML tells milliwatts.
         power=None if power is None else power / 1000,
     )
+
+
+def read_partition_samples(index: int, gpu: InventoryDevice) -> Iterator[DeviceSample]:
+    """The MIG devices of one GPU by its NVML index; none where MIG mode is off.
+
+    NVML tells the memory of a MIG device, not its load or power; its temperature is that of the GPU.
+    """
+    handle = _try(pynvml.nvmlDeviceGetHandleByIndex, index)
+    mode = None if handle is None else _try(pynvml.nvmlDeviceGetMigMode, handle)
+    if not mode or not mode[0]:
+        return
+    profiles = {p.profile_id: p.name for p in gpu.partitions}
+    temperature = _try(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+    for number in range(min(_try(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0, _MOST_MIG_DEVICES)):
+        # Numbers without a device are NOT_FOUND.
+        part = _try(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+        instance = None if part is None else _try(pynvml.nvmlDeviceGetGpuInstanceId, part)
+        found = None if instance is None else _try(pynvml.nvmlDeviceGetGpuInstanceById, handle, instance)
+        info = None if found is None else _try(pynvml.nvmlGpuInstanceGetInfo, found)
+        if info is None or info.profileId not in profiles:
+            continue
+        memory = _try(pynvml.nvmlDeviceGetMemoryInfo, part)
+        yield DeviceSample(
+            device=partition_name(gpu.name, profiles[info.profileId], info.placement.start),
+            memory_used=None if memory is None else int(memory.used),
+            memory_total=None if memory is None else int(memory.total),
+            temperature=None if temperature is None else float(temperature),
+        )
 
 
 def _try(call: Callable[..., Any], *arguments: object) -> Any:

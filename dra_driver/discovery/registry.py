@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Protocol
 
-import structlog
-
 from dra_driver.api import names
-from dra_driver.discovery import pci
 from dra_driver.discovery.built_in import BUILT_IN, Roots
-from dra_driver.discovery.control import Places, control_of
-from dra_driver.discovery.problems import HardwareAbsent, Problem
 from dra_driver.errors import ConfigurationError, DraError
-from dra_driver.ports import DeviceBackend, DiscoveredDevice, GpuControl
+from dra_driver.ports import DeviceBackend
 
 __all__ = [
     "ENTRY_POINTS",
     "GPU_BACKENDS",
     "NIC_BACKENDS",
     "BackendFactory",
-    "HardwareBackend",
     "backend_names",
     "hardware_backends",
-    "looked_for",
     "open_backend",
-    "open_hardware",
+    "open_backends",
 ]
 
 ENTRY_POINTS = "dra_driver.backends"
 
 _PROCFS: Final = Path("/proc")
-
-_VENDORS: Final = {"NVIDIA": pci.NVIDIA, "AMD": pci.AMD, "Intel": pci.INTEL}
-
-_log = structlog.get_logger(__name__)
 
 
 class BackendFactory(Protocol):
@@ -104,74 +93,14 @@ def open_backend(
         raise ConfigurationError(
             f"--backend {spec[:80]}: {entry.value} cannot be loaded: {type(e).__name__}: {e}"
         ) from e
-    return factory(arg, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
-
-
-class HardwareBackend:
-    """Several backends as one: every kind of real hardware that this machine may have.
-
-    A backend whose hardware or library is not there is skipped, and its words are kept in ``absent``. One
-    that is broken, or that is gone after it had devices, fails the whole: half an inventory would withdraw
-    the rest.
-    """
-
-    def __init__(self, backends: Sequence[DeviceBackend]) -> None:
-        self._backends = tuple(backends)
-        self._had_devices: set[str] = set()
-        self.absent: Mapping[str, str] = {}
-
-    @property
-    def name(self) -> str:
-        """``hardware``."""
-        return "hardware"
-
-    @property
-    def parts(self) -> tuple[DeviceBackend, ...]:
-        """The backends."""
-        return self._backends
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """What the last ``discover`` could not learn, of all backends that tell."""
-        return tuple(p for backend in self._backends for p in getattr(backend, "problems", ()))
-
-    def discover(self) -> Sequence[DiscoveredDevice]:
-        """Every device of every backend.
-
-        Raises:
-            DiscoveryError: a backend is broken, or has vanished since it last had devices.
-        """
-        devices: list[DiscoveredDevice] = []
-        absent: dict[str, str] = {}
-        for backend in self._backends:
-            try:
-                found = backend.discover()
-            except HardwareAbsent as e:
-                if backend.name in self._had_devices:
-                    raise
-                absent[backend.name] = str(e)
-                continue
-            if found:
-                self._had_devices.add(backend.name)
-            devices += found
-        self.absent = absent
-        return devices
-
-    def control(self, places: Places) -> GpuControl | None:
-        """The control of the first backend that has one: vendors' GPUs are told apart by their UUIDs."""
-        return next((c for b in self._backends if (c := control_of(b, places)) is not None), None)
-
-    def close(self) -> None:
-        """Releases what the backends hold."""
-        _close_all([b.close for b in self._backends])
-
-
-def _close_all(closers: Sequence[Callable[[], None]]) -> None:
-    for close in closers:
-        try:
-            close()
-        except DraError as e:
-            _log.warning("a backend could not be closed", error=str(e))
+    try:
+        return factory(arg, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
+    except DraError:
+        raise
+    except Exception as e:
+        raise ConfigurationError(
+            f"--backend {spec[:80]}: {entry.value} makes no backend: {type(e).__name__}: {e}"
+        ) from e
 
 
 def hardware_backends(driver: str) -> tuple[str, ...]:
@@ -179,52 +108,22 @@ def hardware_backends(driver: str) -> tuple[str, ...]:
     return NIC_BACKENDS if driver == names.RDMA_DRIVER_NAME else GPU_BACKENDS
 
 
-def open_hardware(
-    *,
-    sysfs_root: Path,
-    dev_root: Path,
-    node_name: str,
-    backends: Sequence[str] = GPU_BACKENDS,
-    procfs_root: Path = _PROCFS,
-) -> HardwareBackend:
-    """What is used where no ``--backend`` is given: every kind of real hardware that we know.
+def open_backends(
+    specs: Sequence[str], *, sysfs_root: Path, dev_root: Path, node_name: str, procfs_root: Path = _PROCFS
+) -> tuple[DeviceBackend, ...]:
+    """The backends of several ``--backend``.
 
-    Args:
-        sysfs_root: where sysfs is mounted.
-        dev_root: where device nodes are looked for.
-        node_name: name of the Node.
-        backends: which kinds, see ``hardware_backends``; without it GPUs of every vendor.
-        procfs_root: where procfs is mounted.
+    Raises:
+        ConfigurationError: one of them is unknown or has a wrong argument; all findings at once.
     """
     roots = {"sysfs_root": sysfs_root, "dev_root": dev_root, "procfs_root": procfs_root}
-    return HardwareBackend([open_backend(name, **roots, node_name=node_name) for name in backends])
-
-
-def _looked_for(backend: DeviceBackend) -> str:
-    where = getattr(backend, "looked_for", "")
-    return f"{backend.name}: no devices" + (f" ({where})" if where else "")
-
-
-def looked_for(backends: Sequence[DeviceBackend], *, sysfs_root: Path, dev_root: Path) -> list[str]:
-    """What was looked for and what was there instead, a line each, for a machine where nothing was found.
-
-    Call it after ``discover`` of the backends.
-    """
-    lines: list[str] = []
-    for backend in backends:
-        if isinstance(backend, HardwareBackend):
-            lines += [backend.absent.get(b.name) or _looked_for(b) for b in backend.parts]
-        else:
-            lines.append(_looked_for(backend))
-    folder = sysfs_root / "bus" / "pci" / "devices"
-    try:
-        vendors = [pci.display_vendor(entry) for entry in sorted(folder.iterdir())]
-    except OSError as e:
-        lines.append(f"sysfs: {folder}: {e.strerror or e}")
-    else:
-        counts = ", ".join(f"{vendors.count(number)} {name}" for name, number in _VENDORS.items())
-        lines.append(f"sysfs: {folder}: {len(vendors)} PCI functions; display controllers: {counts}")
-    for node in ("nvidiactl", "nvidia0"):
-        state = "there" if pci.exists(dev_root / node) else "not there"
-        lines.append(f"device node: {dev_root / node}: {state}")
-    return lines
+    opened: list[DeviceBackend] = []
+    findings: list[str] = []
+    for spec in specs:
+        try:
+            opened.append(open_backend(spec, **roots, node_name=node_name))
+        except ConfigurationError as e:
+            findings += e.findings
+    if findings:
+        raise ConfigurationError(findings)
+    return tuple(opened)

@@ -263,7 +263,9 @@ typedef struct { unsigned version, value; } addressing_mode;
 int nvmlDeviceGetAddressingMode(struct gpu *g, addressing_mode *mode) { GPU(g); return number(g->mode, &mode->value); }
 
 typedef struct { unsigned long long total, free, used; } memory_info;
+static int mig_memory(const void *handle, memory_info *info);
 int nvmlDeviceGetMemoryInfo(struct gpu *g, memory_info *info) {
+    if (state.references && mig_memory(g, info)) return OK;
     GPU(g);
     if (!g->memory) return NOT_SUPPORTED;
     info->total = g->memory;

@@ -152,8 +152,8 @@ async def running(
 ) -> AsyncIterator[Node]:
     """A plugin that is ready; it has ended when the block ends.
 
-    ``more``: ``timing``, ``intervals``, ``backend`` in place of the devices, and ``settings`` of the
-    configuration.
+    ``more``: ``timing``, ``intervals``, ``backend`` or ``backends`` in place of the devices, ``settings``
+    of the configuration.
     """
     if kube.raw(NODES, NODE) is None:
         kube.put(NODES, {"metadata": {"name": NODE}})
@@ -162,7 +162,7 @@ async def running(
     plugin = Plugin(
         config,
         client=kube,
-        backends=[more.get("backend") or Backend(devices)],
+        backends=more.get("backends") or [more.get("backend") or Backend(devices)],
         timing=more.get("timing", QUICK),
         intervals=more.get("intervals"),
         settle_seconds=0.05,

@@ -10,11 +10,8 @@ import pytest
 import yaml
 
 from dra_driver import discovery
-from dra_driver.api.inventory import InventoryDevice
 from dra_driver.cli import main
-from dra_driver.discovery.problems import HardwareAbsent
-from dra_driver.discovery.registry import HardwareBackend, looked_for
-from dra_driver.errors import ConfigurationError, DiscoveryError
+from dra_driver.errors import ConfigurationError
 from dra_driver.ports import DeviceBackend, DiscoveredDevice
 
 ROOTS = {"sysfs_root": Path("/nonexistent/sys"), "dev_root": Path("/nonexistent/dev")}
@@ -100,51 +97,14 @@ def test_a_third_party_that_cannot_be_loaded_is_named(
         open_backend("acme")
 
 
-class Fake:
-    def __init__(self, name: str, *results: list[str] | Exception) -> None:
-        self.name = name
-        self.results = list(results)
-        self.closed = 0
-        self.problems: tuple[discovery.Problem, ...] = ()
+class Empty:
+    name = "a"
 
     def discover(self) -> Sequence[DiscoveredDevice]:
-        result = self.results.pop(0)
-        if isinstance(result, Exception):
-            raise result
-        return [DiscoveredDevice(InventoryDevice(name=n), uuid=n) for n in result]
+        return ()
 
     def close(self) -> None:
-        self.closed += 1
-
-
-def test_hardware_that_is_absent_costs_nothing_and_is_remembered() -> None:
-    both = HardwareBackend([Fake("a", HardwareAbsent("a: no library")), Fake("b", ["x"])])
-    assert [d.uuid for d in both.discover()] == ["x"]
-    assert both.absent == {"a": "a: no library"}
-
-
-def test_hardware_that_was_there_must_not_vanish_in_silence() -> None:
-    one = HardwareBackend([Fake("a", ["x"], HardwareAbsent("gone"))])
-    one.discover()
-    with pytest.raises(HardwareAbsent, match="gone"):
-        one.discover()
-
-
-def test_a_broken_backend_fails_the_whole() -> None:
-    with pytest.raises(DiscoveryError, match="broken"):
-        HardwareBackend([Fake("a", ["x"]), Fake("b", DiscoveryError("broken"))]).discover()
-
-
-def test_problems_of_all_backends_are_told_together() -> None:
-    one, two = Fake("a", []), Fake("b", [])
-    one.problems = (discovery.Problem("gpu", "uuid", "unknown"),)
-    assert HardwareBackend([one, two]).problems == one.problems
-
-
-def test_closing_closes_all() -> None:
-    fakes = [Fake("a"), Fake("b")]
-    HardwareBackend(fakes).close()
-    assert [f.closed for f in fakes] == [1, 1]
+        pass
 
 
 def test_what_was_looked_for_counts_the_gpus_without_driver(tmp_path: Path) -> None:
@@ -155,12 +115,29 @@ def test_what_was_looked_for_counts_the_gpus_without_driver(tmp_path: Path) -> N
         function.mkdir(parents=True)
         (function / "class").write_text(f"{kind}\n")
         (function / "vendor").write_text(f"{vendor}\n")
-    lines = looked_for([Fake("a")], sysfs_root=tmp_path, dev_root=tmp_path)
+    kept = discovery.KeptBackend(Empty())
+    kept.look()
+    lines = discovery.looked_for([kept], sysfs_root=tmp_path, dev_root=tmp_path)
     assert "a: no devices" in lines
     assert (
         f"sysfs: {tmp_path}/bus/pci/devices: 4 PCI functions; display controllers: 1 NVIDIA, 1 AMD, 0 Intel"
         in lines
     )
+
+
+def test_a_factory_that_breaks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "acme_raise", "def factory(arg, **_): return [][0]", "acme = acme_raise:factory")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="acme_raise:factory makes no backend: IndexError"):
+        open_backend("acme")
+
+
+def test_every_wrong_backend_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["devices", "--backend", "nvml=x", "--backend", "cuda", "--backend", "rdma"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "nvml=x" in lines[0]
+    assert "'cuda' is unknown; allowed are nvml, amdgpu" in lines[1]
 
 
 def test_devices_prints_the_documented_json(capsys: pytest.CaptureFixture[str]) -> None:
