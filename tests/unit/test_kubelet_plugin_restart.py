@@ -178,11 +178,10 @@ def test_a_device_that_was_replaced_under_its_name_is_refused(tmp_path: Path) ->
 def test_a_rescan_reaches_the_inventory(tmp_path: Path) -> None:
     async def main() -> None:
         kube = FakeKube()
-        async with running(tmp_path, kube, [device(0)]) as node:
+        backend = Backend([device(0)])
+        async with running(tmp_path, kube, backend=backend) as node:
             await eventually(lambda: inventory(kube))
             table = node.plugin._table
-            backend = table._backends[0]
-            assert isinstance(backend, Backend)
             backend.devices = (device(0), device(1))
             await table.scan()
             await eventually(lambda: len(inventory(kube)["spec"]["devices"]) == 2)
