@@ -382,6 +382,10 @@ class Allocator:
         self._undone.add(claim.metadata.uid)
         await self._writer.deallocate(claim)
 
+    def reason(self, pod: ObjectKey) -> str:
+        """Why the pod waits; empty where it does not."""
+        return self._waiting.reason(pod)
+
     async def _refuse(self, pod: Pod, decision: Refuse, shape: bytes = b"") -> None:
         """Tells why, and notes that the pod waits; first of all, what holds it back is undone.
 
@@ -405,7 +409,8 @@ class Allocator:
             return
         entries = pod.spec.resource_claims
         alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
-        self._waiting.add(pod, shape or shape_of(pod, decision.claims if alone else (), self._avoided(pod)))
+        shape = shape or shape_of(pod, decision.claims if alone else (), self._avoided(pod))
+        self._waiting.add(pod, shape, decision.message)
         if not (decision.claims or is_gated(pod)):
             return  # not ours; kube-scheduler says what is wrong with it
         self._metrics.allocations.labels("refused").inc()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from controller.metrics import CONTENT_TYPE, MeteredClient, Metrics
 from controller.node_labels import NodeLabeler
 from controller.policies import PolicyBook
 from controller.publisher import POOL_INDEX, Publisher, pool_of, refusal_of
+from controller.web import Feed
+from controller.web import serve as serve_page
 from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
@@ -177,6 +179,7 @@ class Controller:
     Attributes:
         ready: set while it works: caches are filled and the loops run.
         health_address: host and port, while health is served.
+        web_address: host and port, while the page is served.
         metrics: of this controller.
     """
 
@@ -188,15 +191,17 @@ class Controller:
         self.ready = asyncio.Event()
         self.metrics.watch_leader(self.ready.is_set)
         self.health_address: tuple[str, int] | None = None
+        self.web_address: tuple[str, int] | None = None
+        self._feed: Feed | None = None
 
     async def run(self) -> None:
         """Works until cancelled.
 
         Raises:
             LeadershipLost: another controller took over; the process should end and start again.
-            ConfigurationError: the health port cannot be bound.
+            ConfigurationError: the port for health, or for the page, cannot be bound.
         """
-        async with self._health():
+        async with self._health(), self._page():
             if not self._config.leader_elect:
                 await self._lead()
                 return
@@ -222,10 +227,22 @@ class Controller:
                 group.create_task(parts.policies.run())
                 group.create_task(parts.labeler.run())
                 group.create_task(parts.allocator.run())
+                if self._config.web_port is not None:
+                    self._feed = _feed(self._config, informers, parts.allocator)
                 self.ready.set()
         finally:
             self.ready.clear()
+            self._feed = None
             parts.close()
+
+    @contextlib.asynccontextmanager
+    async def _page(self) -> AsyncIterator[None]:
+        if self._config.web_port is None:
+            yield
+            return
+        async with serve_page(self._config.web_host, self._config.web_port, lambda: self._feed) as address:
+            self.web_address = address
+            yield
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -253,6 +270,17 @@ class Controller:
             yield
         finally:
             await runner.cleanup()
+
+
+def _feed(config: ControllerConfig, informers: Informers, allocator: Allocator) -> Feed:
+    """What the page shows, from what the controller has in memory anyway."""
+
+    def reason_of(_: ResourceClaim, users: Iterable[Pod]) -> str:
+        return next((reason for pod in users if (reason := allocator.reason(pod.key))), "")
+
+    feed = Feed(config.drivers, reason_of)
+    feed.attach(informers.slices, informers.inventories, informers.claims, informers.pods, informers.nodes)
+    return feed
 
 
 async def _until_policies(client: KubeClient, policies: Informer[DevicePolicy]) -> None:

@@ -37,6 +37,8 @@ class ControllerConfig:
         identity: in the lease.
         health_port: for /healthz, /readyz and /metrics; None: not served.
         health_host: address that they are served on.
+        web_port: for the page that draws the fleet; None: not served.
+        web_host: address that the page is served on.
         node_labels: ``none``, ``own`` (under dra-driver.dev) or ``nvidia`` (NVIDIA's names as well).
         workers: pods whose allocations are written at the same time.
 
@@ -52,6 +54,8 @@ class ControllerConfig:
     identity: str = field(default_factory=_identity)
     health_port: int | None = None
     health_host: str = "127.0.0.1"
+    web_port: int | None = None
+    web_host: str = "127.0.0.1"
     workers: int = 16
     node_labels: str = "none"
 
@@ -71,6 +75,8 @@ class ControllerConfig:
             findings.append(f"--namespace {self.namespace!r}: must be a DNS label of at most 63 characters")
         if self.health_port is not None and not 0 <= self.health_port <= 65535:
             findings.append(f"--health-port {self.health_port}: must be between 0 and 65535 (0: any)")
+        if self.web_port is not None and not 0 <= self.web_port <= 65535:
+            findings.append(f"--web-port {self.web_port}: must be between 0 and 65535 (0: any)")
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):

@@ -40,6 +40,7 @@ class WaitingPods:
 
     def __init__(self) -> None:
         self._shapes: dict[ObjectKey, bytes] = {}
+        self._reasons: dict[ObjectKey, str] = {}
         self._pods: dict[bytes, dict[ObjectKey, tuple[str, ObjectKey]]] = {}
 
     def __len__(self) -> int:
@@ -48,10 +49,15 @@ class WaitingPods:
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._shapes
 
-    def add(self, pod: Pod, shape: bytes) -> None:
-        """The pod waits; with another shape than before, perhaps."""
+    def reason(self, key: ObjectKey) -> str:
+        """Why the pod waits, as it was told; empty where it does not wait, or nobody knows."""
+        return self._reasons.get(key, "")
+
+    def add(self, pod: Pod, shape: bytes, reason: str = "") -> None:
+        """The pod waits; with another shape or for another reason than before, perhaps."""
         self.remove(pod.key)
         self._shapes[pod.key] = shape
+        self._reasons[pod.key] = reason
         self._pods.setdefault(shape, {})[pod.key] = (pod.metadata.creation_timestamp or "", pod.key)
 
     def remove(self, key: ObjectKey) -> ObjectKey | None:
@@ -60,6 +66,7 @@ class WaitingPods:
         Returns:
             the oldest pod that still waits with the same shape, if the pod waited and there is one.
         """
+        self._reasons.pop(key, None)
         shape = self._shapes.pop(key, None)
         if shape is None:
             return None

@@ -51,6 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--health-host", default="127.0.0.1", help="address for --health-port")
     parser.add_argument(
+        "--web-port",
+        type=int,
+        help="serve a page that draws the fleet and follows it live (read-only); default: not served",
+    )
+    parser.add_argument(
+        "--web-host",
+        default="127.0.0.1",
+        help="address for --web-port; whoever reaches it sees the names of claims and pods, so better leave "
+        "it and use kubectl port-forward",
+    )
+    parser.add_argument(
         "--node-labels",
         choices=("none", "own", "nvidia"),
         default="none",
@@ -71,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         namespace=args.namespace,
         health_port=args.health_port,
         health_host=args.health_host,
+        web_port=args.web_port,
+        web_host=args.web_host,
         workers=args.workers,
         node_labels=args.node_labels,
     )

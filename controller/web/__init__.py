@@ -1,0 +1,15 @@
+"""A read-only page that draws the fleet and follows it live; off unless ``--web-port`` is given.
+
+=================  =========================================================================================
+/                  the page; its script and style lie beside it, nothing is loaded from elsewhere
+/fleet/events      server-sent events: first the whole fleet, then pools as they change
+/fleet             the same as one JSON document
+=================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from controller.web.feed import Feed
+from controller.web.server import serve
+
+__all__ = ["Feed", "serve"]

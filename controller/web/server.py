@@ -1,0 +1,145 @@
+"""Serves the page. Read-only: there is no way to change anything through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from typing import Final
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from controller.web.feed import Feed, TooManyReaders
+from dra_driver.errors import ConfigurationError
+
+__all__ = ["serve"]
+
+log = structlog.get_logger(__name__)
+
+_FILES: Final = {
+    "/": ("index.html", "text/html"),
+    "/fleet.js": ("fleet.js", "text/javascript"),
+    "/fleet.css": ("fleet.css", "text/css"),
+}
+# Names of claims and pods come from users: even if one got into the page as markup, nothing would run.
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@contextlib.asynccontextmanager
+async def serve(host: str, port: int, feed: Callable[[], Feed | None]) -> AsyncIterator[tuple[str, int]]:
+    """Serves until the block ends; gives host and port.
+
+    Args:
+        host: address to listen on.
+        port: 0: any.
+        feed: of the fleet; None while this replica stands by.
+
+    Raises:
+        ConfigurationError: it cannot listen there.
+    """
+    stopping = asyncio.Event()
+
+    async def get_events(request: web.Request) -> web.StreamResponse:
+        return await _events(request, feed(), stopping)
+
+    async def get_fleet(_: web.Request) -> web.StreamResponse:
+        current = feed()
+        if current is None:
+            return web.json_response({"error": "this replica stands by: another one leads"}, status=503)
+        return web.Response(body=msgspec.json.encode(current.whole()), content_type="application/json")
+
+    app = web.Application(middlewares=[_guard(host)])
+    for path, (name, content_type) in _FILES.items():
+        app.router.add_get(path, _file(name, content_type))
+    app.router.add_get("/fleet", get_fleet)
+    app.router.add_get("/fleet/events", get_events)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as e:
+            raise ConfigurationError(f"--web-port: cannot listen on {host}:{port}: {e.strerror}") from e
+        address = runner.addresses[0]
+        log.info("serving the page", host=address[0], port=address[1])
+        yield str(address[0]), int(address[1])
+    finally:
+        stopping.set()
+        await runner.cleanup()
+
+
+def _file(name: str, content_type: str) -> Handle:
+    body = resources.files("controller.web").joinpath("static", name).read_bytes()
+
+    async def handle(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type=content_type, charset="utf-8")
+
+    return handle
+
+
+def _guard(host: str) -> Middleware:
+    """Sets headers, and refuses other names for a loopback address.
+
+    A web site that somebody visits could otherwise read the page through a name of its own that it points to
+    127.0.0.1.
+    """
+    local = _is_loopback(host)
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handle) -> web.StreamResponse:
+        name = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
+        if local and not _is_loopback(name.strip("[]")):
+            raise web.HTTPForbidden(text=f"the page is served to this machine only, not as {name[:100]}\n")
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update(_HEADERS)
+        return response
+
+    return middleware
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _events(request: web.Request, feed: Feed | None, stopping: asyncio.Event) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    if feed is None:
+        await response.write(b"event: standby\ndata: {}\n\n")
+        return response
+    try:
+        async with contextlib.aclosing(feed.changes()) as changes, asyncio.TaskGroup() as group:
+            writer = group.create_task(_write(response, changes))
+            end = group.create_task(stopping.wait())
+            await asyncio.wait((writer, end), return_when=asyncio.FIRST_COMPLETED)
+            writer.cancel()
+            end.cancel()
+    except* TooManyReaders:
+        await response.write(b"event: busy\ndata: {}\n\n")
+    except* ConnectionError:
+        pass  # the reader went away
+    return response
+
+
+async def _write(response: web.StreamResponse, changes: AsyncIterator[object]) -> None:
+    async for change in changes:
+        await response.write(b"event: change\ndata: " + msgspec.json.encode(change) + b"\n\n")

@@ -1,0 +1,209 @@
+"""The controller's page: what is served, to whom, and what a reader is told."""
+
+import asyncio
+import contextlib
+import json
+import re
+
+import aiohttp
+import pytest
+from support.browser import BROWSER, browsing
+from support.fake_cluster import FakeCluster
+from test_controller_allocation import NS, claim, cluster_of, pod, pool, request
+
+from controller.app import Controller
+from controller.config import ControllerConfig
+from controller.web import feed as feed_module
+from controller.web import serve
+from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.errors import ConfigurationError
+
+
+@contextlib.asynccontextmanager
+async def page_of(cluster, **config):
+    """The address of the page of a controller that works."""
+    settings = ControllerConfig(drivers=("gpu.example.com",), leader_elect=False, web_port=0, **config)
+    controller = Controller(cluster, settings)
+    task = asyncio.create_task(controller.run())
+    try:
+        await controller.ready.wait()
+        host, port = controller.web_address
+        yield f"http://{host}:{port}"
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def run(scenario, cluster):
+    async def main():
+        async with asyncio.timeout(90), page_of(cluster) as url, aiohttp.ClientSession() as session:
+            return await scenario(url, session)
+
+    return asyncio.run(main())
+
+
+async def changes(response):
+    """The messages of the event stream."""
+    kind = ""
+    async for line in response.content:
+        text = line.decode().strip()
+        if text.startswith("event: "):
+            kind = text.removeprefix("event: ")
+        elif text.startswith("data: "):
+            yield kind, json.loads(text.removeprefix("data: "))
+
+
+def test_the_page_brings_everything_with_it():
+    async def scenario(url, session):
+        async with session.get(url) as response:
+            assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+            html = await response.text()
+        for name in re.findall(r'(?:href|src)="([^"]+)"', html):
+            assert "//" not in name
+            async with session.get(f"{url}/{name}") as response:
+                assert response.status == 200, name
+
+    run(scenario, cluster_of(n1=(40,)))
+
+
+def test_nothing_can_be_changed_and_other_names_are_refused():
+    async def scenario(url, session):
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            async with session.request(method, f"{url}/fleet") as response:
+                assert response.status == 405
+        async with session.get(f"{url}/fleet", headers={"Host": "evil.example.com"}) as response:
+            assert response.status == 403
+        async with session.get(f"{url}/../etc/passwd") as response:
+            assert response.status == 404
+
+    run(scenario, cluster_of(n1=(40,)))
+
+
+def test_the_whole_fleet_as_data():
+    cluster = cluster_of(n1=(40, 24), n2=(80,))
+    claim(cluster, "c", request(memory="60Gi"))
+    pod(cluster, "p", "c")
+    claim(cluster, "d", request(memory="500Gi"))
+    pod(cluster, "q", "d")
+
+    async def scenario(url, session):
+        while True:
+            async with session.get(f"{url}/fleet") as response:
+                data = await response.json()
+            devices = [d for p in data["pools"] for d in p["devices"]]
+            told = any(w["reason"] != "not looked at yet" for w in data["waiting"])
+            if told and "allocated" in [d["state"] for d in devices]:
+                return data
+            await asyncio.sleep(0.05)
+
+    data = run(scenario, cluster)
+    held = [(p["node"], h["claim"]) for p in data["pools"] for d in p["devices"] for h in d["holders"]]
+    assert held == [("n2", f"{NS}/c")]
+    assert data["nodes"] == 2
+    [waiting] = data["waiting"]
+    assert (waiting["claim"], waiting["pods"]) == (f"{NS}/d", ["q"])
+    assert "500Gi" in waiting["reason"]
+
+
+def test_a_reader_is_told_everything_and_then_what_changes():
+    cluster = cluster_of(n1=(40,), n2=(40,))
+
+    async def scenario(url, session):
+        async with session.get(f"{url}/fleet/events") as response:
+            told = changes(response)
+            kind, first = await anext(told)
+            assert (kind, first["first"]) == ("change", True)
+            pools = {}
+            async for _, change in told:
+                pools.update({p["pool"]: p for p in change["pools"]})
+                if change["complete"]:
+                    break
+            assert sorted(pools) == ["n1", "n2"]
+            claim(cluster, "c")
+            pod(cluster, "p", "c")
+            later = {}
+            async for _, change in told:
+                later.update({p["pool"]: p for p in change["pools"]})
+                if any(d["state"] == "allocated" for p in later.values() for d in p["devices"]):
+                    break
+            assert len(later) == 1  # the other node's pool did not change
+            cluster.remove(RESOURCE_CLAIMS, "c", NS)
+            async for _, change in told:
+                if any(d["state"] == "free" for p in change["pools"] for d in p["devices"]):
+                    return
+
+    run(scenario, cluster)
+
+
+def test_a_standby_says_so_and_too_many_readers_are_told_to_wait(monkeypatch):
+    async def main():
+        async with serve("127.0.0.1", 0, lambda: None) as (host, port), aiohttp.ClientSession() as session:
+            async with session.get(f"http://{host}:{port}/fleet/events") as response:
+                assert [kind async for kind, _ in changes(response)] == ["standby"]
+            async with session.get(f"http://{host}:{port}/fleet") as response:
+                assert response.status == 503
+
+    asyncio.run(main())
+    monkeypatch.setattr(feed_module, "MOST_READERS", 0)
+
+    async def scenario(url, session):
+        async with session.get(f"{url}/fleet/events") as response:
+            assert [kind async for kind, _ in changes(response)] == ["busy"]
+
+    run(scenario, cluster_of())
+
+
+def test_a_taken_port_is_told():
+    async def main():
+        async with serve("127.0.0.1", 0, lambda: None) as (host, port):
+            with pytest.raises(ConfigurationError, match=f"--web-port: cannot listen on {host}:{port}"):
+                async with serve(host, port, lambda: None):
+                    pass
+
+    asyncio.run(main())
+    with pytest.raises(ConfigurationError, match="--web-port 70000: must be between 0 and 65535"):
+        ControllerConfig(web_port=70000)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+@pytest.mark.slow
+def test_the_page_follows_the_fleet_in_a_real_browser(tmp_path):
+    cluster: FakeCluster = cluster_of(n1=(40, 24), n2=(80,))
+    evil = "<img src=x onerror=alert(1)>"
+
+    def count(state):
+        return f"document.querySelectorAll('.device.{state}').length"
+
+    async def scenario(url, _):
+        async with browsing(tmp_path, url) as page:
+            await page.until(f"{count('free')} === 3")
+            assert await page.evaluate("document.querySelectorAll('.node').length") == 2
+            assert "3 devices on 2 of 2 nodes" in await page.evaluate("totals.textContent")
+
+            # somebody gets a device: its cell changes by itself, a click tells who
+            claim(cluster, "c", request(memory="60Gi"))
+            pod(cluster, "p", "c")
+            await page.until(f"{count('allocated')} === 1")
+            await page.evaluate("document.querySelector('.device.allocated').click()")
+            assert f"{NS}/c (gpu)" in await page.evaluate("detail.textContent")
+
+            # what does not fit is listed with the reason, as text and never as markup
+            claim(cluster, "d", request(memory="500Gi"))
+            pod(cluster, "q", "d")
+            await page.until("document.querySelector('#waiting tbody')?.textContent.includes('500Gi')")
+
+            # a new node appears, in order; a filter dims what it does not name
+            pool(cluster, evil.replace(" ", "-"), 16)
+            await page.until(f"{count('free')} === 3")
+            assert await page.evaluate("document.images.length") == 0
+            assert await page.evaluate("document.querySelector('.node h3').textContent.startsWith('<img')")
+            await page.evaluate("filter.value = 'n2'; filter.dispatchEvent(new Event('input'))")
+            await page.until("document.querySelectorAll('.device.dim').length === 3")
+
+            # and what is gone, goes
+            cluster.remove(RESOURCE_CLAIMS, "c", NS)
+            await page.until(f"{count('free')} === 4")
+            assert page.complaints == []
+
+    run(scenario, cluster)
