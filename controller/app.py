@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from controller.admission import AdmissionServer
 from controller.allocator import CLAIM_INDEX, Allocator, claims_of
 from controller.config import ControllerConfig
 from controller.freeze import FrozenPools
@@ -180,6 +181,7 @@ class Controller:
         ready: set while it works: caches are filled and the loops run.
         health_address: host and port, while health is served.
         web_address: host and port, while the page is served.
+        admission: the webhooks; None: not served.
         metrics: of this controller.
     """
 
@@ -193,15 +195,27 @@ class Controller:
         self.health_address: tuple[str, int] | None = None
         self.web_address: tuple[str, int] | None = None
         self._feed: Feed | None = None
+        self.admission: AdmissionServer | None = None
+        if config.admission is not None:
+            self.admission = AdmissionServer(
+                self._client,
+                self._clock,
+                config.admission,
+                config.namespace,
+                config.drivers,
+                self.metrics,
+            )
 
     async def run(self) -> None:
         """Works until cancelled.
 
         Raises:
             LeadershipLost: another controller took over; the process should end and start again.
-            ConfigurationError: the port for health, or for the page, cannot be bound.
+            ConfigurationError: a port cannot be bound.
         """
-        async with self._health(), self._page():
+        # Standbys serve webhooks as well: the Service sends them their part.
+        webhooks = self.admission.serving() if self.admission is not None else contextlib.nullcontext()
+        async with self._health(), self._page(), webhooks:
             if not self._config.leader_elect:
                 await self._lead()
                 return
@@ -218,6 +232,8 @@ class Controller:
                 for informer in informers.all():
                     group.create_task(informer.run())
                 group.create_task(recorder.run())
+                if self.admission is not None:
+                    group.create_task(self.admission.registration.run(self.admission.keeper))
                 for informer in informers.needed():
                     await informer.synced.wait()
                 await _until_policies(self._client, informers.policies)

@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from controller.admission.config import AdmissionConfig
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.errors import ConfigurationError
@@ -40,6 +41,7 @@ class ControllerConfig:
         web_port: for the page that draws the fleet; None: not served.
         web_host: address that the page is served on.
         node_labels: ``none``, ``own`` (under dra-driver.dev) or ``nvidia`` (NVIDIA's names as well).
+        admission: webhooks; None: not served.
         workers: pods whose allocations are written at the same time.
 
     Raises:
@@ -58,6 +60,7 @@ class ControllerConfig:
     web_host: str = "127.0.0.1"
     workers: int = 16
     node_labels: str = "none"
+    admission: AdmissionConfig | None = None
 
     def __post_init__(self) -> None:
         findings: list[str] = []
@@ -81,5 +84,7 @@ class ControllerConfig:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):
             findings.append(f"--node-labels {self.node_labels!r}: must be none, own or nvidia")
+        if self.admission is not None:
+            findings += self.admission.findings()
         if findings:
             raise ConfigurationError(findings)

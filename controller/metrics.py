@@ -67,6 +67,17 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.admissions = Counter(
+            f"{prefix}_admission_reviews",
+            "Objects that the webhook looked at: allowed, refused, gated, unreadable.",
+            ["resource", "outcome"],
+            registry=self.registry,
+        )
+        self.certificate_expiry = Gauge(
+            f"{prefix}_admission_certificate_expiry_timestamp_seconds",
+            "When the webhook's serving certificate ends; 0: none is served.",
+            registry=self.registry,
+        )
         self._depth = Gauge(
             f"{prefix}_queue_depth", "Keys that wait for a worker.", ["queue"], registry=self.registry
         )
@@ -228,6 +239,10 @@ class MeteredClient:
                 resource_version=resource_version,
                 grace_period_seconds=grace_period_seconds,
             )
+
+    async def served(self, group: str, version: str) -> frozenset[str]:
+        """See ``KubeClient``. Not counted: it is no kind's."""
+        return await self._client.served(group, version)
 
 
 class _Call:

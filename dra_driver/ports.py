@@ -160,6 +160,10 @@ class KubeClient(Protocol):
         """DELETE with preconditions where given."""
         ...
 
+    async def served(self, group: str, version: str) -> frozenset[str]:
+        """Plural names of the kinds that the server has in one version of a group; none: no such version."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:

@@ -15,6 +15,7 @@ __all__ = [
     "NAMESPACES",
     "NODES",
     "PODS",
+    "SECRETS",
     "Container",
     "ContainerClaim",
     "ContainerExtendedResourceRequest",
@@ -32,6 +33,7 @@ __all__ = [
     "PodSchedulingGate",
     "PodSpec",
     "PodStatus",
+    "Secret",
     "Taint",
     "Toleration",
 ]
@@ -194,6 +196,12 @@ class ObjectReference(Wire, frozen=True, kw_only=True):
     resource_version: str = ""
 
 
+class Secret(WireObject, frozen=True, kw_only=True):
+    """``core/v1 Secret``; values are base64. Never log one."""
+
+    data: Mapping[str, str] | None = None
+
+
 class Event(WireObject, frozen=True, kw_only=True):
     """``core/v1 Event``."""
 
@@ -211,3 +219,4 @@ NODES = Resource("", "v1", "nodes", "Node", Node, namespaced=False)
 PODS = Resource("", "v1", "pods", "Pod", Pod, namespaced=True)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
 EVENTS = Resource("", "v1", "events", "Event", Event, namespaced=True)
+SECRETS = Resource("", "v1", "secrets", "Secret", Secret, namespaced=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from controller.admission.config import OBJECT_NAME, AdmissionConfig
 from controller.app import Controller
 from controller.config import ControllerConfig
 from dra_driver.api.meta import DriverName
@@ -67,6 +68,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="label nodes with what they have: under dra-driver.dev, and also with NVIDIA's names",
     )
+    admission = parser.add_argument_group(
+        "admission webhooks", "they check opaque parameters of our drivers when objects are written"
+    )
+    admission.add_argument(
+        "--admission-port", type=int, help="serve the webhooks over HTTPS; default: not served"
+    )
+    admission.add_argument(
+        "--admission-host", default="", help="address for --admission-port; default: all addresses"
+    )
+    admission.add_argument(
+        "--admission-service",
+        default=OBJECT_NAME,
+        metavar="NAME",
+        help=f"Service in --namespace by which the API server reaches them; default: {OBJECT_NAME}",
+    )
+    admission.add_argument("--admission-service-port", type=int, default=443, help="of it; default: 443")
+    admission.add_argument(
+        "--admission-url",
+        default="",
+        metavar="URL",
+        help="instead of a Service: https://HOST[:PORT][/PATH], as the API server reaches them",
+    )
     parser.add_argument(
         "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
     )
@@ -74,7 +97,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs until SIGTERM or SIGINT (exit 0), or until the lease is lost (exit 1)."""
+    admission: AdmissionConfig | None = None
+    if args.admission_port is not None:
+        admission = AdmissionConfig(
+            port=args.admission_port,
+            host=args.admission_host,
+            service=args.admission_service,
+            service_port=args.admission_service_port,
+            url=args.admission_url,
+        )
     config = ControllerConfig(
+        admission=admission,
         drivers=tuple(DriverName(name) for name in args.driver_name or [DEFAULT_DRIVER_NAME]),
         kubeconfig=args.kubeconfig,
         allocator=PoolAllocator(args.allocator),

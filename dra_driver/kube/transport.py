@@ -25,6 +25,7 @@ from dra_driver.errors import (
     DecodeError,
     Gone,
     InvalidInput,
+    NotFound,
     ServerBusy,
 )
 from dra_driver.kube import config, status
@@ -62,12 +63,21 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
+class _ServedResource(msgspec.Struct):
+    name: str
+
+
+class _ResourceList(msgspec.Struct):
+    resources: list[_ServedResource] | None = None
+
+
 class _MetaOnly(msgspec.Struct):
     metadata: ObjectMeta = ObjectMeta()
 
 
 _list_decoder = msgspec.json.Decoder(_ListBody)
 _event_decoder = msgspec.json.Decoder(_Event)
+_resources_decoder = msgspec.json.Decoder(_ResourceList)
 _meta_decoder = msgspec.json.Decoder(_MetaOnly)
 
 
@@ -290,6 +300,17 @@ class KubeApi:
         if grace_period_seconds is not None:
             options["gracePeriodSeconds"] = grace_period_seconds
         await self._call("DELETE", _path(resource, namespace, name), body=options)
+
+    async def served(self, group: str, version: str) -> frozenset[str]:
+        """What discovery says; subresources are left out."""
+        path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        try:
+            body = _resources_decoder.decode(await self._call("GET", path))
+        except NotFound:
+            return frozenset()
+        except msgspec.DecodeError as e:
+            raise ApiUnavailable(f"GET {path}: not a list of resources: {e}") from e
+        return frozenset(r.name for r in body.resources or () if "/" not in r.name)
 
     # --- plumbing -------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class FakeCluster:
         before: called before each call with ``(verb, kind, name, subresource)``; may raise or change things.
         after: called when a write is applied and before its answer; raising there means: done, but no answer.
         drop: changes an object on its way into the store, as an API server with a feature gate off does.
+        kinds_served: (group, version) → plural names, as discovery gives them.
         quiet: kinds whose watchers get nothing for now (an informer that lags).
     """
 
@@ -50,6 +51,7 @@ class FakeCluster:
         self.after: Callable[[str, str, str, str], None] = lambda *_: None
         self.drop: Callable[[dict[str, Any]], None] = lambda _: None
         self.quiet: set[str] = set()
+        self.kinds_served: dict[tuple[str, str], set[str]] = {}
         self._versions = itertools.count(1)
         self._version = 0
         self._history: list[tuple[int, str, WatchEventType, dict[str, Any]]] = []
@@ -199,6 +201,9 @@ class FakeCluster:
         self._check(old, {k: v for k, v in (("uid", uid), ("resourceVersion", resource_version)) if v})
         self._drop_object(key)
         self.writes.append(("delete", resource.kind, name, ""))
+
+    async def served(self, group, version):
+        return frozenset(self.kinds_served.get((group, version), ()))
 
     # --- inside ---------------------------------------------------------------------------------------------
 

@@ -196,6 +196,9 @@ class FakeKube:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
+    async def served(self, group: str, version: str) -> frozenset[str]:
+        return frozenset()
+
     async def _enter(self, verb: str, resource: Resource[Any], name: str) -> None:
         await asyncio.sleep(0)
         self.calls.append((verb, resource.plural, name))

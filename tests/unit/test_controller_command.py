@@ -76,3 +76,13 @@ def test_a_port_that_is_taken_is_named():
         await server.wait_closed()
 
     asyncio.run(scenario())
+
+
+def test_the_webhooks_have_flags(capsys):
+    with pytest.raises(SystemExit):
+        main(["controller", "--help"])
+    text = capsys.readouterr().out
+    for flag in ("port", "host", "service", "service-port", "url"):
+        assert f"--admission-{flag} " in text
+    assert main(["controller", "--admission-port", "0", "--admission-url", "http://x"]) == 2
+    assert "--admission-url 'http://x': must be https://" in capsys.readouterr().err

@@ -1,0 +1,19 @@
+"""Admission webhooks: opaque parameters are checked when they are written, and pods get our gate.
+
+The parameters are checked once more by the node's plugin when a claim is prepared, and a pod without the gate
+is only looked at by kube-scheduler in vain. So everything here fails open: a webhook that is down disturbs
+nobody, least of all users of other drivers, whose objects never come here.
+
+* ``review``: one AdmissionReview in, one out. Pure.
+* ``pki``: the certificate authority and the serving certificate. Pure.
+* ``keeper``: both live in a Secret that all replicas share.
+* ``registration``: which objects the API server sends here, and whom it trusts.
+* ``server``: HTTPS.
+"""
+
+from controller.admission.config import AdmissionConfig
+from controller.admission.keeper import CertificateKeeper
+from controller.admission.registration import Registration
+from controller.admission.server import AdmissionServer
+
+__all__ = ["AdmissionConfig", "AdmissionServer", "CertificateKeeper", "Registration"]

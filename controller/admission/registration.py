@@ -1,0 +1,210 @@
+"""Which objects the API server sends to us, and by which authority it knows us.
+
+The manifests bring two configurations without webhooks; the leader fills them by server-side apply, so that
+drivers, address and authority always fit this controller. Nothing but these two objects is ever written.
+
+A webhook that fails open may still cost its timeout. So ``matchConditions`` see to it that an object which
+does not name one of our drivers never leaves the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Collection
+from typing import Any, Final
+
+import structlog
+
+from controller.admission.config import OBJECT_NAME, AdmissionConfig
+from controller.admission.keeper import CertificateKeeper
+from controller.admission.pki import Material
+from controller.admission.review import VERSIONS
+from dra_driver.api.admission import (
+    ADMISSION_GROUP,
+    MUTATING_WEBHOOKS,
+    VALIDATING_WEBHOOKS,
+    WebhookConfiguration,
+)
+from dra_driver.api.meta import Resource
+from dra_driver.api.names import ALLOCATION_GATE, ALLOCATOR_LABEL
+from dra_driver.errors import DraError, NotFound
+from dra_driver.kube import Backoff
+from dra_driver.ports import KubeClient
+
+__all__ = ["GATE_PATH", "VALIDATE_PATH", "Registration"]
+
+log = structlog.get_logger(__name__)
+
+VALIDATE_PATH: Final = "/validate"
+GATE_PATH: Final = "/gate"
+FIELD_MANAGER: Final = "dra-driver-admission"
+# What somebody else changed in our webhooks is put right after this long.
+POLL_SECONDS = 60.0
+# A claim is checked within milliseconds; who waits longer waits for a controller that is not there.
+TIMEOUT_SECONDS: Final = 3
+
+_KINDS: Final = (
+    # Claims and templates: their specs are immutable, so an update has nothing to check.
+    ("resourceclaims", "spec.devices", ("CREATE",)),
+    ("resourceclaimtemplates", "spec.spec.devices", ("CREATE",)),
+    ("deviceclasses", "spec", ("CREATE", "UPDATE")),
+)
+
+
+class Registration:
+    """Keeps the two configurations as they should be."""
+
+    def __init__(
+        self, client: KubeClient, config: AdmissionConfig, namespace: str, drivers: Collection[str]
+    ) -> None:
+        """Connects it.
+
+        Args:
+            client: for the configurations.
+            config: how we are reached.
+            namespace: of the Service.
+            drivers: ours.
+        """
+        self._client = client
+        self._config = config
+        self._namespace = namespace
+        self._drivers = sorted(drivers)
+
+    async def run(self, keeper: CertificateKeeper) -> None:
+        """Works until cancelled; errors are logged and tried again."""
+        backoff = Backoff(base=1.0, cap=POLL_SECONDS)
+        while True:
+            delay = POLL_SECONDS
+            keeper.changed.clear()
+            try:
+                if keeper.material is not None:
+                    await self.apply(keeper.material)
+                backoff.reset()
+            except DraError as e:
+                delay = backoff.next()
+                log.error("cannot register the webhooks", configuration=OBJECT_NAME, error=str(e))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await keeper.changed.wait()
+
+    async def apply(self, material: Material) -> None:
+        """Fills both configurations; the gate only where no policy can set it.
+
+        Raises:
+            ApiError, ApiUnavailable: of the API server.
+        """
+        validating = [self._validating(material, *kind) for kind in _KINDS]
+        await self._apply(VALIDATING_WEBHOOKS, validating)
+        served = await self._client.served(ADMISSION_GROUP, "v1")
+        policies = "mutatingadmissionpolicies" in served
+        await self._apply(MUTATING_WEBHOOKS, [] if policies else [self._gate(material)])
+
+    async def trusted(self, material: Material) -> bool:
+        """Whether every webhook that is registered has all authorities.
+
+        Raises:
+            ApiError, ApiUnavailable: of the API server.
+        """
+        stored: list[str] = []
+        for resource in (VALIDATING_WEBHOOKS, MUTATING_WEBHOOKS):
+            try:
+                found: WebhookConfiguration = await self._client.get(resource, OBJECT_NAME)
+            except NotFound:
+                continue
+            stored += found.bundles().values()
+        wanted = _bundle(material)
+        return bool(stored) and all(bundle == wanted for bundle in stored)
+
+    async def _apply(self, resource: Resource[WebhookConfiguration], webhooks: list[dict[str, Any]]) -> None:
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {"name": OBJECT_NAME},
+            "webhooks": webhooks,
+        }
+        await self._client.apply(resource, body, field_manager=FIELD_MANAGER, force=True)
+
+    def _validating(
+        self, material: Material, plural: str, devices: str, operations: tuple[str, ...]
+    ) -> dict[str, Any]:
+        return {
+            **self._common(f"{plural}.admission.dra-driver.dev", VALIDATE_PATH, material),
+            "rules": [
+                {
+                    "apiGroups": ["resource.k8s.io"],
+                    "apiVersions": sorted(VERSIONS),
+                    "operations": list(operations),
+                    "resources": [plural],
+                    "scope": "*",
+                }
+            ],
+            "matchConditions": [{"name": "names-our-driver", "expression": self._names_us(devices)}],
+        }
+
+    def _names_us(self, devices: str) -> str:
+        """CEL: whether an opaque configuration is for one of our drivers."""
+        steps = f"object.{devices}.config".split(".")
+        there = " && ".join(f"has({'.'.join(steps[:i])})" for i in range(2, len(steps) + 1))
+        config = ".".join(steps)
+        drivers = ", ".join(f"'{d}'" for d in self._drivers)  # DNS names: nothing in them needs quoting
+        return f"{there} && {config}.exists(c, has(c.opaque) && c.opaque.driver in [{drivers}])"
+
+    def _gate(self, material: Material) -> dict[str, Any]:
+        return {
+            **self._common("gate.admission.dra-driver.dev", GATE_PATH, material),
+            "rules": [
+                {
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "operations": ["CREATE"],
+                    "resources": ["pods"],
+                    "scope": "Namespaced",
+                }
+            ],
+            "namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}},
+            "reinvocationPolicy": "Never",
+            "matchConditions": [
+                {
+                    "name": "uses-claims",
+                    "expression": "has(object.spec.resourceClaims) && object.spec.resourceClaims.size() > 0",
+                },
+                {
+                    "name": "not-bound",
+                    "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''",
+                },
+                {
+                    "name": "not-gated",
+                    "expression": (
+                        "!has(object.spec.schedulingGates) || "
+                        f"!object.spec.schedulingGates.exists(g, g.name == '{ALLOCATION_GATE}')"
+                    ),
+                },
+            ],
+        }
+
+    def _common(self, name: str, path: str, material: Material) -> dict[str, Any]:
+        client: dict[str, Any] = {"caBundle": _bundle(material)}
+        if self._config.url:
+            client["url"] = self._config.url.rstrip("/") + path
+        else:
+            client["service"] = {
+                "name": self._config.service,
+                "namespace": self._namespace,
+                "path": path,
+                "port": self._config.service_port,
+            }
+        return {
+            "name": name,
+            "clientConfig": client,
+            "admissionReviewVersions": ["v1"],
+            "failurePolicy": "Ignore",
+            "matchPolicy": "Equivalent",
+            "sideEffects": "None",
+            "timeoutSeconds": TIMEOUT_SECONDS,
+        }
+
+
+def _bundle(material: Material) -> str:
+    return base64.b64encode(material.bundle).decode("ascii")

@@ -1,0 +1,245 @@
+"""One AdmissionReview in, one out. Does no I/O.
+
+What comes in is a stranger's text, sent by whoever reaches the port: its size is bounded by the server, its
+depth by the decoder, and the number of entries and of findings here.
+
+ResourceClaims, ResourceClaimTemplates and DeviceClasses are served as v1, v1beta2 and v1beta1. The versions
+differ in their requests (v1beta1 has the fields of ``exactly`` in the request itself); where opaque
+parameters stand is the same in all of them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from dra_driver.api import names
+from dra_driver.api.admission import (
+    AdmissionCause,
+    AdmissionDetails,
+    AdmissionRequest,
+    AdmissionResponse,
+    AdmissionReview,
+    AdmissionStatus,
+    GroupVersionKind,
+)
+from dra_driver.api.parameters import decode_parameters
+from dra_driver.errors import DecodeError, InvalidParameters
+
+__all__ = ["Judgement", "gate", "judge", "read_review", "write_review"]
+
+API_VERSION: Final = "admission.k8s.io/v1"
+VERSIONS: Final = frozenset({"v1", "v1beta2", "v1beta1"})
+# resource.k8s.io stores at most 32 entries; whoever sends more is no API server.
+MAX_ENTRIES: Final = 64
+MAX_FINDINGS: Final = 64
+MAX_FINDING_CHARACTERS: Final = 512
+
+_DRA: Final = "resource.k8s.io"
+
+
+class _Opaque(msgspec.Struct):
+    driver: str = ""
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Entry(msgspec.Struct):
+    opaque: _Opaque | None = None
+
+
+class _Devices(msgspec.Struct):
+    config: list[_Entry] | None = None
+
+
+class _ClaimSpec(msgspec.Struct):
+    devices: _Devices | None = None
+
+
+class _Claim(msgspec.Struct):
+    spec: _ClaimSpec | None = None
+
+
+class _TemplateSpec(msgspec.Struct):
+    spec: _ClaimSpec | None = None
+
+
+class _Template(msgspec.Struct):
+    spec: _TemplateSpec | None = None
+
+
+class _Class(msgspec.Struct):
+    spec: _Devices | None = None
+
+
+class _Gate(msgspec.Struct):
+    name: str = ""
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    resource_claims: list[msgspec.Raw] | None = None
+    node_name: str = ""
+    scheduling_gates: list[_Gate] | None = None
+
+
+class _Pod(msgspec.Struct):
+    spec: _PodSpec | None = None
+
+
+class _Envelope(msgspec.Struct, rename="camel"):
+    api_version: str
+    kind: str
+    request: AdmissionRequest
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
+_claims = msgspec.json.Decoder(_Claim | None)
+_templates = msgspec.json.Decoder(_Template | None)
+_classes = msgspec.json.Decoder(_Class | None)
+_pods = msgspec.json.Decoder(_Pod | None)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer, and how it is counted: allowed, refused, gated or unreadable."""
+
+    response: AdmissionResponse
+    outcome: str
+
+
+def read_review(body: bytes) -> AdmissionRequest:
+    """The request of an AdmissionReview.
+
+    Raises:
+        DecodeError: it is none, or none that we understand.
+    """
+    try:
+        review = _envelopes.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise DecodeError(f"not an AdmissionReview: {e}") from e
+    if (review.api_version, review.kind) != (API_VERSION, "AdmissionReview"):
+        raise DecodeError(
+            f"apiVersion {review.api_version[:80]!r}, kind {review.kind[:80]!r}: expected {API_VERSION} "
+            "AdmissionReview"
+        )
+    return review.request
+
+
+def write_review(response: AdmissionResponse) -> bytes:
+    """The answer as JSON."""
+    return msgspec.json.encode(
+        AdmissionReview(api_version=API_VERSION, kind="AdmissionReview", response=response)
+    )
+
+
+def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
+    """Whether the opaque parameters for our drivers in an object are right.
+
+    Everything else is allowed: other kinds, other drivers' parameters, and what an update does not change.
+
+    Args:
+        request: of the API server.
+        drivers: ours.
+    """
+    found = _entries(request.kind, request.object)
+    if found is None:
+        text = f"{request.kind.kind or 'object'} was not checked: its form is unknown"
+        return Judgement(
+            AdmissionResponse(uid=request.uid, allowed=True, warnings=(text[:200],)), "unreadable"
+        )
+    before: set[tuple[str, bytes]] = set()
+    if request.operation == "UPDATE":
+        # Whoever changes a label, or removes a finalizer, is not told about what is there already.
+        before = {
+            (o.driver, bytes(o.parameters)) for _, o in _entries(request.kind, request.old_object) or ()
+        }
+    causes: list[AdmissionCause] = []
+    for path, opaque in found:
+        if opaque.driver in drivers and (opaque.driver, bytes(opaque.parameters)) not in before:
+            causes += _causes(path, opaque)
+    if not causes:
+        return Judgement(AdmissionResponse(uid=request.uid, allowed=True), "allowed")
+    return Judgement(_refusal(request, causes), "refused")
+
+
+def _causes(path: str, opaque: _Opaque) -> Iterable[AdmissionCause]:
+    field = f"{path}.opaque.parameters"
+    try:
+        decode_parameters(opaque.parameters, opaque.driver)
+    except InvalidParameters as e:
+        for finding in e.findings:
+            yield AdmissionCause(
+                field=field, message=finding[:MAX_FINDING_CHARACTERS], reason="FieldValueInvalid"
+            )
+
+
+def _refusal(request: AdmissionRequest, causes: list[AdmissionCause]) -> AdmissionResponse:
+    shown = causes[:MAX_FINDINGS]
+    text = "; ".join(f"{c.field}: {c.message}" for c in shown)
+    if len(causes) > len(shown):
+        text += f"; and {len(causes) - len(shown)} more"
+    details = AdmissionDetails(causes=tuple(shown))
+    status = AdmissionStatus(code=422, reason="Invalid", message=text, details=details)
+    return AdmissionResponse(uid=request.uid, allowed=False, status=status)
+
+
+def _entries(kind: GroupVersionKind, raw: msgspec.Raw) -> list[tuple[str, _Opaque]] | None:
+    """Opaque parameters with the paths of their entries; None: not an object that we can read."""
+    if kind.group != _DRA or kind.version not in VERSIONS:
+        return None
+    entries: list[_Entry] | None = None
+    try:
+        match kind.kind:
+            case "ResourceClaim":
+                path, claim = "spec.devices.config", _claims.decode(raw)
+                entries = _config(claim.spec if claim is not None else None)
+            case "ResourceClaimTemplate":
+                path, template = "spec.spec.devices.config", _templates.decode(raw)
+                inner = template.spec if template is not None else None
+                entries = _config(inner.spec if inner is not None else None)
+            case "DeviceClass":
+                path, class_ = "spec.config", _classes.decode(raw)
+                entries = class_.spec.config if class_ is not None and class_.spec is not None else None
+            case _:
+                return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if entries is None:
+        return []
+    if len(entries) > MAX_ENTRIES:
+        return None
+    return [(f"{path}[{i}]", e.opaque) for i, e in enumerate(entries) if e.opaque is not None]
+
+
+def _config(spec: _ClaimSpec | None) -> list[_Entry] | None:
+    return spec.devices.config if spec is not None and spec.devices is not None else None
+
+
+def gate(request: AdmissionRequest) -> Judgement:
+    """Our scheduling gate for new pods with claims that are not bound to a node."""
+    allowed = Judgement(AdmissionResponse(uid=request.uid, allowed=True), "allowed")
+    if (request.kind.group, request.kind.kind) != ("", "Pod") or request.operation != "CREATE":
+        return allowed
+    try:
+        pod = _pods.decode(request.object)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Judgement(allowed.response, "unreadable")
+    spec = pod.spec if pod is not None else None
+    # A pod with a node never meets kube-scheduler, and the API server refuses gates on it.
+    if spec is None or not spec.resource_claims or spec.node_name:
+        return allowed
+    gates = spec.scheduling_gates or []
+    if any(g.name == names.ALLOCATION_GATE for g in gates):
+        return allowed
+    value = {"name": names.ALLOCATION_GATE}
+    operation: dict[str, object] = (
+        {"op": "add", "path": "/spec/schedulingGates/-", "value": value}
+        if gates
+        else {"op": "add", "path": "/spec/schedulingGates", "value": [value]}
+    )
+    patch = base64.b64encode(msgspec.json.encode([operation])).decode("ascii")
+    response = AdmissionResponse(uid=request.uid, allowed=True, patch_type="JSONPatch", patch=patch)
+    return Judgement(response, "gated")

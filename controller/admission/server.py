@@ -1,0 +1,160 @@
+"""HTTPS for the API server's AdmissionReviews."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from controller.admission.config import AdmissionConfig
+from controller.admission.keeper import CertificateKeeper
+from controller.admission.pki import Material
+from controller.admission.registration import GATE_PATH, VALIDATE_PATH, Registration
+from controller.admission.review import Judgement, gate, judge, read_review, write_review
+from controller.metrics import Metrics
+from dra_driver.api.admission import AdmissionRequest
+from dra_driver.errors import ConfigurationError, DecodeError
+from dra_driver.ports import Clock, KubeClient
+
+__all__ = ["AdmissionServer"]
+
+log = structlog.get_logger(__name__)
+
+# The API server stores at most 1.5 MiB in one object; a review carries two at most.
+MAX_BYTES: Final = 4 << 20
+# Reviews held in memory at a time, which bounds it to 64 MiB whoever sends them.
+CONCURRENT: Final = 16
+# To send a review. An API server on the way out of a fault gives up long before.
+READ_SECONDS: Final = 10.0
+
+
+class AdmissionServer:
+    """Serves the webhooks. Every replica does; only the leader registers them.
+
+    Attributes:
+        address: host and port, while it listens.
+        keeper: of the certificates.
+        registration: with the API server.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        clock: Clock,
+        config: AdmissionConfig,
+        namespace: str,
+        drivers: Collection[str],
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._drivers = frozenset(drivers)
+        self._metrics = metrics
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._slots = asyncio.Semaphore(CONCURRENT)
+        self.address: tuple[str, int] | None = None
+        self.registration = Registration(client, config, namespace, drivers)
+        self.keeper = CertificateKeeper(
+            client,
+            clock,
+            namespace,
+            config.names(namespace),
+            install=self._install,
+            trusted=self.registration.trusted,
+        )
+
+    def _install(self, material: Material) -> None:
+        """Serves another certificate from now on; connections that are open keep theirs."""
+        with _as_file(material.leaf) as certificate, _as_file(material.leaf_key) as key:
+            self._context.load_cert_chain(certificate, key)
+        self._metrics.certificate_expiry.set(material.ends)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Listens, and keeps the certificates, for as long as the block runs.
+
+        Until the first certificate is there, connections fail in their handshake.
+
+        Raises:
+            ConfigurationError: the port cannot be bound.
+        """
+        app = web.Application(client_max_size=MAX_BYTES)
+        app.router.add_post(VALIDATE_PATH, self._handler(lambda r: judge(r, self._drivers)))
+        app.router.add_post(GATE_PATH, self._handler(gate))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+        await runner.setup()
+        try:
+            host = self._config.host or None
+            try:
+                await web.TCPSite(runner, host, self._config.port, ssl_context=self._context).start()
+            except OSError as e:
+                where = f"{host or '*'}:{self._config.port}"
+                raise ConfigurationError(f"--admission-port: cannot listen on {where}: {e.strerror}") from e
+            self.address = runner.addresses[0][:2]
+            log.info("serving admission webhooks", host=self.address[0], port=self.address[1])
+            async with _background(self.keeper.run()):
+                yield
+        finally:
+            self.address = None
+            await runner.cleanup()
+
+    def _handler(
+        self, decide: Callable[[AdmissionRequest], Judgement]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(http: web.Request) -> web.Response:
+            if http.content_type != "application/json":
+                return web.Response(status=415, text="expected application/json\n")
+            try:
+                async with self._slots, asyncio.timeout(READ_SECONDS):
+                    request = read_review(await http.read())
+                    judgement = decide(request)
+            except TimeoutError:
+                return web.Response(status=408, text=f"no review within {READ_SECONDS:g} s\n")
+            except DecodeError as e:
+                self._metrics.admissions.labels("", "unreadable").inc()
+                return web.Response(status=400, text=f"{str(e)[:500]}\n")
+            self._metrics.admissions.labels(_known(request.kind.kind), judgement.outcome).inc()
+            if judgement.outcome == "refused":
+                status = judgement.response.status
+                log.info(
+                    "object refused",
+                    kind=request.kind.kind,
+                    object=f"{request.namespace}/{request.name}"[:320],
+                    reason=status.message[:1000] if status is not None else "",
+                )
+            return web.Response(body=write_review(judgement.response), content_type="application/json")
+
+        return handle
+
+
+def _known(kind: str) -> str:
+    """Values of a label are bounded, whatever is sent."""
+    return kind if kind in ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "Pod") else "other"
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """A path to read the content from. OpenSSL's binding wants files; a private key belongs on no disk."""
+    descriptor = os.memfd_create("dra-driver-admission")
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

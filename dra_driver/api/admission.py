@@ -1,0 +1,131 @@
+"""``admission.k8s.io/v1 AdmissionReview`` and ``admissionregistration.k8s.io/v1`` webhook configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from dra_driver.api.meta import Resource, Wire, WireObject
+
+__all__ = [
+    "ADMISSION_GROUP",
+    "MUTATING_WEBHOOKS",
+    "VALIDATING_WEBHOOKS",
+    "AdmissionCause",
+    "AdmissionDetails",
+    "AdmissionRequest",
+    "AdmissionResponse",
+    "AdmissionReview",
+    "AdmissionStatus",
+    "GroupVersionKind",
+    "Webhook",
+    "WebhookClientConfig",
+    "WebhookConfiguration",
+]
+
+ADMISSION_GROUP = "admissionregistration.k8s.io"
+
+
+class GroupVersionKind(Wire, frozen=True, kw_only=True):
+    """``request.kind``: in which form the object was sent."""
+
+    group: str = ""
+    version: str = ""
+    kind: str = ""
+
+
+class AdmissionRequest(Wire, frozen=True, kw_only=True):
+    """``request``. The objects stay text until it is known which part of them matters."""
+
+    uid: str
+    kind: GroupVersionKind = GroupVersionKind()
+    operation: str = ""
+    name: str = ""
+    namespace: str = ""
+    object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class AdmissionCause(Wire, frozen=True, kw_only=True):
+    """``status.details.causes[]``: one finding."""
+
+    field: str = ""
+    message: str = ""
+    reason: str = ""
+
+
+class AdmissionDetails(Wire, frozen=True, kw_only=True):
+    """``status.details``."""
+
+    causes: tuple[AdmissionCause, ...] = ()
+
+
+class AdmissionStatus(Wire, frozen=True, kw_only=True):
+    """``response.status``: what the user sees of a refusal."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: AdmissionDetails = AdmissionDetails()
+
+
+class AdmissionResponse(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """``response``; ``uid`` and ``allowed`` are always there."""
+
+    uid: str
+    allowed: bool
+    status: AdmissionStatus | None = None
+    patch_type: str = ""
+    patch: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+class AdmissionReview(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Both directions."""
+
+    api_version: str
+    kind: str
+    request: AdmissionRequest | None = None
+    response: AdmissionResponse | None = None
+
+
+class WebhookClientConfig(Wire, frozen=True, kw_only=True):
+    """``webhooks[].clientConfig``, as far as we read it. ``ca_bundle`` is base64 of PEM."""
+
+    ca_bundle: str = ""
+
+
+class Webhook(Wire, frozen=True, kw_only=True):
+    """``webhooks[]``, as far as we read it."""
+
+    name: str
+    client_config: WebhookClientConfig = WebhookClientConfig()
+
+
+class WebhookConfiguration(WireObject, frozen=True, kw_only=True):
+    """Validating or mutating: what we read of them is the same."""
+
+    webhooks: tuple[Webhook, ...] | None = None
+
+    def bundles(self) -> Mapping[str, str]:
+        """Name of the webhook → its CA bundle, as stored."""
+        return {w.name: w.client_config.ca_bundle for w in self.webhooks or ()}
+
+
+VALIDATING_WEBHOOKS = Resource(
+    ADMISSION_GROUP,
+    "v1",
+    "validatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration",
+    WebhookConfiguration,
+    namespaced=False,
+)
+MUTATING_WEBHOOKS = Resource(
+    ADMISSION_GROUP,
+    "v1",
+    "mutatingwebhookconfigurations",
+    "MutatingWebhookConfiguration",
+    WebhookConfiguration,
+    namespaced=False,
+)

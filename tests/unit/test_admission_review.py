@@ -1,0 +1,209 @@
+"""What the webhooks answer."""
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.admission.review import gate, judge, read_review, write_review
+from dra_driver.api.names import ALLOCATION_GATE
+from dra_driver.errors import DecodeError
+
+OURS, OTHER = "gpu.dra-driver.dev", "gpu.example.com"
+GOOD = {
+    "apiVersion": "dra-driver.dev/v1alpha1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}},
+}
+BAD = {
+    "apiVersion": "dra-driver.dev/v1alpha1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "Never", "mps": {"activeThreadPercentage": 101}},
+    "surprise": 1,
+}
+REQUESTS = {
+    "v1": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}],
+    "v1beta2": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}],
+    "v1beta1": [{"name": "r", "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}],
+}
+
+
+def entry(driver, parameters):
+    return {"requests": ["r"], "opaque": {"driver": driver, "parameters": parameters}}
+
+
+def wrap(kind, version, config):
+    devices = {"requests": REQUESTS[version], "config": config}
+    spec = {
+        "ResourceClaim": {"devices": devices},
+        "ResourceClaimTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"devices": devices}},
+        "DeviceClass": {"selectors": [{"cel": {"expression": "true"}}], "config": config},
+    }[kind]
+    api = f"resource.k8s.io/{version}"
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": "x", "namespace": "ns"}, "spec": spec}
+
+
+def review(kind, version, object_, old=None, operation="CREATE", group="resource.k8s.io"):
+    request = {
+        "uid": "705ab4f5",
+        "kind": {"group": group, "version": version, "kind": kind},
+        "resource": {"group": group, "version": version, "resource": "whatever"},
+        "operation": operation,
+        "userInfo": {"username": "someone"},
+        "object": object_,
+        "oldObject": old,
+        "dryRun": False,
+        "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
+    }
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    return json.dumps(body).encode()
+
+
+def answer(body, decide=lambda request: judge(request, {OURS})):
+    judgement = decide(read_review(body))
+    document = json.loads(write_review(judgement.response))
+    assert document["apiVersion"] == "admission.k8s.io/v1"
+    assert document["kind"] == "AdmissionReview"
+    assert document["response"]["uid"] == "705ab4f5"
+    return document["response"]
+
+
+EVERY = [(k, v) for k in ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass") for v in REQUESTS]
+PATHS = {
+    "ResourceClaim": "spec.devices.config",
+    "ResourceClaimTemplate": "spec.spec.devices.config",
+    "DeviceClass": "spec.config",
+}
+
+
+@pytest.mark.parametrize(("kind", "version"), EVERY)
+def test_every_finding_comes_at_once_with_its_path(kind, version):
+    config = [entry(OTHER, BAD), entry(OURS, GOOD), entry(OURS, BAD), entry(OURS, {"kind": "What"})]
+    response = answer(review(kind, version, wrap(kind, version, config)))
+    assert response["allowed"] is False
+    assert (response["status"]["code"], response["status"]["reason"]) == (422, "Invalid")
+    causes = response["status"]["details"]["causes"]
+    at = PATHS[kind]
+    assert [c["field"] for c in causes] == [f"{at}[2].opaque.parameters"] * 4 + [f"{at}[3].opaque.parameters"]
+    text = response["status"]["message"]
+    for part in ("sharing.strategy", "'Never'", "activeThreadPercentage", "101", "surprise", "'What'"):
+        assert part in text
+
+
+@pytest.mark.parametrize(("kind", "version"), EVERY)
+def test_good_parameters_and_those_of_others_pass(kind, version):
+    for config in ([], None, [entry(OURS, GOOD), entry(OTHER, BAD)], [{"requests": ["r"]}]):
+        assert answer(review(kind, version, wrap(kind, version, config))) == {
+            "uid": "705ab4f5",
+            "allowed": True,
+        }
+
+
+def test_an_update_answers_for_what_it_changes_only():
+    old = wrap("DeviceClass", "v1", [entry(OURS, BAD)])
+    same = {**old, "metadata": {"name": "x", "labels": {"new": "label"}}}
+    assert answer(review("DeviceClass", "v1", same, old, "UPDATE"))["allowed"] is True
+    more = wrap("DeviceClass", "v1", [entry(OURS, BAD), entry(OURS, {"kind": "Other"})])
+    causes = answer(review("DeviceClass", "v1", more, old, "UPDATE"))["status"]["details"]["causes"]
+    assert [c["field"] for c in causes] == ["spec.config[1].opaque.parameters"]
+
+
+def test_unknown_forms_pass_with_a_warning():
+    odd = {"spec": {"devices": {"config": "not a list"}}}
+    for kind, version, object_ in (
+        ("ResourceClaim", "v2", wrap("ResourceClaim", "v1", [entry(OURS, BAD)])),
+        ("ResourceClaim", "v1", odd),
+        ("Pod", "v1", {}),
+    ):
+        response = answer(review(kind, version, object_))
+        assert response["allowed"] is True
+        assert "was not checked" in response["warnings"][0]
+
+
+def test_a_deletion_has_no_object():
+    assert answer(review("ResourceClaim", "v1", None, wrap("ResourceClaim", "v1", []), "DELETE"))["allowed"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}',
+        b'{"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", "request": {"uid": "1"}}',
+        b'{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": 1}}',
+    ],
+)
+def test_what_is_no_review_is_refused(body):
+    with pytest.raises(DecodeError):
+        read_review(body)
+
+
+def test_hostile_objects_are_bounded():
+    deep: object = 1
+    for _ in range(900):
+        deep = [deep]
+    big = wrap("ResourceClaim", "v1", [entry(OURS, {"x": "y" * 20_000})])
+    many = wrap("ResourceClaim", "v1", [entry(OURS, BAD)] * 65)
+    assert "10240" in answer(review("ResourceClaim", "v1", big))["status"]["message"]
+    assert "was not checked" in answer(review("ResourceClaim", "v1", many))["warnings"][0]
+    nested = answer(review("ResourceClaim", "v1", wrap("ResourceClaim", "v1", [entry(OURS, deep)])))
+    assert nested["allowed"] is False
+    lots = wrap("ResourceClaim", "v1", [entry(OURS, {**GOOD, **{f"f{i}": 1 for i in range(500)}})])
+    response = answer(review("ResourceClaim", "v1", lots))
+    assert len(response["status"]["details"]["causes"]) == 64
+    assert response["status"]["message"].endswith("and 436 more")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+                    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+                        st.sampled_from(("spec", "devices", "config", "opaque", "driver", "parameters")),
+                        inner, max_size=4), max_leaves=20))  # fmt: skip
+def test_no_object_makes_it_fail(object_):
+    for kind in PATHS:
+        assert isinstance(answer(review(kind, "v1", object_))["allowed"], bool)
+    assert answer(review("Pod", "v1", object_, group=""), gate)["allowed"] is True
+
+
+def pod(**spec):
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
+
+
+CLAIMS = [{"name": "gpu", "resourceClaimName": "c"}]
+
+
+def patched(object_, operation="CREATE"):
+    response = answer(review("Pod", "v1", object_, operation=operation, group=""), gate)
+    assert response["allowed"] is True
+    if "patch" not in response:
+        return None
+    assert response["patchType"] == "JSONPatch"
+    return json.loads(base64.b64decode(response["patch"]))
+
+
+def test_pods_with_claims_get_the_gate():
+    gate_ = {"name": ALLOCATION_GATE}
+    whole = [{"op": "add", "path": "/spec/schedulingGates", "value": [gate_]}]
+    assert patched(pod(resourceClaims=CLAIMS)) == whole
+    assert patched(pod(resourceClaims=CLAIMS, schedulingGates=[])) == whole
+    assert patched(pod(resourceClaims=CLAIMS, schedulingGates=[{"name": "a.b/c"}])) == [
+        {"op": "add", "path": "/spec/schedulingGates/-", "value": gate_}
+    ]
+
+
+def test_other_pods_are_left_alone():
+    for object_ in (
+        pod(),
+        pod(resourceClaims=[]),
+        pod(resourceClaims=CLAIMS, nodeName="n"),
+        pod(resourceClaims=CLAIMS, schedulingGates=[{"name": ALLOCATION_GATE}]),
+        None,
+        {"spec": []},
+    ):
+        assert patched(object_) is None
+    assert patched(pod(resourceClaims=CLAIMS), "UPDATE") is None
