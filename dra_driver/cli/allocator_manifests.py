@@ -38,7 +38,7 @@ from dra_driver.structured import (
     allocate,
 )
 
-__all__ = ["Manifests", "add_claim_argument", "add_file_argument", "read", "run_allocate", "run_explain"]
+__all__ = ["Manifests", "add_claim_argument", "add_file_argument", "explained", "read", "run_allocate"]
 
 _KINDS: dict[str, Resource[Any]] = {
     r.kind: r for r in (RESOURCE_SLICES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, DEVICE_CLASSES, NODES)
@@ -94,20 +94,26 @@ class Manifests:
             allocated=AllocatedState.from_claims(self.claims),
         )
 
-    def select(self, wanted: Sequence[str]) -> list[ResourceClaim]:
-        """The claims with these ``namespace/name`` (or ``name``, in namespace default); none means all.
+    def select(self, wanted: Sequence[str], namespace: str = "") -> list[ResourceClaim]:
+        """The claims with these ``namespace/name`` (or ``name`` in the namespace); none means all.
+
+        Args:
+            wanted: names of claims.
+            namespace: only claims of this one; empty: of all, and ``default`` for names without one.
 
         Raises:
             InvalidInput: there is no such claim, or there are no claims at all.
         """
-        if not self.claims:
-            raise InvalidInput(f"{self.source} no ResourceClaim and no ResourceClaimTemplate")
+        where = f" in namespace {namespace}" if namespace else ""
+        claims = [c for c in self.claims if c.metadata.namespace == namespace or not namespace]
+        if not claims:
+            raise InvalidInput(f"{self.source} no ResourceClaim and no ResourceClaimTemplate{where}")
         if not wanted:
-            return self.claims
+            return claims
         by_name = {str(c.key): c for c in self.claims}
         chosen = []
         for name in wanted:
-            full = name if "/" in name else f"default/{name}"
+            full = name if "/" in name else f"{namespace or 'default'}/{name}"
             if full not in by_name:
                 raise InvalidInput(f"--claim {name}: no such claim; there are {', '.join(sorted(by_name))}")
             chosen.append(by_name[full])
@@ -275,30 +281,36 @@ def _plain(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
 # --- explain ------------------------------------------------------------------------------------------------
 
 
-def run_explain(
+def explained(
     manifests: Manifests,
     wanted: Sequence[str],
     output: str,
     *,
+    namespace: str = "",
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
-) -> int:
-    """Prints for each claim by itself why it can be allocated or not.
+) -> str:
+    """For each claim by itself why it can be allocated or not, as it is printed.
 
-    Returns:
-        0, whatever the answer is.
+    Args:
+        manifests: the cluster.
+        wanted: names of claims; none: all.
+        output: ``table``, ``json`` or ``yaml``.
+        namespace: only claims of this one; empty: of all.
+        ignore_taint: taints that exclude nothing.
+
+    Raises:
+        InvalidInput: there is no such claim.
     """
     snapshot = manifests.snapshot()
-    explained = [
-        (claim, allocate(snapshot, [claim], ignore_taint=ignore_taint)) for claim in manifests.select(wanted)
+    outcomes = [
+        (claim, allocate(snapshot, [claim], ignore_taint=ignore_taint))
+        for claim in manifests.select(wanted, namespace)
     ]
     if output != "table":
-        common.print_data({"claims": [_explained(claim, outcome) for claim, outcome in explained]}, output)
-        return 0
-    for i, (claim, outcome) in enumerate(explained):
-        if i:
-            print()
-        _print_explained(claim, outcome)
-    return 0
+        return common.format_data(
+            {"claims": [_explained(claim, outcome) for claim, outcome in outcomes]}, output
+        )
+    return "\n\n".join("\n".join(_told(claim, outcome)) for claim, outcome in outcomes)
 
 
 def _explained(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
@@ -323,19 +335,19 @@ def _explained(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
     return plain
 
 
-def _print_explained(claim: ResourceClaim, outcome: Outcome) -> None:
+def _told(claim: ResourceClaim, outcome: Outcome) -> Iterator[str]:
     match outcome:
         case Allocated(node):
             before = "is allocated" if claim.status.allocation is not None else "fits"
-            print(f"{claim.key} {before} on node {node}:")
-            print(common.table(("REQUEST", "DEVICE"), [(r[1], r[3]) for r in _rows(claim, outcome)]))
+            yield f"{claim.key} {before} on node {node}:"
+            yield common.table(("REQUEST", "DEVICE"), [(r[1], r[3]) for r in _rows(claim, outcome)])
         case Failed(message):
-            print(f"{claim.key} cannot be judged: {message}")
+            yield f"{claim.key} cannot be judged: {message}"
         case DoesNotFit():
-            print(f"{claim.key} does not fit: {outcome.summary()}")
+            yield f"{claim.key} does not fit: {outcome.summary()}"
             rows = [
                 (n.node, e.request or "-", e.device or "-", e.rule.value, e.wanted or "-", e.found or "-")
                 for n in outcome.reasons
                 for e in n.exclusions
             ]
-            print(common.table(("NODE", "REQUEST", "DEVICE", "EXCLUDED BY", "WANTED", "FOUND"), rows))
+            yield common.table(("NODE", "REQUEST", "DEVICE", "EXCLUDED BY", "WANTED", "FOUND"), rows)

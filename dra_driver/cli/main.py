@@ -16,7 +16,7 @@ import dra_driver
 from dra_driver.cli import common
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 
-__all__ = ["main"]
+__all__ = ["kubectl_dra", "main"]
 
 # name → (module, one line of help). The help stands here so that `dra-driver --help` imports nothing.
 COMMANDS = {
@@ -62,16 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0: done; 1: it failed; 2: bad usage or configuration.
     """
+    return _main("dra-driver", list(COMMANDS), argv)
+
+
+def kubectl_dra(argv: Sequence[str] | None = None) -> int:
+    """``kubectl dra``: what kubectl runs when ``kubectl-dra`` is in the PATH. Same results as ``main``."""
+    return _main("kubectl dra", ["status", "explain"], argv)
+
+
+def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
-        prog="dra-driver", description=dra_driver.__doc__.splitlines()[0] if dra_driver.__doc__ else None
+        prog=prog, description=dra_driver.__doc__.splitlines()[0] if dra_driver.__doc__ else None
     )
-    parser.add_argument("--version", action="version", version=f"dra-driver {dra_driver.__version__}")
+    parser.add_argument("--version", action="version", version=f"{prog} {dra_driver.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((a for a in arguments if not a.startswith("-")), None)
     run = None
     command_parser = parser
-    for name, (module, text) in COMMANDS.items():
+    for name in commands:
+        module, text = COMMANDS[name]
         sub = subparsers.add_parser(name, help=text, description=text, formatter_class=_HelpFormatter)
         if name == chosen:
             loaded = importlib.import_module(f"dra_driver.cli.{module}")
@@ -89,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(run(args))
     except ConfigurationError as e:
         for finding in e.findings:
-            print(f"dra-driver {chosen}: {finding}", file=sys.stderr)
+            print(f"{prog} {chosen}: {finding}", file=sys.stderr)
         return 2
     except InvalidInput as e:
-        print(f"dra-driver {chosen}: {e}", file=sys.stderr)
+        print(f"{prog} {chosen}: {e}", file=sys.stderr)
         return 2
     except DraError as e:
-        print(f"dra-driver {chosen}: {e}", file=sys.stderr)
+        print(f"{prog} {chosen}: {e}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of our output went away (``| head``): not our failure, and nothing more to say.

@@ -1,0 +1,171 @@
+"""``status`` and ``explain`` on a live cluster, as ``dra-driver`` and as ``kubectl dra``."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from test_apiserver_command import _server
+
+from dra_driver.cli.main import kubectl_dra, main
+
+pytestmark = pytest.mark.sim
+
+DRIVER = "gpu.dra-driver.dev"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+PLUGIN = Path(sys.executable).parent / "kubectl-dra"
+
+
+def post(url, path, body):
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=10):
+        pass
+
+
+def add_node(url, name, *sizes):
+    post(url, "/api/v1/nodes", {"metadata": {"name": name}})
+    devices = [
+        {
+            "name": f"gpu-{i}",
+            "attributes": {"model": {"string": "A100"}, "type": {"string": "gpu"}},
+            "capacity": {"memory": {"value": f"{size}Gi"}},
+        }
+        for i, size in enumerate(sizes)
+    ]
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": devices}
+    post(url, SLICES, {"metadata": {"name": name}, "spec": spec})
+
+
+def add_claim(url, namespace, name, memory):
+    exactly = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}}
+    post(
+        url,
+        f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims",
+        {
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+        },
+    )
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Kubeconfig and address of an API server with one node and two claims, in two namespaces."""
+    path = tmp_path / "kubeconfig"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with _server(path):
+        url = yaml.safe_load(path.read_text())["clusters"][0]["cluster"]["server"]
+        add_node(url, "n1", 40, 40)
+        post(url, "/api/v1/namespaces", {"metadata": {"name": "team"}})
+        add_claim(url, "default", "fits", "32Gi")
+        add_claim(url, "team", "huge", "200Gi")
+        yield path, url
+
+
+def test_the_fleet_and_what_waits(cluster, capsys):
+    path, _ = cluster
+    assert main(["status", "--kubeconfig", str(path)]) == 0
+    table = capsys.readouterr().out
+    assert "2 devices on 1 of 1 nodes: 2 free" in table
+    assert "team/huge" in table
+    assert kubectl_dra(["status", "--kubeconfig", str(path), "--by", "model", "-o", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [(r["model"], r["total"], r["free"]) for r in data["devices"]] == [("A100", 2, 2)]
+
+
+def test_why_a_claim_does_not_fit(cluster, capsys):
+    path, _ = cluster
+    assert main(["explain", "--kubeconfig", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "default/fits fits on node n1:" in out
+    assert "team/huge does not fit: 0 of 1 nodes: 1 has 2 " in out
+    assert "below 200Gi (largest 40Gi)" in out
+    assert kubectl_dra(["explain", "--kubeconfig", str(path), "-n", "team", "--claim", "huge"]) == 0
+    assert "default/fits" not in capsys.readouterr().out
+
+
+def test_the_kubeconfig_is_found_where_kubectl_finds_it(cluster, capsys, monkeypatch):
+    path, _ = cluster
+    (path.parent / ".kube").mkdir()
+    shutil.copy(path, path.parent / ".kube" / "config")
+    assert main(["explain"]) == 0
+    assert "default/fits" in capsys.readouterr().out
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert kubectl_dra(["status"]) == 0
+    context = yaml.safe_load(path.read_text())["current-context"]
+    assert kubectl_dra(["status", "--context", context]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["status", "--context", "elsewhere"], 2, "no context 'elsewhere'; there are "),
+        (
+            ["explain", "-n", "nowhere"],
+            2,
+            "no ResourceClaimTemplate in namespace nowhere",
+        ),
+        (["explain", "--claim", "gone"], 2, "--claim gone: no such claim; there are default/fits, team/huge"),
+        (["explain", "--watch", "-f", "x.yaml"], 2, "--watch is for a live cluster, -f for manifests"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(cluster, capsys, monkeypatch, arguments, status, said):
+    monkeypatch.setenv("KUBECONFIG", str(cluster[0]))
+    assert kubectl_dra(arguments) == status
+    err = capsys.readouterr().err
+    assert err.startswith(f"kubectl dra {arguments[0]}: ")
+    assert said in err
+
+
+def test_no_server_and_no_kubeconfig(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert main(["status"]) == 2
+    assert "no cluster: give --kubeconfig FILE or set KUBECONFIG" in capsys.readouterr().err
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}],
+        "current-context": "c",
+    }
+    path = tmp_path / "dead"
+    path.write_text(yaml.safe_dump(config))
+    assert main(["explain", "--kubeconfig", str(path)]) == 1
+    assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_watching_shows_what_changes(cluster):
+    path, url = cluster
+    command = [str(PLUGIN), "status", "--kubeconfig", str(path), "--watch", "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = iter(process.stdout.readline, "")
+            assert next(line for line in lines if " nodes: " in line) == "2 devices on 1 of 1 nodes: 2 free\n"
+            add_node(url, "n2", 80)
+            assert next(line for line in lines if " nodes: " in line) == "3 devices on 2 of 2 nodes: 3 free\n"
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
+def test_kubectl_runs_it_as_its_plugin(cluster):
+    path, _ = cluster
+    environment = {**os.environ, "KUBECONFIG": str(path), "PATH": f"{PLUGIN.parent}:{os.environ['PATH']}"}
+    found = subprocess.run(
+        ["kubectl", "dra", "explain", "-n", "team"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "team/huge does not fit" in found.stdout
