@@ -18,7 +18,7 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.discovery import amdgpu_kfd, pci, pci_products, schema, sysfs
 from dra_driver.discovery.amdgpu_kfd import KfdNode
-from dra_driver.discovery.drm_samples import read_sample
+from dra_driver.discovery.amdgpu_samples import read_partition_sample, read_sample
 from dra_driver.discovery.nodes import device_nodes
 from dra_driver.discovery.pci import PciAddress
 from dra_driver.discovery.problems import HardwareAbsent, Problem, ProblemLog
@@ -72,7 +72,7 @@ class AmdGpuBackend:
         self._sysfs_root = sysfs_root
         self._dev_root = dev_root
         self._log = ProblemLog(self.name)
-        self._whole: tuple[tuple[str, Path], ...] = ()
+        self._sampled: tuple[_Part, ...] = ()
         # While the driver resets a GPU its mode cannot be read: without the last one names would change.
         self._compute: dict[PciAddress, str] = {}
 
@@ -115,14 +115,18 @@ class AmdGpuBackend:
         version = sysfs.read_sysfs(self._sysfs_root / "module" / "amdgpu" / "version")
         devices = [self._device(part, whole, version, problems) for part in parts]
         self._log.replace(problems)
-        self._whole = tuple(
-            (p.name, p.gpu.function) for p in parts if p.index is None and p.gpu.function is not None
-        )
+        self._sampled = tuple(parts)
         return devices
 
     def sample(self) -> Sequence[DeviceSample]:
-        """See ``ports.TelemetrySource``: whole GPUs, for the driver does not tell it of their partitions."""
-        return [read_sample(name, function) for name, function in self._whole]
+        """See ``ports.TelemetrySource``: of what the last ``discover`` found."""
+        samples: list[DeviceSample] = []
+        for part in self._sampled:
+            if part.index is not None and part.node is not None:
+                samples.append(read_partition_sample(part.name, part.gpu.function, part.node))
+            elif part.index is None and part.gpu.function is not None:
+                samples.append(read_sample(part.name, part.gpu.function, part.node))
+        return samples
 
     def close(self) -> None:
         """Nothing is held."""

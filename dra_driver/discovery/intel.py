@@ -17,11 +17,12 @@ from typing import Final
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
 from dra_driver.discovery import pci, pci_products, schema, sysfs
+from dra_driver.discovery.intel_samples import IntelSampler, Sampled
 from dra_driver.discovery.nodes import device_nodes
 from dra_driver.discovery.pci import PciAddress
 from dra_driver.discovery.pci_products import PciProduct
 from dra_driver.discovery.problems import HardwareAbsent, Problem, ProblemLog
-from dra_driver.ports import CdiMaterial, DiscoveredDevice
+from dra_driver.ports import CdiMaterial, DeviceSample, DiscoveredDevice
 
 __all__ = ["IntelGpuBackend"]
 
@@ -69,6 +70,8 @@ class IntelGpuBackend:
         self._dev_root = dev_root
         self._integrated = integrated
         self._left_out = 0
+        self._sampler = IntelSampler()
+        self._sampled: tuple[Sampled, ...] = ()
         self._log = ProblemLog(self.name)
 
     @property
@@ -109,9 +112,14 @@ class IntelGpuBackend:
         if len(wanted) > _MAX_GPUS:
             problems.append(Problem("", "GPUs", f"{len(wanted)} found; only {_MAX_GPUS} are looked at"))
         by_address = {gpu.address: gpu for gpu in wanted}
-        devices = [self._device(gpu, by_address, problems) for gpu in wanted[:_MAX_GPUS]]
+        found = [(gpu, self._device(gpu, by_address, problems)) for gpu in wanted[:_MAX_GPUS]]
         self._log.replace(problems)
-        return devices
+        self._sampled = tuple(_sampled(gpu, device) for gpu, device in found if gpu.driver in _DRM_DRIVERS)
+        return [device for _, device in found]
+
+    def sample(self) -> Sequence[DeviceSample]:
+        """See ``ports.TelemetrySource``: of what the last ``discover`` found and a graphics driver serves."""
+        return [self._sampler.sample(gpu) for gpu in self._sampled]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -178,6 +186,12 @@ class IntelGpuBackend:
         found, missing = device_nodes(self._dev_root, (), drm, str(gpu.address))
         problems += [Problem(gpu.name, "device node", f"{path} is not there") for path in missing]
         return CdiMaterial(device_nodes=found)
+
+
+def _sampled(gpu: _Gpu, device: DiscoveredDevice) -> Sampled:
+    memory = device.device.capacity.get("memory")
+    total = None if memory is None else memory.value.value()
+    return Sampled(gpu.name, gpu.function, sysfs.drm_nodes(gpu.function).card, total)
 
 
 def _memory(gpu: _Gpu, drm: sysfs.DrmNodes) -> int | None:

@@ -1,7 +1,10 @@
-"""One life of a node agent on the NVML stub, as a process of its own: ``nvml_node.py ROOT STEPS``.
+"""One life of a node agent on the NVML stub, as a process of its own: ``nvml_node.py ROOT STEPS [BACKEND]``.
 
-STEPS is a JSON list of ``["prepare" | "unprepare", CLAIM, DEVICE]`` or ``["restart"]``; the answers are a
-line each. The API server is in memory, so that it knows the same claims after a restart of the agent.
+STEPS is a JSON list; the answers are a line each, but ``["restart"]`` has none. The API server is in memory,
+so that it knows the same claims after a restart of the agent.
+
+``["prepare" | "unprepare", CLAIM, DEVICE]``; ``["devices"]`` looks at the hardware and lists the inventory;
+``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes GPUs behind the agent's back.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from node_agent import DRIVER, add_claim, claim, running
 
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
+from dra_driver.discovery.control import Places, control_of
+from dra_driver.ports import DeviceBackend, TelemetrySource
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
 
 _SLICING = {
@@ -46,7 +51,19 @@ async def _call(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def main(root: Path, steps: list[list[Any]]) -> None:
+async def _look(node: Any, verb: str, backend: DeviceBackend, proc: Path, *arguments: Any) -> Any:
+    if verb == "administrator":
+        method, *rest = arguments
+        getattr(control_of(backend, Places(proc_root=proc)), method)(*rest)
+        return {}
+    if verb == "samples":
+        assert isinstance(backend, TelemetrySource)
+        return {"metrics": node.plugin.observation.metrics.render(backend.sample()).decode()}
+    await node.plugin._table.scan()
+    return {"devices": {d.device.name: d.uuid for d in node.plugin._table.devices}}
+
+
+async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
     """Lives."""
     common.configure_logging("error", "json")
     kube = FakeKube()
@@ -58,9 +75,14 @@ async def main(root: Path, steps: list[list[Any]]) -> None:
         "procfs_root": root / "proc",
     }
     while steps:
-        backend = open_backend("nvml", sysfs_root=root / "sys", dev_root=root / "dev", node_name="node-a")
+        roots = {"sysfs_root": root / "sys", "dev_root": root / "dev", "procfs_root": root / "proc"}
+        backend = open_backend(spec, **roots, node_name="node-a")
         async with running(root, kube, backend=backend, settings=settings) as node:
             while steps and (step := steps.pop(0)) != ["restart"]:
+                if step[0] not in ("prepare", "unprepare"):
+                    answer = await _look(node, step[0], backend, root / "proc", *step[1:])
+                    sys.stdout.write(json.dumps(answer) + "\n")
+                    continue
                 verb, name, *device = step
                 if name not in claims:
                     body = claim(name, device[0])
@@ -73,4 +95,4 @@ async def main(root: Path, steps: list[list[Any]]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2]), (*sys.argv, "nvml")[3]))

@@ -186,6 +186,47 @@ def test_what_a_gpu_does_is_sampled_without_discovery(tmp_path: Path) -> None:
     assert (sample.utilization, sample.temperature, sample.power) == (None, None, 91.0)
 
 
+def test_an_accelerator_without_edge_sensor_tells_the_next(tmp_path: Path) -> None:
+    root = hw.machine(tmp_path, "mi210")
+    one = backend(root)
+    one.discover()
+    monitor = root / "sys/bus/pci/devices/0000:03:00.0/hwmon/hwmon4"
+    monitor.mkdir(parents=True)
+    (monitor / "temp10_input").write_text("90000\n")
+    (monitor / "temp2_input").write_text("61000\n")
+    (monitor / "power1_input").write_text("120000000\n")
+    first = one.sample()[0]
+    assert (first.device, first.temperature, first.power) == ("gpu-0000-03-00-0", 61.0, 120.0)
+
+
+def test_partitions_tell_their_memory_and_the_temperature_of_their_gpu(tmp_path: Path) -> None:
+    root = hw.machine(tmp_path, "mi300x-cpx")
+    one = backend(root)
+    names = [d.device.name for d in one.discover()]
+    function = root / "sys/bus/pci/devices/0000:05:00.0"
+    (function / "gpu_busy_percent").write_text("37\n")
+    monitor = function / "hwmon/hwmon4"
+    monitor.mkdir(parents=True)
+    (monitor / "temp2_input").write_text("45000\n")
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
+    (nodes / "2/mem_banks/0/used_memory").write_text("3149352960\n")
+    (nodes / "3/mem_banks/0/used_memory").write_text("much\n")
+    samples = one.sample()
+    assert [s.device for s in samples] == names
+    # The load that the function shows is that of no partition alone.
+    expected = {"memory_total": 24574 * hw.MIB, "temperature": 45.0}
+    assert samples[0] == DeviceSample("gpu-0000-05-00-0-cpx-0", memory_used=3149352960, **expected)
+    assert samples[1] == DeviceSample("gpu-0000-05-00-0-cpx-1", **expected)
+
+
+def test_recorded_partitions_tell_what_is_in_use(tmp_path: Path) -> None:
+    one = backend(recorded(tmp_path, "kfd-mi308x-8gpu-cpx"))
+    one.discover()
+    samples = one.sample()
+    assert len(samples) == 32
+    assert all(0 < (s.memory_used or 0) < (s.memory_total or 0) for s in samples)
+
+
 @pytest.mark.parametrize(
     ("number", "name"),
     [(90402, "gfx942"), (90010, "gfx90a"), (110000, "gfx1100"), (120001, "gfx1201"), (0, None)],

@@ -11,9 +11,10 @@ import hardware_support as hw
 import pytest
 
 from dra_driver.discovery.intel import IntelGpuBackend
+from dra_driver.discovery.intel_samples import IntelSampler
 from dra_driver.discovery.pci_products import intel_product
 from dra_driver.discovery.problems import HardwareAbsent
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.ports import DeviceSample, DiscoveredDevice, TelemetrySource
 
 
 def backend(root: Path, *, integrated: bool = False) -> IntelGpuBackend:
@@ -22,6 +23,16 @@ def backend(root: Path, *, integrated: bool = False) -> IntelGpuBackend:
 
 def discover(root: Path, *, integrated: bool = False) -> Sequence[DiscoveredDevice]:
     return backend(root, integrated=integrated).discover()
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def reasons(device: DiscoveredDevice) -> list[str]:
@@ -138,6 +149,80 @@ def test_what_the_driver_counts_is_health(tmp_path: Path) -> None:
         ("PcieFatalErrors", "info"),
     ]
     assert "gt0/fatal_guc 3" in device.device.health[1].message
+
+
+def test_what_a_gpu_does_comes_from_counters_of_xe(tmp_path: Path) -> None:
+    root = hw.machine(tmp_path, "max")
+    one = backend(root)
+    assert isinstance(one, TelemetrySource)
+    assert one.sample() == []
+    one.discover()
+    clock = Clock()
+    one._sampler = IntelSampler(clock)
+    function = root / "sys/bus/pci/devices/0000:18:00.0"
+    gts = [function / f"tile{n}/gt0/gtidle" for n in (0, 1)]
+    for gt in gts:
+        gt.mkdir()
+    monitor = function / "hwmon/hwmon2"
+    monitor.mkdir(parents=True)
+    (monitor / "name").write_text("xe\n")
+    (monitor / "temp2_input").write_text("51000\n")
+
+    def counters(first: int, second: int, microjoules: int) -> None:
+        (gts[0] / "idle_residency_ms").write_text(f"{first}\n")
+        (gts[1] / "idle_residency_ms").write_text(f"{second}\n")
+        (monitor / "energy1_input").write_text(f"{microjoules}\n")
+
+    def sample() -> DeviceSample:
+        clock.now += 10
+        return one.sample()[0]
+
+    name = "gpu-0000-18-00-0"
+    fixed = {"memory_total": 128 * hw.GIB, "temperature": 51.0}
+    counters(5000, 5000, 10**9)
+    assert sample() == DeviceSample(name, **fixed)
+    # The second GT slept 2.5 of the 10 seconds, and 3 kJ were used.
+    counters(15000, 7500, 4 * 10**9)
+    assert sample() == DeviceSample(name, utilization=0.75, power=300.0, **fixed)
+    # Too soon after the last one: the same again.
+    clock.now -= 9.9
+    counters(15000, 7500, 4 * 10**9)
+    assert sample() == DeviceSample(name, utilization=0.75, power=300.0, **fixed)
+    # A little more sleep than time is rounding; a counter that went back is a reset.
+    counters(25200, 17700, 4 * 10**9)
+    assert (one_more := sample()).utilization == 0.0
+    assert one_more.power == 0.0
+    counters(100, 100, 0)
+    assert sample() == DeviceSample(name, **fixed)
+    (gts[1] / "idle_residency_ms").write_text("long\n")
+    assert sample().utilization is None
+
+
+@pytest.mark.parametrize("file", ["gt/gt0/rc6_residency_ms", "power/rc6_residency_ms"])
+def test_what_a_gpu_does_comes_from_counters_of_i915(tmp_path: Path, file: str) -> None:
+    root = hw.machine(tmp_path, "flex")
+    one = backend(root)
+    one.discover()
+    clock = Clock()
+    one._sampler = IntelSampler(clock)
+    counter = root / "sys/bus/pci/devices/0000:4d:00.0/drm/card0" / file
+    counter.parent.mkdir(parents=True)
+    used: list[float | None] = []
+    for asleep in (1000, 1500, 2500):
+        counter.write_text(f"{asleep}\n")
+        clock.now += 1
+        used.append(one.sample()[0].utilization)
+    assert used == [None, 0.5, 0.0]
+
+
+def test_a_gpu_that_containers_cannot_use_is_not_sampled(tmp_path: Path) -> None:
+    root = hw.machine(
+        tmp_path,
+        "devices:\n- {kind: intel, at: ['0000:03:00.0 pci0000:00'], deviceID: 56c0, driver: vfio-pci}",
+    )
+    one = backend(root)
+    one.discover()
+    assert one.sample() == []
 
 
 def test_every_model_of_intels_own_table_is_known() -> None:
