@@ -13,6 +13,7 @@ from controller.groups import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of
 from controller.ledger import Ledger, node_of
 from controller.metrics import Metrics
 from controller.placement import NodeUsage, is_finished
+from controller.tracing import span, traced
 from controller.waiting import WaitingPods, shape_of
 from controller.writer import Writer
 from dra_driver.api.core import PODS, Node, Pod
@@ -158,7 +159,9 @@ class Allocator:
     async def run(self) -> None:
         """Allocates until cancelled. The informers must be synced: what is taken must be known."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.queue.process(self.reconcile, workers=self._config.workers))
+            group.create_task(
+                self.queue.process(traced("allocate", self.reconcile), workers=self._config.workers)
+            )
             group.create_task(self.unused.process(self.free_unused))
 
     def close(self) -> None:
@@ -297,7 +300,7 @@ class Allocator:
         if group is not None:
             await self._reconcile_group(pod, group)
             return
-        with self._metrics.decision_seconds.time():
+        with self._metrics.decision_seconds.time(), span("decide"):
             decision = self._decider.decide(pod, self._avoided(pod))
         match decision:
             case Wait(reason, poll):
@@ -320,7 +323,7 @@ class Allocator:
         if isinstance(group, GroupProblem):
             await self._refuse(pod, Refuse(group.message), shape)
             return
-        with self._metrics.decision_seconds.time():
+        with self._metrics.decision_seconds.time(), span("decide"):
             decision = self._groups.decide(group)
         match decision:
             case Wait(reason, poll):

@@ -21,6 +21,7 @@ from controller.metrics import CONTENT_TYPE, MeteredClient, Metrics
 from controller.node_labels import NodeLabeler
 from controller.policies import PolicyBook
 from controller.publisher import POOL_INDEX, Publisher, pool_of, refusal_of
+from controller.tracing import tracing
 from controller.web import Feed
 from controller.web import serve as serve_page
 from dra_driver.api.core import NODES, PODS, Node, Pod
@@ -215,7 +216,7 @@ class Controller:
         """
         # Standbys serve webhooks as well: the Service sends them their part.
         webhooks = self.admission.serving() if self.admission is not None else contextlib.nullcontext()
-        async with self._health(), self._page(), webhooks:
+        async with tracing(self._config.otlp_endpoint), self._health(), self._page(), webhooks:
             if not self._config.leader_elect:
                 await self._lead()
                 return

@@ -40,6 +40,7 @@ class ControllerConfig:
         health_host: address that they are served on.
         web_port: for the page that draws the fleet; None: not served.
         web_host: address that the page is served on.
+        otlp_endpoint: of a collector of traces; empty: none.
         node_labels: ``none``, ``own`` (under dra-driver.dev) or ``nvidia`` (NVIDIA's names as well).
         admission: webhooks; None: not served.
         workers: pods whose allocations are written at the same time.
@@ -58,6 +59,7 @@ class ControllerConfig:
     health_host: str = "127.0.0.1"
     web_port: int | None = None
     web_host: str = "127.0.0.1"
+    otlp_endpoint: str = ""
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
@@ -80,6 +82,10 @@ class ControllerConfig:
             findings.append(f"--health-port {self.health_port}: must be between 0 and 65535 (0: any)")
         if self.web_port is not None and not 0 <= self.web_port <= 65535:
             findings.append(f"--web-port {self.web_port}: must be between 0 and 65535 (0: any)")
+        if self.otlp_endpoint and not re.match(r"https?://[^/]", self.otlp_endpoint):
+            findings.append(
+                f"--otlp-endpoint {self.otlp_endpoint!r}: must be an address such as http://collector:4318"
+            )
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from controller.tracing import span
 from dra_driver.api.meta import Resource, WireObject
 from dra_driver.errors import ApiError, ApiUnavailable
 from dra_driver.ports import KubeClient, ObjectList, WatchEvent
@@ -246,9 +248,9 @@ class MeteredClient:
 
 
 class _Call:
-    """Counts one call when it ends, however it ends."""
+    """Counts one call when it ends, however it ends; a span in a trace, where there is one."""
 
-    __slots__ = ("_client", "_dry_run", "_resource", "_started", "_verb")
+    __slots__ = ("_client", "_dry_run", "_resource", "_span", "_started", "_verb")
 
     def __init__(
         self, client: MeteredClient, verb: str, resource: Resource[Any], *, dry_run: bool = False
@@ -258,11 +260,15 @@ class _Call:
         self._resource = resource
         self._dry_run = dry_run
         self._started = time.monotonic()
+        self._span = span(f"{verb} {resource.plural}")
 
     def __enter__(self) -> None:
-        return None
+        self._span.__enter__()
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._span.__exit__(kind, error, trace)
         self._client._count(self._verb, self._resource, self._started, error)
         writes = self._verb in ("create", "update", "delete") and not self._dry_run
         if writes and error is None and self._resource.plural == "resourceslices":

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from controller.tracing import traced
 from dra_driver.api.core import NODES, Node
 from dra_driver.api.inventory import DeviceInventory, InventoryDevice, inventory_name
 from dra_driver.api.meta import DriverName
@@ -144,7 +145,7 @@ class NodeLabeler:
 
     async def run(self) -> None:
         """Labels until cancelled."""
-        await self.queue.process(self.reconcile)
+        await self.queue.process(traced("label node", self.reconcile))
 
     async def reconcile(self, name: str) -> None:
         """Brings the labels of one node up to date."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 import structlog
 
 from controller import conditions
+from controller.tracing import traced
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName
@@ -129,7 +130,7 @@ class PolicyBook:
 
     async def run(self) -> None:
         """Writes statuses until cancelled."""
-        await self.queue.process(self.reconcile)
+        await self.queue.process(traced("policy status", self.reconcile))
 
     async def reconcile(self, name: str) -> None:
         """Brings the status of one policy up to date."""

@@ -28,6 +28,7 @@ from controller.features import probe_features
 from controller.freeze import FrozenPools, changes_forms
 from controller.handover import DRAINING, Handover, Step
 from controller.policies import PolicyBook
+from controller.tracing import traced
 from dra_driver.api import codec
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, Publication, inventory_name
@@ -169,7 +170,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Publishes until cancelled. The informers must be synced."""
-        await self.queue.process(self.reconcile, workers=8)
+        await self.queue.process(traced("publish", self.reconcile), workers=8)
 
     def _slice_changed(self, slice_: ResourceSlice, *, gone: bool = False) -> None:
         self._frozen.saw(PoolID(slice_.spec.driver, slice_.spec.pool.name), slice_, gone=gone)

@@ -63,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "it and use kubectl port-forward",
     )
     parser.add_argument(
+        "--otlp-endpoint",
+        default="",
+        metavar="URL",
+        help="send traces to this collector (OTLP over HTTP), such as http://collector:4318; default: none",
+    )
+    parser.add_argument(
         "--node-labels",
         choices=("none", "own", "nvidia"),
         default="none",
@@ -115,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
         namespace=args.namespace,
         health_port=args.health_port,
         health_host=args.health_host,
+        otlp_endpoint=args.otlp_endpoint,
         web_port=args.web_port,
         web_host=args.web_host,
         workers=args.workers,
