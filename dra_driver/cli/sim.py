@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +34,13 @@ def _port(text: str) -> int:
     return port
 
 
+def _service(text: str) -> tuple[str, str]:
+    found = re.fullmatch(r"([^/=]+/[^/=]+)=([^=]+:\d+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAMESPACE/NAME=HOST:PORT")
+    return found[1], found[2]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``dra-driver sim``."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
@@ -51,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument(
         "--token", help="bearer token that every request must carry (everyone gets in without)"
+    )
+    server.add_argument(
+        "--service",
+        type=_service,
+        action="append",
+        default=[],
+        metavar="NAMESPACE/NAME=HOST:PORT",
+        help="where the Service of an admission webhook really listens (there are no pods here); repeatable",
     )
     server.add_argument(
         "--faults",
@@ -97,7 +113,7 @@ def _faults(given: str | None) -> FaultPlan | None:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    server = ApiServer(token=args.token, faults=_faults(args.faults))
+    server = ApiServer(token=args.token, faults=_faults(args.faults), services=dict(args.service))
     await server.install(_manifests())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dra_driver.sim.apiserver import strategy
 from dra_driver.sim.apiserver.kinds import Kind
+from dra_driver.sim.apiserver.reviews import Reviews
 from dra_driver.sim.apiserver.status import Raw, StatusError, success
 from dra_driver.sim.apiserver.store import Key, Stored
 
@@ -44,6 +45,7 @@ class DeleteOptions:
         version: precondition.
         dry_run: answer only.
         propagation: ``Foreground``, ``Orphan`` or ``Background``; empty counts as the last.
+        reviews: what webhooks say; None where none is installed.
     """
 
     grace: int | None = None
@@ -51,6 +53,7 @@ class DeleteOptions:
     version: str = ""
     dry_run: bool = False
     propagation: str = ""
+    reviews: Reviews | None = None
 
 
 def delete(registry: Registry, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:

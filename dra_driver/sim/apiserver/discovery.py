@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from dra_driver.sim.apiserver.fields import ListType, MapType, Scalar, Struct, Type
 from dra_driver.sim.apiserver.kinds import Kind, Kinds
 from dra_driver.sim.apiserver.status import Raw
@@ -44,7 +46,8 @@ def groups(kinds: Kinds) -> dict[str, list[str]]:
     for group, version in _REVIEWS:
         out.setdefault(group, [version])
     for versions in out.values():
-        versions.sort(key=lambda v: ("alpha" in v, "beta" in v, v))
+        numbers = {v: [-int(n) for n in re.findall(r"\d+", v)] for v in versions}
+        versions.sort(key=lambda v: ("alpha" in v, "beta" in v, numbers[v], v))
     return out
 
 

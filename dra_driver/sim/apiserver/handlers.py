@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -13,10 +14,11 @@ import yaml
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from dra_driver.sim.apiserver import discovery, listing, pods, tables
+from dra_driver.sim.apiserver import discovery, identity, listing, pods, tables
 from dra_driver.sim.apiserver.injection import Injector, OpenWatch, cut
+from dra_driver.sim.apiserver.options import Options
 from dra_driver.sim.apiserver.protobuf import decode_protobuf
-from dra_driver.sim.apiserver.registry import Options, Registry
+from dra_driver.sim.apiserver.registry import DeleteOptions, Registry
 from dra_driver.sim.apiserver.requests import (
     Accept,
     Route,
@@ -30,13 +32,17 @@ from dra_driver.sim.apiserver.requests import (
     verb_of,
     write_options,
 )
+from dra_driver.sim.apiserver.reviews import Reviews, Unanswered
 from dra_driver.sim.apiserver.status import Raw, StatusError
 from dra_driver.sim.apiserver.store import Key
 from dra_driver.sim.apiserver.watching import Watch
+from dra_driver.sim.apiserver.webhooks import Services, Webhooks
 
 __all__ = ["Handlers"]
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _JSON = "application/json"
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
@@ -47,6 +53,8 @@ _PATCHES = {
     "application/strategic-merge-patch+json": "strategic",
     "application/apply-patch+yaml": "apply",
 }
+# A write that others keep changing under the webhooks' hands is given up after so many questions.
+_MOST_REVIEWS = 20
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 
@@ -57,19 +65,22 @@ class Handlers:
         stopping: watches end when this becomes true.
         injector: the faults that are in force, if any.
         watches: those that are open.
+        webhooks: admission.
 
     Args:
         registry: the verbs.
         token: bearer token that requests must carry, if any.
+        services: where webhooks behind Services really listen.
     """
 
-    def __init__(self, registry: Registry, token: str | None) -> None:
+    def __init__(self, registry: Registry, token: str | None, services: Services) -> None:
         self.registry = registry
         self.stopping = False
         self.injector: Injector | None = None
         self.watches: set[OpenWatch] = set()
         # Namespace, name and container (empty: the only one) of a pod to what it printed; kubelets know.
         self.pod_log: Callable[[str, str, str], str] = lambda _namespace, _name, _container: ""
+        self.webhooks = Webhooks(registry.store, registry.kinds, services)
         self._token = token
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -252,17 +263,42 @@ class Handlers:
         self, request: web.BaseRequest, found: Route, form: Accept, headers: dict[str, str]
     ) -> web.Response:
         body, options = await self._write(request, found, "CreateOptions")
-        raw = self.registry.create(found.kind, found.namespace, body, options)
+        raw = await self._reviewed(
+            found, options, lambda: self.registry.create(found.kind, found.namespace, body, options)
+        )
         return self._object(201, found, raw, form, request.query, headers, options)
 
     async def _update(
         self, request: web.BaseRequest, found: Route, form: Accept, headers: dict[str, str]
     ) -> web.Response:
         body, options = await self._write(request, found, "UpdateOptions")
-        raw, new = self.registry.update(
-            found.kind, found.namespace, found.name, body, options, found.subresource
+        raw, new = await self._reviewed(
+            found,
+            options,
+            lambda: self.registry.update(
+                found.kind, found.namespace, found.name, body, options, found.subresource
+            ),
         )
         return self._object(201 if new else 200, found, raw, form, request.query, headers, options)
+
+    async def _reviewed(self, found: Route, options: Options | DeleteOptions, write: Callable[[], T]) -> T:
+        """Does a write; webhooks that want a say are asked before, with nothing stored yet."""
+        if not self.webhooks.wanted(found.kind):
+            return write()
+        reviews = options.reviews = Reviews()
+        for _ in range(_MOST_REVIEWS):
+            warnings = list(options.warnings) if isinstance(options, Options) else []
+            try:
+                result = write()
+            except Unanswered as question:
+                if isinstance(options, Options):
+                    options.warnings = warnings
+                await self.webhooks.ask(question, found.kind, reviews)
+            else:
+                if isinstance(options, Options):
+                    options.warnings += reviews.warnings
+                return result
+        raise StatusError.conflict(found.kind.plural, found.kind.group, found.name, "it changes too often")
 
     async def _write(self, request: web.BaseRequest, found: Route, kind: str) -> tuple[Any, Options]:
         content_type = _content_type(request)
@@ -288,8 +324,12 @@ class Handlers:
         options = write_options(request.query, agent, "PatchOptions", applying=patch_form == "apply")
         data = await request.read()
         patch = decode_body(data, content_type, found.kind.kind)
-        raw, new = self.registry.patch(
-            found.kind, found.namespace, found.name, patch_form, patch, options, found.subresource
+        raw, new = await self._reviewed(
+            found,
+            options,
+            lambda: self.registry.patch(
+                found.kind, found.namespace, found.name, patch_form, patch, options, found.subresource
+            ),
         )
         return self._object(201 if new else 200, found, raw, form, request.query, headers, options)
 
@@ -297,7 +337,9 @@ class Handlers:
         self, request: web.BaseRequest, found: Route, form: Accept, headers: dict[str, str]
     ) -> web.Response:
         options = delete_options(request.query, await _optional_body(request))
-        raw = self.registry.delete(found.kind, found.namespace, found.name, options)
+        raw = await self._reviewed(
+            found, options, lambda: self.registry.delete(found.kind, found.namespace, found.name, options)
+        )
         if raw["kind"] == "Status":
             return _json(200, raw, headers)
         return self._object(200, found, raw, form, request.query, headers)
@@ -308,8 +350,11 @@ class Handlers:
         options = delete_options(request.query, await _optional_body(request))
         page = listing.list_page(self.registry, found, request.query)
         for stored in page.items:
+            delete = functools.partial(
+                self.registry.delete, found.kind, stored.key.namespace, stored.key.name, options
+            )
             try:
-                self.registry.delete(found.kind, stored.key.namespace, stored.key.name, options)
+                await self._reviewed(found, options, delete)
             except StatusError as e:
                 if e.code != 404:
                     raise
@@ -375,25 +420,12 @@ class Handlers:
 
     async def _token_request(self, request: web.BaseRequest, found: Route) -> web.Response:
         """A token for a service account: whatever is asked for, it is one that gets in."""
-        body = (
-            decode_body(await request.read(), _JSON, "TokenRequest")
-            if _content_type(request) == _JSON
-            else {}
-        )
+        content_type = _content_type(request)
+        body = decode_body(await request.read(), _JSON, "TokenRequest") if content_type == _JSON else {}
         self.registry.get(found.kind, found.namespace, found.name)
-        spec = {"audiences": ["https://kubernetes.default.svc"], **(body.get("spec") or {})}
         token = self._token or secrets.token_urlsafe(24)
-        status = {"token": token, "expirationTimestamp": self.registry.now()}
-        return _json(
-            201,
-            {
-                "kind": "TokenRequest",
-                "apiVersion": "authentication.k8s.io/v1",
-                "metadata": {"name": found.name, "namespace": found.namespace},
-                "spec": spec,
-                "status": status,
-            },
-        )
+        made = identity.token_request(body, found.namespace, found.name, token, self.registry.now())
+        return _json(201, made)
 
     async def _review(self, request: web.BaseRequest) -> web.Response:
         """SelfSubjectAccessReview: whoever gets in may do everything."""
@@ -401,20 +433,10 @@ class Handlers:
             raise StatusError.no_resource()
         if request.method != "POST":
             raise StatusError.method_not_allowed()
-        spec: Raw = {}
+        body: Any = {}
         if _content_type(request) in ("", _JSON):
             body = decode_body(await request.read(), _JSON, "SelfSubjectAccessReview")
-            spec = body.get("spec") or {} if isinstance(body, dict) else {}
-        return _json(
-            201,
-            {
-                "kind": "SelfSubjectAccessReview",
-                "apiVersion": "authorization.k8s.io/v1",
-                "metadata": {},
-                "spec": spec,
-                "status": {"allowed": True},
-            },
-        )
+        return _json(201, identity.access_review(body))
 
 
 _PLAIN = Accept("json", "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dra_driver.sim.apiserver.fields import Type, struct_type
@@ -178,7 +178,44 @@ _POD_SUBRESOURCES = (
 )
 _RBAC = "rbac.authorization.k8s.io/v1"
 _ADMISSION = "admissionregistration.k8s.io/v1"
-_DRA = "resource.k8s.io/v1"
+# Version, the table's prefix of its types, when it is deprecated and gone.
+_DRA_VERSIONS = (
+    ("v1", "resource", "", ""),
+    ("v1beta2", "resource", "1.36", "1.39"),
+    ("v1beta1", "resourcev1beta1", "1.35", "1.38"),
+)
+
+
+_SLICE_FIELDS = {"spec.driver": "", "spec.nodeName": ""}
+
+
+def _dra_kinds(version: str, types: str, since: str, until: str) -> Iterator[Kind]:
+    """The kinds of DRA in one of their versions; objects are kept in v1."""
+    for plural, kind, flags, selectable in (
+        ("deviceclasses", "DeviceClass", ("cluster", "generation"), {}),
+        ("resourceclaims", "ResourceClaim", ("status",), {}),
+        ("resourceclaimtemplates", "ResourceClaimTemplate", (), {}),
+        (
+            "resourceslices",
+            "ResourceSlice",
+            ("cluster", "generation"),
+            {"spec.driver": "", "spec.nodeName": ""},
+        ),
+    ):
+        api = f"resource.k8s.io/{version}"
+        deprecation = f"{api} {kind} is deprecated in v{since}+, unavailable in v{until}+" if since else ""
+        yield _row(
+            api,
+            plural,
+            kind,
+            f"{types}.{kind}",
+            *flags,
+            "answers_object",
+            selectable=selectable,
+            storage="v1",
+            deprecation=deprecation,
+        )
+
 
 BUILT_IN: tuple[Kind, ...] = (
     _row("v1", "configmaps", "ConfigMap", "core.ConfigMap", short="cm"),
@@ -292,13 +329,7 @@ BUILT_IN: tuple[Kind, ...] = (
          "admissionregistration.ValidatingWebhookConfiguration", "cluster", "generation"),
     _row(_ADMISSION, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration",
          "admissionregistration.MutatingWebhookConfiguration", "cluster", "generation"),
-    _row(_DRA, "deviceclasses", "DeviceClass", "resource.DeviceClass", "cluster", "generation",
-         "answers_object"),
-    _row(_DRA, "resourceclaims", "ResourceClaim", "resource.ResourceClaim", "status", "answers_object"),
-    _row(_DRA, "resourceclaimtemplates", "ResourceClaimTemplate", "resource.ResourceClaimTemplate",
-         "answers_object"),
-    _row(_DRA, "resourceslices", "ResourceSlice", "resource.ResourceSlice", "cluster", "generation",
-         "answers_object", selectable={"spec.driver": "", "spec.nodeName": ""}),
+    *(kind for version in _DRA_VERSIONS for kind in _dra_kinds(*version)),
     _row(
         "resource.k8s.io/v1beta2",
         "devicetaintrules",
@@ -350,6 +381,14 @@ class Kinds:
     def add(self, kind: Kind) -> None:
         """Serves a kind from now on."""
         self._kinds[kind.group, kind.version, kind.plural] = kind
+
+    def versions(self, group: str, plural: str) -> Sequence[Kind]:
+        """A kind in all its versions, as they were added."""
+        return [k for k in self._kinds.values() if (k.group, k.plural) == (group, plural)]
+
+    def stored(self, kind: Kind) -> Kind:
+        """The kind in the version in which its objects are kept."""
+        return self._kinds.get((kind.group, kind.storage or kind.version, kind.plural), kind)
 
     def remove(self, group: str, plural: str) -> None:
         """Serves a kind no longer, in any version."""

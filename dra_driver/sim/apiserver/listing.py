@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dra_driver.sim.apiserver import versions
 from dra_driver.sim.apiserver.kinds import Kind
 from dra_driver.sim.apiserver.registry import Registry
 from dra_driver.sim.apiserver.requests import Route
@@ -160,6 +161,8 @@ def object_bytes(kind: Kind, stored: Stored) -> bytes:
     """JSON of an object in the version that was asked for."""
     if kind.api_version == kind.storage_version:
         return stored.encoded
+    if versions.converts(kind.api_version):
+        return msgspec.json.encode(object_raw(kind, stored.raw))
     return kind.prefix + stored.encoded[len(_stored_prefix(kind)) :]
 
 
@@ -167,7 +170,7 @@ def object_raw(kind: Kind, raw: Raw) -> Raw:
     """An object as data in the version that was asked for."""
     if raw.get("apiVersion") == kind.api_version:
         return raw
-    return {**raw, "apiVersion": kind.api_version}
+    return versions.from_storage(kind.api_version, kind.kind, raw)
 
 
 def _stored_prefix(kind: Kind) -> bytes:
@@ -178,6 +181,9 @@ def encode_list(kind: Kind, page: Page) -> bytes:
     """The list as JSON. Items of built-in kinds carry no kind and apiVersion, custom ones do."""
     if kind.custom:
         items = b",".join(object_bytes(kind, s) for s in page.items)
+    elif versions.converts(kind.api_version):
+        skip = len(kind.prefix)
+        items = b",".join(b"{" + object_bytes(kind, s)[skip:] for s in page.items)
     else:
         skip = len(_stored_prefix(kind))
         items = b",".join(b"{" + s.encoded[skip:] for s in page.items)

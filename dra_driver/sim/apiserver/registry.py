@@ -8,23 +8,26 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from dra_driver.sim.apiserver import (
     admission,
     crds,
+    decoding,
     deletion,
     managed,
     patches,
     strategy,
     taint_preview,
     validation,
+    versions,
 )
 from dra_driver.sim.apiserver.deletion import DeleteOptions
-from dra_driver.sim.apiserver.fields import Context, WrongType
+from dra_driver.sim.apiserver.fields import Context
 from dra_driver.sim.apiserver.kinds import Kind, Kinds
+from dra_driver.sim.apiserver.options import Options
+from dra_driver.sim.apiserver.reviews import Review
 from dra_driver.sim.apiserver.status import Cause, Causes, Raw, StatusError
 from dra_driver.sim.apiserver.store import Collection, Key, Store, Stored
 
@@ -36,27 +39,6 @@ _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 def timestamp(seconds: float) -> str:
     """RFC 3339 with whole seconds."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-@dataclass(slots=True)
-class Options:
-    """Query parameters of a write, and the warnings that it causes.
-
-    Attributes:
-        dry_run: do everything except storing.
-        manager: field manager.
-        validation: ``Ignore``, ``Warn`` or ``Strict``.
-        force: server-side apply takes fields from their owners.
-        duplicates: paths of duplicate keys that the decoder of the body has found.
-        warnings: texts for the ``Warning`` header.
-    """
-
-    dry_run: bool = False
-    manager: str = "unknown"
-    validation: str = "Warn"
-    force: bool = False
-    duplicates: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 class Registry:
@@ -103,51 +85,10 @@ class Registry:
         """The time in ``seconds`` from now."""
         return timestamp(self.clock() + seconds)
 
-    # --- decoding ---
-
-    def _decode(self, kind: Kind, body: object, options: Options, complain: Complaint) -> tuple[Raw, Context]:
-        """The object that ``body`` is, with defaults; reports unknown fields as ``fieldValidation`` says."""
-        context = Context(self.now())
-        if not isinstance(body, dict):
-            raise StatusError.bad_request(
-                "the object provided is unrecognized (must be of type " + kind.kind + ")"
-            )
-        try:
-            decoded = kind.type.decode(body, "", context)
-        except WrongType as e:
-            raise complain(str(e)) from None
-        findings = [f'duplicate field "{d}"' for d in options.duplicates]
-        findings += [f'unknown field "{u}"' for u in context.unknown]
-        if findings and options.validation == "Strict":
-            raise complain("strict decoding error: " + ", ".join(findings))
-        if findings and options.validation != "Ignore":
-            options.warnings += findings
-        raw: Raw = {"kind": kind.kind, "apiVersion": kind.storage_version, **decoded}
-        if not isinstance(raw.get("metadata"), dict):
-            raw["metadata"] = {}
-        return raw, context
-
-    @staticmethod
-    def _check_type(kind: Kind, body: object, shown: str = "") -> None:
-        if not isinstance(body, dict):
-            word = {list: "array", str: "string", bool: "bool", type(None): "null"}.get(type(body), "number")
-            raise StatusError.bad_request(
-                f"the object provided is unrecognized (must be of type {kind.kind}): "
-                f"couldn't get version/kind; json parse error: json: cannot unmarshal {word} into Go value"
-            )
-        given_kind, given_version = body.get("kind"), body.get("apiVersion")
-        if kind.custom and (not given_kind or not given_version):
-            missing = "Kind" if not given_kind else "apiVersion"
-            raise StatusError.bad_request(
-                f"the object provided is unrecognized (must be of type {kind.kind}): "
-                f"Object '{missing}' is missing"
-            )
-        if (given_kind and given_kind != kind.kind) or (given_version and given_version != kind.api_version):
-            version = str(given_version or kind.api_version).rpartition("/")[2]
-            raise StatusError.bad_request(
-                f'{given_kind or kind.kind} in version "{version}" cannot be handled as a {kind.kind}: '
-                f'no kind "{given_kind or kind.kind}" is registered for version "{given_version}"'
-            )
+    def _decode(
+        self, kind: Kind, body: object, options: Options, complain: decoding.Complaint
+    ) -> tuple[Raw, Context]:
+        return decoding.decode(kind, self.kinds.stored(kind), body, options, complain, self.now())
 
     # --- create ---
 
@@ -157,9 +98,9 @@ class Registry:
         Raises:
             StatusError: 400, 403, 404 (namespace), 409 (exists), 422, 500 (resourceVersion given).
         """
-        self._check_type(kind, body)
-        raw, context = self._decode(kind, body, options, _cannot_handle(kind))
-        return self._create(kind, namespace, raw, context, options)
+        decoding.check_type(kind, body)
+        raw, context = self._decode(kind, body, options, decoding.cannot_handle(kind))
+        return self._create(self.kinds.stored(kind), namespace, raw, context, options)
 
     def _create(
         self,
@@ -182,14 +123,18 @@ class Registry:
         if not applied:
             metadata.pop("managedFields", None)
         if metadata.get("generateName") and not metadata.get("name"):
-            metadata["name"] = self._generate(kind, namespace, metadata["generateName"])
-        metadata["uid"] = str(uuid.uuid4())
+            drawn = options.drawn.get("name") or self._generate(kind, namespace, metadata["generateName"])
+            metadata["name"] = options.drawn["name"] = drawn
+        metadata["uid"] = options.drawn.setdefault("uid", str(uuid.uuid4()))
         metadata["creationTimestamp"] = now
         admission.admit_create(self.store, kind, namespace, raw)
+        raw, context = self._mutated(kind, "CREATE", namespace, raw, None, context, options)
+        metadata = raw["metadata"]
         strategy.prepare_create(kind, raw, now)
         causes = validation.create(kind, raw, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, metadata.get("name", ""), causes)
+        self._validated(kind, "CREATE", namespace, raw, None, options)
         if version not in ("", "0") and not applied and not options.dry_run:
             raise StatusError.internal("resourceVersion should not be set on objects to be created")
         context.drop_empties()
@@ -269,6 +214,43 @@ class Registry:
             labels = (found.raw["metadata"].get("labels") if found else None) or {}
         return validation.Surroundings(labels, options.warnings)
 
+    # --- webhooks ---
+
+    def _mutated(
+        self,
+        kind: Kind,
+        operation: str,
+        namespace: str,
+        raw: Raw,
+        old: Raw | None,
+        context: Context,
+        options: Options,
+        subresource: str = "",
+    ) -> tuple[Raw, Context]:
+        """The object as mutating webhooks make it."""
+        if options.reviews is None:
+            return raw, context
+        review = _review(kind, operation, namespace, raw, old, options, subresource)
+        changed = options.reviews.mutated(review)
+        if changed is None:
+            return raw, context
+        return self._decode(kind, changed, options, decoding.cannot_handle(kind))
+
+    def _validated(
+        self,
+        kind: Kind,
+        operation: str,
+        namespace: str,
+        raw: Raw,
+        old: Raw | None,
+        options: Options,
+        subresource: str = "",
+    ) -> None:
+        """Returns if no validating webhook objects."""
+        if options.reviews is not None:
+            review = _review(kind, operation, namespace, raw, old, options, subresource)
+            options.reviews.validated(review)
+
     # --- update ---
 
     def update(
@@ -279,8 +261,9 @@ class Registry:
         Raises:
             StatusError: 400, 404, 409, 422, 500 (malformed resourceVersion).
         """
-        self._check_type(kind, body)
-        raw, context = self._decode(kind, body, options, _cannot_handle(kind))
+        decoding.check_type(kind, body)
+        raw, context = self._decode(kind, body, options, decoding.cannot_handle(kind))
+        kind = self.kinds.stored(kind)
         metadata = raw["metadata"]
         if not metadata.get("name"):
             raise StatusError.bad_request(
@@ -320,12 +303,13 @@ class Registry:
         self._check_version(kind, existing, metadata, patched or applied)
         now = self.now()
         _carry_system_fields(old["metadata"], metadata)
+        namespace = existing.key.namespace
+        raw, context = self._mutated(kind, "UPDATE", namespace, raw, old, context, options, subresource)
         strategy.prepare_update(kind, old, raw, subresource, now)
-        causes = validation.update(
-            kind, old, raw, subresource, self._surroundings(kind, existing.key.namespace, options)
-        )
+        causes = validation.update(kind, old, raw, subresource, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, name, causes)
+        self._validated(kind, "UPDATE", namespace, raw, old, options, subresource)
         context.drop_empties()
         metadata = raw["metadata"]
         if not applied:
@@ -393,7 +377,7 @@ class Registry:
             return self._apply(kind, namespace, name, existing, patch, options, subresource)
         if existing is None:
             raise StatusError.not_found(kind.plural, kind.group, name)
-        old = {**existing.raw, "apiVersion": kind.api_version}
+        old = versions.from_storage(kind.api_version, kind.kind, existing.raw)
         match form:
             case "json":
                 patched = patches.json_patch(old, patch)
@@ -403,12 +387,13 @@ class Registry:
                 patched = patches.merge_patch(old, patch)
             case _:
                 patched = patches.strategic_merge(old, patch, kind.type)
-        complain = _bad_patch()
+        complain = decoding.bad_patch
         if not isinstance(patched, dict) or patched.get("kind") != kind.kind:
             raise complain(f"the patch makes no {kind.kind}")
         if kind.custom and patched.get("apiVersion") != kind.api_version:
             raise complain("the patch changes apiVersion")
         raw, context = self._decode(kind, patched, options, complain)
+        kind = self.kinds.stored(kind)
         self._check_name(name, raw["metadata"])
         self._locate(kind, namespace, raw["metadata"])
         return self._replace(kind, existing, raw, context, options, subresource, patched=True), False
@@ -439,58 +424,38 @@ class Registry:
         self._locate(kind, namespace, metadata)
         if existing is None and subresource:
             raise StatusError.not_found(kind.plural, kind.group, name)
-        applied = self._typed(kind, given, name)
+        applied = decoding.typed(kind, self.kinds.stored(kind), given, name)
+        kind = self.kinds.stored(kind)
+        applied["apiVersion"] = kind.api_version
         if kind.status:
-            applied = _only(applied, subresource, kind)
+            applied = decoding.only_endpoint(applied, subresource, kind)
         bare: Raw = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": {"name": name}}
         live = {**existing.raw, "apiVersion": kind.api_version} if existing else bare
         manager = self._manager(kind, options, subresource, self.now())
         merged = managed.apply(kind.type, live, applied, manager, force=options.force)
         if metadata.get("resourceVersion") and existing:
             merged["metadata"]["resourceVersion"] = metadata["resourceVersion"]
-        raw, context = self._decode(kind, merged, options, _bad_patch())
+        raw, context = self._decode(kind, merged, options, decoding.bad_patch)
         if existing is None:
             return self._create(kind, namespace, raw, context, options, applied=True), True
         return self._replace(kind, existing, raw, context, options, subresource, applied=True), False
 
-    def _typed(self, kind: Kind, given: Raw, name: str) -> Raw:
-        """The applied configuration with canonical values; unknown fields and wrong types are errors here."""
-        context = Context(defaults=False)
-        where = f"failed to create typed patch object (/{name}; {kind.api_version}, Kind={kind.kind}): "
-        try:
-            decoded = kind.type.decode(given, "", context)
-        except WrongType as e:
-            raise StatusError.internal(where + str(e)) from None
-        if context.unknown:
-            raise StatusError.internal(f"{where}.{context.unknown[0]}: field not declared in schema")
-        projected = _project({**decoded, "kind": kind.kind, "apiVersion": kind.api_version}, given)
-        assert isinstance(projected, dict)
-        return projected
-
     def delete(self, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
         """DELETE: see ``deletion.delete``."""
+        kind = self.kinds.stored(kind)
+        if options.reviews is not None:
+            old = self.get(kind, namespace, name).raw
+            review = Review(
+                operation="DELETE",
+                kind=kind,
+                namespace=namespace,
+                name=name,
+                old=old,
+                dry_run=options.dry_run,
+            )
+            options.reviews.mutated(review)
+            options.reviews.validated(review)
         return deletion.delete(self, kind, namespace, name, options)
-
-
-Complaint = Callable[[str], StatusError]
-
-
-def _cannot_handle(kind: Kind) -> Complaint:
-    def complain(text: str) -> StatusError:
-        return StatusError.bad_request(
-            f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: {text}'
-        )
-
-    return complain
-
-
-def _bad_patch() -> Complaint:
-    def complain(text: str) -> StatusError:
-        return StatusError.invalid(
-            "", "", "", [Cause("FieldValueInvalid", f"Invalid value: {text}", "patch")]
-        )
-
-    return complain
 
 
 def _carry_system_fields(old: Raw, new: Raw) -> None:
@@ -502,22 +467,26 @@ def _carry_system_fields(old: Raw, new: Raw) -> None:
             new[name] = old[name]
 
 
+def _review(
+    kind: Kind,
+    operation: str,
+    namespace: str,
+    raw: Raw,
+    old: Raw | None,
+    options: Options,
+    subresource: str,
+) -> Review:
+    return Review(
+        operation=operation,
+        kind=kind,
+        namespace=namespace,
+        name=raw["metadata"].get("name", ""),
+        subresource=subresource,
+        new=raw,
+        old=old,
+        dry_run=options.dry_run,
+    )
+
+
 def _waiting(metadata: Raw) -> bool:
     return bool(metadata.get("deletionGracePeriodSeconds"))
-
-
-def _only(applied: Raw, subresource: str, kind: Kind) -> Raw:
-    """Of an applied configuration, what its endpoint may set."""
-    if not subresource:
-        return {k: v for k, v in applied.items() if k != "status"}
-    keep = {"kind", "apiVersion", "status"} | ({"metadata"} if kind.status_keeps_metadata else set())
-    return {k: v for k, v in applied.items() if k in keep}
-
-
-def _project(decoded: Any, given: Any) -> Any:
-    """Of a decoded value, what was given: decoding adds empty structs that nobody asked for."""
-    if isinstance(decoded, dict) and isinstance(given, dict):
-        return {k: _project(decoded[k], v) for k, v in given.items() if k in decoded}
-    if isinstance(decoded, list) and isinstance(given, list) and len(decoded) == len(given):
-        return [_project(d, g) for d, g in zip(decoded, given, strict=True)]
-    return decoded

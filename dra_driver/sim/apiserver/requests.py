@@ -11,8 +11,9 @@ import msgspec
 import yaml
 from aiohttp import web
 
+from dra_driver.sim.apiserver.deletion import DeleteOptions
 from dra_driver.sim.apiserver.kinds import Kind, Kinds
-from dra_driver.sim.apiserver.registry import DeleteOptions, Options
+from dra_driver.sim.apiserver.options import Options
 from dra_driver.sim.apiserver.status import Causes, StatusError
 
 __all__ = [

@@ -17,9 +17,11 @@ from aiohttp import web
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.sim.apiserver.handlers import Handlers
 from dra_driver.sim.apiserver.injection import Injector
-from dra_driver.sim.apiserver.registry import Options, Registry
+from dra_driver.sim.apiserver.options import Options
+from dra_driver.sim.apiserver.registry import Registry
 from dra_driver.sim.apiserver.status import Raw, StatusError
 from dra_driver.sim.apiserver.store import HISTORY, Key, Store
+from dra_driver.sim.apiserver.webhooks import Services
 from dra_driver.sim.faults import FaultPlan
 
 __all__ = ["ApiServer"]
@@ -42,6 +44,7 @@ class ApiServer:
         history: events kept per kind for watches and lists of the past.
         clock: seconds since the epoch, for timestamps.
         faults: what is to go wrong, from the start on.
+        services: ``NAMESPACE/NAME`` of a Service to the ``HOST:PORT`` behind it, for webhooks.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class ApiServer:
         history: int = HISTORY,
         clock: Callable[[], float] = time.time,
         faults: FaultPlan | None = None,
+        services: Services | None = None,
     ) -> None:
         self.store = Store(history)
         self._jumped = 0.0
@@ -60,7 +64,7 @@ class ApiServer:
         self._address = ("", 0)
         self._token = token
         self._tls = tls
-        self._handlers = Handlers(self.registry, token)
+        self._handlers = Handlers(self.registry, token, services if services is not None else {})
         self._runner: web.ServerRunner | None = None
         self._faults = faults
         self._disturbing: asyncio.Task[None] | None = None
@@ -147,6 +151,7 @@ class ApiServer:
                 await self._disturbing
             self._disturbing = None
         await self._close()
+        await self._handlers.webhooks.close()
 
     async def _close(self, *, cut: bool = False) -> None:
         self._handlers.stopping = True

@@ -36,6 +36,10 @@ ROOTS = {
         "api/resource/v1",
         ["ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"],
     ),
+    "resourcev1beta1": (
+        "api/resource/v1beta1",
+        ["ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"],
+    ),
     "resourcev1beta2": ("api/resource/v1beta2", ["DeviceTaintRule"]),
     "rbac": ("api/rbac/v1", ["Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"]),
     "scheduling": ("api/scheduling/v1", ["PriorityClass"]),
