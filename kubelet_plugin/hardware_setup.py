@@ -11,6 +11,7 @@ from dra_driver.ports import DeviceBackend, GpuControl
 from kubelet_plugin.configuration import Configuration
 from kubelet_plugin.hardware import GpuHardware
 from kubelet_plugin.mps import Daemons, Launcher, MpsDaemons
+from kubelet_plugin.simulated_daemons import SimulatedDaemons
 
 __all__ = ["HardwareSetup", "set_up"]
 
@@ -40,17 +41,25 @@ def set_up(
     configuration: Configuration, backends: Sequence[DeviceBackend], daemons: Daemons | None = None
 ) -> HardwareSetup:
     """Opens nothing yet: libraries are opened by the first call that needs them."""
+    # Beside real hardware the daemons are real, and simulated GPUs do without.
+    simulated = bool(backends) and all(b.name == "simulated" for b in backends)
     places = Places(
         nvidia_smi=configuration.nvidia_smi,
         proc_root=configuration.procfs_root,
         state_dir=configuration.state,
+        simulated_daemons=simulated,
     )
     controls = tuple(control_of(backend, places) for backend in backends)
-    daemons = daemons or MpsDaemons(
-        configuration.state / "mps",
-        control=configuration.mps_control,
-        launcher=Launcher(configuration.mps_launcher),
-    )
+    daemons = daemons or _daemons(configuration, simulated=simulated)
     executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="hardware")
     hardware = GpuHardware([c for c in controls if c is not None], daemons, executor)
     return HardwareSetup(controls, daemons, hardware, executor)
+
+
+def _daemons(configuration: Configuration, *, simulated: bool) -> Daemons:
+    folder = configuration.state / "mps"
+    if simulated:
+        return SimulatedDaemons(folder)
+    return MpsDaemons(
+        folder, control=configuration.mps_control, launcher=Launcher(configuration.mps_launcher)
+    )

@@ -19,11 +19,13 @@ class Places:
         nvidia_smi: a path, or a name to be found in PATH.
         proc_root: where procfs is mounted.
         state_dir: where simulated hardware remembers what was done to it.
+        simulated_daemons: whether sharing daemons (MPS) for simulated hardware can be had.
     """
 
     nvidia_smi: str = "nvidia-smi"
     proc_root: Path = Path("/proc")
     state_dir: Path | None = None
+    simulated_daemons: bool = False
 
 
 @runtime_checkable

@@ -92,7 +92,9 @@ class SimulatedBackend:
     def control(self, places: Places) -> SimulatedControl:
         """See ``control.ControllableBackend.control``."""
         file = None if places.state_dir is None else places.state_dir / "simulated-gpus.json"
-        return SimulatedControl(lambda: {d.uuid: d for d in self.discover()}, file)
+        return SimulatedControl(
+            lambda: {d.uuid: d for d in self.discover()}, file, daemons=places.simulated_daemons
+        )
 
     def close(self) -> None:
         """Nothing is held."""

@@ -23,11 +23,19 @@ class SimulatedControl:
     Args:
         devices: the GPUs by UUID.
         file: where the state is kept; None: in memory.
+        daemons: whether sharing daemons for such GPUs can be had.
     """
 
-    def __init__(self, devices: Callable[[], Mapping[str, DiscoveredDevice]], file: Path | None) -> None:
+    def __init__(
+        self,
+        devices: Callable[[], Mapping[str, DiscoveredDevice]],
+        file: Path | None,
+        *,
+        daemons: bool = False,
+    ) -> None:
         self._devices = devices
         self._file = file
+        self._daemons = daemons
         self._lock = threading.Lock()
         self._memory: dict[str, dict[str, Any]] = {}
 
@@ -38,8 +46,8 @@ class SimulatedControl:
 
     @property
     def runs_daemons(self) -> bool:
-        """False: there is nothing that a daemon could talk to."""
-        return False
+        """A real daemon would find nothing to talk to; one that is simulated too does."""
+        return self._daemons
 
     def has(self, gpu: str) -> bool:
         """See ``ports.GpuControl.has``."""
