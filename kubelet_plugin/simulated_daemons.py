@@ -1,7 +1,7 @@
 """MPS daemons of GPUs that do not exist: their directories and pipes without a process behind them.
 
-What containers see of MPS (variables, mounts, limits) is the same as with a real daemon, so that sharing can be
-tried and tested anywhere. Nothing is enforced, for nothing is computed.
+What containers see of MPS (variables, mounts, limits) is the same as with a real daemon, so that sharing can
+be tried and tested anywhere. Nothing is enforced, for nothing is computed.
 """
 
 from __future__ import annotations

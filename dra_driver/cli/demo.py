@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dra_driver.discovery import simulated
 from dra_driver.sim import assets, container_runtime
-from dra_driver.sim.cluster import ClusterConfig
 from dra_driver.sim.demo import Demo, DemoOptions
+from dra_driver.sim.demo_cluster import DEFAULT_NODES, demo_cluster
 
 HELP = "the embedded cluster end to end: simulated nodes, example pods, a table of who got what"
 
@@ -19,12 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags."""
     # The demo tells what happens in its own lines.
     parser.set_defaults(log_level="warning")
-    parser.add_argument("--nodes", type=int, default=3, metavar="N", help="number of simulated nodes")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help=f"number of simulated nodes; default: {DEFAULT_NODES}, of kinds that show the examples best",
+    )
     parser.add_argument(
         "--profile",
         metavar="NAME",
-        help="hardware of all nodes: a built-in profile or a YAML file; default: a mix "
-        f"({', '.join(simulated.built_in_profiles())})",
+        help="hardware of all nodes, which may be less than the examples ask for: a built-in profile "
+        f"({', '.join(simulated.built_in_profiles())}) or a YAML file; default: different kinds",
     )
     parser.add_argument(
         "--keep", action="store_true", help="leave the cluster up for kubectl until Ctrl-C or SIGTERM"
@@ -60,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.profile is not None:
         simulated.load(args.profile)
     options = DemoOptions(
-        cluster=ClusterConfig.of(args.nodes, args.profile, args.kubeconfig),
+        cluster=demo_cluster(args.nodes, args.profile, args.kubeconfig),
         examples=args.examples or assets.deploy_directory("examples"),
         keep=args.keep,
         faults=assets.read_plan(args.faults, "--faults") if args.faults is not None else None,

@@ -8,6 +8,7 @@ from functools import cache
 from importlib import resources
 from itertools import permutations
 from pathlib import Path
+from typing import Final
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceLink, InventoryDevice
@@ -19,8 +20,10 @@ from dra_driver.discovery.simulated_control import SimulatedControl
 from dra_driver.errors import ConfigurationError, DiscoveryError
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 
-__all__ = ["SimulatedBackend", "built_in_profiles", "load"]
+__all__ = ["STATE_FILE", "SimulatedBackend", "built_in_profiles", "load"]
 
+# In the plugin's state directory: what was done to simulated GPUs.
+STATE_FILE: Final = "simulated-gpus.json"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.dra-driver.dev")
 
 
@@ -91,7 +94,7 @@ class SimulatedBackend:
 
     def control(self, places: Places) -> SimulatedControl:
         """See ``control.ControllableBackend.control``."""
-        file = None if places.state_dir is None else places.state_dir / "simulated-gpus.json"
+        file = None if places.state_dir is None else places.state_dir / STATE_FILE
         return SimulatedControl(
             lambda: {d.uuid: d for d in self.discover()}, file, daemons=places.simulated_daemons
         )

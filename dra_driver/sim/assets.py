@@ -7,11 +7,15 @@ only source; ``pyproject.toml`` copies it into the wheel.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.sim.apiserver.admission import STAND_INS
 from dra_driver.sim.faults import FaultPlan
 
-__all__ = ["deploy_directory", "read_plan"]
+__all__ = ["deploy_directory", "own_manifests", "read_plan"]
 
 
 def deploy_directory(part: str) -> Path:
@@ -29,6 +33,20 @@ def deploy_directory(part: str) -> Path:
     raise ConfigurationError(
         f"the manifests deploy/{part} are not part of this installation: looked in {looked}"
     )
+
+
+def own_manifests() -> list[dict[str, Any]]:
+    """Our CRDs, DeviceClasses and the gate's policy, as an administrator would install them.
+
+    Policies that the API server does not act on are left out: they would promise what nobody keeps.
+    """
+    manifests = deploy_directory("manifests")
+    paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]
+    paths.append(manifests / "gating.yaml")
+    documents = [d for path in paths for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d]
+    nics = (deploy_directory("optional") / "rdma.yaml").read_text(encoding="utf-8")
+    documents += [d for d in yaml.safe_load_all(nics) if d and d["kind"] == "DeviceClass"]
+    return [d for d in documents if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS]
 
 
 def read_plan(given: str, flag: str) -> FaultPlan:

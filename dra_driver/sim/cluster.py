@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,74 +31,39 @@ import yaml
 
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
-from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.names import RDMA_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
+from dra_driver.discovery import fake_hardware
+from dra_driver.discovery.simulated import STATE_FILE as GPU_SETTINGS
 from dra_driver.errors import ApiUnavailable, ConfigurationError, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.preparation import Checkpoint
 from dra_driver.sim import assets, profiles
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.admission import STAND_INS
 from dra_driver.sim.apiserver.injection import at_moments
+from dra_driver.sim.cluster_config import ClusterConfig, NodeConfig
 from dra_driver.sim.controllers import ClaimController, GarbageCollector
 from dra_driver.sim.eviction import TaintEviction
 from dra_driver.sim.faults import Fault, FaultPlan, FullDisk, Kill, Target
-from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
+from dra_driver.sim.kubelet import NodeLayout, SimKubelet
+from dra_driver.sim.kubelet.runtime import SimRuntime
 from dra_driver.sim.kubelet.settings import SOCKET_PATH_BYTES
 from dra_driver.sim.node_lifecycle import NodeLifecycle
 from dra_driver.sim.processes import ManagedProcess, ProcessFailed, dra_driver_command
 from dra_driver.sim.scheduler import Scheduler
 
-__all__ = ["ClusterConfig", "ClusterFailed", "EmbeddedCluster", "SimNode"]
+__all__ = ["ClusterConfig", "ClusterFailed", "EmbeddedCluster", "NodeConfig", "SimNode"]
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-# What a cluster of three nodes should have to show something, then more of the same.
-DEFAULT_PROFILES = ("dgx-a100-40", "mixed", "l4x4", "dgx-h100", "t4x2")
-MAX_NODES = 64
 POLL = 0.03
 ADMIN_AGENT = "dra-driver-demo"
 
 
 class ClusterFailed(DraError):
     """The cluster did not come to where it should be; the text has the ends of the logs."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """What is to be started.
-
-    Attributes:
-        profiles: hardware of each node: a built-in profile or a file. Its length is the number of nodes.
-        kubeconfig: where to write the kubeconfig; None: below the cluster's directory.
-        driver_name: of the driver under test.
-        allocator: ``controller`` or ``scheduler``.
-        kubelet: delays of the kubelets.
-        run_controller: off for tests that bring their own.
-        log_level: of the child processes.
-    """
-
-    profiles: tuple[str, ...] = DEFAULT_PROFILES[:3]
-    kubeconfig: Path | None = None
-    driver_name: str = DEFAULT_DRIVER_NAME
-    allocator: str = "controller"
-    kubelet: KubeletSettings = field(default_factory=KubeletSettings.quick)
-    run_controller: bool = True
-    log_level: str = "info"
-
-    @classmethod
-    def of(cls, nodes: int, profile: str | None = None, kubeconfig: Path | None = None) -> ClusterConfig:
-        """The demo's choice: one profile for all nodes, or a mix.
-
-        Raises:
-            ConfigurationError: not a number of nodes that can be had.
-        """
-        if not 1 <= nodes <= MAX_NODES:
-            raise ConfigurationError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
-        mix = [profile or DEFAULT_PROFILES[i % len(DEFAULT_PROFILES)] for i in range(nodes)]
-        return cls(profiles=tuple(mix), kubeconfig=kubeconfig)
 
 
 @dataclass(slots=True)
@@ -107,26 +73,45 @@ class SimNode:
     Attributes:
         kubelet: the stand-in kubelet that runs now.
         plugin: the node agent's process.
+        nic_plugin: the one that publishes NICs, where the node has any.
     """
 
     name: str
-    profile: str
+    config: NodeConfig
     layout: NodeLayout
     kubelet: SimKubelet
     plugin: ManagedProcess
+    nic_plugin: ManagedProcess | None = None
     task: asyncio.Task[None] | None = None
+
+    @property
+    def profile(self) -> str:
+        """Its GPUs."""
+        return self.config.profile
 
     def leftovers(self) -> list[str]:
         """What claims have left on the node: CDI files and entries of the two checkpoints."""
         found = [f"CDI file {path.name}" for path in sorted(self.layout.cdi.iterdir()) if path.is_file()]
         found += [f"kubelet checkpoint entry of {key}" for key in self.kubelet.claims.claims]
-        for path in sorted(self.layout.state.rglob("*.json")):
+        for path in sorted(self.layout.state.rglob("checkpoint.json")):
             try:
                 claims = Checkpoint.decode(path.read_bytes())
             except FileNotFoundError:
                 continue  # being replaced right now
             found += [f"plugin checkpoint entry of {claim.key}" for claim in claims]
+        found += [f"MPS daemon of {path.name}" for path in sorted(self.layout.state.glob("mps/*"))]
+        found += [
+            f"MIG instances of {uuid}" for uuid, gpu in self.gpu_settings().items() if gpu.get("instances")
+        ]
         return [f"{self.name}: {item}" for item in found]
+
+    def gpu_settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """What was set on the simulated GPUs, by UUID: time slice, compute mode, MIG mode and instances."""
+        try:
+            found: dict[str, dict[str, Any]] = json.loads((self.layout.state / GPU_SETTINGS).read_bytes())
+        except FileNotFoundError:
+            return {}
+        return found
 
 
 class EmbeddedCluster:
@@ -186,7 +171,7 @@ class EmbeddedCluster:
         self.server = server = ApiServer()
         server.set_pod_log(self._pod_log)
         server.registry.collected = GarbageCollector.KINDS
-        await server.install(_own_manifests())
+        await server.install([*assets.own_manifests(), *self.config.manifests])
         await server.start()
         self._stack.push_async_callback(server.stop)
         server.write_kubeconfig(self.kubeconfig)
@@ -202,15 +187,17 @@ class EmbeddedCluster:
         self._run("taint eviction", TaintEviction(await self._connect("taint-eviction")).run())
         self._run("node lifecycle", NodeLifecycle(await self._connect("node-controller")).run())
         self._run("scheduler", Scheduler(await self._connect("kube-scheduler")).run())
-        for i, profile in enumerate(self.config.profiles, start=1):
-            await self._start_node(f"node{i}", profile)
+        for i, node in enumerate(self.config.nodes, start=1):
+            await self._start_node(f"node{i}", node)
         if self.config.run_controller:
             self.controller = self._process("controller", self._controller_command())
             await self.start_process(self.controller)
 
     def _refuse_long_paths(self) -> None:
-        layout = NodeLayout(self.root / f"node{len(self.config.profiles)}")
-        longest = layout.plugins / self.config.driver_name / "dra.sock"
+        layout = NodeLayout(self.root / f"node{len(self.config.nodes)}")
+        longest = max(
+            (layout.plugins / d / "dra.sock" for d in self.config.drivers), key=lambda p: len(str(p))
+        )
         if len(str(longest).encode()) > SOCKET_PATH_BYTES:
             raise ConfigurationError(
                 f"the socket {longest} would have more than {SOCKET_PATH_BYTES} bytes, the most that Unix "
@@ -267,17 +254,35 @@ class EmbeddedCluster:
 
     # --- nodes ----------------------------------------------------------------------------------------------
 
-    async def _start_node(self, name: str, profile: str) -> None:
+    async def _start_node(self, name: str, config: NodeConfig) -> None:
         layout = NodeLayout(self.root / name)
-        api = await self._connect(f"kubelet-{name}")
-        kubelet = SimKubelet(api, name, layout, self.config.kubelet)
         layout.create()
-        profiles.write_profile(profile, layout.hardware)
-        plugin = self._process(f"plugin-{name}", self._plugin_command(name, layout))
-        node = SimNode(name, profile, layout, kubelet, plugin)
+        profiles.write_profile(config.profile, layout.hardware)
+        kubelet = await self._kubelet(name, layout, config)
+        gpus = (f"--dev-root={layout.dev}", f"--backend=simulated={layout.hardware}")
+        plugin = self._process(
+            f"plugin-{name}", self._plugin_command(name, layout, self.config.driver_name, *gpus)
+        )
+        node = SimNode(name, config, layout, kubelet, plugin)
+        if config.nics:
+            node.nic_plugin = self._nic_plugin(name, layout, config.nics)
         node.task = self._run(f"kubelet of {name}", kubelet.run())
         self.nodes[name] = node
         await self.start_process(plugin)
+        if node.nic_plugin is not None:
+            await self.start_process(node.nic_plugin)
+
+    async def _kubelet(
+        self, name: str, layout: NodeLayout, config: NodeConfig, runtime: SimRuntime | None = None
+    ) -> SimKubelet:
+        api = await self._connect(f"kubelet-{name}")
+        return SimKubelet(api, name, layout, self.config.kubelet, runtime=runtime, labels=config.labels)
+
+    def _nic_plugin(self, name: str, layout: NodeLayout, nics: str) -> ManagedProcess:
+        fake_hardware.build(fake_hardware.load(nics), layout.nics)
+        roots = (f"--sysfs-root={layout.nics / 'sys'}", f"--dev-root={layout.nics / 'dev'}")
+        command = self._plugin_command(name, layout, RDMA_DRIVER_NAME, "--backend=rdma", *roots)
+        return self._process(f"nic-plugin-{name}", command)
 
     def _pod_log(self, namespace: str, pod: str, container: str) -> str:
         for node in self.nodes.values():
@@ -288,26 +293,26 @@ class EmbeddedCluster:
                     return shown.output() if shown is not None else ""
         return ""
 
-    def _plugin_command(self, name: str, layout: NodeLayout) -> tuple[str, ...]:
+    def _plugin_command(self, name: str, layout: NodeLayout, driver: str, *more: str) -> tuple[str, ...]:
+        state = layout.state if driver == self.config.driver_name else layout.state / "nics"
         return dra_driver_command(
             "kubelet-plugin",
             f"--node-name={name}",
             f"--kubeconfig={self.kubeconfig}",
-            f"--driver-name={self.config.driver_name}",
+            f"--driver-name={driver}",
             f"--plugins-dir={layout.plugins}",
             f"--registry-dir={layout.registry}",
             f"--cdi-dir={layout.cdi}",
-            f"--state-dir={layout.state}",
-            f"--dev-root={layout.dev}",
-            f"--backend=simulated={layout.hardware}",
+            f"--state-dir={state}",
             f"--log-level={self.config.log_level}",
+            *more,
         )
 
     def _controller_command(self) -> tuple[str, ...]:
         return dra_driver_command(
             "controller",
             f"--kubeconfig={self.kubeconfig}",
-            f"--driver-name={self.config.driver_name}",
+            *(f"--driver-name={name}" for name in self.config.drivers),
             f"--allocator={self.config.allocator}",
             "--no-leader-elect",
             f"--log-level={self.config.log_level}",
@@ -335,8 +340,7 @@ class EmbeddedCluster:
         """Stops the kubelet of a node and starts a new one under the running containers."""
         await self.stop_kubelet(name)
         node = self.nodes[name]
-        api = await self._connect(f"kubelet-{name}")
-        node.kubelet = SimKubelet(api, name, node.layout, self.config.kubelet, runtime=node.kubelet.runtime)
+        node.kubelet = await self._kubelet(name, node.layout, node.config, node.kubelet.runtime)
         node.task = self._run(f"kubelet of {name}", node.kubelet.run())
 
     async def kill_plugin(self, name: str) -> None:
@@ -457,32 +461,32 @@ class EmbeddedCluster:
         return False
 
     async def _slices(self, node: str) -> list[ResourceSlice] | None:
-        """The slices of a node's pool; None until they are those of the present epoch."""
+        """The slices of a node's pools; None until they are those of the present epochs."""
+        drivers = [self.config.driver_name]
+        if self.nodes[node].nic_plugin is not None:
+            drivers.append(RDMA_DRIVER_NAME)
+        found: list[ResourceSlice] = []
+        for driver in drivers:
+            slices = await self._pool(node, driver)
+            if slices is None:
+                return None
+            found += slices
+        return found
+
+    async def _pool(self, node: str, driver: str) -> list[ResourceSlice] | None:
         try:
             await self.api.get(NODES, node)
-            inventory = await self.api.get(DEVICE_INVENTORIES, inventory_name(node, self.config.driver_name))
+            inventory = await self.api.get(DEVICE_INVENTORIES, inventory_name(node, driver))
         except NotFound:
             return None
         registration, publication = inventory.status.registration, inventory.status.publication
         if not registration.registered or publication.epoch != registration.epoch:
             return None
-        found = await self.api.list(RESOURCE_SLICES, field_selector=f"spec.nodeName={node}")
-        slices = [s for s in found.items if s.spec.driver == self.config.driver_name]
+        listed = await self.api.list(RESOURCE_SLICES, field_selector=f"spec.nodeName={node}")
+        slices = [s for s in listed.items if s.spec.driver == driver]
         if not slices or len(slices) != slices[0].spec.pool.resource_slice_count:
             return None
         return slices
-
-
-def _own_manifests() -> list[dict[str, Any]]:
-    """Our CRDs, DeviceClasses and the gate's policy, as an administrator would install them.
-
-    Policies that the API server does not act on are left out: they would promise what nobody keeps.
-    """
-    manifests = assets.deploy_directory("manifests")
-    paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]
-    paths.append(manifests / "gating.yaml")
-    documents = [d for path in paths for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d]
-    return [d for d in documents if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS]
 
 
 def _refuse_foreign(kubeconfig: Path) -> None:

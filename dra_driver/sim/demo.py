@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from dra_driver.api.core import PODS
-from dra_driver.api.names import PCI_BUS_ID
-from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceSlice
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.names import PCI_BUS_ID, RDMA_DRIVER_NAME
+from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import ConfigurationError, DraError, NotFound
-from dra_driver.sim import container_runtime, examples, profiles
-from dra_driver.sim.cdi_reader import ContainerView
+from dra_driver.sim import container_runtime, demo_report, example_checks, examples, profiles
 from dra_driver.sim.cluster import ClusterConfig, ClusterFailed, EmbeddedCluster
 from dra_driver.sim.examples import Outcome
 from dra_driver.sim.faults import FaultPlan
@@ -82,13 +82,14 @@ class Demo:
                 f"--examples {self.options.examples}: nothing to check: no pod has the annotation "
                 f"{examples.EXPECT_ANNOTATION}"
             )
+        setup = tuple(dict(o) for o in examples.setup_objects(objects))
         try:
-            async with EmbeddedCluster(self.options.cluster) as cluster:
+            config = dataclasses.replace(self.options.cluster, manifests=setup)
+            async with EmbeddedCluster(config) as cluster:
                 await self._come_up(cluster)
                 if self.options.faults is not None:
                     cluster.inject(self.options.faults)
-                await examples.apply(cluster.api, objects)
-                self._step(f"applied {len(objects)} objects from {self.options.examples}, {len(pods)} pods")
+                pods = await self._apply(cluster, objects, pods)
                 outcomes = await self._watch(cluster, pods)
                 good = self._report(cluster, outcomes)
                 if self.options.runtime is not None:
@@ -110,23 +111,36 @@ class Demo:
         names = ", ".join(f"{n.name} ({n.profile})" for n in cluster.nodes.values())
         self._step(f"API server {cluster.api.host}; {len(cluster.nodes)} simulated nodes: {names}")
         async for node, slices in cluster.published():
-            self._step(f"{node.name}: {_inventory(slices)}, pool generation {slices[0].spec.pool.generation}")
+            self._step(f"{node.name}: {demo_report.inventory(slices)}")
+
+    async def _apply(
+        self, cluster: EmbeddedCluster, objects: Sequence[Mapping[str, Any]], pods: Sequence[examples.Example]
+    ) -> list[examples.Example]:
+        """Applies everything but pods that have no place here; gives the others."""
+        placeless = await examples.placeless(cluster.api, pods)
+        left_out = {("Pod", key) for key in placeless}
+        wanted = [o for o in objects if (o["kind"], _key(o)) not in left_out]
+        await examples.apply(cluster.api, wanted)
+        count = len(pods) - len(placeless)
+        self._step(f"applied {len(wanted)} objects from {self.options.examples}, {count} pods")
+        for key, reason in placeless.items():
+            self._step(f"{key}: left out: {reason}")
+        return [p for p in pods if p.key not in placeless]
 
     async def _watch(self, cluster: EmbeddedCluster, pods: Sequence[examples.Example]) -> list[Outcome]:
         """Follows the example pods until there is something to say about each."""
-        outcomes: dict[examples.Example, Outcome] = {}
+        settled: set[ObjectKey] = set()
         quiet_since = time.monotonic()
 
         async def all_settled() -> bool:
             nonlocal quiet_since
-            for example in pods:
-                outcome = await self._observe(cluster, example)
-                if example not in outcomes and examples.settled(outcome):
+            for outcome in await self._observe(cluster, pods):
+                if outcome.example.key not in settled and examples.settled(outcome):
                     quiet_since = time.monotonic()
-                    outcomes[example] = outcome
-                    self._step(_progress(outcome))
+                    settled.add(outcome.example.key)
+                    self._step(demo_report.progress(outcome))
             # A pod that should run, but for which nothing happens any more, is a result too.
-            return len(outcomes) == len(pods) or time.monotonic() - quiet_since > QUIET_SECONDS
+            return len(settled) == len(pods) or time.monotonic() - quiet_since > QUIET_SECONDS
 
         try:
             await cluster.wait_for("example pods", all_settled, SETTLE_SECONDS)
@@ -134,22 +148,24 @@ class Demo:
             cluster.check()  # a dead part explains more than the pods that wait for it
             print(e, file=sys.stderr)
         # Once more: what waits may have found better words, and what runs must still run.
-        return [await self._observe(cluster, example) for example in pods]
+        return await self._observe(cluster, pods)
 
-    async def _observe(self, cluster: EmbeddedCluster, example: examples.Example) -> Outcome:
-        outcome = await examples.observe(cluster.api, example)
-        if outcome.pod is not None and outcome.node in cluster.nodes:
-            sandboxes = cluster.nodes[outcome.node].kubelet.runtime.sandboxes
-            sandbox = sandboxes.get(outcome.pod.metadata.uid)
-            outcome.containers = {n: c.view for n, c in sandbox.containers.items()} if sandbox else {}
-        return outcome
+    async def _observe(self, cluster: EmbeddedCluster, pods: Sequence[examples.Example]) -> list[Outcome]:
+        outcomes = await examples.observe(cluster.api, pods)
+        for outcome in outcomes:
+            if outcome.pod is not None and outcome.node in cluster.nodes:
+                node = cluster.nodes[outcome.node]
+                sandbox = node.kubelet.runtime.sandboxes.get(outcome.pod.metadata.uid)
+                outcome.containers = {n: c.view for n, c in sandbox.containers.items()} if sandbox else {}
+                outcome.gpu_settings = node.gpu_settings()
+        return outcomes
 
     def _report(self, cluster: EmbeddedCluster, outcomes: Sequence[Outcome]) -> bool:
         self._say()
-        self._say(_table(outcomes))
+        self._say(demo_report.table(outcomes))
         self._say()
-        findings = [f"{o.example.key}: {f}" for o in outcomes for f in examples.verify(o, outcomes)]
-        findings += examples.twice_allocated(outcomes)
+        findings = [f"{o.example.key}: {f}" for o in outcomes for f in example_checks.verify(o, outcomes)]
+        findings += example_checks.twice_allocated(outcomes)
         findings += [f"{o.example.key}: {f}" for o in outcomes for f in _device_node_findings(cluster, o)]
         for outcome in outcomes:
             if outcome.phase == "Pending":
@@ -249,72 +265,15 @@ def _device_node_findings(cluster: EmbeddedCluster, outcome: Outcome) -> list[st
         wanted |= there.get(str(getattr(address, "string_value", "")), frozenset())
     findings: list[str] = []
     for name, view in (outcome.containers or {}).items():
-        seen = {d.path for d in view.devices}
+        nics = [d.path for d in view.devices if d.path.startswith("/dev/infiniband/")]
+        if bool(nics) != any(d.result.driver == RDMA_DRIVER_NAME for d in outcome.devices):
+            findings.append(f"container {name} sees {', '.join(nics) or 'no device node'} of NICs")
+        seen = {d.path for d in view.devices}.difference(nics)
         if seen != wanted:
             nodes = ", ".join(sorted(seen)) or "no device node"
             findings.append(f"container {name} sees {nodes} instead of {', '.join(sorted(wanted))}")
     return findings
 
 
-def _inventory(slices: Sequence[ResourceSlice]) -> str:
-    devices = [d for s in slices for d in s.spec.devices]
-    models = Counter(str(_string(d.attributes.get("model"))) for d in devices)
-    kinds = ", ".join(f"{n} × {model}" for model, n in sorted(models.items()))
-    return f"{len(devices)} devices published ({kinds})"
-
-
-def _string(attribute: object) -> str:
-    return str(getattr(attribute, "string_value", None) or "unknown model")
-
-
-def _progress(outcome: Outcome) -> str:
-    if outcome.phase == "Pending":
-        return f"{outcome.example.key}: Pending, cannot be satisfied"
-    devices = ", ".join(f"{d.result.device} ({_model(d)})" for d in outcome.devices)
-    return f"{outcome.example.key}: {outcome.phase} on {outcome.node} with {devices or 'no device'}"
-
-
-def _model(item: examples.AllocatedDevice) -> str:
-    return _string(item.device.attributes.get("model")) if item.device is not None else "gone"
-
-
-def _memory(item: examples.AllocatedDevice) -> str:
-    capacity = item.device.capacity.get("memory") if item.device is not None else None
-    return str(capacity.value) if capacity is not None else "?"
-
-
-def _table(outcomes: Sequence[Outcome]) -> str:
-    header = ("POD", "CLAIM", "NODE", "DEVICE", "WHAT THE CONTAINER SEES")
-    rows: list[tuple[str, str, str, str, str]] = []
-    for outcome in outcomes:
-        sees = _sees(outcome.containers)
-        devices = [(d.claim, f"{d.result.device}  {_model(d)}  {_memory(d)}") for d in outcome.devices]
-        if not devices:
-            devices = [(", ".join(outcome.claims) or "-", "-")]
-        for i in range(max(len(devices), len(sees))):
-            claim, device = devices[i] if i < len(devices) else ("", "")
-            rows.append(
-                (
-                    outcome.example.key.name if i == 0 else "",
-                    claim if i == 0 or claim != devices[0][0] else "",
-                    (outcome.node or f"({outcome.phase})") if i == 0 else "",
-                    device,
-                    sees[i] if i < len(sees) else "",
-                )
-            )
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *rows)
-    )
-
-
-def _sees(containers: Mapping[str, ContainerView] | None) -> list[str]:
-    if not containers:
-        return ["-"]
-    lines: list[str] = []
-    for view in containers.values():
-        if view.devices:
-            lines.append(" ".join(sorted(d.path for d in view.devices)))
-        lines += [f"{k}={v}" for k, v in sorted(view.env.items()) if k.startswith("DRA_")]
-    return lines or ["-"]
+def _key(body: Mapping[str, Any]) -> ObjectKey:
+    return ObjectKey(body["metadata"].get("namespace", ""), body["metadata"]["name"])

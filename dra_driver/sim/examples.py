@@ -1,8 +1,8 @@
-"""The example manifests: read, applied, observed, and held against what they promise.
+"""The example manifests: read, applied, observed.
 
 Each example pod says in the annotation ``demo.dra-driver.dev/expect`` what it must get, as JSON. The demo and
-the end-to-end suite check that against the API objects alone, so the same checks hold on a real cluster; what
-the container sees is added where somebody can tell.
+the end-to-end suite hold that (``example_checks``) against the API objects, so the same checks hold on a real
+cluster; what the container sees and what was set on a GPU is added where somebody can tell.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import msgspec
 import yaml
 
 from dra_driver import resourceclaim
-from dra_driver.api.core import EVENTS, PODS, Event, Pod
+from dra_driver.api.core import EVENTS, NODES, PODS, Event, Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     Device,
-    DeviceAttribute,
     DeviceRequestAllocationResult,
+    ResourceClaim,
 )
 from dra_driver.errors import ConfigurationError, DraError, NotFound
 from dra_driver.ports import KubeClient
@@ -41,9 +41,9 @@ __all__ = [
     "delete_pods",
     "load_manifests",
     "observe",
+    "placeless",
     "settled",
-    "twice_allocated",
-    "verify",
+    "setup_objects",
 ]
 
 EXPECT_ANNOTATION = "demo.dra-driver.dev/expect"
@@ -51,26 +51,48 @@ FIELD_MANAGER = "dra-driver-demo"
 
 
 class Expectation(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """What an example pod must get.
+    """What an example pod must get. Attributes of devices go by their unqualified names.
 
     Attributes:
         devices: number of devices over all its claims.
+        min_devices: least number, where it depends on the node.
+        requests: the requests (``request/subrequest``) that they serve, each once.
         min_memory: least ``memory`` of each device.
-        same_attribute: attribute that is equal on all its devices, by its unqualified name.
+        consumed_memory: what each share of a device has of its memory.
+        attributes: values that each device has.
+        without_attributes: what no device has.
+        same_attributes: attributes that are equal on all its devices.
+        tainted: key of a taint on each device.
+        admin_access: whether it only looks at devices.
+        env: variables of each container; ``*`` in a value stands for anything.
+        gpu_settings: what is set on each of its GPUs, by the names of the simulated backend.
         shares_claim_with: pod of the same namespace that uses the same claim.
+        same_device_as: pod of the same namespace that has a share of the same device.
         unschedulable: it must wait, with a reason for people.
+        needs_node_label: ``key=value`` of a node without which the example has no place.
     """
 
     devices: int = 0
+    min_devices: int = 0
+    requests: tuple[str, ...] = ()
     min_memory: str = ""
-    same_attribute: str = ""
+    consumed_memory: str = ""
+    attributes: Mapping[str, str | int | bool] = msgspec.field(default_factory=dict)
+    without_attributes: tuple[str, ...] = ()
+    same_attributes: tuple[str, ...] = ()
+    tainted: str = ""
+    admin_access: bool = False
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    gpu_settings: Mapping[str, str] = msgspec.field(default_factory=dict)
     shares_claim_with: str = ""
+    same_device_as: str = ""
     unschedulable: bool = False
+    needs_node_label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example pod."""
+    """One example pod; ``source`` is the example's folder, or its file where that is in none."""
 
     key: ObjectKey
     expect: Expectation
@@ -93,6 +115,7 @@ class Outcome:
     Attributes:
         reasons: why it waits, the most telling first.
         containers: what each container sees; None where nobody can tell.
+        gpu_settings: what is set on the node's GPUs, by UUID; None where nobody can tell.
     """
 
     example: Example
@@ -100,6 +123,7 @@ class Outcome:
     devices: list[AllocatedDevice] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     containers: Mapping[str, ContainerView] | None = None
+    gpu_settings: Mapping[str, Mapping[str, Any]] | None = None
 
     @property
     def phase(self) -> str:
@@ -123,7 +147,7 @@ class Outcome:
 
 
 def load_manifests(directory: Path) -> tuple[list[dict[str, Any]], list[Example]]:
-    """Reads all ``*.yaml`` of a directory, in order of their names.
+    """Reads all ``*.yaml`` of a directory and of those below it, in order of their paths.
 
     Returns:
         the objects, and the example pods among them.
@@ -131,7 +155,7 @@ def load_manifests(directory: Path) -> tuple[list[dict[str, Any]], list[Example]
     Raises:
         ConfigurationError: no such directory, nothing in it, or a file that is wrong; says which and why.
     """
-    files = sorted(directory.glob("*.yaml")) if directory.is_dir() else []
+    files = sorted(directory.rglob("*.yaml")) if directory.is_dir() else []
     if not files:
         raise ConfigurationError(f"--examples {directory}: a directory with *.yaml manifests is needed")
     objects: list[dict[str, Any]] = []
@@ -143,7 +167,8 @@ def load_manifests(directory: Path) -> tuple[list[dict[str, Any]], list[Example]
             raise ConfigurationError(f"{path}: cannot be read: {e}") from e
         for document in documents:
             objects.append(_checked(document, path))
-            example = _example(document, path)
+            source = path.relative_to(directory).parts[0]
+            example = _example(document, path, source)
             if example is not None:
                 examples.append(example)
     return objects, examples
@@ -163,18 +188,35 @@ def _checked(document: Any, path: Path) -> dict[str, Any]:
     return checked
 
 
-def _example(document: Mapping[str, Any], path: Path) -> Example | None:
+def _example(document: Mapping[str, Any], path: Path, source: str) -> Example | None:
     text = (document["metadata"].get("annotations") or {}).get(EXPECT_ANNOTATION)
     if document["kind"] != "Pod" or text is None:
         return None
     try:
         expect = msgspec.json.decode(text, type=Expectation)
-        if expect.min_memory:
-            Quantity.parse(expect.min_memory)
+        for amount in (expect.min_memory, expect.consumed_memory):
+            if amount:
+                Quantity.parse(amount)
     except (msgspec.MsgspecError, DraError) as e:
         raise ConfigurationError(f"{path}: annotation {EXPECT_ANNOTATION}: {e}") from e
     metadata = document["metadata"]
-    return Example(ObjectKey(metadata["namespace"], metadata["name"]), expect, path.name)
+    return Example(ObjectKey(metadata["namespace"], metadata["name"]), expect, source)
+
+
+def setup_objects(objects: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What an admin sets up before anybody asks for devices: all that is in no namespace."""
+    return [o for o in objects if not APPLIED_KINDS[o["apiVersion"], o["kind"]].namespaced]
+
+
+async def placeless(api: KubeClient, examples: Iterable[Example]) -> dict[ObjectKey, str]:
+    """The examples that have no place in this cluster, and why."""
+    labels = [n.metadata.labels or {} for n in (await api.list(NODES)).items]
+    found: dict[ObjectKey, str] = {}
+    for example in examples:
+        key, _, value = example.expect.needs_node_label.partition("=")
+        if key and not any(of_node.get(key) == value for of_node in labels):
+            found[example.key] = f"no node has the label {key}={value}"
+    return found
 
 
 async def apply(api: KubeClient, objects: Iterable[Mapping[str, Any]]) -> None:
@@ -196,45 +238,50 @@ async def delete_pods(api: KubeClient, examples: Iterable[Example]) -> None:
 # --- what became of them ------------------------------------------------------------------------------------
 
 
-async def observe(api: KubeClient, example: Example) -> Outcome:
-    """Looks at the pod, its claims, their devices and the events about them."""
-    try:
-        pod: RunPod = await api.get(RUN_PODS, example.key.name, example.key.namespace)
-    except NotFound:
-        return Outcome(example, None)
+async def observe(api: KubeClient, examples: Sequence[Example]) -> list[Outcome]:
+    """Looks at the pods, their claims, the claims' devices, and the events about them."""
+    pods: dict[ObjectKey, RunPod] = {}
+    claims: dict[ObjectKey, ResourceClaim] = {}
+    events: list[Event] = []
+    for namespace in sorted({e.key.namespace for e in examples}):
+        pods |= {p.key: p for p in (await api.list(RUN_PODS, namespace)).items}
+        claims |= {c.key: c for c in (await api.list(RESOURCE_CLAIMS, namespace)).items}
+        events += (await api.list(EVENTS, namespace)).items
+    devices: dict[tuple[str, str, str], Device] = {}
+    for item in (await api.list(RESOURCE_SLICES)).items:
+        spec = item.spec
+        devices |= {(spec.driver, spec.pool.name, device.name): device for device in spec.devices}
+    return [_outcome(e, pods.get(e.key), claims, devices, events) for e in examples]
+
+
+def _outcome(
+    example: Example,
+    pod: RunPod | None,
+    claims: Mapping[ObjectKey, ResourceClaim],
+    devices: Mapping[tuple[str, str, str], Device],
+    events: Sequence[Event],
+) -> Outcome:
     outcome = Outcome(example, pod)
+    if pod is None:
+        return outcome
     uids: set[str] = {pod.metadata.uid}
     for used in resourceclaim.pod_claims(pod):
-        if used.key is None:
-            continue
-        try:
-            claim = await api.get(RESOURCE_CLAIMS, used.key.name, used.key.namespace)
-        except NotFound:
+        claim = claims.get(used.key) if used.key is not None else None
+        if claim is None:
             continue
         uids.add(claim.metadata.uid)
         if claim.status.allocation is not None:
             for result in claim.status.allocation.devices.results:
-                device = await _find_device(api, result)
+                device = devices.get((result.driver, result.pool, result.device))
                 outcome.devices.append(AllocatedDevice(claim.metadata.name, result, device))
     if pod.status.phase == "Pending":
-        outcome.reasons = await _reasons(api, pod, uids)
+        outcome.reasons = _reasons(pod, uids, events)
     return outcome
 
 
-async def _find_device(api: KubeClient, result: DeviceRequestAllocationResult) -> Device | None:
-    slices = await api.list(RESOURCE_SLICES, field_selector=f"spec.driver={result.driver}")
-    for item in slices.items:
-        if item.spec.pool.name == result.pool:
-            for device in item.spec.devices:
-                if device.name == result.device:
-                    return device
-    return None
-
-
-async def _reasons(api: KubeClient, pod: Pod, uids: set[str]) -> list[str]:
+def _reasons(pod: Pod, uids: set[str], events: Sequence[Event]) -> list[str]:
     """Warnings about the pod and its claims, newest first; then what the scheduler says."""
-    events = await api.list(EVENTS, pod.metadata.namespace)
-    warnings: list[Event] = [e for e in events.items if e.involved_object.uid in uids and e.type == "Warning"]
+    warnings = [e for e in events if e.involved_object.uid in uids and e.type == "Warning"]
     warnings.sort(key=lambda e: e.last_timestamp or "", reverse=True)
     found = [e.message for e in warnings if e.reason != "FailedScheduling"]
     found += [
@@ -248,89 +295,3 @@ def settled(outcome: Outcome) -> bool:
     if outcome.example.expect.unschedulable:
         return bool(outcome.reasons) or outcome.phase not in ("Pending", "Gone")
     return outcome.phase in ("Running", "Succeeded", "Failed")
-
-
-def verify(outcome: Outcome, all_outcomes: Sequence[Outcome]) -> list[str]:
-    """What is not as promised; empty where all is well."""
-    expect = outcome.example.expect
-    if expect.unschedulable:
-        return list(_verify_waiting(outcome))
-    findings: list[str] = []
-    if outcome.phase not in ("Running", "Succeeded"):
-        findings.append(f"is {outcome.phase}" + "".join(f": {r}" for r in outcome.reasons[:1]))
-    if len(outcome.devices) != expect.devices:
-        findings.append(f"has {len(outcome.devices)} devices instead of {expect.devices}")
-    for item in outcome.devices:
-        findings += _verify_device(outcome, item)
-    if expect.same_attribute:
-        values = {_attribute(d.device, expect.same_attribute) for d in outcome.devices}
-        if len(values) != 1 or None in values:
-            shown = ", ".join(sorted(str(v) for v in values))
-            findings.append(f"has devices with different {expect.same_attribute}: {shown}")
-    if expect.shares_claim_with:
-        findings += _verify_sharing(outcome, all_outcomes)
-    return findings
-
-
-def _verify_waiting(outcome: Outcome) -> Iterable[str]:
-    if outcome.phase != "Pending":
-        yield f"is {outcome.phase}, although it cannot be satisfied"
-    if outcome.devices:
-        yield "has devices, although it cannot be satisfied"
-    if not outcome.reasons:
-        yield "waits without a reason that people could read"
-
-
-def _verify_device(outcome: Outcome, item: AllocatedDevice) -> Iterable[str]:
-    name = item.result.device
-    if item.device is None:
-        yield f"device {name} is in no ResourceSlice of pool {item.result.pool}"
-        return
-    expect = outcome.example.expect
-    memory = item.device.capacity.get("memory")
-    if expect.min_memory and (memory is None or memory.value < Quantity.parse(expect.min_memory)):
-        found = memory.value if memory is not None else "unknown"
-        yield f"device {name} has {found} memory, less than {expect.min_memory}"
-    for container, view in (outcome.containers or {}).items():
-        if name not in {v for k, v in view.env.items() if k.startswith("DRA_") and k.endswith("_DEVICE")}:
-            yield f"container {container} sees no DRA_*_DEVICE={name}"
-        uuid = _attribute(item.device, "uuid")
-        if uuid is not None and uuid not in view.env.values():
-            yield f"container {container} does not see the UUID {uuid} of {name}"
-
-
-def _verify_sharing(outcome: Outcome, all_outcomes: Sequence[Outcome]) -> Iterable[str]:
-    wanted = outcome.example.expect.shares_claim_with
-    for other in all_outcomes:
-        if other.example.key == ObjectKey(outcome.example.key.namespace, wanted):
-            if set(other.claims) != set(outcome.claims):
-                yield f"uses {', '.join(outcome.claims)}, but {wanted} uses {', '.join(other.claims)}"
-            if other.node != outcome.node:
-                yield f"runs on {outcome.node}, but {wanted} on {other.node}"
-            return
-    yield f"should share its claim with {wanted}, which is no example"
-
-
-def twice_allocated(outcomes: Iterable[Outcome]) -> list[str]:
-    """Devices that more than one claim holds as a whole."""
-    holders: dict[tuple[str, str, str], set[str]] = {}
-    for outcome in outcomes:
-        for item in outcome.devices:
-            if item.result.share_id is None and not item.result.admin_access:
-                device = (item.result.driver, item.result.pool, item.result.device)
-                holders.setdefault(device, set()).add(item.claim)
-    return [
-        f"{'/'.join(device)} is allocated to {' and '.join(sorted(claims))}"
-        for device, claims in holders.items()
-        if len(claims) > 1
-    ]
-
-
-def _attribute(device: Device | None, name: str) -> str | int | bool | None:
-    found: DeviceAttribute | None = device.attributes.get(name) if device is not None else None
-    if found is None:
-        return None
-    for value in (found.string_value, found.int_value, found.bool_value, found.version_value):
-        if value is not None:
-            return value
-    return None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dra_driver.api import core
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import Resource, Wire, WireObject
+from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
 
 __all__ = [
@@ -87,5 +88,6 @@ APPLIED_KINDS: Mapping[tuple[str, str], Resource[MetaObject]] = {
         RESOURCE_CLAIMS,
         RESOURCE_CLAIM_TEMPLATES,
         DEVICE_CLASSES,
+        DEVICE_POLICIES,
     )
 }

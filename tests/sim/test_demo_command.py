@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from dra_driver.cli.main import main
 from dra_driver.sim import assets
 from dra_driver.sim.cluster import ClusterConfig
 from dra_driver.sim.demo import Demo, DemoOptions
+from dra_driver.sim.demo_cluster import DEFAULT_NODES, demo_cluster
 
 EXAMPLES = assets.deploy_directory("examples")
 
@@ -94,8 +96,8 @@ def test_a_temporary_directory_that_is_too_long_is_named(
 @pytest.mark.sim
 def test_the_demo_succeeds_and_prints_its_table() -> None:
     out = io.StringIO()
-    demo = Demo(DemoOptions(ClusterConfig.of(2), EXAMPLES), out)
-    assert asyncio.run(demo.run()) == 0
+    demo = Demo(DemoOptions(demo_cluster(), EXAMPLES), out)
+    assert asyncio.run(demo.run()) == 0, out.getvalue()
     text = out.getvalue()
     assert "POD" in text
     assert "WHAT THE CONTAINER SEES" in text
@@ -107,10 +109,30 @@ def test_the_demo_succeeds_and_prints_its_table() -> None:
 
 
 @pytest.mark.sim
+def test_one_node_is_enough_for_all_examples_but_those_that_need_another() -> None:
+    out = io.StringIO()
+    demo = Demo(DemoOptions(demo_cluster(1), EXAMPLES), out)
+    assert asyncio.run(demo.run()) == 0, out.getvalue()
+    assert "extended-resource: left out: no node has the label dra-driver.dev/examples=" in out.getvalue()
+
+
+def test_the_nodes_of_the_demo() -> None:
+    def profiles(*arguments: Any) -> list[str]:
+        return [n.profile for n in demo_cluster(*arguments).nodes]
+
+    assert profiles(2) == ["examples", "l4x4"]
+    assert profiles(3, "t4x2") == ["t4x2"] * 3
+    assert profiles(DEFAULT_NODES) == profiles()
+    assert profiles(DEFAULT_NODES + 1)[:-1] == profiles()
+    assert demo_cluster().drivers == ("gpu.dra-driver.dev", "rdma.dra-driver.dev")
+    assert demo_cluster(1, "t4x2").drivers == ("gpu.dra-driver.dev",)
+
+
+@pytest.mark.sim
 def test_the_demo_fails_where_a_pod_does_not_get_what_it_was_promised(tmp_path: Path) -> None:
-    for name in ("00-namespace.yaml", "01-whole-gpu.yaml"):
-        text = (EXAMPLES / name).read_text().replace('{"devices": 1}', '{"devices": 1, "minMemory": "30Gi"}')
-        (tmp_path / name).write_text(text)
+    for name in ("00-setup/namespaces.yaml", "01-whole-gpu/whole-gpu.yaml"):
+        text = (EXAMPLES / name).read_text().replace('{"devices": 1,', '{"devices": 1, "minMemory": "30Gi",')
+        (tmp_path / Path(name).name).write_text(text)
     out = io.StringIO()
     options = DemoOptions(ClusterConfig(profiles=("l4x4",)), tmp_path)
     assert asyncio.run(Demo(options, out).run()) == 1
@@ -132,8 +154,8 @@ def test_keep_stays_until_a_signal_and_leaves_nothing(tmp_path: Path) -> None:
                 break
         assert Path(root).is_dir()
         assert yaml.safe_load(kubeconfig.read_text())["current-context"]
-        assert len(children_of(root)) == 2  # the plugins; the controller has the kubeconfig alone
-        assert len(children_of(f"--kubeconfig={kubeconfig}")) == 3
+        assert len(children_of(root)) == 3  # one plugin is for NICs; the controller has the kubeconfig alone
+        assert len(children_of(f"--kubeconfig={kubeconfig}")) == 4
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0
     assert not kubeconfig.exists()

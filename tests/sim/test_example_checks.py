@@ -13,7 +13,7 @@ from dra_driver.api import codec
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import Device, DeviceRequestAllocationResult
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim import assets, examples
+from dra_driver.sim import assets, example_checks, examples
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.examples import AllocatedDevice, Example, Expectation, Outcome
 from dra_driver.sim.objects import RunPod
@@ -37,18 +37,21 @@ def outcome(
     return Outcome(Example(ObjectKey("ns", name), Expectation(**expect), "x.yaml"), pod, list(devices))
 
 
-def device(name: str, memory: str = "40Gi", model: str = "A", claim: str = "c") -> AllocatedDevice:
+def device(
+    name: str, memory: str = "40Gi", model: str = "A", claim: str = "c", share: str = "", **result_more: Any
+) -> AllocatedDevice:
     found = codec.convert(
         Device,
         {
             "name": name,
+            "taints": [{"key": "sick", "effect": "NoSchedule"}] if name == "sick" else [],
             "attributes": {"model": {"string": model}, "uuid": {"string": f"GPU-{name}"}},
             "capacity": {"memory": {"value": memory}},
         },
     )
-    result = codec.convert(
-        DeviceRequestAllocationResult, {"request": "r", "driver": "d", "pool": "n1", "device": name}
-    )
+    shared = {"shareID": "s", "consumedCapacity": {"memory": share}} if share else {}
+    body = {"request": "r", "driver": "d", "pool": "n1", "device": name, **shared, **result_more}
+    result = codec.convert(DeviceRequestAllocationResult, body)
     return AllocatedDevice(claim, result, found)
 
 
@@ -64,11 +67,11 @@ def pod_expecting(text: str) -> str:
 
 
 def findings(one: Outcome, *others: Outcome) -> str:
-    return "; ".join(examples.verify(one, [one, *others]))
+    return "; ".join(example_checks.verify(one, [one, *others]))
 
 
 def test_what_is_as_promised() -> None:
-    one = outcome(device("a"), devices=1, min_memory="32Gi", same_attribute="model")
+    one = outcome(device("a"), devices=1, min_memory="32Gi", same_attributes=["model"])
     assert findings(one) == ""
     one.containers = seen("a")
     assert findings(one) == ""
@@ -80,13 +83,23 @@ def test_what_is_as_promised() -> None:
     ("one", "finding"),
     [
         (outcome(device("a"), devices=2), "has 1 devices instead of 2"),
+        (outcome(device("a"), min_devices=2), "has 1 devices, fewer than 2"),
         (outcome(device("a"), devices=1, phase="Failed"), "is Failed"),
         (outcome(device("a", "24Gi"), devices=1, min_memory="32Gi"), "has 24Gi memory, less than 32Gi"),
         (
-            outcome(device("a"), device("b", model="B"), devices=2, same_attribute="model"),
+            outcome(device("a"), device("b", model="B"), devices=2, same_attributes=["model"]),
             "different model: A, B",
         ),
         (outcome(device("a"), devices=1, shares_claim_with="q"), "which is no example"),
+        (outcome(device("a"), devices=1, same_device_as="q"), "which is no example"),
+        (outcome(device("a"), devices=1, requests=["other"]), "is served by r instead of other"),
+        (outcome(device("a"), devices=1, attributes={"model": "B"}), "has the model 'A' instead of 'B'"),
+        (outcome(device("a"), devices=1, without_attributes=["model"]), "has the model 'A'"),
+        (outcome(device("a"), devices=1, tainted="sick"), "device a has no taint sick"),
+        (outcome(device("a"), devices=1, admin_access=True), "allocated with admin access False"),
+        (outcome(device("a", adminAccess=True), devices=1), "allocated with admin access True"),
+        (outcome(device("a"), devices=1, consumed_memory="1Gi"), "has no share of the memory of a"),
+        (outcome(device("a", share="2Gi"), devices=1, consumed_memory="1Gi"), "has 2Gi of the memory of a"),
         (outcome(unschedulable=True, phase="Running"), "although it cannot be satisfied"),
         (outcome(unschedulable=True, phase="Pending"), "without a reason"),
     ],
@@ -102,6 +115,29 @@ def test_a_container_that_sees_another_device() -> None:
     assert "does not see the UUID GPU-a" in findings(one)
 
 
+def test_everything_that_can_be_promised_at_once() -> None:
+    expect: dict[str, Any] = {
+        "devices": 1,
+        "requests": ["r"],
+        "attributes": {"model": "A"},
+        "without_attributes": ["busy"],
+        "tainted": "sick",
+        "consumed_memory": "1024Mi",
+        "env": {"DRA_C__R__0_UUID": "GPU-*"},
+        "gpu_settings": {"slice": "Long"},
+        "same_device_as": "q",
+    }
+    one = outcome(device("sick", share="1Gi"), **expect)
+    one.containers = seen("sick")
+    one.gpu_settings = {"GPU-sick": {"slice": "Long"}}
+    other = outcome(device("sick", share="1Gi"), name="q", **expect)
+    assert "uses the claim of q" in findings(one, other)
+    one.gpu_settings = {"GPU-sick": {"slice": "Short"}}
+    assert "is set to slice 'Short' instead of 'Long'" in findings(one, other)
+    one.containers = {"main": ContainerView(env={})}
+    assert "sees DRA_C__R__0_UUID=None instead of GPU-*" in findings(one, other)
+
+
 def test_a_device_that_no_slice_shows() -> None:
     one = outcome(dataclasses.replace(device("a"), device=None), devices=1)
     assert "in no ResourceSlice" in findings(one)
@@ -114,8 +150,8 @@ def test_sharing_on_another_node() -> None:
 
 def test_a_device_in_two_claims_is_found() -> None:
     first, second = outcome(device("a", claim="c1")), outcome(device("a", claim="c2"))
-    assert examples.twice_allocated([first, second]) == ["d/n1/a is allocated to c1 and c2"]
-    assert examples.twice_allocated([first, first]) == []
+    assert example_checks.twice_allocated([first, second]) == ["d/n1/a is allocated to c1 and c2"]
+    assert example_checks.twice_allocated([first, first]) == []
 
 
 def test_the_projects_own_examples_can_be_read() -> None:
@@ -123,6 +159,16 @@ def test_the_projects_own_examples_can_be_read() -> None:
     assert objects[0]["kind"] == "Namespace"
     assert len(pods) >= 5
     assert any(p.expect.unschedulable for p in pods)
+    assert {o["kind"] for o in examples.setup_objects(objects)} == {
+        "Namespace",
+        "DevicePolicy",
+        "DeviceClass",
+    }
+    folders = {p.source for p in pods}
+    assert len(folders) == 18
+    # Everything that a pod's claim needs is in the pod's own folder.
+    for pod in pods:
+        assert pod.source.partition("-")[0].isdecimal()
 
 
 @pytest.mark.parametrize(

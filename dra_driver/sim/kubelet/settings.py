@@ -53,6 +53,11 @@ class NodeLayout:
         return self.root / "hardware.yaml"
 
     @property
+    def nics(self) -> Path:
+        """``sys`` and ``dev`` of the node's RDMA NICs, where it has any."""
+        return self.root / "n"
+
+    @property
     def checkpoint(self) -> Path:
         """The kubelet's own checkpoint of prepared claims."""
         return self.kubelet / "dra_manager_state"

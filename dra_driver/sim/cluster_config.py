@@ -1,0 +1,65 @@
+"""What an embedded cluster consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
+from dra_driver.sim.kubelet import KubeletSettings
+
+__all__ = ["ClusterConfig", "NodeConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One node.
+
+    Attributes:
+        profile: its GPUs: a built-in profile or a file.
+        nics: its RDMA NICs, which a second plugin publishes: a built-in description of fake hardware or a
+            file; empty: none.
+        labels: of the Node object, beside the usual ones.
+    """
+
+    profile: str
+    nics: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What is to be started.
+
+    Attributes:
+        profiles: the nodes; a plain string is a node with that profile and nothing else.
+        kubeconfig: where to write the kubeconfig; None: below the cluster's directory.
+        driver_name: of the driver under test.
+        allocator: ``controller`` or ``scheduler``.
+        kubelet: delays of the kubelets.
+        run_controller: off for tests that bring their own.
+        log_level: of the child processes.
+        manifests: objects that are there before anything runs.
+    """
+
+    profiles: tuple[NodeConfig | str, ...] = ("l4x4",)
+    kubeconfig: Path | None = None
+    driver_name: str = DEFAULT_DRIVER_NAME
+    allocator: str = "controller"
+    kubelet: KubeletSettings = field(default_factory=KubeletSettings.quick)
+    run_controller: bool = True
+    log_level: str = "info"
+    manifests: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def nodes(self) -> tuple[NodeConfig, ...]:
+        """The nodes, in order."""
+        return tuple(NodeConfig(p) if isinstance(p, str) else p for p in self.profiles)
+
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """Under which names plugins run on any node."""
+        nics = any(node.nics for node in self.nodes)
+        return (self.driver_name, RDMA_DRIVER_NAME) if nics else (self.driver_name,)
