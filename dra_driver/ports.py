@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -29,6 +30,7 @@ __all__ = [
     "HealthSource",
     "KubeClient",
     "ObjectList",
+    "Pausable",
     "TelemetrySource",
     "WatchEvent",
     "WatchEventType",
@@ -371,6 +373,15 @@ class HealthMemory(Protocol):
         Raises:
             DecodeError: it is not what ``health_memory`` gives.
         """
+        ...
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """What a ``DeviceBackend`` has beside it that holds devices open while it is open."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Around what needs the devices to be let go of; every other call waits meanwhile. Blocks."""
         ...
 
 

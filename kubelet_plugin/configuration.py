@@ -45,6 +45,7 @@ class Configuration:
         device_metadata: containers get files that describe their devices (KEP-5304).
         nvidia_smi: sets time slices; a path, or a name to be found in PATH.
         mps_control: NVIDIA's MPS control daemon; likewise. Where it is not there, nothing is shared by MPS.
+        passthrough: claims may have devices bound to vfio-pci.
         mps_launcher: who keeps the daemons: ``systemd``, ``session`` or ``auto``.
     """
 
@@ -69,6 +70,7 @@ class Configuration:
     nvidia_smi: str = "nvidia-smi"
     mps_control: str = "nvidia-cuda-mps-control"
     mps_launcher: str = "auto"
+    passthrough: bool = False
 
     @property
     def plugin_dir(self) -> Path:

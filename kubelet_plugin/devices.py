@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final
@@ -13,6 +14,7 @@ import msgspec
 import structlog
 
 from dra_driver import cdi
+from dra_driver.api import names
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
 from dra_driver.discovery import BackendReport, KeptBackend
@@ -24,6 +26,7 @@ from kubelet_plugin.signals import Changes
 
 __all__ = ["DeviceTable"]
 
+_FUNCTIONS: Final = ("gpu", "vf")
 _OWN_NODE: Final = re.compile(r"/dev/nvidia[0-9]+")
 
 log = structlog.get_logger(__name__)
@@ -47,6 +50,8 @@ class DeviceTable:
         daemons: the sharing daemons of the node.
         complete: adds to what backends found; blocks.
         keep: awaited around each look: makes durable what the backends know, before anybody is told.
+        elsewhere: devices that backends cannot find because claims have them.
+        passthrough: devices may be handed over as bare PCI functions.
     """
 
     def __init__(
@@ -59,12 +64,16 @@ class DeviceTable:
         daemons: Daemons | None = None,
         complete: Callable[[Sequence[DiscoveredDevice]], Sequence[DiscoveredDevice]] = tuple,
         keep: Callable[[], Awaitable[None]] | None = None,
+        elsewhere: Callable[[], Iterable[DiscoveredDevice]] = tuple,
+        passthrough: bool = False,
     ) -> None:
         self._backends = tuple(KeptBackend(b, optional=optional) for b in backends)
         self._controls = tuple(controls) or (None,) * len(self._backends)
         self._daemons = daemons or NoDaemons()
         self._complete = complete
         self._keep = keep
+        self._elsewhere = elsewhere
+        self._passthrough = passthrough
         self._executor = executor
         self._reports: tuple[BackendReport, ...] = tuple(b.report for b in self._backends)
         self._devices: dict[str, DiscoveredDevice] = {}
@@ -105,6 +114,8 @@ class DeviceTable:
             await loop.run_in_executor(self._executor, self._look, backend)
         await self._kept()
         devices = _by_name(d for b in self._backends for d in b.devices)
+        # In place of what a backend says of a device that is on its way there or back.
+        devices |= {d.device.name: d for d in self._elsewhere()}
         reports = tuple(b.report for b in self._backends)
         for before, now in zip(self._reports, reports, strict=True):
             _log_change(before, now)
@@ -144,9 +155,11 @@ class DeviceTable:
             for kept, control in zip(self._backends, self._controls, strict=True)
             for d in kept.devices
         }
+        addresses = Counter(_text(d, names.PCI_BUS_ID) for d in self._devices.values())
         view: dict[str, NodeDevice] = {}
         for name, found in self._devices.items():
             control = control_of.get(name)
+            why_not = self._no_passthrough(found, addresses)
             # One backend may tell of several vendors' devices.
             if control is not None and _text(found, "vendor") != control.vendor:
                 control = None
@@ -161,6 +174,9 @@ class DeviceTable:
                 mig_enabled=any(h.reason == "MigEnabled" for h in found.device.health),
                 mps_directory=self._daemons.directory(name) if control and control.runs_daemons else "",
                 attributes=found.device.attributes,
+                address="" if why_not else _text(found, names.PCI_BUS_ID),
+                no_passthrough=why_not,
+                found=None if why_not else found.device,
             )
             if control is not None:
                 for partition in _partitions(found, device):
@@ -168,6 +184,16 @@ class DeviceTable:
                     view[partition.name] = dataclasses.replace(partition, mps_directory=pipes)
             view[name] = device
         self._view = view
+
+    def _no_passthrough(self, found: DiscoveredDevice, addresses: Mapping[str, int]) -> str:
+        if not self._passthrough:
+            return "passthrough is off on this node (the agent runs without --passthrough)"
+        address = _text(found, names.PCI_BUS_ID)
+        if not address or _text(found, "type") not in _FUNCTIONS:
+            return "it is no PCI function of its own"
+        if addresses[address] > 1:
+            return f"it shares the PCI function {address} with other devices of the node"
+        return ""
 
 
 def _log_change(before: BackendReport, now: BackendReport) -> None:

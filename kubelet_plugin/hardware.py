@@ -28,6 +28,7 @@ from dra_driver.preparation import (
     annotated,
     complete,
 )
+from kubelet_plugin.bindings import Bindings, bindings_of
 from kubelet_plugin.mps import Daemons
 from kubelet_plugin.signals import Changes
 
@@ -38,6 +39,8 @@ log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 _NO_SLICE: Final = "Default"
 _DEFAULT_MODE: Final = "default"
+# One at a time: devices of one IOMMU group meet, and libraries let go of all devices for it.
+_BINDING: Final = "kernel drivers"
 # Of one call to a GPU; a library that hangs must not use up the time of the kubelet's call.
 CALL_SECONDS: Final = 25.0
 
@@ -73,13 +76,25 @@ class Hardware(Protocol):
         """Stops those that no other claim needs."""
         ...
 
+    async def bind_drivers(self, record: PreparedClaim) -> None:
+        """Binds devices to the kernel drivers that the claim asks for."""
+        ...
+
+    async def restore_drivers(self, record: PreparedClaim) -> None:
+        """Binds them to what they were bound to before."""
+        ...
+
+    def forgotten(self, record: PreparedClaim) -> None:
+        """After the record of a claim that touched hardware is gone."""
+        ...
+
 
 class NoHardware:
     """Nothing can be changed: claims that need it cannot be prepared, and there is nothing to undo."""
 
     async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
         """See ``Hardware``."""
-        if any(_changes(s) for s in record.settings):
+        if any(_changes(s) for s in record.settings) or bindings_of(record):
             raise PrepareError("the devices of this node cannot be configured")
         return record
 
@@ -102,12 +117,22 @@ class NoHardware:
     async def stop_daemons(self, record: PreparedClaim, holdings: Holdings) -> None:
         """See ``Hardware``."""
 
+    async def bind_drivers(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
+    async def restore_drivers(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
+    def forgotten(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
 
 class GpuHardware:
-    """Implements ``Hardware`` with what the backends and the MPS daemons offer.
+    """Implements ``Hardware`` with what the backends, the MPS daemons and the kernel offer.
 
     Attributes:
-        changes: notified when partitions or MIG modes have changed: discovery sees another GPU then.
+        changes: notified when partitions, MIG modes or kernel drivers have changed: discovery sees other GPUs
+            then.
         released: why nothing can be changed now, as a clause; empty: it can.
     """
 
@@ -117,11 +142,13 @@ class GpuHardware:
         daemons: Daemons,
         executor: Executor,
         *,
+        bindings: Bindings | None = None,
         call_seconds: float = CALL_SECONDS,
     ) -> None:
         self._controls = tuple(controls)
         self._daemons = daemons
         self._executor = executor
+        self._bindings = bindings
         self._seconds = call_seconds
         self._locks: dict[str, asyncio.Lock] = {}
         self._slices: dict[str, str] = {}
@@ -141,7 +168,10 @@ class GpuHardware:
         for device, partition in _partitions(record):
             async with self._alone(device.uuid):
                 await self._check_place(device, partition, holdings)
-        return annotated(msgspec.structs.replace(record, settings=tuple(settings)))
+        record = annotated(msgspec.structs.replace(record, settings=tuple(settings)))
+        if bindings_of(record):
+            record = await self._call(self._needed_bindings().look, record)
+        return record
 
     async def configure(self, record: PreparedClaim) -> None:
         """See ``Hardware``."""
@@ -200,6 +230,29 @@ class GpuHardware:
             if partition.daemon:
                 async with self._alone(device.uuid):
                     await self._call(self._daemons.stop, device.device)
+
+    async def bind_drivers(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+        if bindings_of(record):
+            async with self._alone(_BINDING):
+                if await self._call(self._needed_bindings().bind, record):
+                    self.changes.notify()
+
+    async def restore_drivers(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+        if bindings_of(record):
+            async with self._alone(_BINDING):
+                await self._call(self._needed_bindings().restore, record)
+
+    def forgotten(self, record: PreparedClaim) -> None:
+        """See ``Hardware``. Its devices are the vendor's driver's again, and discovery sees them."""
+        if bindings_of(record):
+            self.changes.notify()
+
+    def _needed_bindings(self) -> Bindings:
+        if self._bindings is None:
+            raise PrepareError("kernel drivers of devices cannot be changed here")
+        return self._bindings
 
     async def strangers(
         self, gpus: Iterable[str], records: Iterable[PreparedClaim]

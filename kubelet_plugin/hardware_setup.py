@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from dra_driver.discovery import HardwareBackend
 from dra_driver.discovery.control import Places, control_of
-from dra_driver.ports import DeviceBackend, GpuControl
+from dra_driver.discovery.pci_binding import PciFunctions
+from dra_driver.ports import DeviceBackend, GpuControl, Pausable
+from kubelet_plugin.bindings import Bindings
 from kubelet_plugin.configuration import Configuration
 from kubelet_plugin.hardware import GpuHardware
 from kubelet_plugin.mps import Daemons, Launcher, MpsDaemons
@@ -38,7 +41,10 @@ class HardwareSetup:
 
 
 def set_up(
-    configuration: Configuration, backends: Sequence[DeviceBackend], daemons: Daemons | None = None
+    configuration: Configuration,
+    backends: Sequence[DeviceBackend],
+    daemons: Daemons | None = None,
+    functions: PciFunctions | None = None,
 ) -> HardwareSetup:
     """Opens nothing yet: libraries are opened by the first call that needs them."""
     # Beside real hardware the daemons are real, and simulated GPUs do without.
@@ -52,7 +58,11 @@ def set_up(
     controls = tuple(control_of(backend, places) for backend in backends)
     daemons = daemons or _daemons(configuration, simulated=simulated)
     executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="hardware")
-    hardware = GpuHardware([c for c in controls if c is not None], daemons, executor)
+    functions = functions or PciFunctions(
+        configuration.sysfs_root, configuration.dev_root, configuration.procfs_root
+    )
+    bindings = Bindings(functions, _pausable(backends))
+    hardware = GpuHardware([c for c in controls if c is not None], daemons, executor, bindings=bindings)
     return HardwareSetup(controls, daemons, hardware, executor)
 
 
@@ -63,3 +73,11 @@ def _daemons(configuration: Configuration, *, simulated: bool) -> Daemons:
     return MpsDaemons(
         folder, control=configuration.mps_control, launcher=Launcher(configuration.mps_launcher)
     )
+
+
+def _pausable(backends: Sequence[DeviceBackend]) -> Iterator[Pausable]:
+    for backend in backends:
+        if isinstance(backend, HardwareBackend):
+            yield from _pausable(backend.parts)
+        elif isinstance(backend, Pausable):
+            yield backend

@@ -14,10 +14,12 @@ import structlog
 from dra_driver import discovery
 from dra_driver.api.meta import PoolName
 from dra_driver.discovery.nvidia_material import NvidiaMaterial
+from dra_driver.discovery.pci_binding import PciFunctions
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
 from kubelet_plugin import files, services
+from kubelet_plugin.bindings import elsewhere
 from kubelet_plugin.cdi_directory import CdiDirectory
 from kubelet_plugin.checkpoint_file import CheckpointFile
 from kubelet_plugin.configuration import Configuration
@@ -112,13 +114,14 @@ class Plugin:
         timing: Timing | None = None,
         intervals: Intervals | None = None,
         settle_seconds: float = 1.0,
+        functions: PciFunctions | None = None,
     ) -> None:
         pool = PoolName(configuration.node_name)
         self._configuration = configuration
         self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
         # Vendors' libraries get a thread of their own: what hangs there must not hold up files.
         self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
-        self._setup = set_up(configuration, backends)
+        self._setup = set_up(configuration, backends, functions=functions)
         clock = clock or SystemClock()
         boot_id = _boot_id(configuration.procfs_root)
         self.notices = Notices(client, clock, configuration.node_name)
@@ -137,6 +140,8 @@ class Plugin:
                 hook=configuration.nvidia_cdi_hook,
             ).complete,
             keep=self._memory.keep,
+            elsewhere=lambda: elsewhere(self._engine.claims),
+            passthrough=configuration.passthrough,
         )
         self._turn = StateLock(configuration.state / "state.lock")
         self._instances = Instances(configuration.state, configuration.instance, clock)

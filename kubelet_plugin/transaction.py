@@ -96,6 +96,8 @@ class Transactions:
                 await self._checkpoints.save(msgspec.structs.replace(record, state=state))
             case Effect.FORGET:
                 await self._checkpoints.forget(uid)
+                if record is not None and record.touches_hardware:
+                    self._hardware.forgotten(record)
             case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.REMOVE_SPEC:
                 await self._document(effect, uid, record.spec if record else None)
             case Effect.WRITE_METADATA:
@@ -138,6 +140,10 @@ class Transactions:
                 # The first step of undoing.
                 self.holdings.ending(record.uid)
                 await self._hardware.stop_daemons(record, self.holdings)
+            case Effect.BIND_DRIVERS:
+                await self._hardware.bind_drivers(record)
+            case Effect.RESTORE_DRIVERS:
+                await self._hardware.restore_drivers(record)
             case _:
                 raise AssertionError(f"{effect.name} is no effect on hardware")
         return record

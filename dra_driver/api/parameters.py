@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import msgspec
@@ -28,6 +28,7 @@ __all__ = [
     "MIN_MEMORY_LIMIT",
     "NVIDIA_API_VERSION",
     "DeviceType",
+    "KernelDriver",
     "Parameters",
     "Strategy",
     "TimeSlice",
@@ -64,6 +65,13 @@ class Strategy(enum.Enum):
     MPS = "MPS"
 
 
+class KernelDriver(enum.Enum):
+    """What a device is bound to while a claim holds it."""
+
+    DEFAULT = "Default"  # what it is bound to anyway
+    VFIO_PCI = "vfio-pci"  # handed over as a bare PCI function
+
+
 class TimeSlice(enum.Enum):
     """Length of a time slice; the driver does not say how many milliseconds each has."""
 
@@ -85,6 +93,7 @@ class Parameters:
         memory_limit: most device memory that one process may pin, in bytes; None: of a share what it has,
             else no limit.
         memory_limits: likewise for single devices, by UUID or by position in the claim.
+        driver: the kernel driver that the device is bound to.
     """
 
     kind: str
@@ -94,6 +103,7 @@ class Parameters:
     thread_percentage: int | None = None
     memory_limit: int | None = None
     memory_limits: tuple[tuple[str, int], ...] = ()
+    driver: KernelDriver = KernelDriver.DEFAULT
 
     def memory_limit_of(self, uuid: str, position: int) -> int | None:
         """The limit for one device of a claim."""
@@ -253,7 +263,11 @@ _OURS: Final = _Names()
 
 
 def _gpu_config(fields: _Fields) -> Parameters:
-    return _shared("GpuConfig", frozenset({DeviceType.GPU}), fields, _OURS)
+    driver = fields.choice("driver", KernelDriver, KernelDriver.DEFAULT)
+    parameters = _shared("GpuConfig", frozenset({DeviceType.GPU}), fields, _OURS)
+    if driver is not KernelDriver.DEFAULT and parameters.strategy is not Strategy.NONE:
+        fields.note("driver", f"{driver.value} goes with sharing strategy None only")
+    return replace(parameters, driver=driver)
 
 
 def _mig_config(fields: _Fields) -> Parameters:

@@ -114,6 +114,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give containers files that describe their devices (KEP-5304)",
     )
     parser.add_argument(
+        "--passthrough",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="let claims have whole GPUs as bare PCI functions (GpuConfig driver: vfio-pci), for virtual "
+        "machines; needs sysfs writable, the host's processes visible, and the module vfio-pci",
+    )
+    parser.add_argument(
         "--publish", choices=("controller",), default="controller", help="who publishes ResourceSlices"
     )
 
@@ -150,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         nvidia_smi=args.nvidia_smi,
         mps_control=args.mps_control,
         mps_launcher=args.mps_launcher,
+        passthrough=args.passthrough,
     )
     return asyncio.run(_main(configuration))
 

@@ -111,6 +111,8 @@ class NvmlBackend:
                 except DiscoveryError as e:
                     ask.note("GPU", str(e))
                 problems += ask.problems
+            if len(readings) == count:
+                self._conditions.seen({r.uuid for r in readings if r.uuid is not None})
             devices = self._devices(readings, common, problems)
             present = {d.device.name for d in devices.values()}
             lost = {i: d for i, d in lost.items() if d.device.name not in present}
@@ -165,6 +167,13 @@ class NvmlBackend:
         """
         with self._lock:
             self._initialize()
+            yield
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """See ``ports.Pausable``. A driver that is taken from one GPU waits for whoever has any open."""
+        with self._lock:
+            self._shut_down()
             yield
 
     def _count(self) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -233,6 +233,12 @@ class Conditions:
         """The GPU does not answer. Once it does again, it has been reset."""
         with self._lock:
             self._gpus.setdefault(uuid, _Gpu()).lost = True
+
+    def seen(self, uuids: Collection[str]) -> None:
+        """These are all GPUs that the driver has. Another one that comes (back) has been reset."""
+        with self._lock:
+            for uuid, gpu in self._gpus.items():
+                gpu.lost |= uuid not in uuids
 
     def reopened(self) -> None:
         """The library was closed and opened: every GPU may have been reset; polling tells what is left."""

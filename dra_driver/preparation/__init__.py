@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dra_driver.preparation.checkpoint import Checkpoint
 from dra_driver.preparation.claim import (
+    BindingRecord,
     ClaimState,
     DeviceSetting,
     PartitionRecord,
@@ -19,12 +20,14 @@ from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transitio
 from dra_driver.preparation.metadata import METADATA_FILE, metadata_files
 from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
 from dra_driver.preparation.node_device import NodeDevice
+from dra_driver.preparation.passthrough import bound
 from dra_driver.preparation.plan import RECORD_ANNOTATION, annotated, complete, plan, recover
 
 __all__ = [
     "METADATA_FILE",
     "RECORD_ANNOTATION",
     "TRANSITIONS",
+    "BindingRecord",
     "Checkpoint",
     "ClaimState",
     "Conflict",
@@ -39,6 +42,7 @@ __all__ = [
     "PreparedDevice",
     "Transition",
     "annotated",
+    "bound",
     "check_uid",
     "complete",
     "metadata_files",

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import ObjectKey, PoolName, Uid, Wire
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import Spec
 
 __all__ = [
+    "BindingRecord",
     "ClaimState",
     "DeviceSetting",
     "PartitionRecord",
@@ -53,6 +55,26 @@ class PartitionRecord(Wire, frozen=True, kw_only=True):
     daemon: bool = False
 
 
+class BindingRecord(Wire, frozen=True, kw_only=True):
+    """A device that is bound to another kernel driver while the claim holds it.
+
+    Attributes:
+        address: PCI address.
+        driver: that it is bound to for the claim.
+        found: the device as discovery described it, which cannot see it meanwhile.
+        nodes: device nodes that whoever uses it through its own driver has open.
+        group: number of its IOMMU group; empty until it was looked up.
+        driver_before: that it was bound to before, and is again after; empty: none.
+    """
+
+    address: str
+    driver: str
+    found: InventoryDevice
+    nodes: tuple[str, ...] = ()
+    group: str = ""
+    driver_before: str = ""
+
+
 class DeviceSetting(Wire, frozen=True, kw_only=True):
     """What a claim needs of a whole GPU. What all claims need of one GPU has to agree.
 
@@ -87,6 +109,7 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
         share_id: which share of a device that is allocated several times.
         admin_access: the claim only looks on; it excludes nobody.
         partition: where the device is a partition.
+        binding: where the device is handed over as a bare PCI function.
         variables: what the names of the container's variables about this device begin with.
         enforced: of a share, what keeps it to its memory: ``mps`` or ``none``.
         attributes: of the device, as published, for the container's metadata.
@@ -100,6 +123,7 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
     share_id: str | None = None
     admin_access: bool = False
     partition: PartitionRecord | None = None
+    binding: BindingRecord | None = None
     variables: str = ""
     enforced: str = ""
     attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
@@ -136,7 +160,7 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
     @property
     def touches_hardware(self) -> bool:
         """Whether more than files has to be made for it."""
-        return bool(self.settings) or any(d.partition is not None for d in self.devices)
+        return bool(self.settings) or any(d.partition or d.binding for d in self.devices)
 
     @property
     def key(self) -> ObjectKey:

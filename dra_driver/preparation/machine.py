@@ -9,8 +9,9 @@ The rules that the table keeps:
    kubelet's repetition of its call, ends in the same state as no crash.
 
 The side effects between the two ``SAVE``s go from the GPU to the container: settings of whole GPUs, then
-partitions, which need one of the settings, then daemons, which need both, then the metadata of what was
-made, then the document that names all of them. They are undone the other way round, before ``FORGET``.
+partitions, which need one of the settings, then daemons, which need both, then kernel drivers, then the
+metadata of what was made, then the document that names all of them. They are undone the other way round,
+before ``FORGET``.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Effect(enum.Enum):
     DESTROY_PARTITIONS = "destroy them; success where they are gone, strangers' are left alone"
     START_DAEMONS = "start the sharing daemons that do not run"
     STOP_DAEMONS = "stop those that no other claim needs"
+    BIND_DRIVERS = "bind devices to the kernel driver that the claim asks for"
+    RESTORE_DRIVERS = "bind them to what they were bound to before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,13 @@ _MAKE = (
     Effect.CONFIGURE_DEVICES,
     Effect.CREATE_PARTITIONS,
     Effect.START_DAEMONS,
+    Effect.BIND_DRIVERS,
     Effect.WRITE_METADATA,
 )
 _UNDO = (
     Effect.REMOVE_SPEC,
     Effect.REMOVE_METADATA,
+    Effect.RESTORE_DRIVERS,
     Effect.STOP_DAEMONS,
     Effect.DESTROY_PARTITIONS,
     Effect.RESTORE_DEVICES,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver import cdi
+from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.preparation.claim import PartitionRecord
 
@@ -31,6 +32,9 @@ class NodeDevice:
         mig_enabled: MIG mode is on, as discovery saw it last.
         mps_directory: host directory of the device's MPS daemon; empty where MPS is not available.
         attributes: as published.
+        address: PCI address of a device that can be handed over as a bare function; empty where it cannot be,
+            then ``no_passthrough`` says why, as a clause.
+        found: the device as discovery described it, where it has an ``address``.
     """
 
     name: str
@@ -44,3 +48,6 @@ class NodeDevice:
     mig_enabled: bool = False
     mps_directory: str = ""
     attributes: Mapping[str, DeviceAttribute] = field(default_factory=dict)
+    address: str = ""
+    no_passthrough: str = "this device cannot be passed through"
+    found: InventoryDevice | None = None

@@ -17,6 +17,7 @@ from dra_driver.api.resource import DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.errors import DecodeError, InvalidParameters, PrepareError
 from dra_driver.preparation import configs, names
 from dra_driver.preparation.claim import (
+    BindingRecord,
     ClaimState,
     PartitionRecord,
     PodReference,
@@ -35,6 +36,8 @@ RECORD_ANNOTATION: Final = "dra-driver.dev/prepared-claim"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 # The GPU's own node, whose number may change with MIG mode, and the capabilities of its instances.
 _INSTANCE_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/nvidia-caps/nvidia-cap[0-9]+")
+# Nodes that belong to one device; others are of the driver and open for its other devices too.
+_OWN_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/dri/(?:card|renderD)[0-9]+")
 _NAMES_IN_MESSAGE: Final = 8
 
 
@@ -54,6 +57,13 @@ class Grant:
     result: DeviceRequestAllocationResult
     variables: str
     treatment: Treatment
+
+    @property
+    def edits(self) -> cdi.ContainerEdits:
+        """What the container needs for the device; one without its own driver has none of that driver's."""
+        if self.treatment.driver:
+            return cdi.ContainerEdits(env=self.device.edits.env)
+        return self.device.edits
 
 
 def plan(
@@ -256,9 +266,22 @@ def _prepared(uid: Uid, driver: str, grant: Grant) -> PreparedDevice:
         share_id=grant.result.share_id,
         admin_access=bool(grant.result.admin_access),
         partition=_with_daemon(grant),
+        binding=_binding(grant),
         variables=grant.variables if grant.device.partition is not None else "",
         enforced=grant.treatment.enforced,
         attributes=grant.device.attributes,
+    )
+
+
+def _binding(grant: Grant) -> BindingRecord | None:
+    device = grant.device
+    if not grant.treatment.driver or device.found is None:
+        return None
+    return BindingRecord(
+        address=device.address,
+        driver=grant.treatment.driver,
+        found=msgspec.structs.replace(device.found, health=()),
+        nodes=tuple(n.path for n in device.edits.device_nodes if _OWN_NODE.fullmatch(n.path)),
     )
 
 
@@ -279,7 +302,7 @@ def _variable_name(claim: ResourceClaim) -> str:
 
 
 def _document(driver: str, grants: Sequence[Grant], record: PreparedClaim, metadata: str) -> cdi.Spec:
-    shared = _shared_edits([g.device.edits for g in grants])
+    shared = _shared_edits([g.edits for g in grants])
     spec = cdi.with_minimum_version(
         cdi.Spec(
             cdi_version="0.3.0",
@@ -324,10 +347,10 @@ def _shared_edits(edits: Sequence[cdi.ContainerEdits]) -> cdi.ContainerEdits:
 
 def _edits(grant: Grant, shared: cdi.ContainerEdits) -> cdi.ContainerEdits:
     own = msgspec.structs.replace(
-        grant.device.edits,
-        mounts=tuple(m for m in grant.device.edits.mounts if m not in shared.mounts),
-        device_nodes=tuple(n for n in grant.device.edits.device_nodes if n not in shared.device_nodes),
-        hooks=tuple(h for h in grant.device.edits.hooks if h not in shared.hooks),
+        grant.edits,
+        mounts=tuple(m for m in grant.edits.mounts if m not in shared.mounts),
+        device_nodes=tuple(n for n in grant.edits.device_nodes if n not in shared.device_nodes),
+        hooks=tuple(h for h in grant.edits.hooks if h not in shared.hooks),
     )
     return cdi.merge(own, grant.treatment.edits, cdi.ContainerEdits(env=_variables(grant)))
 
@@ -355,6 +378,7 @@ def _variables(grant: Grant) -> tuple[str, ...]:
         "MEMORY": str(consumed) if consumed is not None else grant.device.memory,
         "SHARE": grant.result.share_id or "",
         "ENFORCED": grant.treatment.enforced,
+        "PCI_ADDRESS": grant.device.address if grant.treatment.driver else "",
     }
     return tuple(
         f"{grant.variables}_{fact}={_CONTROL.sub(' ', value)}" for fact, value in facts.items() if value

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dra_driver import cdi
-from dra_driver.api.parameters import DEFAULT_SHARE, DeviceType, Parameters, Strategy
+from dra_driver.api.parameters import DEFAULT_SHARE, DeviceType, KernelDriver, Parameters, Strategy
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import PrepareError
 from dra_driver.preparation.claim import DeviceSetting
@@ -29,9 +29,10 @@ class Treatment:
         edits: for the container.
         enforced: of a share, what keeps it to its memory: ``mps`` or ``none``; else empty.
         daemon: MPS runs on the partition itself.
+        driver: the kernel driver that the device is bound to; empty: the one that it has.
     """
 
-    __slots__ = ("daemon", "edits", "enforced", "setting")
+    __slots__ = ("daemon", "driver", "edits", "enforced", "setting")
 
     def __init__(
         self,
@@ -39,11 +40,13 @@ class Treatment:
         edits: cdi.ContainerEdits | None = None,
         enforced: str = "",
         daemon: bool = False,
+        driver: str = "",
     ) -> None:
         self.setting = setting
         self.edits = edits or cdi.ContainerEdits()
         self.enforced = enforced
         self.daemon = daemon
+        self.driver = driver
 
 
 def device_type(device: NodeDevice, share_id: str | None) -> DeviceType:
@@ -78,6 +81,8 @@ def treat(
     strategy = parameters.strategy if parameters is not None else Strategy.NONE
     if strategy is Strategy.AUTO:
         strategy = Strategy.MPS if device.mps_directory else Strategy.NONE
+    if parameters is not None and parameters.driver is not KernelDriver.DEFAULT:
+        return _passed_through(device, parameters.driver)
     if kind is DeviceType.MIG:
         return _partition(device, parameters if strategy is Strategy.MPS else None, position)
     if strategy is Strategy.TIME_SLICING and parameters is not None and parameters.interval is not None:
@@ -93,6 +98,17 @@ def treat(
     if kind is DeviceType.SHARE:
         return Treatment(_whole(device, daemon=False), enforced="none")
     return Treatment(_whole(device) if device.mig_enabled and device.controllable else None)
+
+
+def _passed_through(device: NodeDevice, driver: KernelDriver) -> Treatment:
+    if not device.address or device.found is None:
+        raise PrepareError(f"device {device.name} cannot be bound to {driver.value}: {device.no_passthrough}")
+    if device.mig_enabled:
+        raise PrepareError(
+            f"device {device.name} cannot be bound to {driver.value}: its MIG mode is on, and partitions of "
+            "it may be in use"
+        )
+    return Treatment(driver=driver.value)
 
 
 def _whole(device: NodeDevice, *, time_slice: str = "", daemon: bool | None = None) -> DeviceSetting:

@@ -1,6 +1,6 @@
 """Starts node agents for the crash test: imports once, forks one process per agent.
 
-Each line on stdin is a request ``{"id", "arguments", "plan", "state", "cdi", "log", "stderr"}``; lines on
+Each line on stdin is a request ``{"id", "arguments", "plan", "root", "log", "stderr"}``; lines on
 stdout say ``{"id", "pid"}`` and, when that process has ended, ``{"id", "status"}`` (negative: the signal).
 The agent is the real command line; only ``faults`` is put under it, as the variable ``CRASH_PLAN`` says.
 """
@@ -28,7 +28,6 @@ def main() -> None:
     import dra_driver.cli.main
     import dra_driver.discovery.simulated  # noqa: F401
 
-    crash_gpus.install()
     readable, writable = os.pipe()
     for end in (readable, writable):
         os.set_blocking(end, False)
@@ -85,7 +84,8 @@ def agent(request: dict[str, Any]) -> NoReturn:
         os.dup2(errors, 2)
         os.environ[PLAN] = json.dumps(request["plan"])
         plan = Plan(**json.loads(os.environ[PLAN]))
-        Injector(plan, Path(request["state"]), Path(request["cdi"]), Path(request["log"])).install()
+        Injector(plan, Path(request["root"]), Path(request["log"])).install()
+        crash_gpus.install(Path(request["root"]))
         code = command(request["arguments"])
     except BaseException:
         import traceback

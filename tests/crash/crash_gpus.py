@@ -10,9 +10,14 @@ import copy
 import functools
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
+from fake_pci import FakePci
 
 from dra_driver.discovery import open_backend
 
@@ -50,21 +55,26 @@ class FileDaemons:
         return sorted(p.name for p in self._folder.iterdir()) if self._folder.is_dir() else ()
 
 
-def install() -> None:
-    """Puts the daemons under the agent of this process."""
+def install(root: Path) -> None:
+    """Puts the daemons and the kernel of the PCI bus under the agent of this process."""
+    import dra_driver.discovery.pci_binding
     import kubelet_plugin.hardware_setup
     from dra_driver.discovery.simulated_control import SimulatedControl
 
     kubelet_plugin.hardware_setup.MpsDaemons = FileDaemons  # type: ignore[misc, assignment]
+    dra_driver.discovery.pci_binding.write_attribute = FakePci(root).write
     SimulatedControl.runs_daemons = True  # type: ignore[assignment, method-assign]
 
 
 class Gpus:
     """The hardware of one node, as the test looks at it, without the product's code for it."""
 
-    def __init__(self, state: Path, node: str) -> None:
-        self._state = state
+    def __init__(self, root: Path, node: str) -> None:
+        self._state = root / "state"
         self._uuids = _uuids(node)
+        # A function and an IOMMU group for each GPU.
+        groups = enumerate(sorted(self._uuids), 10)
+        self._pci = FakePci(root).build({address(name): ("nvidia", str(n)) for n, name in groups})
 
     def boot(self) -> None:
         """As the machine comes up: no daemons, a stranger's instance, an administrator's settings."""
@@ -79,6 +89,7 @@ class Gpus:
         (self._state / STATE_FILE).write_text(json.dumps(self._before))
         for daemon in self._daemons():
             (self._state / DAEMONS / daemon).unlink()
+        self._pci.reboot()
 
     def differences(self, records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Kind and text of everything that is otherwise than these records (and the boot) say."""
@@ -107,15 +118,34 @@ class Gpus:
             yield from _of_gpu(
                 uuid, {**_DEFAULTS, **wanted.get(uuid, {})}, {**_DEFAULTS, **found.get(uuid, {})}
             )
+        yield from self._of_drivers(records)
         running = self._daemons()
         if running - daemons:
             yield "leaked daemons", f"{sorted(running - daemons)}"
         if daemons - running:
             yield "half-prepared claims", f"no daemons for {sorted(daemons - running)}"
 
+    def _of_drivers(self, records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        bindings = (d["binding"] for r in records.values() for d in r["devices"] if "binding" in d)
+        bound = {b["address"]: b["driver"] for b in bindings}
+        for name in sorted(self._uuids):
+            found, wanted = self._pci.driver(address(name)), bound.get(address(name), "nvidia")
+            if found != wanted:
+                kind = "half-prepared claims" if address(name) in bound else "leaked drivers"
+                yield kind, f"{name}: bound to {found or 'nothing'}, not to {wanted}"
+            override = self._pci.override(address(name))
+            if override != bound.get(address(name), ""):
+                yield "leaked drivers", f"{name}: driver_override is {override!r}"
+
     def _daemons(self) -> set[str]:
         folder = self._state / DAEMONS
         return {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+
+
+def address(name: str) -> str:
+    """PCI address of a GPU by its name (``gpu-0000-1b-00-0``)."""
+    _, domain, bus, slot, function = name.split("-")
+    return f"{domain}:{bus}:{slot}.{function}"
 
 
 def _of_gpu(uuid: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

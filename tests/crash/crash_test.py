@@ -56,8 +56,9 @@ SCRIPT = tuple(
 )
 
 
-# Two partitions of one GPU and a third that overlaps the first, shares under one daemon, a time slice, a
-# partition with a daemon of its own; each outlives another one, so that what they share is counted.
+# Two partitions of one GPU and a third that overlaps the first, shares under one daemon, a time slice, two
+# GPUs bound to another driver, a partition with a daemon of its own; each outlives another one, so that what
+# they share is counted.
 GPU_SCRIPT = tuple(
     Step(*words.split())
     for words in (
@@ -66,14 +67,17 @@ GPU_SCRIPT = tuple(
         "prepare share",
         "prepare other-share",
         "prepare slice",
+        "prepare vm",
         "unprepare mig",
         "prepare share",
+        "prepare vm",
         "prepare overlap",
         "unprepare share",
         "prepare mig-mps",
         "unprepare other-share",
         "unprepare pair",
         "unprepare slice",
+        "unprepare vm",
         "unprepare overlap",
         "unprepare mig-mps",
     )
@@ -81,6 +85,7 @@ GPU_SCRIPT = tuple(
 SLICE = {"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}}
 SHORT = {"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Short"}}}
 MIG_MPS = {"kind": "MigConfig", "sharing": {"strategy": "MPS"}}
+VM = {"kind": "GpuConfig", "driver": "vfio-pci"}
 UNENFORCED = {"kind": "ShareConfig", "enforcement": "None"}
 
 
@@ -94,6 +99,7 @@ def populate(world: World) -> None:
     world.add("share", GPUS[1], share=True)
     world.add("other-share", GPUS[1], share=True)
     world.add("slice", GPUS[2], parameters=SLICE)
+    world.add("vm", GPUS[3], GPUS[4], parameters=VM)
     world.add("a", GPUS[0])
     world.add("b", GPUS[1], GPUS[2])
     world.add("c", GPUS[0])
@@ -219,7 +225,7 @@ class Load:
 
     def _add_hardware(self) -> None:
         """Claims that meet on GPUs: some exclude each other, some share what belongs to the GPU."""
-        a, b, c, d, *_, last = GPUS
+        a, b, c, d, e, f, *_, last = GPUS
         for i, (one, two) in enumerate(
             (
                 ({"device": f"{a}-mig-3g-40gb-0"}, {"device": f"{a}-mig-2g-20gb-2"}),
@@ -228,6 +234,8 @@ class Load:
                 ({"device": b, "share": True}, {"device": b, "share": True, "parameters": UNENFORCED}),
                 ({"device": c, "parameters": SLICE}, {"device": c, "parameters": SHORT}),
                 ({"device": d}, {"device": f"{d}-mig-7g-80gb-0"}),
+                ({"device": e, "parameters": VM}, {"device": e}),
+                ({"device": f, "parameters": VM}, {"device": f, "parameters": SHORT}),
                 ({"device": f"{last}-mig-1g-10gb-0"}, {"device": f"{last}-mig-1g-20gb-0"}),
             )
         ):
@@ -392,7 +400,7 @@ async def under_load(
 
 
 # How many steps in a row fail, and where: a moment, a while, a directory that became read-only.
-PATTERNS = ((1, ""), (3, ""), (12, ""), (25, "cdi"), (25, "state"), (25, "gpu"))
+PATTERNS = ((1, ""), (3, ""), (12, ""), (25, "cdi"), (25, "state"), (25, "gpu"), (25, "metadata"))
 
 
 async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figures:

@@ -24,7 +24,7 @@ from typing import Any
 import grpc.aio
 import yaml
 from crash_gpus import PROFILE, Gpus
-from faults import Plan
+from faults import Plan, metadata_folder
 
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.store import Key
@@ -41,6 +41,8 @@ ZERO = (
     "leaked instances",
     "leaked settings",
     "leaked daemons",
+    "leaked drivers",
+    "leaked metadata files",
     "lost claims",
     "doubled claims",
     "half-prepared claims",
@@ -174,7 +176,7 @@ class World:
         self.stderr = self.root / "stderr"
         self.claims: dict[str, Claim] = {}
         self.kills = 0
-        self._gpus = Gpus(self.state, NODE)
+        self._gpus = Gpus(self.root, NODE)
         self._server = ApiServer()
 
     async def __aenter__(self) -> World:
@@ -263,8 +265,7 @@ class World:
         registrar = self._registrar(instance)
         request = {
             "plan": asdict(plan or Plan()),
-            "state": str(self.state),
-            "cdi": str(self.cdi),
+            "root": str(self.root),
             "log": str(self.log),
             "stderr": str(self.stderr),
             "arguments": [
@@ -278,6 +279,10 @@ class World:
                 f"--cdi-dir={self.cdi}",
                 f"--state-dir={self.state}",
                 f"--procfs-root={self.root}/proc",
+                f"--sysfs-root={self.root}/sys",
+                f"--dev-root={self.root}/dev",
+                f"--host-root={self.root}",
+                "--passthrough",
                 f"--backend=simulated={PROFILE}",
                 *([f"--instance-id={instance}"] if instance else []),
             ],
@@ -415,6 +420,7 @@ class World:
         wanted = {self.claim_file(uid) for uid in records}
         if files - wanted:
             self.violate("leaked CDI files", f"{sorted(files - wanted)}")
+        self._check_metadata(records)
         held = Counter((d["device"], d.get("shareId")) for r in records.values() for d in r["devices"])
         if any(n > 1 for n in held.values()):
             self.violate("doubled claims", f"{held}")
@@ -431,6 +437,24 @@ class World:
         unfinished = [c.name for c in known.values() if c.under_way or c.acknowledged == "prepared"]
         if idle and unfinished:
             self.violate("unfinished claims", f"{unfinished}: the kubelet has not ended its work")
+
+    def _check_metadata(self, records: dict[str, Any]) -> None:
+        """Files of KEP-5304: of every request of every prepared claim, and of nobody else."""
+        folder = metadata_folder(self.root)
+        there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+        wanted = {
+            f"{uid}/{request}/metadata.json"
+            for uid, record in records.items()
+            for device in record["devices"]
+            for request in device["requests"]
+        }
+        # Of a write that was interrupted; it goes with the claim.
+        there = {t for t in there if not (t.endswith(".tmp") and t.partition("/")[0] in records)}
+        folders = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+        if there - wanted or folders - records.keys():
+            self.violate("leaked metadata files", f"{sorted(there - wanted)} {sorted(folders)}")
+        if wanted - there:
+            self.violate("half-prepared claims", f"no metadata {sorted(wanted - there)}")
 
     def check_sockets(self, dead: Iterable[str]) -> None:
         """What these killed instances left is gone: another one has started since."""

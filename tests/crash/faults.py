@@ -27,7 +27,7 @@ class Plan:
         kill_at: the step before which the process is killed; None: never.
         torn: half of the data is written first, where that step is a write.
         error: name of an errno, from step ``error_at`` on for ``error_count`` steps.
-        read_only: ``cdi``, ``state`` or ``gpu``: the errors come only there.
+        read_only: ``cdi``, ``state``, ``metadata`` or ``gpu``: the errors come only there.
     """
 
     kill_at: int | None = None
@@ -38,13 +38,23 @@ class Plan:
     read_only: str = ""
 
 
+def metadata_folder(root: Path) -> Path:
+    """Where the agent of a world has the metadata files of containers."""
+    return root / "plugins/gpu.dra-driver.dev/dra-device-metadata"
+
+
 class Injector:
     """Counts steps and makes the plan come true. ``log`` gets one line a step."""
 
-    def __init__(self, plan: Plan, state: Path, cdi: Path, log: Path) -> None:
+    def __init__(self, plan: Plan, root: Path, log: Path) -> None:
         self._plan = plan
-        self._folders = {"state": f"{state}/", "cdi": f"{cdi}/"}
-        self._hardware = (f"{state}/.simulated-gpus.json", f"{state}/daemons/")
+        self._folders = {"state": f"{root}/state/", "cdi": f"{root}/cdi/"}
+        self._metadata = str(metadata_folder(root))
+        self._hardware = (
+            f"{root}/state/.simulated-gpus.json",
+            f"{root}/state/daemons/",
+            f"{root}/sys/bus/pci/devices/",
+        )
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._names: dict[int, str] = {}
         self._steps = 0
@@ -68,10 +78,12 @@ class Injector:
             setattr(os, name, function)
 
     def _where(self, path: object) -> str:
-        """``state``, ``cdi``, ``gpu`` (simulated hardware and daemons) or nothing of ours."""
+        """``state``, ``cdi``, ``metadata``, ``gpu`` (simulated hardware and daemons) or nothing of ours."""
         text = os.fspath(path) if isinstance(path, str | Path) else ""
         if text.startswith(self._hardware):
             return "gpu"
+        if text.startswith(self._metadata):
+            return "metadata"
         for where, folder in self._folders.items():
             if text.startswith(folder) and "lock" not in text.rpartition("/")[2]:
                 if where == "cdi" or "checkpoint" in text.rpartition("/")[2]:

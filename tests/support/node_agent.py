@@ -152,8 +152,8 @@ async def running(
 ) -> AsyncIterator[Node]:
     """A plugin that is ready; it has ended when the block ends.
 
-    ``more``: ``timing``, ``intervals``, ``backend`` or ``backends`` in place of the devices, ``settings``
-    of the configuration.
+    ``more``: ``timing``, ``intervals``, ``backend`` or ``backends`` in place of the devices, ``functions`` of a
+    PCI bus, ``settings`` of the configuration.
     """
     if kube.raw(NODES, NODE) is None:
         kube.put(NODES, {"metadata": {"name": NODE}})
@@ -166,6 +166,7 @@ async def running(
         timing=more.get("timing", QUICK),
         intervals=more.get("intervals"),
         settle_seconds=0.05,
+        functions=more.get("functions"),
     )
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:

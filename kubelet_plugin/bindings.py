@@ -1,0 +1,115 @@
+"""The effect on kernel drivers: devices of a claim are bound to another one, and back when the claim ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from dra_driver.api.inventory import DeviceHealth
+from dra_driver.discovery.pci_binding import PciFunctions
+from dra_driver.errors import PrepareError
+from dra_driver.ports import DiscoveredDevice, Pausable
+from dra_driver.preparation import BindingRecord, PreparedClaim, PreparedDevice, annotated, bound
+
+__all__ = ["PASSED_THROUGH", "Bindings", "bindings_of", "elsewhere"]
+
+# Health entry of a device that its vendor's driver does not have because a claim has it.
+PASSED_THROUGH: Final = "PassedThrough"
+
+log = structlog.get_logger(__name__)
+
+
+class Bindings:
+    """Everything here blocks and may be done again after a crash at any point.
+
+    Args:
+        functions: the machine's.
+        libraries: what holds devices open and has to let go of them for a moment.
+    """
+
+    def __init__(self, functions: PciFunctions, libraries: Iterable[Pausable] = ()) -> None:
+        self._functions = functions
+        self._libraries = tuple(libraries)
+
+    def look(self, record: PreparedClaim) -> PreparedClaim:
+        """Notes groups and present drivers in the record and its document, before anything is changed.
+
+        Raises:
+            PrepareError: a device cannot be passed through.
+        """
+        ours = {binding.address for _, binding in bindings_of(record)}
+        facts: dict[str, tuple[str, str]] = {}
+        for device, binding in bindings_of(record):
+            try:
+                self._functions.check(binding.address, binding.driver, ours)
+            except PrepareError as e:
+                raise PrepareError(f"device {device.device}: {e}", retryable=e.retryable) from e
+            before = self._functions.driver(binding.address)
+            facts[device.device] = (self._functions.group(binding.address), before)
+        return annotated(bound(record, facts)) if facts else record
+
+    def bind(self, record: PreparedClaim) -> bool:
+        """Binds what is not bound yet; says whether there was anything.
+
+        Raises:
+            PrepareError: a device is in use, or the kernel refuses.
+        """
+        todo = [
+            (device, binding)
+            for device, binding in bindings_of(record)
+            if self._functions.driver(binding.address) != binding.driver
+        ]
+        if not todo:
+            return False
+        with contextlib.ExitStack() as stack:
+            for library in self._libraries:
+                stack.enter_context(library.paused())
+            for device, binding in todo:
+                # The kernel waits for them inside the call, for as long as it takes.
+                users = self._functions.users(binding.nodes)
+                if users:
+                    raise PrepareError(
+                        f"device {device.device} is in use by process {', '.join(users[:8])}; it cannot be "
+                        f"bound to {binding.driver}",
+                        retryable=True,
+                    )
+                self._functions.bind(binding.address, binding.driver)
+                log.info("bound to another driver", device=device.device, driver=binding.driver)
+        return True
+
+    def restore(self, record: PreparedClaim) -> bool:
+        """Gives the devices back to their drivers; says whether there were any.
+
+        Raises:
+            PrepareError: one cannot be taken from the driver that it was bound to.
+        """
+        found = bindings_of(record)
+        for device, binding in found:
+            why = self._functions.restore(binding.address, binding.driver, binding.driver_before)
+            if why:
+                log.error("a device is not what it was before", device=device.device, why=why)
+        return bool(found)
+
+
+def bindings_of(record: PreparedClaim) -> Sequence[tuple[PreparedDevice, BindingRecord]]:
+    """The devices of a claim that are bound to another driver for it."""
+    return [(d, d.binding) for d in record.devices if d.binding is not None]
+
+
+def elsewhere(claims: Iterable[PreparedClaim]) -> Sequence[DiscoveredDevice]:
+    """Devices that discovery cannot find because claims have them, as they were found before."""
+    found = []
+    for claim in claims:
+        for device, binding in bindings_of(claim):
+            health = DeviceHealth(
+                reason=PASSED_THROUGH,
+                severity="info",
+                message=f"bound to {binding.driver} for claim {claim.key}; its own driver does not see it",
+            )
+            kept = msgspec.structs.replace(binding.found, health=(health,))
+            found.append(DiscoveredDevice(device=kept, uuid=device.uuid))
+    return found

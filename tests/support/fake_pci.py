@@ -1,0 +1,107 @@
+"""A PCI bus in a sysfs tree, and what the kernel does when somebody writes to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from dra_driver.discovery.pci_binding import VFIO
+
+
+class FakePci:
+    """Functions, drivers and IOMMU groups below ``root/sys``, VFIO's nodes below ``root/dev``.
+
+    What is bound where is in the tree alone, so that it outlives every process that looks at it. ``write``
+    takes the place of a write to a sysfs attribute; after a crash the tree is as before it or as after it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.sysfs = root / "sys"
+        self.dev = root / "dev"
+        self.proc = root / "proc"
+        self._pci = self.sysfs / "bus/pci"
+
+    def build(
+        self, functions: Mapping[str, tuple[str, str]], drivers: tuple[str, ...] = ("nvidia", VFIO)
+    ) -> FakePci:
+        """Functions by address: driver (empty: none) and IOMMU group (empty: none)."""
+        for name in {*drivers, *(d for d, _ in functions.values() if d)}:
+            (self._pci / "drivers" / name).mkdir(parents=True, exist_ok=True)
+        for address, (driver, group) in functions.items():
+            folder = self._pci / "devices" / address
+            folder.mkdir(parents=True)
+            (folder / "driver_override").write_text("(null)\n")
+            # What the kernel knows from the device's numbers.
+            (folder / "modalias").write_text(driver)
+            if group:
+                members = self.sysfs / "kernel/iommu_groups" / group / "devices"
+                members.mkdir(parents=True, exist_ok=True)
+                (members / address).symlink_to(folder)
+                (folder / "iommu_group").symlink_to(members.parent)
+            if driver:
+                self._bind(address, driver)
+        (self.dev / "vfio").mkdir(parents=True, exist_ok=True)
+        (self.dev / "vfio/vfio").touch()
+        return self
+
+    def driver(self, address: str) -> str:
+        link = self._pci / "devices" / address / "driver"
+        return link.readlink().name if link.is_symlink() else ""
+
+    def override(self, address: str) -> str:
+        text = (self._pci / "devices" / address / "driver_override").read_text().strip()
+        return "" if text == "(null)" else text
+
+    def reboot(self) -> None:
+        """Every function is bound to what the kernel chooses for it."""
+        for folder in (self._pci / "devices").iterdir():
+            (folder / "driver_override").write_text("(null)\n")
+            if self.driver(folder.name):
+                self._unbind(folder.name)
+            if wanted := (folder / "modalias").read_text():
+                self._bind(folder.name, wanted)
+
+    def write(self, path: Path, text: str) -> None:
+        """What the kernel does."""
+        text = text.strip()
+        if path.name == "driver_override":
+            descriptor = os.open(path, os.O_WRONLY)
+            try:
+                # In place and in one piece; what is longer stays, so that it is filled up.
+                os.write(descriptor, (text or "(null)").ljust(32).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+        elif path.name == "unbind":
+            if self.driver(text) != path.parent.name:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), str(path))
+            self._unbind(text)
+        elif path.name in ("bind", "drivers_probe"):
+            named = path.parent.name if path.name == "bind" else ""
+            wanted = self.override(text) or (self._pci / "devices" / text / "modalias").read_text()
+            fits = wanted in ("", named) if named else True
+            driver = named or wanted
+            if self.driver(text) or not fits or not (driver and (self._pci / "drivers" / driver).is_dir()):
+                if named:
+                    raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), str(path))
+                return
+            self._bind(text, driver)
+        else:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    def _bind(self, address: str, driver: str) -> None:
+        folder = self._pci / "devices" / address
+        if driver == VFIO:
+            (self.dev / "vfio" / (folder / "iommu_group").readlink().name).touch()
+        temporary = folder / f".driver.{os.getpid()}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(self._pci / "drivers" / driver)
+        os.rename(temporary, folder / "driver")  # noqa: PTH104 - the step that the crash test counts
+
+    def _unbind(self, address: str) -> None:
+        folder = self._pci / "devices" / address
+        was = self.driver(address)
+        os.unlink(folder / "driver")  # noqa: PTH108 - likewise
+        if was == VFIO:
+            (self.dev / "vfio" / (folder / "iommu_group").readlink().name).unlink(missing_ok=True)

@@ -1,0 +1,318 @@
+"""Whole GPUs as bare PCI functions: bound to vfio-pci for a claim, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_kube import FakeKube
+from fake_pci import FakePci
+from node_agent import DRIVER, Node, add_claim, claim, device, eventually, inventory, running
+
+from dra_driver.api import names
+from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.parameters import KernelDriver, decode_parameters
+from dra_driver.api.resource import DeviceAttribute
+from dra_driver.discovery.pci_binding import VFIO, PciFunctions
+from dra_driver.errors import InvalidParameters, PrepareError
+from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
+
+ONE, TWO = "0000:3b:00.0", "0000:86:00.0"
+CONFIG = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "GpuConfig", "driver": "vfio-pci"}
+
+# --- parameters ---------------------------------------------------------------------------------------------
+
+
+def read(**fields: Any) -> Any:
+    return decode_parameters(json.dumps({**CONFIG, **fields}).encode(), DRIVER)
+
+
+def test_the_field_names_a_kernel_driver() -> None:
+    assert read().driver is KernelDriver.VFIO_PCI
+    assert read(driver="Default").driver is KernelDriver.DEFAULT
+    with pytest.raises(InvalidParameters, match="driver: expected Default, vfio-pci; got 'nouveau'"):
+        read(driver="nouveau")
+    with pytest.raises(InvalidParameters, match="goes with sharing strategy None only"):
+        read(sharing={"strategy": "MPS"})
+    with pytest.raises(InvalidParameters, match="unknown field"):
+        read(kind="MigConfig")
+
+
+# --- the bus ------------------------------------------------------------------------------------------------
+
+
+def functions(pci: FakePci) -> PciFunctions:
+    return PciFunctions(pci.sysfs, pci.dev, pci.proc, write=pci.write)
+
+
+def test_it_is_bound_and_given_back(tmp_path: Path) -> None:
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12")})
+    bus = functions(pci)
+    for _ in range(2):
+        bus.check(ONE, VFIO, {ONE})
+        bus.bind(ONE, VFIO)
+        assert (pci.driver(ONE), pci.override(ONE)) == (VFIO, VFIO)
+        assert (pci.dev / "vfio/12").exists()
+    for _ in range(2):
+        assert bus.restore(ONE, VFIO, "nvidia") == ""
+        assert (pci.driver(ONE), pci.override(ONE)) == ("nvidia", "")
+
+
+@pytest.mark.parametrize("stop", range(4))
+def test_a_crash_at_any_write_can_be_undone_and_repeated(tmp_path: Path, stop: int) -> None:
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12")})
+    left = stop
+
+    def write(path: Path, text: str) -> None:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        pci.write(path, text)
+
+    dying = PciFunctions(pci.sysfs, pci.dev, pci.proc, write=write)
+    if stop < 3:
+        with pytest.raises(KeyboardInterrupt):
+            dying.bind(ONE, VFIO)
+    else:
+        dying.bind(ONE, VFIO)
+    bus = functions(pci)
+    assert bus.restore(ONE, VFIO, "nvidia") == ""
+    assert (pci.driver(ONE), pci.override(ONE)) == ("nvidia", "")
+    bus.bind(ONE, VFIO)
+    assert pci.driver(ONE) == VFIO
+
+
+def test_what_cannot_go_well_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    audio = "0000:3b:00.1"
+    pci = FakePci(tmp_path).build(
+        {
+            ONE: ("nvidia", "12"),
+            audio: ("snd_hda_intel", "12"),
+            "0000:3a:00.0": ("pcieport", "12"),
+            TWO: ("nvidia", ""),
+        }
+    )
+    bus = functions(pci)
+    with pytest.raises(PrepareError, match=r"0000:3b:00\.1 \(driver snd_hda_intel\)"):
+        bus.check(ONE, VFIO, {ONE})
+    bus.check(ONE, VFIO, {ONE, audio})
+    with pytest.raises(PrepareError, match="IOMMU is off"):
+        bus.check(TWO, VFIO, {TWO})
+    with pytest.raises(PrepareError, match="modprobe uio"):
+        bus.check(ONE, "uio", {ONE})
+    with pytest.raises(PrepareError, match="no PCI function"):
+        bus.check("0000:ff:00.0", VFIO, set())
+    (pci.sysfs / "bus/pci/devices" / ONE / "sriov_numvfs").write_text("4\n")
+    with pytest.raises(PrepareError, match="virtual functions"):
+        bus.check(ONE, VFIO, {ONE, audio})
+
+
+def test_a_driver_that_is_gone_is_told_and_keeps_nobody(tmp_path: Path) -> None:
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12")})
+    bus = functions(pci)
+    bus.bind(ONE, VFIO)
+    (pci.sysfs / "bus/pci/drivers/nvidia").rmdir()
+    assert "nvidia does not take it" in bus.restore(ONE, VFIO, "nvidia")
+    assert pci.driver(ONE) == ""
+    assert "not there" in bus.restore("0000:ff:00.0", VFIO, "nvidia")
+
+
+def test_processes_with_the_node_open_are_seen(tmp_path: Path) -> None:
+    bus = functions(FakePci(tmp_path).build({}))
+    fds = tmp_path / "proc/4711/fd"
+    fds.mkdir(parents=True)
+    (fds / "3").symlink_to("/dev/nvidia0")
+    (tmp_path / "proc/4711/comm").write_text("trainer\n")
+    assert bus.users({"/dev/nvidia0"}) == ["4711 (trainer)"]
+    assert bus.users({"/dev/nvidia1"}) == []
+
+
+# --- the agent ----------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """GPUs that discovery finds while NVIDIA's driver has them, as NVML does."""
+
+    name = "test"
+
+    def __init__(self, root: Path) -> None:
+        self.pci = FakePci(root).build({ONE: ("nvidia", "12"), TWO: ("nvidia", "40")})
+        self.open = 0
+        self.health: tuple[DeviceHealth, ...] = ()
+        self.gpus = {ONE: self._gpu(0, ONE), TWO: self._gpu(1, TWO)}
+
+    @staticmethod
+    def _gpu(index: int, address: str) -> DiscoveredDevice:
+        found = device(index)
+        more = {
+            "type": DeviceAttribute(string_value="gpu"),
+            names.PCI_BUS_ID: DeviceAttribute(string_value=address),
+        }
+        changed = msgspec.structs.replace(found.device, attributes={**found.device.attributes, **more})
+        nodes = (DeviceNode("/dev/nvidiactl"), DeviceNode(f"/dev/nvidia{index}"))
+        material = CdiMaterial(device_nodes=nodes, env={"NVIDIA_VISIBLE_DEVICES": "void"})
+        return DiscoveredDevice(device=changed, uuid=found.uuid, material=material)
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        return [d for address, d in self.gpus.items() if self.pci.driver(address) == "nvidia"]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def passed_through(*devices: str, **more: Any) -> dict[str, Any]:
+    body = claim(more.pop("name", "vm"), *devices, **more)
+    opaque = {"driver": DRIVER, "parameters": CONFIG}
+    body["status"]["allocation"]["devices"]["config"] = [{"source": "FromClaim", "opaque": opaque}]
+    return body
+
+
+async def call(node: Node, verb: str, body: dict[str, Any]) -> str:
+    reference = dra_v1_pb2.Claim(**{k: body["metadata"][k] for k in ("namespace", "name", "uid")})
+    async with node.channel() as channel:
+        stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+        if verb == "prepare":
+            answer: Any = await stub.NodePrepareResources(
+                dra_v1_pb2.NodePrepareResourcesRequest(claims=[reference])
+            )
+        else:
+            answer = await stub.NodeUnprepareResources(
+                dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[reference])
+            )
+    return str(answer.claims[reference.uid].error)
+
+
+def agent(root: Path, kube: FakeKube, machine: Machine, **settings: Any) -> Any:
+    places = {"sysfs_root": machine.pci.sysfs, "dev_root": machine.pci.dev, "procfs_root": machine.pci.proc}
+    return running(
+        root,
+        kube,
+        backend=machine,
+        functions=functions(machine.pci),
+        settings={"passthrough": True, **places, **settings},
+    )
+
+
+def spec_of(node: Node, body: dict[str, Any]) -> dict[str, Any]:
+    file = node.config.cdi_dir / f"k8s.{DRIVER}-claim_{body['metadata']['uid']}.json"
+    spec: dict[str, Any] = json.loads(file.read_bytes())
+    return spec
+
+
+def listed(kube: FakeKube) -> dict[str, list[str]]:
+    found = inventory(kube) or {"spec": {"devices": []}}
+    return {d["name"]: [h["reason"] for h in d.get("health", ())] for d in found["spec"]["devices"]}
+
+
+def test_a_claim_has_its_gpu_through_vfio_and_gives_it_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        async with agent(tmp_path, kube, machine) as node:
+            body = add_claim(kube, passed_through("gpu-0"))
+            assert await call(node, "prepare", body) == ""
+            assert machine.pci.driver(ONE) == VFIO
+            (made,) = spec_of(node, body)["devices"]
+            nodes = [n["path"] for n in made["containerEdits"]["deviceNodes"]]
+            assert nodes == ["/dev/vfio/vfio", "/dev/vfio/12"]
+            assert f"DRA_VM__GPU__0_PCI_ADDRESS={ONE}" in made["containerEdits"]["env"]
+            # The driver does not see it any more, and nobody takes it for lost.
+            await eventually(lambda: listed(kube) == {"gpu-0": ["PassedThrough"], "gpu-1": []})
+            assert await call(node, "prepare", body) == ""
+            assert await call(node, "unprepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == ("nvidia", "")
+            await eventually(lambda: listed(kube) == {"gpu-0": [], "gpu-1": []})
+            assert node.specs() == []
+
+    asyncio.run(scenario())
+
+
+def test_it_stays_in_the_inventory_over_a_restart_and_comes_back_after_a_reboot(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        boot = machine.pci.proc / "sys/kernel/random/boot_id"
+        boot.parent.mkdir(parents=True)
+        boot.write_text("one\n")
+        body = add_claim(kube, passed_through("gpu-0"))
+        async with agent(tmp_path, kube, machine) as node:
+            assert await call(node, "prepare", body) == ""
+        # Without the flag nothing new is passed through, and what is prepared is kept and undone.
+        async with agent(tmp_path, kube, machine, passthrough=False) as node:
+            await eventually(lambda: listed(kube) == {"gpu-0": ["PassedThrough"], "gpu-1": []})
+            assert machine.pci.driver(ONE) == VFIO
+            other = add_claim(kube, passed_through("gpu-1", name="other"))
+            assert "runs without --passthrough" in await call(node, "prepare", other)
+        machine.pci.reboot()
+        boot.write_text("two\n")
+        async with agent(tmp_path, kube, machine) as node:
+            await eventually(lambda: listed(kube) == {"gpu-0": [], "gpu-1": []})
+            assert machine.pci.driver(ONE) == "nvidia"
+            assert await call(node, "prepare", body) == ""
+            assert machine.pci.driver(ONE) == VFIO
+
+    asyncio.run(scenario())
+
+
+def test_what_is_in_use_or_shared_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        fds = machine.pci.proc / "4711/fd"
+        fds.mkdir(parents=True)
+        (fds / "3").symlink_to("/dev/nvidia0")
+        async with agent(tmp_path, kube, machine) as node:
+            body = add_claim(kube, passed_through("gpu-0"))
+            assert "in use by process 4711" in await call(node, "prepare", body)
+            assert machine.pci.driver(ONE) == "nvidia"
+            assert node.plugin._engine.claims == ()
+            (fds / "3").unlink()
+            share = {"shareID": "5a1f0e5e-0000-4000-8000-000000000001"}
+            shared = add_claim(kube, passed_through("gpu-0", name="share", **share))
+            # Parameters of whole GPUs are skipped for shares, so that a name is needed to be told.
+            shared_config = shared["status"]["allocation"]["devices"]["config"][0]
+            shared_config["requests"] = ["gpu"]
+            add_claim(kube, shared)
+            assert "was given a share" in await call(node, "prepare", shared)
+            plain = add_claim(kube, claim("plain", "gpu-0"))
+            assert await call(node, "prepare", plain) == ""
+            assert "is held by claim ns/plain" in await call(node, "prepare", body)
+            assert machine.pci.driver(ONE) == "nvidia"
+
+    asyncio.run(scenario())
+
+
+def test_two_gpus_of_one_group_go_together_or_not_at_all(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        group = machine.pci.sysfs / "kernel/iommu_groups/12"
+        link = machine.pci.sysfs / "bus/pci/devices" / TWO / "iommu_group"
+        link.unlink()
+        link.symlink_to(group)
+        (group / "devices" / TWO).symlink_to(link.parent)
+        async with agent(tmp_path, kube, machine) as node:
+            alone = add_claim(kube, passed_through("gpu-0"))
+            assert f"{TWO} (driver nvidia)" in await call(node, "prepare", alone)
+            both = add_claim(kube, passed_through("gpu-0", "gpu-1", name="both"))
+            assert await call(node, "prepare", both) == ""
+            assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == (VFIO, VFIO)
+            assert await call(node, "unprepare", both) == ""
+            assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == ("nvidia", "nvidia")
+
+    asyncio.run(scenario())
+
+
+def test_real_sysfs_attributes_are_written_in_one_piece(tmp_path: Path) -> None:
+    """On plain files: what would reach the kernel."""
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12")})
+    for name in ("drivers/nvidia/unbind", "drivers_probe"):
+        (pci.sysfs / "bus/pci" / name).touch()
+    with pytest.raises(PrepareError, match="was to be bound to vfio-pci, but is bound to nvidia"):
+        PciFunctions(pci.sysfs, pci.dev, pci.proc).bind(ONE, VFIO)
+    assert (pci.sysfs / "bus/pci/drivers/nvidia/unbind").read_text() == ONE
+    assert (pci.sysfs / "bus/pci/drivers_probe").read_text() == ONE
+    assert pci.override(ONE).startswith(VFIO)
