@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dra_driver.discovery import HardwareBackend
 from dra_driver.discovery.control import Places, control_of
 from dra_driver.discovery.pci_binding import PciFunctions
 from dra_driver.ports import DeviceBackend, GpuControl, Pausable
@@ -61,7 +60,7 @@ def set_up(
     functions = functions or PciFunctions(
         configuration.sysfs_root, configuration.dev_root, configuration.procfs_root
     )
-    bindings = Bindings(functions, _pausable(backends))
+    bindings = Bindings(functions, [b for b in backends if isinstance(b, Pausable)])
     hardware = GpuHardware([c for c in controls if c is not None], daemons, executor, bindings=bindings)
     return HardwareSetup(controls, daemons, hardware, executor)
 
@@ -73,11 +72,3 @@ def _daemons(configuration: Configuration, *, simulated: bool) -> Daemons:
     return MpsDaemons(
         folder, control=configuration.mps_control, launcher=Launcher(configuration.mps_launcher)
     )
-
-
-def _pausable(backends: Sequence[DeviceBackend]) -> Iterator[Pausable]:
-    for backend in backends:
-        if isinstance(backend, HardwareBackend):
-            yield from _pausable(backend.parts)
-        elif isinstance(backend, Pausable):
-            yield backend

@@ -61,7 +61,7 @@ def install(root: Path) -> None:
     import kubelet_plugin.hardware_setup
     from dra_driver.discovery.simulated_control import SimulatedControl
 
-    kubelet_plugin.hardware_setup.MpsDaemons = FileDaemons  # type: ignore[misc, assignment]
+    kubelet_plugin.hardware_setup.SimulatedDaemons = FileDaemons  # type: ignore[misc, assignment]
     dra_driver.discovery.pci_binding.write_attribute = FakePci(root).write
     SimulatedControl.runs_daemons = True  # type: ignore[assignment, method-assign]
 

@@ -152,8 +152,8 @@ async def running(
 ) -> AsyncIterator[Node]:
     """A plugin that is ready; it has ended when the block ends.
 
-    ``more``: ``timing``, ``intervals``, ``backend`` or ``backends`` in place of the devices, ``functions`` of a
-    PCI bus, ``settings`` of the configuration.
+    ``more``: ``timing``, ``intervals``, ``backend`` or ``backends`` in place of the devices, ``functions`` of
+    a PCI bus, ``settings`` of the configuration.
     """
     if kube.raw(NODES, NODE) is None:
         kube.put(NODES, {"metadata": {"name": NODE}})
