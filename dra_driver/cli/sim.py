@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token", help="bearer token that every request must carry (everyone gets in without)"
     )
     server.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="keep the objects in this file, and continue with what it holds",
+    )
+    server.add_argument(
         "--service",
         type=_service,
         action="append",
@@ -113,7 +119,9 @@ def _faults(given: str | None) -> FaultPlan | None:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    server = ApiServer(token=args.token, faults=_faults(args.faults), services=dict(args.service))
+    server = ApiServer(
+        token=args.token, faults=_faults(args.faults), services=dict(args.service), data=args.data
+    )
     await server.install(_manifests())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

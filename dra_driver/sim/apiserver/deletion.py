@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from dra_driver.sim.apiserver.store import Key, Stored
 if TYPE_CHECKING:
     from dra_driver.sim.apiserver.registry import Registry
 
-__all__ = ["DeleteOptions", "call_later", "delete", "finish"]
+__all__ = ["DeleteOptions", "call_later", "delete", "finish", "resume"]
 
 NAMESPACE_DELAY = 0.5
 """Seconds before a deleted namespace is emptied: ``kubectl delete -f`` may name its content as well."""
@@ -158,6 +159,13 @@ def _terminate_namespace(
         registry.collection(kind).put(existing.key, raw)
         registry.later(NAMESPACE_DELAY, lambda: _empty_namespace(registry, existing.key.name))
     return raw
+
+
+def resume(registry: Registry) -> None:
+    """Goes on with namespaces that were being deleted when an earlier server ended."""
+    for stored in registry.store.collection("", "namespaces").list():
+        if "deletionTimestamp" in stored.raw["metadata"]:
+            registry.later(NAMESPACE_DELAY, functools.partial(_empty_namespace, registry, stored.key.name))
 
 
 def _empty_namespace(registry: Registry, name: str) -> None:

@@ -60,6 +60,14 @@ class Registry:
         self.later: deletion.Later = deletion.call_later
         self.collected: frozenset[tuple[str, str]] = frozenset()
 
+    def restore(self) -> None:
+        """Takes up what an earlier server has left in the store: definitions, deletions under way."""
+        for stored in self.store.collection("apiextensions.k8s.io", "customresourcedefinitions").list():
+            if "deletionTimestamp" not in stored.raw["metadata"]:
+                for custom in crds.kinds(stored.raw):
+                    self.kinds.add(custom)
+        deletion.resume(self)
+
     # --- reading ---
 
     def collection(self, kind: Kind) -> Collection:

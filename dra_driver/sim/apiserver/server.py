@@ -17,6 +17,7 @@ from aiohttp import web
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.sim.apiserver.handlers import Handlers
 from dra_driver.sim.apiserver.injection import Injector
+from dra_driver.sim.apiserver.journal import Journal
 from dra_driver.sim.apiserver.options import Options
 from dra_driver.sim.apiserver.registry import Registry
 from dra_driver.sim.apiserver.status import Raw, StatusError
@@ -45,6 +46,10 @@ class ApiServer:
         clock: seconds since the epoch, for timestamps.
         faults: what is to go wrong, from the start on.
         services: ``NAMESPACE/NAME`` of a Service to the ``HOST:PORT`` behind it, for webhooks.
+        data: file that keeps the objects over restarts.
+
+    Raises:
+        ConfigurationError: the file cannot be used.
     """
 
     def __init__(
@@ -56,8 +61,10 @@ class ApiServer:
         clock: Callable[[], float] = time.time,
         faults: FaultPlan | None = None,
         services: Services | None = None,
+        data: Path | None = None,
     ) -> None:
-        self.store = Store(history)
+        self._journal = Journal(data) if data is not None else None
+        self.store = Store(history, self._journal)
         self._jumped = 0.0
         self.registry = Registry(self.store, lambda: clock() + self._jumped + self._jumping())
         self.url = ""
@@ -68,6 +75,7 @@ class ApiServer:
         self._runner: web.ServerRunner | None = None
         self._faults = faults
         self._disturbing: asyncio.Task[None] | None = None
+        self.registry.restore()
         for name in _NAMESPACES:
             self._install_one({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
@@ -152,6 +160,8 @@ class ApiServer:
             self._disturbing = None
         await self._close()
         await self._handlers.webhooks.close()
+        if self._journal is not None:
+            self._journal.close()
 
     async def _close(self, *, cut: bool = False) -> None:
         self._handlers.stopping = True

@@ -17,6 +17,7 @@ import msgspec
 
 from dra_driver.api import codec
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.sim.apiserver.journal import Journal, Kept, change_line
 from dra_driver.sim.apiserver.status import Raw
 
 __all__ = ["Collection", "Event", "Key", "Store", "Stored"]
@@ -149,6 +150,7 @@ class Collection:
         raw["metadata"]["resourceVersion"] = str(version)
         old = self.objects.get(key)
         new = Stored(key, raw, version)
+        self.store.record(self, new, gone=False)
         self.objects[key] = new
         self.by_namespace.setdefault(key.namespace, {})[key.name] = new
         if old is None:
@@ -159,17 +161,38 @@ class Collection:
     def remove(self, key: Key, last: Raw | None = None) -> Stored:
         """Removes the object; gives its last state (or ``last``) with the version of the deletion."""
         version = self.store.next_version()
-        old = self.objects.pop(key)
+        old = self.objects[key]
+        state = old.raw if last is None else last
+        metadata = {**state["metadata"], "resourceVersion": str(version)}
+        new = Stored(key, {**state, "metadata": metadata}, version)
+        self.store.record(self, new, gone=True)
+        del self.objects[key]
         names = self.by_namespace[key.namespace]
         del names[key.name]
         if not names:
             del self.by_namespace[key.namespace]
         self._sorted = None
-        state = old.raw if last is None else last
-        metadata = {**state["metadata"], "resourceVersion": str(version)}
-        new = Stored(key, {**state, "metadata": metadata}, version)
         self._publish(Event("DELETED", version, new, old))
         return new
+
+    def restore(self, raw: Raw, version: int) -> None:
+        """Puts in an object of an earlier server, without an event.
+
+        Args:
+            raw: the object.
+            version: of the last change of this kind; what was before cannot be watched from.
+        """
+        metadata = raw["metadata"]
+        key = Key(metadata.get("namespace", ""), metadata["name"])
+        self.objects[key] = Stored(key, raw, int(metadata["resourceVersion"]))
+        self.by_namespace.setdefault(key.namespace, {})[key.name] = self.objects[key]
+        self._sorted = None
+        self.compacted = max(self.compacted, version)
+
+    @property
+    def last(self) -> int:
+        """Version of the last change."""
+        return self.events[-1].version if self.events else self.compacted
 
     def position(self, version: int) -> int | None:
         """Where a watch from ``version`` starts to read; None if the window has moved past it."""
@@ -229,6 +252,7 @@ class Collection:
         """
         self.compact(len(self.events))
         self.compacted = self.store.next_version()
+        self.store.record_version()
         self._first += 1
         self.wake()
 
@@ -243,16 +267,60 @@ class Collection:
 class Store:
     """Everything that the API server knows.
 
+    Args:
+        history: events kept per kind.
+        journal: keeps the objects over restarts; what it holds is restored.
+
     Attributes:
         version: the newest resource version.
         writes: number of changes so far, for statistics.
     """
 
-    def __init__(self, history: int = HISTORY) -> None:
+    def __init__(self, history: int = HISTORY, journal: Journal | None = None) -> None:
         self.version = FIRST_VERSION
         self.writes = 0
         self._history = history
+        self._journal = journal
         self._collections: dict[tuple[str, str], Collection] = {}
+        if journal is not None:
+            self._restore(journal.kept)
+
+    def _restore(self, kept: Kept) -> None:
+        self.version = max(self.version, kept.version)
+        for (group, plural, _, _), raw in kept.objects.items():
+            self.collection(group, plural).restore(raw, kept.versions[group, plural])
+        for kind, version in kept.versions.items():
+            self.collection(*kind).compacted = version
+
+    def record(self, collection: Collection, changed: Stored, *, gone: bool) -> None:
+        """Writes a change into the journal, before anybody sees it.
+
+        Raises:
+            OSError: it cannot be written; then the change must not take place.
+        """
+        if self._journal is not None:
+            encoded = b"null" if gone else changed.encoded
+            line = change_line(changed.version, collection.group, collection.plural, changed.key, encoded)
+            self._append(line)
+
+    def record_version(self) -> None:
+        """Writes down that the version has moved on without a change."""
+        if self._journal is not None:
+            self._append(change_line(self.version, "", "", ("", ""), b"null"))
+
+    def _append(self, line: bytes) -> None:
+        assert self._journal is not None
+        if self._journal.full:
+            versions = {f"{c.group}/{c.plural}": c.last for c in self._collections.values()}
+            self._journal.rewrite(self.version, versions, self._lines())
+        self._journal.append(line)
+
+    def _lines(self) -> Iterator[bytes]:
+        for collection in self._collections.values():
+            for stored in collection.objects.values():
+                yield change_line(
+                    stored.version, collection.group, collection.plural, stored.key, stored.encoded
+                )
 
     def collection(self, group: str, plural: str) -> Collection:
         """The collection of a kind; made on first use."""
