@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from dra_driver.api.inventory import InventoryDevice
@@ -396,6 +396,8 @@ class DeviceSample:
         memory_total: bytes.
         temperature: degrees Celsius.
         power: watts.
+        errors: (part of the device, ``corrected`` or ``uncorrected``) → errors of its memories and links that
+            it has counted since the driver was loaded.
     """
 
     device: str
@@ -404,6 +406,7 @@ class DeviceSample:
     memory_total: int | None = None
     temperature: float | None = None
     power: float | None = None
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -230,6 +230,15 @@ class Metrics:
                 if value is not None:
                     family.add_metric(labels(sample.device), value)
             yield family
+        errors = GaugeMetricFamily(
+            "dra_driver_device_errors",
+            "Errors of its memories and links that the device has counted since its driver was loaded",
+            labels=(*_DEVICE, *_HOLDER, "block", "kind"),
+        )
+        for sample in self._samples:
+            for (block, kind), count in sorted(sample.errors.items()):
+                errors.add_metric([*labels(sample.device), block, kind], count)
+        yield errors
 
 
 _SAMPLES: Final[Sequence[tuple[str, str, Callable[[DeviceSample], float | None]]]] = (

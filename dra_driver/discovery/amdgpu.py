@@ -18,19 +18,18 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.discovery import amdgpu_kfd, pci, pci_products, schema, sysfs
 from dra_driver.discovery.amdgpu_kfd import KfdNode
-from dra_driver.discovery.amdgpu_samples import read_partition_sample, read_sample
+from dra_driver.discovery.amdgpu_samples import ras_counts, read_partition_sample, read_sample
 from dra_driver.discovery.nodes import device_nodes
 from dra_driver.discovery.pci import PciAddress
 from dra_driver.discovery.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.ports import CdiMaterial, DeviceSample, DiscoveredDevice
 
-__all__ = ["AmdGpuBackend", "ras_counts"]
+__all__ = ["AmdGpuBackend"]
 
 _COMPUTE_MODES: Final = ("spx", "dpx", "tpx", "qpx", "cpx")
 _MEMORY_MODES: Final = ("nps1", "nps2", "nps3", "nps4", "nps6", "nps8")
 # Partitions beyond the first have DRM nodes without a PCI function.
 _XCP: Final = re.compile(r"amdgpu_xcp[._]?[0-9]{1,5}", re.ASCII)
-_RAS: Final = re.compile(r"([a-z0-9_]{1,32})_err_count", re.ASCII)
 _MAX_GPUS: Final = 512
 
 
@@ -305,20 +304,6 @@ def _memory(part: _Part) -> int | None:
         if total:
             return total
     return part.node.memory if part.node is not None else None
-
-
-def ras_counts(function: Path) -> dict[str, tuple[int, int]]:
-    """Errors that the driver has counted since it was loaded: block → (uncorrectable, correctable).
-
-    Args:
-        function: sysfs directory of the PCI function; blocks are its ``ras/<block>_err_count`` files.
-    """
-    counts: dict[str, tuple[int, int]] = {}
-    for name in sysfs.children(function / "ras", _RAS):
-        values = sysfs.key_values(sysfs.read_sysfs(function / "ras" / name) or "", ":")
-        if "ue" in values or "ce" in values:
-            counts[name.removesuffix("_err_count")] = (values.get("ue", 0), values.get("ce", 0))
-    return counts
 
 
 def _health(part: _Part) -> list[DeviceHealth]:

@@ -13,8 +13,9 @@ from dra_driver.discovery import hwmon, sysfs
 from dra_driver.discovery.amdgpu_kfd import KfdNode
 from dra_driver.ports import DeviceSample
 
-__all__ = ["read_partition_sample", "read_sample"]
+__all__ = ["ras_counts", "read_partition_sample", "read_sample"]
 
+_RAS: Final = re.compile(r"([a-z0-9_]{1,32})_err_count", re.ASCII)
 _BANK: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
@@ -36,6 +37,7 @@ def read_sample(device: str, function: Path, node: KfdNode | None) -> DeviceSamp
         memory_total=(node.memory if node is not None else None) if total is None else total,
         temperature=hwmon.temperature(function),
         power=hwmon.power(function),
+        errors=_errors(function),
     )
 
 
@@ -50,6 +52,27 @@ def read_partition_sample(device: str, function: Path | None, node: KfdNode) -> 
         memory_total=node.memory,
         temperature=None if function is None else hwmon.temperature(function),
     )
+
+
+def ras_counts(function: Path) -> dict[str, tuple[int, int]]:
+    """Errors that the driver has counted since it was loaded: block → (uncorrectable, correctable).
+
+    Args:
+        function: sysfs directory of the PCI function; blocks are its ``ras/<block>_err_count`` files.
+    """
+    counts: dict[str, tuple[int, int]] = {}
+    for name in sysfs.children(function / "ras", _RAS):
+        values = sysfs.key_values(sysfs.read_sysfs(function / "ras" / name) or "", ":")
+        if "ue" in values or "ce" in values:
+            counts[name.removesuffix("_err_count")] = (values.get("ue", 0), values.get("ce", 0))
+    return counts
+
+
+def _errors(function: Path) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for block, (uncorrected, corrected) in ras_counts(function).items():
+        found[block, "uncorrected"], found[block, "corrected"] = uncorrected, corrected
+    return found
 
 
 def _used(node: KfdNode | None) -> int | None:

@@ -199,7 +199,11 @@ def read_gpu(index: int, handle: Any, ask: Asker) -> GpuReading:
         "fabricClique": _fabric_clique(handle, ask),
     }
     reading.links = tuple(_links(handle, ask))
-    _read_mig(reading, handle, ask)
+    if virtualization == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
+        # The mode and the instances behind a virtual GPU are the hypervisor's: here it is one whole GPU.
+        reading.facts["migCapable"] = False
+    else:
+        _read_mig(reading, handle, ask)
     reading.health = read_health(handle, ask)
     return reading
 

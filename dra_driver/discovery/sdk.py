@@ -24,7 +24,17 @@ from dra_driver.discovery.registry import BackendFactory
 from dra_driver.discovery.schema import device_name, model_of, semantic_version
 from dra_driver.discovery.sysfs import children, entries, link_address, pci_function, pci_id, read_number
 from dra_driver.errors import ConfigurationError, DiscoveryError
-from dra_driver.ports import CdiMaterial, CdiMount, DeviceBackend, DeviceNode, DiscoveredDevice
+from dra_driver.ports import (
+    CdiMaterial,
+    CdiMount,
+    DeviceBackend,
+    DeviceNode,
+    DeviceSample,
+    DiscoveredDevice,
+    HealthEvent,
+    HealthSource,
+    TelemetrySource,
+)
 
 __all__ = [
     "NUMA_NODE",
@@ -38,13 +48,17 @@ __all__ = [
     "DeviceHealth",
     "DeviceLink",
     "DeviceNode",
+    "DeviceSample",
     "DiscoveredDevice",
     "DiscoveryError",
     "HardwareAbsent",
+    "HealthEvent",
+    "HealthSource",
     "InventoryDevice",
     "PciAddress",
     "Problem",
     "ProblemLog",
+    "TelemetrySource",
     "children",
     "describe_device",
     "device_name",

@@ -10,8 +10,9 @@ from pathlib import Path
 import hardware_support as hw
 import pytest
 
-from dra_driver.discovery.amdgpu import AmdGpuBackend, ras_counts
+from dra_driver.discovery.amdgpu import AmdGpuBackend
 from dra_driver.discovery.amdgpu_kfd import gfx_target
+from dra_driver.discovery.amdgpu_samples import ras_counts
 from dra_driver.discovery.problems import HardwareAbsent
 from dra_driver.ports import DeviceSample, DiscoveredDevice, TelemetrySource
 
@@ -195,8 +196,11 @@ def test_an_accelerator_without_edge_sensor_tells_the_next(tmp_path: Path) -> No
     (monitor / "temp10_input").write_text("90000\n")
     (monitor / "temp2_input").write_text("61000\n")
     (monitor / "power1_input").write_text("120000000\n")
+    (root / "sys/bus/pci/devices/0000:03:00.0/ras").mkdir(exist_ok=True)
+    (root / "sys/bus/pci/devices/0000:03:00.0/ras/umc_err_count").write_text("ue: 2\nce: 17\n")
     first = one.sample()[0]
     assert (first.device, first.temperature, first.power) == ("gpu-0000-03-00-0", 61.0, 120.0)
+    assert (first.errors["umc", "uncorrected"], first.errors["umc", "corrected"]) == (2, 17)
 
 
 def test_partitions_tell_their_memory_and_the_temperature_of_their_gpu(tmp_path: Path) -> None:

@@ -193,6 +193,23 @@ def test_a_gpu_in_mig_mode_cannot_be_used_as_a_whole(probe: stub.Probe) -> None:
     assert len(device["partitions"]) == 7
 
 
+def test_a_virtual_gpu_is_whole_whatever_is_behind_it(probe: stub.Probe) -> None:
+    """A guest sees the MIG mode of its host, and can change nothing about it."""
+    guest = stub.Gpu("A100-40", "00000000:00:05.0", 0, "GPU-guest", ["virt 2", "mig 1", "ecc -1"])
+    guest.fail = dict.fromkeys(
+        ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors"), stub.NOT_SUPPORTED
+    )
+    probe.open(stub.config([guest, t4()]))
+    answer = probe.discover()
+    device = answer["devices"][0]
+    assert attribute(device, "virtualization") == "vgpu"
+    assert attribute(device, "migCapable") is False
+    assert "eccEnabled" not in device["attributes"]
+    assert "partitions" not in device
+    assert "health" not in device
+    assert [p for p in answer["problems"] if "device node" not in p] == []
+
+
 def test_a_gpu_that_falls_off_the_bus_stays_with_the_reason(probe: stub.Probe) -> None:
     probe.open(stub.config(dgx_a100()))
     before = probe.discover()["devices"]
