@@ -1,6 +1,6 @@
 """Discovery: of NVIDIA's GPUs through the real binding and the stub library, of the others on fake trees.
 
-Each backend looks at 16 devices, and at as many as the largest machines have. What NVML itself takes of a real
+Each backend looks at 16 devices, and at as many as the largest machines have. What NVML takes of a real
 driver is not in it: the stub answers at once, so the figure is what we add.
 """
 
