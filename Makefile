@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint fmt types proto proto-check crash-test bench e2e constraints clean
+.PHONY: help venv demo test lint fmt types proto proto-check crash-test bench e2e docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -66,6 +66,17 @@ endif
 
 COMPILE := build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
   --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header
+
+# In an environment of their own: the site's tools and the driver's libraries need not agree.
+SITE_BIN := build/site-venv/bin
+build/site-venv/.installed: docs/requirements.txt
+	@test -x $(SITE_BIN)/python || $(PYTHON) -m venv build/site-venv
+	@$(SITE_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/requirements.txt
+	@touch $@
+
+docs: $(STAMP) build/site-venv/.installed ## the documentation site in build/site; fails on a broken link
+	@$(VENV_BIN)/python docs/site.py build/site-src
+	@$(SITE_BIN)/python -m mkdocs build --strict --quiet
 
 constraints: ## renews the lock files: newest versions, with hashes, no addresses
 	@$(PYTHON) -m venv build/pip-tools

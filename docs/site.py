@@ -1,0 +1,283 @@
+"""Gathers the pages of the documentation site: ``python docs/site.py OUT``, then mkdocs builds OUT.
+
+Most pages are the Markdown files of this folder. From elsewhere come ARCHITECTURE.md, CONTRIBUTING.md and
+CHANGELOG.md, one page for each example with its manifests, and the reference, which is made of the code:
+flags of the commands, fields of the DevicePolicy, metrics. Links between files of the repository become links
+between pages; links to source files become their paths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import posixpath
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from dra_driver.cli import common
+from dra_driver.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "deploy" / "examples"
+
+# Repository path → page.
+PAGES = {
+    "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "deploy/examples": "examples/index.md",
+}
+
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def main() -> None:
+    """Writes all pages."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="folder that is made anew")
+    out: Path = parser.parse_args().out
+    shutil.rmtree(out, ignore_errors=True)
+    pages = {**PAGES, **{f"deploy/examples/{e.name}": f"examples/{e.stem}.md" for e in examples()}}
+    for file in sorted((ROOT / "docs").rglob("*.md")):
+        pages[file.relative_to(ROOT).as_posix()] = file.relative_to(ROOT / "docs").as_posix()
+    for source, page in pages.items():
+        if source.endswith(".md"):
+            write(out / page, linked((ROOT / source).read_text(encoding="utf-8"), source, page, pages))
+    write(out / "examples" / "index.md", example_index())
+    for example in examples():
+        source = f"deploy/examples/{example.name}/README.md"
+        text = linked(example_page(example), source, "examples/x", pages)
+        write(out / "examples" / f"{example.stem}.md", text)
+    write(out / "reference" / "commands.md", "".join(commands()))
+    write(out / "reference" / "devicepolicy.md", "".join(policy()))
+    write(out / "reference" / "metrics.md", "".join(metrics()))
+
+
+def write(path: Path, text: str) -> None:
+    """Writes one page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def linked(text: str, source: str, page: str, pages: dict[str, str]) -> str:
+    """The text with links between files as links between pages; code blocks stay as they are."""
+
+    def replace(match: re.Match[str]) -> str:
+        words, target = match.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        path, _, anchor = target.partition("#")
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        found = pages.get(file) or next((pages[p] for p in _parents(file) if p in pages), None)
+        if found is None:
+            return words if words.startswith("`") else f"{words} (`{file}`)"
+        url = posixpath.relpath(found, posixpath.dirname(page) or ".")
+        return f"[{words}]({url}{'#' + anchor if anchor else ''})"
+
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else _LINK.sub(replace, part) for part in parts)
+
+
+def _parents(file: str) -> Iterator[str]:
+    """Folders of an example's file: its page shows it."""
+    if file.startswith("deploy/examples/"):
+        while (file := posixpath.dirname(file)) != "deploy":
+            yield file
+
+
+# --- examples -----------------------------------------------------------------------------------------------
+
+
+def examples() -> list[Path]:
+    """Folders and single manifests, in order."""
+    return sorted(p for p in EXAMPLES.iterdir() if p.is_dir() or p.suffix == ".yaml")
+
+
+def _manifests(example: Path) -> list[Path]:
+    return sorted(example.rglob("*.yaml")) if example.is_dir() else [example]
+
+
+def _title(example: Path) -> tuple[str, str]:
+    """Title and introduction: of README.md, else of the first comment of the first manifest."""
+    readme = example / "README.md"
+    if readme.is_file():
+        title, _, rest = readme.read_text(encoding="utf-8").partition("\n")
+        return title.lstrip("# "), rest.strip()
+    lines: list[str] = []
+    for manifest in _manifests(example)[:1]:
+        for line in manifest.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                break
+            lines.append(line.lstrip("# "))
+    title, _, rest = " ".join(lines).partition(". ")
+    return title.rstrip(".:") or example.stem, rest
+
+
+def example_index() -> str:
+    """The list of all examples."""
+    rows = "".join(f"* [{_title(e)[0]}]({e.stem}.md)\n" for e in examples())
+    return (
+        "# Examples\n\nOne for each thing that people ask for. Each runs as it is, on simulated devices as "
+        f"on real ones that have what it asks for:\n\n{rows}\n`kubectl apply -R -f deploy/examples` applies "
+        "all of them, `make demo` runs them on the embedded cluster.\n"
+    )
+
+
+def example_page(example: Path) -> str:
+    """Its words and its manifests."""
+    title, rest = _title(example)
+    blocks = [
+        f"`{m.relative_to(ROOT).as_posix()}`\n\n```yaml\n{m.read_text(encoding='utf-8').rstrip()}\n```\n"
+        for m in _manifests(example)
+    ]
+    return f"# {title}\n\n{rest}\n\n" + "\n".join(blocks)
+
+
+# --- reference ----------------------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[str]:
+    """Every flag of every command."""
+    yield "# Commands and flags\n\nMade of the code. Every command also has `--help`.\n"
+    for name, (module, text) in COMMANDS.items():
+        parser = argparse.ArgumentParser(prog=f"dra-driver {name}")
+        importlib.import_module(f"dra_driver.cli.{module}").add_arguments(parser)
+        yield f"\n## dra-driver {name}\n\n{_sentence(text)}\n\n"
+        yield from _parser(parser)
+    yield "\n## Of every command\n\n"
+    parser = argparse.ArgumentParser(prog="dra-driver")
+    common.add_logging_arguments(parser)
+    yield from _parser(parser)
+
+
+def _parser(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[str]:
+    rows = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                yield f"**`{prefix}{name}`**\n\n"
+                yield from _parser(sub, f"{prefix}{name} ")
+            continue
+        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
+            continue
+        names = ", ".join(f"`{o}`" for o in action.option_strings) or f"`{action.metavar or action.dest}`"
+        value = _choices(action) if action.choices else ""
+        default = (
+            "" if action.default in (None, [], (), False, argparse.SUPPRESS, "") else f"`{action.default}`"
+        )
+        rows.append((names, value, default, (action.help or "").replace("%%", "%")))
+    if rows:
+        yield _table(("flag", "values", "default", "meaning"), rows) + "\n"
+
+
+def _choices(action: argparse.Action) -> str:
+    return ", ".join(f"`{c}`" for c in action.choices or ())
+
+
+def policy() -> Iterator[str]:
+    """Every field of the DevicePolicy, from its schema."""
+    crd = yaml.safe_load((ROOT / "deploy/manifests/crds/devicepolicies.yaml").read_text(encoding="utf-8"))
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    yield (
+        "# DevicePolicy fields\n\nMade of the schema that the API server checks. What they do together: "
+        "[DevicePolicy](../device-policy.md).\n\n"
+    )
+    yield _table(("field of `spec`", "type", "allowed", "meaning"), list(_fields(schema, "")))
+    rules = [r["message"] for r in _rules(schema)]
+    yield "\nBeyond that the API server refuses:\n\n" + "".join(f"* {m}\n" for m in rules)
+
+
+def _fields(schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
+    for name, field in schema.get("properties", {}).items():
+        path = f"{prefix}{name}"
+        kind = field.get("type", "int or string" if field.get("x-kubernetes-int-or-string") else "")
+        inner, suffix = field, "."
+        if kind == "array":
+            inner, suffix = field["items"], "[]."
+            kind = f"list of {inner.get('type', 'values')}"
+        elif isinstance(field.get("additionalProperties"), dict):
+            inner, suffix = field["additionalProperties"], ".<name>."
+            kind = f"map of {inner.get('type', 'values')}"
+        yield f"`{path}`", kind, _limits(field), field.get("description", "")
+        yield from _fields(inner, path + suffix)
+
+
+def _limits(field: dict[str, Any]) -> str:
+    found = [", ".join(f"`{v}`" for v in field["enum"])] if "enum" in field else []
+    found += [f"default `{field['default']}`"] if "default" in field else []
+    words = {
+        "minimum": "≥",
+        "maximum": "≤",
+        "minLength": "length ≥",
+        "maxLength": "length ≤",
+        "minItems": "at least",
+        "maxItems": "at most",
+        "maxProperties": "at most",
+    }
+    found += [f"{word} {field[key]}" for key, word in words.items() if key in field]
+    found += [f"`{field['pattern']}`"] if "pattern" in field else []
+    return ", ".join(found)
+
+
+def _rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
+    yield from schema.get("x-kubernetes-validations", ())
+    for inner in (
+        *schema.get("properties", {}).values(),
+        schema.get("items"),
+        schema.get("additionalProperties"),
+    ):
+        if isinstance(inner, dict):
+            yield from _rules(inner)
+
+
+def metrics() -> Iterator[str]:
+    """Every metric of the controller, and of the node agent."""
+    from controller.metrics import Metrics as ControllerMetrics
+    from kubelet_plugin.metrics import Metrics as AgentMetrics
+    from kubelet_plugin.metrics import Sources
+
+    nothing: Any = lambda: ()  # noqa: E731
+    sources = Sources(
+        devices=nothing, claims=nothing, failures=dict, registrations=lambda: 0, registered=lambda: False
+    )
+    yield "# Metrics\n\nMade of the code. What they mean for a node: "
+    yield "[health and metrics](../observability.md).\n"
+    for title, text in (
+        ("The controller", ControllerMetrics().text()),
+        ("The node agent", AgentMetrics(sources).render(())),
+    ):
+        families = sorted(text_string_to_metric_families(text.decode()), key=lambda f: f.name)
+        rows = [
+            (f"`{f.name}{'_total' if f.type == 'counter' else ''}`", f.type, f.documentation)
+            for f in families
+            if not f.name.endswith("_created")
+        ]
+        yield f"\n## {title}\n\n" + _table(("metric", "type", "meaning"), rows)
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [tuple(header)]
+    lines.append(tuple("---" for _ in lines[0]))
+    lines += [tuple(_cell(c) for c in row) for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    parts = re.split(r"(`[^`]*`)", " ".join(str(text).split()).replace("|", "\\|"))
+    return "".join(p if p.startswith("`") else p.replace("<", "&lt;") for p in parts)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
