@@ -76,7 +76,7 @@ build/site-venv/.installed: docs/requirements.txt
 
 docs: $(STAMP) build/site-venv/.installed ## the documentation site in build/site; fails on a broken link
 	@$(VENV_BIN)/python docs/site.py build/site-src
-	@$(SITE_BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(SITE_BIN)/python -m mkdocs build --strict
 
 constraints: ## renews the lock files: newest versions, with hashes, no addresses
 	@$(PYTHON) -m venv build/pip-tools

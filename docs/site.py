@@ -59,6 +59,26 @@ def main() -> None:
     write(out / "reference" / "commands.md", "".join(commands()))
     write(out / "reference" / "devicepolicy.md", "".join(policy()))
     write(out / "reference" / "metrics.md", "".join(metrics()))
+    unreachable = sorted(set(map(str, _pages(out))) - set(_nav()))
+    if unreachable:
+        sys.exit(f"mkdocs.yml: nav lacks {', '.join(unreachable)}")
+
+
+def _pages(out: Path) -> Iterator[Path]:
+    """Pages that a reader finds through the navigation only."""
+    for page in out.rglob("*.md"):
+        if page.parent.name != "examples" or page.name == "index.md":
+            yield page.relative_to(out)
+
+
+def _nav() -> Iterator[str]:
+    def walk(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from walk(inner)
+
+    yield from walk(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
 
 
 def write(path: Path, text: str) -> None:
@@ -77,6 +97,8 @@ def linked(text: str, source: str, page: str, pages: dict[str, str]) -> str:
         path, _, anchor = target.partition("#")
         file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         found = pages.get(file) or next((pages[p] for p in _parents(file) if p in pages), None)
+        if found is None and not (ROOT / file).exists():
+            return match[0]  # mkdocs says that it is broken
         if found is None:
             return words if words.startswith("`") else f"{words} (`{file}`)"
         url = posixpath.relpath(found, posixpath.dirname(page) or ".")
@@ -280,4 +302,4 @@ def _sentence(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,54 @@
+"""The pages of the site: all are gathered, every link between them leads somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    out = tmp_path_factory.mktemp("site") / "pages"
+    subprocess.run([sys.executable, ROOT / "docs" / "site.py", out], check=True, timeout=120)
+    return out
+
+
+def test_links_lead_to_pages_and_their_sections(pages):
+    broken = []
+    for page in pages.rglob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        text = re.sub(r"`[^`\n]*`", "code", text)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            if not file.is_file() or (anchor and anchor not in anchors(file)):
+                broken.append((page.relative_to(pages).as_posix(), target))
+    assert broken == []
+
+
+def anchors(page):
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", t.lower()).strip()) for t in titles}
+
+
+def test_the_reference_has_every_command_and_field(pages):
+    commands = (pages / "reference" / "commands.md").read_text()
+    assert "## dra-driver kubelet-plugin" in commands
+    assert "`--node-name`" in commands
+    assert "`share.memory.step`" in (pages / "reference" / "devicepolicy.md").read_text()
+    metrics = (pages / "reference" / "metrics.md").read_text()
+    assert "`dra_driver_controller_allocations_total`" in metrics
+    assert "`dra_driver_prepared_claims`" in metrics
+
+
+def test_every_example_has_a_page(pages):
+    index = (pages / "examples" / "index.md").read_text()
+    names = sorted(p.stem for p in (ROOT / "deploy" / "examples").iterdir() if p.suffix != ".md")
+    assert [n for n in names if f"({n}.md)" not in index] == []
+    assert [n for n in names if "```yaml" not in (pages / "examples" / f"{n}.md").read_text()] == []
