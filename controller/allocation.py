@@ -14,17 +14,20 @@ from controller.ledger import Ledger, node_of
 from controller.placement import NodeUsage, Placements
 from controller.world import World
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import DriverName, PoolName, Uid
+from dra_driver.api.meta import DriverName, Uid
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.kube import Informer
 from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
+    DEFAULT_POLICY,
     Allocated,
     DoesNotFit,
     Failed,
     Outcome,
+    PersistentMap,
     PoolID,
-    Strategy,
+    PoolPolicy,
+    PoolRules,
     allocate,
 )
 
@@ -95,7 +98,7 @@ class Decider:
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
         blocked: Callable[[PoolID], bool] = lambda _: False,
-        strategy: Callable[[], Strategy] = lambda: Strategy.BEST_FIT,
+        rule: Callable[[PoolID], PoolPolicy] = lambda _: DEFAULT_POLICY,
     ) -> None:
         """Connects the parts.
 
@@ -107,42 +110,38 @@ class Decider:
             classes: all.
             nodes: all.
             blocked: pools that are changing hands: protected, yet not ours to decide on.
-            strategy: how to choose, asked for every decision.
+            rule: how to choose the devices of a pool; ``forget_pool`` must tell of other answers.
         """
         self._blocked = blocked
-        self._strategy = strategy
+        self._rule = rule
         self._ledger = ledger
         self._placements = Placements(nodes, usage)
         self._world = World(drivers, slices=slices, classes=classes, nodes=nodes)
-        self._usable: Callable[[DriverName, PoolName], bool] | None = None
-        self._usable_is: tuple[frozenset[PoolID], Callable[[DriverName, PoolName], bool]] | None = None
+        # Our pools with their rules; every pool with its rule; those for which both are to be asked anew.
+        self._ours: PoolRules = PersistentMap()
+        self._every: PoolRules = PersistentMap()
+        self._stale: set[PoolID] = set()
 
-    def forget_pools(self) -> None:
-        """Another answer of ``blocked`` is due."""
-        self._usable = None
+    def forget_pool(self, pool: PoolID) -> None:
+        """Another answer of ``blocked`` or ``rule`` is due."""
+        self._stale.add(pool)
 
     def _current(self) -> World:
-        if self._world.refresh():
-            self._usable = None
-        return self._world
+        world = self._world
+        self._stale |= world.refresh()
+        if self._stale:
+            # Maps that come from one another: the allocator looks at the pools that differ, and no others.
+            known = {p: self._rule(p) for p in self._stale if p in world.pools}
+            ours = {p: rule for p, rule in known.items() if p in world.own and not self._blocked(p)}
+            self._every = _changed(self._every, known, self._stale)
+            self._ours = _changed(self._ours, ours, self._stale)
+            self._stale = set()
+        return world
 
     def is_ours(self, allocation: AllocationResult) -> bool:
         """Whether every device of an allocation is from a pool of ours."""
-        usable = self._usable_pools()
-        return all(usable(r.driver, r.pool) for r in allocation.devices.results)
-
-    def _usable_pools(self) -> Callable[[DriverName, PoolName], bool]:
-        """Whether a pool is ours to decide on now. One function as long as the answers stay the same.
-
-        The allocator keeps what it learns of the fleet for as long as it is given the same function.
-        """
-        world = self._current()
-        if self._usable is None:
-            pools = frozenset(p for p in world.own if not self._blocked(p))
-            if self._usable_is is None or self._usable_is[0] != pools:
-                self._usable_is = (pools, lambda driver, pool: PoolID(driver, pool) in pools)
-            self._usable = self._usable_is[1]
-        return self._usable
+        self._current()
+        return all(PoolID(r.driver, r.pool) in self._ours for r in allocation.devices.results)
 
     def decide(
         self,
@@ -226,10 +225,9 @@ class Decider:
         return allocate(
             world.snapshot.with_allocated(self._ledger.allocated()),
             claims,
-            strategy=self._strategy(),
             nodes=nodes,
             ignore_taint=is_our_taint,
-            usable=self._usable_pools(),
+            pools=self._ours,
         )
 
     def _beside_others(
@@ -248,10 +246,9 @@ class Decider:
             outcome = allocate(
                 snapshot,
                 claims,
-                strategy=self._strategy(),
                 nodes=left,
                 ignore_taint=is_our_taint,
-                usable=_anything,
+                pools=self._every,
             )
             if not isinstance(outcome, Allocated):
                 return outcome
@@ -281,8 +278,11 @@ class Decider:
         )
 
 
-def _anything(_driver: DriverName, _pool: PoolName) -> bool:
-    return True
+def _changed(rules: PoolRules, now: Mapping[PoolID, PoolPolicy], asked: Collection[PoolID]) -> PoolRules:
+    """The rules, where those pools have these and no others; the same object where nothing differs."""
+    set_ = {p: rule for p, rule in now.items() if rules.get(p) != rule}
+    gone = [p for p in asked if p not in now and p in rules]
+    return rules.updated(set_, gone) if set_ or gone else rules
 
 
 def _first_problem(interests: Sequence[ClaimInterest]) -> str:

@@ -24,7 +24,7 @@ from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceclaim import is_generated, pod_claims, uses_claims
 from dra_driver.resourceslice import PoolAllocator
-from dra_driver.structured import PoolID, Strategy
+from dra_driver.structured import DEFAULT_POLICY, PoolID, PoolPolicy
 
 __all__ = ["CLAIM_INDEX", "Allocator", "claims_of"]
 
@@ -65,7 +65,7 @@ class Allocator:
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
         blocked: Callable[[PoolID], bool] = lambda _: False,
-        strategy: Callable[[], Strategy] = lambda: Strategy.BEST_FIT,
+        rule: Callable[[PoolID], PoolPolicy] = lambda _: DEFAULT_POLICY,
         metrics: Metrics | None = None,
         released: Callable[[], None] = lambda: None,
     ) -> None:
@@ -83,7 +83,7 @@ class Allocator:
             classes: all.
             nodes: all.
             blocked: pools that carry our taint and are not ours to decide on (any more, or yet).
-            strategy: how to choose among several answers.
+            rule: how to choose the devices of a pool; ``pool_changed`` must tell of other answers.
             metrics: None: some that nobody reads.
             released: called when devices have become free.
         """
@@ -106,7 +106,7 @@ class Allocator:
             classes=classes,
             nodes=nodes,
             blocked=blocked,
-            strategy=strategy,
+            rule=rule,
         )
         self._groups = Groups(
             self._decider,
@@ -151,9 +151,9 @@ class Allocator:
         """What is taken."""
         return self._ledger
 
-    def pools_changed(self) -> None:
-        """Pools have become ours, or are ours no longer."""
-        self._decider.forget_pools()
+    def pool_changed(self, pool: PoolID) -> None:
+        """A pool has become ours, is ours no longer, or is to be used in another way."""
+        self._decider.forget_pool(pool)
         self._wake()
 
     async def run(self) -> None:

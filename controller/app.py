@@ -45,6 +45,7 @@ from dra_driver.kube import (
     SystemClock,
 )
 from dra_driver.ports import Clock, KubeClient
+from dra_driver.structured import PoolPolicy
 
 __all__ = ["Controller"]
 
@@ -109,7 +110,14 @@ class _Parts:
         informers: Informers,
         metrics: Metrics,
     ) -> _Parts:
-        policies = PolicyBook(client, clock, recorder, informers.policies)
+        policies = PolicyBook(
+            client,
+            clock,
+            recorder,
+            informers.policies,
+            default=PoolPolicy(config.strategy, config.node_policy),
+            rule_changed=lambda pool: allocator.pool_changed(pool),  # noqa: PLW0108 - made below
+        )
         tolerators = Tolerators(
             config.drivers,
             informers.claims,
@@ -122,9 +130,9 @@ class _Parts:
             informers.inventories,
             tolerators,
             ledger=lambda: allocator.ledger,
-            changed=lambda: allocator.pools_changed(),  # noqa: PLW0108 - made below
+            changed=lambda pool: allocator.pool_changed(pool),  # noqa: PLW0108 - made below
         )
-        frozen = FrozenPools(lambda: allocator.pools_changed())  # noqa: PLW0108 - made below
+        frozen = FrozenPools(lambda pool: allocator.pool_changed(pool))  # noqa: PLW0108 - made below
         publisher = Publisher(
             client,
             config,
@@ -150,7 +158,7 @@ class _Parts:
             classes=informers.classes,
             nodes=informers.nodes,
             blocked=lambda pool: pool in frozen or handover.blocked(pool),
-            strategy=policies.strategy,
+            rule=policies.rule,
             metrics=metrics,
             released=publisher.pending_again,
         )

@@ -13,6 +13,7 @@ from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.errors import ConfigurationError
 from dra_driver.resourceslice import PoolAllocator
+from dra_driver.structured import NodePolicy, Strategy
 
 __all__ = ["ControllerConfig"]
 
@@ -33,6 +34,8 @@ class ControllerConfig:
         drivers: only inventories, slices and claims of these drivers are ours.
         kubeconfig: None: the KUBECONFIG variable, then the service account.
         allocator: who allocates: the controller, or kube-scheduler.
+        strategy: of this allocator, where no policy says otherwise.
+        node_policy: of this allocator, where no policy says otherwise.
         leader_elect: whether to wait for the lease; off where there is one process for sure.
         namespace: of the lease.
         identity: in the lease.
@@ -52,6 +55,8 @@ class ControllerConfig:
     drivers: tuple[DriverName, ...] = (DriverName(DEFAULT_DRIVER_NAME),)
     kubeconfig: Path | None = None
     allocator: PoolAllocator = PoolAllocator.CONTROLLER
+    strategy: Strategy = Strategy.BEST_FIT
+    node_policy: NodePolicy = NodePolicy.PACK
     leader_elect: bool = True
     namespace: str = SYSTEM_NAMESPACE
     identity: str = field(default_factory=_identity)

@@ -79,7 +79,7 @@ class Handover:
         inventories: Informer[DeviceInventory],
         tolerators: Tolerators,
         ledger: Callable[[], Ledger | None],
-        changed: Callable[[], None],
+        changed: Callable[[PoolID], None],
     ) -> None:
         """Connects it.
 
@@ -89,7 +89,7 @@ class Handover:
             inventories: what is noted.
             tolerators: claims that tolerate our taint.
             ledger: what is taken; None while there is no allocator.
-            changed: called at once when the answer of ``blocked`` changes.
+            changed: called at once with a pool for which the answer of ``blocked`` changes.
         """
         self._client = client
         self._clock = clock
@@ -115,7 +115,7 @@ class Handover:
         before = self.blocked(pool)
         self._noted[pool] = inventory.status.publication.allocator
         if self.blocked(pool) is not before:
-            self._changed()
+            self._changed(pool)
 
     def _gone(self, inventory: DeviceInventory) -> None:
         pool = _pool(inventory)
@@ -126,7 +126,7 @@ class Handover:
     def _stop(self, pool: PoolID) -> None:
         if pool not in self._stopped:
             self._stopped.add(pool)
-            self._changed()
+            self._changed(pool)
 
     async def step(
         self, inventory: DeviceInventory, wanted: PoolAllocator, slices: Iterable[ResourceSlice]
@@ -196,7 +196,7 @@ class Handover:
         self._since.pop(pool, None)
         if pool in self._stopped:
             self._stopped.discard(pool)
-            self._changed()
+            self._changed(pool)
 
     def _left(self, pool: PoolID) -> float:
         since = self._since.setdefault(pool, self._clock.monotonic())

@@ -6,7 +6,7 @@ up over all pools, a short while after the last change, and is written only wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -22,7 +22,7 @@ from dra_driver.errors import NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceslice import DesiredPool, PolicyOutcome, PoolAllocator
-from dra_driver.structured import Strategy
+from dra_driver.structured import DEFAULT_POLICY, NodePolicy, PoolID, PoolPolicy, Strategy
 from dra_driver.structured.nodeselection import selector_matches
 
 __all__ = ["MANY_PARTITIONED_NODES", "PolicyBook"]
@@ -41,8 +41,28 @@ class PolicyBook:
     """See the module."""
 
     def __init__(
-        self, client: KubeClient, clock: Clock, recorder: EventRecorder, policies: Informer[DevicePolicy]
+        self,
+        client: KubeClient,
+        clock: Clock,
+        recorder: EventRecorder,
+        policies: Informer[DevicePolicy],
+        *,
+        default: PoolPolicy = DEFAULT_POLICY,
+        rule_changed: Callable[[PoolID], None] = lambda _: None,
     ) -> None:
+        """Connects it.
+
+        Args:
+            client: for statuses.
+            clock: for times of conditions.
+            recorder: for Events.
+            policies: all.
+            default: how the allocator chooses where no policy says.
+            rule_changed: called at once with a pool for which ``rule`` has another answer.
+        """
+        self._default = default
+        self._rule_changed = rule_changed
+        self._rules: dict[PoolID, PoolPolicy] = {}
         self._client = client
         self._clock = clock
         self._recorder = recorder
@@ -96,18 +116,16 @@ class PolicyBook:
             for p in self._policies.items()
         )
 
-    def strategy(self) -> Strategy:
-        """First fit where all pools that the controller allocates ask for it, else best fit."""
-        pools = [p for p in self._pools.values() if p.allocator is PoolAllocator.CONTROLLER]
-        if pools and all(p.strategy == Strategy.FIRST_FIT.value for p in pools):
-            return Strategy.FIRST_FIT
-        return Strategy.BEST_FIT
+    def rule(self, pool: PoolID) -> PoolPolicy:
+        """How our allocator chooses the devices of a pool."""
+        return self._rules.get(pool, self._default)
 
     # --- status ---------------------------------------------------------------------------------------------
 
     def record(self, inventory: DeviceInventory, desired: DesiredPool) -> None:
         """What the publisher made of the policies of one pool."""
         name = inventory.metadata.name
+        self._set_rule(PoolID(desired.driver, desired.pool), self._rule_of(desired))
         old = self._pools.get(name)
         if old is not None and (old.outcomes, old.partitioned, old.allocator) == (
             desired.outcomes,
@@ -121,7 +139,21 @@ class PolicyBook:
 
     def forget(self, inventory: DeviceInventory) -> None:
         """The inventory is gone."""
-        self._touch(self._pools.pop(inventory.metadata.name, None), None)
+        old = self._pools.pop(inventory.metadata.name, None)
+        if old is not None:
+            self._set_rule(PoolID(old.driver, old.pool), self._default)
+        self._touch(old, None)
+
+    def _rule_of(self, desired: DesiredPool) -> PoolPolicy:
+        return PoolPolicy(
+            Strategy(desired.strategy) if desired.strategy else self._default.strategy,
+            NodePolicy(desired.node_policy) if desired.node_policy else self._default.nodes,
+        )
+
+    def _set_rule(self, pool: PoolID, rule: PoolPolicy) -> None:
+        if self.rule(pool) != rule:
+            self._rules[pool] = rule
+            self._rule_changed(pool)
 
     def _touch(self, old: DesiredPool | None, new: DesiredPool | None) -> None:
         for pool in (old, new):
@@ -166,11 +198,23 @@ class PolicyBook:
             if condition.reason in ("ManyPartitionedNodes", "Invalid", "SamePriority"):
                 self._recorder.event(DEVICE_POLICIES, policy, "Warning", condition.reason, condition.message)
 
+    def _without_effect(self, policy: DevicePolicy) -> int:
+        """Pools about which the policy tells our allocator something, and that it does not use."""
+        if not (policy.spec.strategy or policy.spec.node_policy):
+            return 0
+        found = (p for p in self._pools.values() if policy.metadata.name in p.outcomes)
+        return sum(1 for p in found if p.allocator is PoolAllocator.SCHEDULER)
+
     def _applied(
         self, policy: DevicePolicy, found: Mapping[str, PolicyOutcome], nodes: int, devices: int
     ) -> Condition:
         problems = _by_text({node: o.problems for node, o in found.items()})
         text = f"{devices} device{'s' * (devices != 1)} on {nodes} node{'s' * (nodes != 1)}"
+        idle = self._without_effect(policy)
+        if idle:
+            text += (
+                f"; strategy and nodePolicy do nothing on {idle} of the nodes, where kube-scheduler allocates"
+            )
         if problems:
             return _condition("Applied", "False", "Invalid", f"{text}; {problems}")
         partitioned = sum(

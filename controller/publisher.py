@@ -116,7 +116,7 @@ class Publisher:
         self._policies = policies
         self._handover = handover
         self._taken = taken
-        self._frozen = frozen or FrozenPools(lambda: None)
+        self._frozen = frozen or FrozenPools(lambda _: None)
         self._pending: set[PoolID] = set()
         self._features: ServerFeatures | None = None
         self._probing = asyncio.Lock()

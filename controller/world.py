@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from controller.interest import InterestIndex, Owner, is_our_taint
 from dra_driver.api.core import Node
@@ -41,6 +41,11 @@ class World:
         self.snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
         self.interest = InterestIndex(drivers)
         self.own: set[PoolID] = set()
+
+    @property
+    def pools(self) -> Set[PoolID]:
+        """All pools with devices."""
+        return self._protected.keys()
 
     def refresh(self) -> set[PoolID]:
         """Takes in what has changed.

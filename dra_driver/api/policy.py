@@ -84,6 +84,7 @@ class DevicePolicySpec(Wire, frozen=True, kw_only=True):
         device_selectors: CEL, as in a DeviceClass; a device must match all of them.
         allocator: of the whole pool: ``scheduler`` or ``controller``.
         strategy: of the whole pool: ``first-fit`` or ``best-fit``.
+        node_policy: of the whole pool: ``pack`` or ``spread``.
         hide: the devices are not published.
         taints: effect None or NoSchedule.
         attributes: added; what the node found out is never replaced.
@@ -95,6 +96,7 @@ class DevicePolicySpec(Wire, frozen=True, kw_only=True):
     device_selectors: tuple[DeviceSelector, ...] = ()
     allocator: str = ""
     strategy: str = ""
+    node_policy: str = ""
     hide: bool | None = None
     taints: tuple[DeviceTaint, ...] = ()
     attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)

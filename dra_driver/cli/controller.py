@@ -17,6 +17,7 @@ from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_FIELD_MANAGER, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.kube import KubeApi
 from dra_driver.resourceslice import PoolAllocator
+from dra_driver.structured import NodePolicy, Strategy
 
 HELP = "the cluster controller: publishes ResourceSlices, allocates ResourceClaims"
 
@@ -38,7 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allocator",
         choices=[a.value for a in PoolAllocator],
         default=PoolAllocator.CONTROLLER.value,
-        help="who allocates: this controller (best fit; devices are protected by a taint) or kube-scheduler",
+        help="who allocates: this controller (devices are protected by a taint) or kube-scheduler",
+    )
+    parser.add_argument(
+        "--strategy",
+        choices=[s.value for s in Strategy],
+        default=Strategy.BEST_FIT.value,
+        help="how this controller chooses devices, where no DevicePolicy says; default: best-fit",
+    )
+    parser.add_argument(
+        "--node-policy",
+        choices=[p.value for p in NodePolicy],
+        default=NodePolicy.PACK.value,
+        help="with best-fit, of nodes that are equally good: the fullest (pack) or the emptiest (spread), "
+        "where no DevicePolicy says; default: pack",
     )
     parser.add_argument(
         "--leader-elect",
@@ -117,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
         drivers=tuple(DriverName(name) for name in args.driver_name or [DEFAULT_DRIVER_NAME]),
         kubeconfig=args.kubeconfig,
         allocator=PoolAllocator(args.allocator),
+        strategy=Strategy(args.strategy),
+        node_policy=NodePolicy(args.node_policy),
         leader_elect=args.leader_elect,
         namespace=args.namespace,
         health_port=args.health_port,

@@ -81,6 +81,7 @@ def build_slices(
         problems=tuple(problems),
         wanted=wanted,
         strategy=settings.strategy,
+        node_policy=settings.node_policy,
         missing=forms.missing,
         pending=tuple(sorted(set(forms.pending))),
         outcomes=_outcomes(settings, forms.pending),

@@ -20,6 +20,8 @@ from dra_driver.api.resource import Device, DeviceAttribute, DeviceTaint
 __all__ = ["DeviceSettings", "Overridden", "PolicyOutcome", "PoolSettings", "merge_policies"]
 
 _SCALARS: Final = ("hide", "share", "partitions", "health")
+# Fields whose names in Python are not those of the API, which people are told.
+_MEMBERS: Final = {"nodePolicy": "node_policy"}
 _DEFAULT_HEALTH: Final = HealthPolicy()
 
 
@@ -80,6 +82,7 @@ class PoolSettings:
 
     allocator: str
     strategy: str
+    node_policy: str
     devices: Mapping[str, DeviceSettings]
     outcomes: Mapping[str, PolicyOutcome]
     sources: Mapping[str, str]
@@ -114,6 +117,7 @@ def merge_policies(
     return PoolSettings(
         allocator=str(pool.get("allocator", ("", ""))[0]),
         strategy=str(pool.get("strategy", ("", ""))[0]),
+        node_policy=str(pool.get("nodePolicy", ("", ""))[0]),
         devices=settings,
         outcomes={name: n.outcome() for name, n in notes.items() if n.devices or n.problems},
         sources={name: source for name, (_, source) in pool.items()},
@@ -222,7 +226,7 @@ class _Merge:
         )
 
     def pool(self, ranked: Sequence[DevicePolicy]) -> dict[str, tuple[object, str]]:
-        return self._scalars(ranked, ("allocator", "strategy"))
+        return self._scalars(ranked, ("allocator", "strategy", "nodePolicy"))
 
     def _scalars(
         self, ranked: Sequence[DevicePolicy], fields: Iterable[str]
@@ -230,7 +234,7 @@ class _Merge:
         chosen: dict[str, tuple[object, str]] = {}
         for name in fields:
             for policy in ranked:
-                value: object = getattr(policy.spec, name)
+                value: object = getattr(policy.spec, _MEMBERS.get(name, name))
                 if value is None or value == "":
                     continue
                 if name not in chosen:

@@ -118,6 +118,7 @@ class DesiredPool:
         problems: what of the inventory was left out and why, for people.
         wanted: who should allocate, before that.
         strategy: ``first-fit``, ``best-fit`` or empty, for our allocator.
+        node_policy: ``pack``, ``spread`` or empty, for our allocator.
         missing: feature gate → what could not be published without it.
         pending: what waits until devices are free.
         outcomes: policy → what became of it here.
@@ -133,6 +134,7 @@ class DesiredPool:
     problems: tuple[str, ...] = ()
     wanted: PoolAllocator = PoolAllocator.CONTROLLER
     strategy: str = ""
+    node_policy: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
     pending: tuple[Pending, ...] = ()
     outcomes: Mapping[str, PolicyOutcome] = field(default_factory=dict)

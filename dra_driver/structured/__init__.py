@@ -12,10 +12,12 @@ from __future__ import annotations
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import Cluster, Holdings
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
+from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState, PoolState
 from dra_driver.structured.types import (
     DEFAULT,
+    DEFAULT_POLICY,
     Allocated,
     DeviceID,
     DoesNotFit,
@@ -26,12 +28,15 @@ from dra_driver.structured.types import (
     NodeReasons,
     Outcome,
     PoolID,
+    PoolPolicy,
+    PoolRules,
     Rule,
     Strategy,
 )
 
 __all__ = [
     "DEFAULT",
+    "DEFAULT_POLICY",
     "Allocated",
     "AllocatedState",
     "Cluster",
@@ -46,7 +51,10 @@ __all__ = [
     "NodePolicy",
     "NodeReasons",
     "Outcome",
+    "PersistentMap",
     "PoolID",
+    "PoolPolicy",
+    "PoolRules",
     "PoolState",
     "Rule",
     "Snapshot",

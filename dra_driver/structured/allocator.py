@@ -8,17 +8,18 @@ from functools import cached_property
 from typing import Final
 
 from dra_driver.api.core import Node
-from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
 from dra_driver.structured import bestfit, nodeselection, reasons
 from dra_driver.structured.budget import Budget
 from dra_driver.structured.fleet import Fleet
 from dra_driver.structured.node import Candidate, NodeProblem, Options
+from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.plan import ClaimPlan, FatalError, compile_claims
 from dra_driver.structured.results import allocation_results
 from dra_driver.structured.search import Pick, Search, SearchLimitError
-from dra_driver.structured.shapes import Choice, Shape
+from dra_driver.structured.shapes import Choice, Role, Shape
 from dra_driver.structured.snapshot import Snapshot
+from dra_driver.structured.state import AllocatedState
 from dra_driver.structured.types import (
     Allocated,
     DoesNotFit,
@@ -26,6 +27,8 @@ from dra_driver.structured.types import (
     NodePolicy,
     NodeReasons,
     Outcome,
+    PoolPolicy,
+    PoolRules,
     Strategy,
 )
 
@@ -42,7 +45,7 @@ def allocate(
     strategy: Strategy = Strategy.BEST_FIT,
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
-    usable: Callable[[DriverName, PoolName], bool] | None = None,
+    pools: PoolRules | None = None,
     policy: NodePolicy = NodePolicy.PACK,
 ) -> Outcome:
     """Finds a node and devices for all claims of one pod together.
@@ -50,17 +53,26 @@ def allocate(
     Args:
         snapshot: the cluster.
         claims: solved together. Those that have an allocation keep it and restrict the node only.
-        strategy: how to choose among several answers.
+        strategy: how to choose among several answers, where ``pools`` does not say.
         nodes: candidates, by name; None for every node of the snapshot. Names that the snapshot does not
             have are ignored. A set is not copied: reasons that are asked for later are those of its content
             then.
         ignore_taint: taints that do not count, for example our own that keeps kube-scheduler away.
-        usable: pools that this allocation may use. What is learned of a fleet is kept by function: give the
-            same one as long as its answers stay the same.
-        policy: for best fit, which of several nodes that are equally good.
+        pools: those that this allocation may use, and how; None: all of them, with ``strategy`` and
+            ``policy``. Make the next map with ``updated``: then a change costs work for its pools only.
+        policy: for best fit, which of several nodes that are equally good, where ``pools`` does not say.
+
+    Where pools have different strategies, a node is judged by those pools of it that have a device for the
+    claims. Nodes with first-fit pools only put forward one answer, the one that Kubernetes gives: the first
+    devices of the first node where they fit. All other nodes put forward their best; there, devices of
+    first-fit pools are taken in Kubernetes' order and the others by score. Of the two answers the one with
+    the better score is given, of equal ones that of the first node by name. So what fits does not depend on
+    strategies.
     """
-    question = _Question(snapshot, claims, nodes, Options(ignore_taint, usable, policy))
-    return question.first_fit() if strategy is Strategy.FIRST_FIT else question.best_fit()
+    question = _Question(snapshot, claims, nodes, Options(ignore_taint, pools, PoolPolicy(strategy, policy)))
+    if strategy is Strategy.FIRST_FIT and pools is None:
+        return question.first_fit()
+    return question.best_fit()
 
 
 def allocate_by_scan(
@@ -69,15 +81,38 @@ def allocate_by_scan(
     *,
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
-    usable: Callable[[DriverName, PoolName], bool] | None = None,
+    pools: PoolRules | None = None,
     policy: NodePolicy = NodePolicy.PACK,
 ) -> Outcome:
     """Best fit as ``allocate`` gives it, worked out node by node: for tests of the fast way."""
-    question = _Question(snapshot, claims, nodes, Options(ignore_taint, usable, policy))
+    options = Options(ignore_taint, pools, PoolPolicy(Strategy.BEST_FIT, policy))
+    question = _Question(snapshot, claims, nodes, options)
     try:
         return question.best_fit_by_scan()
     except FatalError as e:
         return Failed(str(e))
+
+
+class _Found:
+    """An answer on one node: the devices of each claim, the alternative of each request, and the result.
+
+    Raises:
+        FatalError: a node selector that an allocation cannot carry.
+    """
+
+    __slots__ = ("_chosen", "_picks", "_problem", "outcome")
+
+    def __init__(
+        self, problem: NodeProblem, picks: Sequence[Sequence[Pick]], chosen: Sequence[Sequence[int]]
+    ) -> None:
+        self._problem, self._picks, self._chosen = problem, picks, chosen
+        self.outcome = Allocated(problem.node.metadata.name, allocation_results(problem, picks, chosen))
+
+    def key(self) -> tuple[object, ...]:
+        """What decides between answers of different parts of a fleet; less is better."""
+        ranks = tuple(rank for claim in self._chosen for rank in claim)
+        score = bestfit.score_of(self._problem, self._picks, ranks)
+        return (*score.between_nodes, self.outcome.node)
 
 
 class _Question:
@@ -151,20 +186,77 @@ class _Question:
 
     def _by_classes(self) -> Outcome:
         fleet = self._snapshot.memory.of(Fleet)
-        shape = fleet.shape(self._snapshot, self._claims, self._options)
-        allowed = self._allowed()
+        shape = fleet.shape(self._snapshot, self._claims, self._options, self._rules)
         refused: set[str] = set()
+        if shape.index.first_fit:
+            outcome = self._by_rules(fleet, shape, refused)
+        else:
+            found = self._best(shape, shape.best, self._allowed(), refused)
+            outcome = None if found is None else found.outcome
+        return self._last_word_of_classes(fleet, shape, refused) if outcome is None else outcome
+
+    @property
+    def _rules(self) -> PoolRules | None:
+        pools = self._options.pools
+        return pools if pools is None or isinstance(pools, PersistentMap) else PersistentMap(pools)
+
+    def _best(
+        self,
+        shape: Shape,
+        best: Callable[[Snapshot, Callable[[str], bool] | None], Choice | None],
+        allowed: Callable[[str], bool] | None,
+        refused: set[str],
+    ) -> _Found | None:
+        """The best answer of which a result can be made; nodes where that is not so are added to refused."""
         while True:
-            choice = shape.best(self._snapshot, allowed)
+            choice = best(self._snapshot, allowed)
             if choice is None:
-                break
+                return None
             try:
-                return self._allocated(shape, choice)
+                return self._found(shape, choice)
             except FatalError:
                 # A node selector that an allocation cannot carry: seen only when the result is made.
                 refused.add(choice.node)
                 allowed = _without(allowed, refused)
-        return self._last_word_of_classes(fleet, shape, refused)
+
+    def _by_rules(self, fleet: Fleet, shape: Shape, refused: set[str]) -> Outcome | None:
+        """Some pools are used first-fit: each part of the fleet puts forward an answer. See ``allocate``."""
+        snapshot, allowed = self._snapshot, self._allowed()
+
+        def only(role: Role) -> Callable[[str], bool]:
+            def in_role(name: str) -> bool:
+                layout = shape.index.class_of(name).layout
+                return shape.role(snapshot, layout) is role and (allowed is None or allowed(name))
+
+            return in_role
+
+        answers = [
+            self._best(shape, shape.best, only(Role.BEST), refused),
+            self._best(shape, shape.best_beside_others, only(Role.MIXED), refused),
+        ]
+        first = self._first_by_classes(fleet, shape)
+        if isinstance(first, Failed):
+            if not any(answers):
+                return first
+        else:
+            answers.append(first)
+        found = [a for a in answers if a is not None]
+        if len(found) > 1:
+            found.sort(key=_Found.key)
+        return found[0].outcome if found else None
+
+    def _first_by_classes(self, fleet: Fleet, shape: Shape) -> _Found | Failed | None:
+        """What Kubernetes answers for the nodes with first-fit pools, one node of each class being asked."""
+        for names, nodes in fleet.classes(shape, self._allowed()):
+            if nodes in shape.hopeless or shape.role(self._snapshot, nodes.layout) is not Role.FIRST:
+                continue
+            problem = self._problem(self._snapshot.nodes[names[0]])
+            found = _search_on_node(problem)
+            if found is None:
+                shape.hopeless.add(nodes)
+            elif isinstance(found, _Found) or not found.only_this_node:
+                return found
+        return None
 
     def _allowed(self) -> Callable[[str], bool] | None:
         wanted, nodes = self._wanted, self._snapshot.nodes
@@ -173,7 +265,7 @@ class _Question:
             return lambda name: (wanted is None or name in wanted) and self._admitted_by(plans, nodes[name])
         return None if wanted is None else wanted.__contains__
 
-    def _allocated(self, shape: Shape, choice: Choice) -> Allocated:
+    def _found(self, shape: Shape, choice: Choice) -> _Found:
         """The answer for these claims and this node, from one for claims and nodes like them."""
         plans = tuple(
             replace(plan, name=str(claim.key), claim=claim, allocation=claim.status.allocation)
@@ -190,7 +282,7 @@ class _Question:
             assert isinstance(candidate, Candidate), candidate
             consumed = candidate.consumption if entry.shareable else None
             picks[place.claim].append(Pick(alternative, candidate, consumed))
-        return Allocated(choice.node, allocation_results(problem, picks, choice.chosen))
+        return _Found(problem, picks, choice.chosen)
 
     def _last_word_of_classes(self, fleet: Fleet, shape: Shape, refused: set[str]) -> Outcome:
         """Nothing fits: where Kubernetes' search might say something else, it is asked, once per class."""
@@ -225,29 +317,69 @@ class _Question:
 
     def best_fit_by_scan(self) -> Outcome:
         """The same answer as ``best_fit``, by solving every node: slow and simple."""
-        best: tuple[tuple[object, ...], str] | None = None
-        answer: Allocated | None = None
+        best: dict[Role, tuple[tuple[object, ...], _Found]] = {}
+        first: _Found | Failed | None = None
         number = 0
         # Where a device could not be judged, or the search was too large, Kubernetes' search decides.
         doubtful: list[Node] = []
         for node in self._nodes():
             number += 1
             problem = self._problem(node)
+            role = self._role(problem)
+            if role is Role.FIRST:
+                found = _search_on_node(problem)
+                if isinstance(found, Failed) and found.only_this_node:
+                    doubtful.append(node)
+                elif first is None:
+                    first = found
+                continue
             try:
                 solution = bestfit.best_solution(problem)
                 if solution is not None:
                     key = (solution.score.between_nodes, node.metadata.name)
-                    if best is None or key < best:
-                        results = allocation_results(problem, solution.picks, solution.chosen)
-                        best, answer = key, Allocated(node.metadata.name, results)
+                    if role not in best or key < best[role][0]:
+                        best[role] = key, _Found(problem, solution.picks, solution.chosen)
                     continue
                 if problem.doubtful():
                     doubtful.append(node)
             except (FatalError, SearchLimitError):
                 doubtful.append(node)
-        if answer is not None:
-            return answer
+        answers = [found for _, found in best.values()]
+        if isinstance(first, Failed):
+            if not answers:
+                return first
+        elif first is not None:
+            answers.append(first)
+        if answers:
+            return min(answers, key=_Found.key).outcome
         return self._last_word(doubtful, number)
+
+    def _role(self, problem: NodeProblem) -> Role:
+        """How the claims are served on a node; what is in use does not count."""
+        rules = {p.id: problem.options.rule(p.id) for p in problem.pools}
+        strategies = {r.strategy for r in rules.values() if r is not None}
+        if len(strategies) < 2:
+            return Role.FIRST if Strategy.FIRST_FIT in strategies else Role.BEST
+        empty = NodeProblem(
+            self._snapshot.with_allocated(AllocatedState()),
+            self.plans,
+            self._snapshot.index.view(problem.node),
+            self._options,
+            self.budget,
+        )
+        found = {
+            rule.strategy
+            for pool in problem.pools
+            if (rule := rules[pool.id]) is not None
+            for entry in pool.devices
+            for plan in self.plans
+            for request in plan.requests
+            for alternative in request.alternatives
+            if empty.serves(alternative, entry, pool) is not None
+        }
+        if len(found) == 2:
+            return Role.MIXED
+        return Role.FIRST if Strategy.FIRST_FIT in found else Role.BEST
 
     def _last_word(self, doubtful: Sequence[Node], number: int) -> Outcome:
         failures: list[Failed] = []
@@ -280,12 +412,18 @@ def _without(allowed: Callable[[str], bool] | None, refused: Collection[str]) ->
 
 def _first_on_node(problem: NodeProblem) -> Allocated | Failed | None:
     """What Kubernetes answers for one node; None where nothing fits."""
+    found = _search_on_node(problem)
+    return found.outcome if isinstance(found, _Found) else found
+
+
+def _search_on_node(problem: NodeProblem) -> _Found | Failed | None:
+    """Kubernetes' search on one node; None where nothing fits."""
     node = problem.node.metadata.name
     try:
         problem.prepare(strict=True)
         search = Search(problem, on_solution=lambda _: True)
         if search.run():
-            return Allocated(node, allocation_results(problem, search.picks, search.chosen))
+            return _Found(problem, search.picks, search.chosen)
     except FatalError as e:
         return Failed(str(e), only_this_node=e.only_this_node, node=node)
     except SearchLimitError:

@@ -4,6 +4,9 @@ On a node the search runs several times: once over all devices, from the cheapes
 several devices, once within each group of devices that are close to each other or that share the value of a
 ``matchAttribute``. Each run improves on the best answer so far until it has seen everything or used up its
 steps, so small nodes are solved exactly and large ones well.
+
+Devices of pools that are to be used first-fit cost nothing here, so that the first of them in Kubernetes'
+order is taken.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from dra_driver.structured.node import Candidate, NodeProblem
 from dra_driver.structured.plan import Alternative
 from dra_driver.structured.pools import DeviceEntry, PoolView
 from dra_driver.structured.search import Pick, Search, SearchLimitError
-from dra_driver.structured.types import NodePolicy
+from dra_driver.structured.types import NodePolicy, Strategy
 
-__all__ = ["Score", "Solution", "best_solution"]
+__all__ = ["Score", "Solution", "best_solution", "score_of"]
 
 # Devices that a run tries after it has found an answer, to find a better one.
 IMPROVEMENT_STEPS: Final = 2_000
@@ -92,10 +95,25 @@ def best_solution(problem: NodeProblem) -> Solution | None:
     return _BestFit(problem).run()
 
 
+def score_of(problem: NodeProblem, picks: Sequence[Sequence[Pick]], ranks: tuple[int, ...]) -> Score:
+    """The score of an allocation, however it was found; every device counts."""
+    return _BestFit(problem, every=True).score(picks, ranks)
+
+
+_FREE: Final = DeviceCost(0, 0, 0, 0, 0)
+
+
 class _BestFit:
-    def __init__(self, problem: NodeProblem) -> None:
+    def __init__(self, problem: NodeProblem, *, every: bool = False) -> None:
         self._problem = problem
         self._costs = Costs(problem)
+        self._in_order = frozenset(
+            pool.id
+            for pool in problem.pools
+            if not every
+            and (rule := problem.options.rule(pool.id)) is not None
+            and rule.strategy is Strategy.FIRST_FIT
+        )
         self._best: Solution | None = None
         self._single = _most_devices(problem) <= 1
         self._position = {
@@ -139,7 +157,7 @@ class _BestFit:
         if ordered is None:
 
             def key(candidate: Candidate) -> tuple[DeviceCost, tuple[int, int], int]:
-                cost = self._costs.of(alternative, candidate)
+                cost = self._cost(alternative, candidate)
                 # The first of the order is taken where it is about one device, so all of the score counts.
                 place = self._pool_use(candidate.pool) if self._single else (0, 0)
                 return cost, place, self._position[candidate.entry]
@@ -151,6 +169,11 @@ class _BestFit:
             ]
             ordered = self._ordered[alternative] = sorted(usable, key=key)
         return ordered
+
+    def _cost(self, alternative: Alternative, candidate: Candidate) -> DeviceCost:
+        if candidate.pool.id in self._in_order:
+            return _FREE
+        return self._costs.of(alternative, candidate)
 
     def _twin(self, candidate: Candidate) -> object:
         base = self._problem.twin(candidate)
@@ -176,13 +199,13 @@ class _BestFit:
             return ranks < best.ranks[: len(ranks)]
         binding = waste = 0
         for pick in _flat(search.picks):
-            cost = self._costs.of(pick.alternative, pick.candidate)
+            cost = self._cost(pick.alternative, pick.candidate)
             binding += cost.binding
             waste += cost.waste
         return (binding, self._distance(search.picks), waste) <= (best.binding, best.preferred, best.waste)
 
     def _consider(self, search: Search) -> bool:
-        score = self._score(search)
+        score = self.score(search.picks, search.ranks())
         if self._best is None or score < self._best.score:
             self._best = Solution(
                 score, tuple(tuple(p) for p in search.picks), tuple(tuple(c) for c in search.chosen)
@@ -193,18 +216,20 @@ class _BestFit:
         search.limit(IMPROVEMENT_STEPS)
         return False
 
-    def _score(self, search: Search) -> Score:
-        picks = list(_flat(search.picks))
-        costs = [self._costs.of(p.alternative, p.candidate) for p in picks]
-        broken, remaining = self._node_use(picks)
+    def score(self, picks_of: Sequence[Sequence[Pick]], ranks: tuple[int, ...]) -> Score:
+        """The score of picks, one list per claim."""
+        picks = list(_flat(picks_of))
+        counting = [p for p in picks if p.candidate.pool.id not in self._in_order]
+        costs = [self._costs.of(p.alternative, p.candidate) for p in counting]
+        broken, remaining = self._node_use(counting)
         return Score(
-            ranks=search.ranks(),
+            ranks=ranks,
             binding=sum(c.binding for c in costs),
-            preferred=self._distance(search.picks),
+            preferred=self._distance(picks_of),
             waste=sum(c.waste for c in costs),
             destroyed=sum(c.destroyed for c in costs),
             busy=sum(c.busy for c in costs),
-            spread=topology_spread([p.entry for p in picks]),
+            spread=topology_spread([p.entry for p in counting]),
             other_waste=sum(c.other_waste for c in costs),
             broken=broken,
             remaining=remaining,
@@ -220,12 +245,12 @@ class _BestFit:
             total += len(pool.devices)
             used += len(state.devices) + len(state.shares)
         remaining = max(0, total - used - len({p.entry for p in picks}))
-        return self._by_policy(used, remaining)
+        spread = bool(pools) and all(map(self._spreads, pools.values()))
+        return _by_policy(used, remaining, spread=spread)
 
-    def _by_policy(self, used: int, remaining: int) -> tuple[int, int]:
-        if self._problem.options.policy is NodePolicy.SPREAD:
-            return 0, -remaining
-        return int(used == 0 and remaining > 0), remaining
+    def _spreads(self, pool: PoolView) -> bool:
+        rule = self._problem.options.rule(pool.id)
+        return rule is not None and rule.nodes is NodePolicy.SPREAD
 
     def _distance(self, picks: Sequence[Sequence[Pick]]) -> int:
         """Groups beyond the first over which claims are spread on the levels that they prefer."""
@@ -238,10 +263,11 @@ class _BestFit:
 
     def _pool_use(self, pool: PoolView) -> tuple[int, int]:
         """The same for one device of a pool."""
+        if pool.id in self._in_order:
+            return 0, 0
         state = self._problem.snapshot.allocated.pool(pool.id)
         used = len(state.devices) + len(state.shares)
-        remaining = max(0, len(pool.devices) - used - 1)
-        return self._by_policy(used, remaining)
+        return _by_policy(used, max(0, len(pool.devices) - used - 1), spread=self._spreads(pool))
 
     def _groups(self) -> Iterator[Callable[[DeviceEntry], bool]]:
         """Restrictions to devices that have something in common, the tightest first."""
@@ -274,6 +300,10 @@ class _BestFit:
 
 def _within(members: set[DeviceEntry], drivers: set[DriverName]) -> Callable[[DeviceEntry], bool]:
     return lambda entry: entry in members or entry.id.driver not in drivers
+
+
+def _by_policy(used: int, remaining: int, *, spread: bool) -> tuple[int, int]:
+    return (0, -remaining) if spread else (int(used == 0 and remaining > 0), remaining)
 
 
 def _flat(picks: Sequence[Sequence[Pick]]) -> Iterator[Pick]:

@@ -13,31 +13,20 @@ for the nodes that differ.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from dra_driver.api.core import Node
-from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.api.resource import DeviceAttribute
-from dra_driver.api.version import Version
-from dra_driver.errors import InvalidVersion
-from dra_driver.structured.constraints import TOPOLOGY, attribute_of, attribute_values
-from dra_driver.structured.cost import is_busy, topology_of
+from dra_driver.structured.columns import BASE, TOPOLOGY_COLUMN, Column, Columns, Facts
 from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.pools import DeviceEntry, Local, NodeView, PoolView
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState, PoolState
-from dra_driver.structured.types import PoolID
+from dra_driver.structured.types import NodePolicy, PoolID, PoolPolicy, PoolRules, Strategy
 
-__all__ = ["Column", "Columns", "ComponentClass", "FleetIndex", "Layout", "NodeClass", "Usable", "state_of"]
+__all__ = ["ComponentClass", "FleetIndex", "Layout", "NodeClass", "state_of"]
 
-# ("attribute", domain, name), ("expression", text) or ("same", attribute of a constraint).
-Column = tuple[str, ...]
-Usable = Callable[[DriverName, PoolName], bool]
 
-_BASE: Column = ("base",)
-_TOPOLOGY: Column = ("topology",)
 # More classes than this and four times the number of nodes: those that are empty by now are forgotten.
 _MOST_CLASSES = 10_000
 
@@ -50,7 +39,8 @@ class Component:
         pool: position of the pool in the view.
         positions: of the devices, among all devices of the node.
         offset: position of the pool's first device.
-        content: kinds of the devices, and the sets that they take from.
+        content: kinds of the devices, the sets that they take from, and how the pool is used.
+        spread: the policy for nodes of the pool.
     """
 
     pool: int
@@ -59,6 +49,7 @@ class Component:
     content: tuple[Hashable, ...]
     sets: tuple[str, ...]
     shareable: bool
+    spread: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +61,9 @@ class Layout:
         columns: values of the projection's columns, one entry per device.
         structure: everything else that a search over plain devices can see.
         plain: there are no counters and no shares.
-        usable: whether the caller lets the pools be used.
+        sizes: number of devices of each pool.
+        rules: how each pool is used; None: not at all.
+        first_fit: whether a pool is used first-fit.
         doubtful: Kubernetes' search may end in an error here.
     """
 
@@ -79,7 +72,9 @@ class Layout:
     structure: Hashable
     components: tuple[Component, ...]
     plain: bool
-    usable: tuple[bool, ...]
+    sizes: tuple[int, ...]
+    rules: tuple[PoolPolicy | None, ...]
+    first_fit: bool
     doubtful: bool
 
 
@@ -124,189 +119,25 @@ class NodeClass:
     nodes: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
-class _Facts:
-    """What is known about one node, as long as its view is the same."""
-
-    view: NodeView
-    entries: tuple[DeviceEntry, ...]
-    bits: tuple[dict[str, int], ...] = ()
-    columns: dict[Column, int] = field(default_factory=dict)
-
-
-class Columns:
-    """Contents of nodes, column by column, each computed once per node and shared by all projections."""
-
-    def __init__(self) -> None:
-        self._facts: dict[str, _Facts] = {}
-        self._ids: dict[Column, dict[Hashable, int]] = {}
-        self._values: dict[Column, list[tuple[Hashable, ...]]] = {}
-        self._contents: dict[Hashable, int] = {}
-
-    def facts(self, view: NodeView) -> _Facts:
-        """What is known about the node."""
-        name = view.node.metadata.name
-        known = self._facts.get(name)
-        if known is None or known.view is not view:
-            known = self._facts[name] = _Facts(view, tuple(e for p in view.pools for e in p.devices))
-        return known
-
-    def forget(self, node: str) -> None:
-        """The node is gone."""
-        self._facts.pop(node, None)
-
-    def value(self, column: Column, number: int) -> tuple[Hashable, ...]:
-        """The values, by position, that stand behind a number."""
-        return self._values[column][number]
-
-    def number(self, snapshot: Snapshot, facts: _Facts, column: Column) -> int:
-        """A number for the values of a column: nodes with equal values have equal numbers."""
-        number = facts.columns.get(column)
-        if number is None:
-            ids = self._ids.setdefault(column, {})
-            value = self._compute(snapshot, facts, column)
-            number = ids.get(value)
-            if number is None:
-                number = ids[value] = len(ids)
-                self._values.setdefault(column, []).append(value)
-            facts.columns[column] = number
-        return number
-
-    def distinct(self, column: Column) -> int:
-        """How many different values a column has."""
-        return len(self._ids.get(column, ()))
-
-    def _compute(self, snapshot: Snapshot, facts: _Facts, column: Column) -> tuple[Hashable, ...]:
-        match column:
-            case ("attribute", domain, name):
-                full = f"{domain}/{name}"
-                return tuple([_attribute(e, domain, name, full) for e in facts.entries])
-            case ("expression", text):
-                return tuple(snapshot.selectors.matches(text, e) for e in facts.entries)
-            case ("same", name):
-                lists = snapshot.features.list_type_attributes
-                numbers: dict[object, int] = {}
-                return tuple(
-                    frozenset(
-                        numbers.setdefault(v, len(numbers))
-                        for v in sorted(
-                            attribute_values(attribute_of(e.device, e.id.driver, name), lists=lists), key=repr
-                        )
-                    )
-                    for e in facts.entries
-                )
-            case ("topology",):
-                return _topology(facts.entries)
-            case _:
-                return self._base(snapshot, facts)
-
-    def _base(self, snapshot: Snapshot, facts: _Facts) -> tuple[Hashable, ...]:
-        pools = tuple(_pool_content(p) for p in facts.view.pools)
-        contents: list[Hashable] = [pools]
-        for pool in facts.view.pools:
-            for entry in pool.devices:
-                content = _content(snapshot, entry, entry.id.device in pool.off_node)
-                contents.append(self._contents.setdefault(content, len(self._contents)))
-        return tuple(contents)
-
-
-def _attribute(entry: DeviceEntry, domain: str, name: str, full: str) -> Hashable:
-    attributes = entry.device.attributes
-    found = attributes.get(full)
-    if domain != entry.id.driver:
-        return found
-    bare = attributes.get(name)
-    return bare if found is None else (found, bare)
-
-
-def _topology(entries: Sequence[DeviceEntry]) -> tuple[Hashable, ...]:
-    """Which devices are close to each other; the names of the groups do not count."""
-    numbers: dict[object, int] = {}
-    found: list[Hashable] = []
-    for entry in entries:
-        facts = topology_of(entry)
-        found.append(
-            tuple(
-                numbers.setdefault((level, facts[level]), len(numbers)) if level in facts else None
-                for level in TOPOLOGY
-            )
-        )
-    return tuple(found)
-
-
-def _pool_content(pool: PoolView) -> Hashable:
-    return (
-        pool.id.driver,
-        len(pool.devices),
-        pool.incomplete,
-        pool.invalid,
-        tuple(
-            (name, tuple(sorted((n, c.value.nano) for n, c in s.counters.items())))
-            for name, s in sorted(pool.counter_sets.items())
-        ),
-        tuple(e.device.consumes_counters and _needs(e) for e in pool.elsewhere),
-    )
-
-
-def _needs(entry: DeviceEntry) -> tuple[Hashable, ...]:
-    return tuple(
-        (c.counter_set, tuple((n, a.value.nano) for n, a in c.counters.items()))
-        for c in entry.device.consumes_counters
-    )
-
-
-def _content(snapshot: Snapshot, entry: DeviceEntry, off_node: bool) -> Hashable:
-    """Everything about a device but its attributes."""
-    device = entry.device
-    error = None
-    if any(_is_odd(a) for a in device.attributes.values()):
-        error = snapshot.selectors.view(entry).error
-    return (
-        entry.id.driver,
-        tuple(sorted(device.capacity.items())),
-        entry.shareable,
-        device.allow_multiple_allocations,
-        bool(device.binding_conditions),
-        device.taints,
-        device.consumes_counters and _needs(entry),
-        entry.ambiguous_selector,
-        is_busy(entry),
-        off_node,
-        error,
-    )
-
-
-def _is_odd(attribute: DeviceAttribute) -> bool:
-    if attribute.string_value is not None or attribute.int_value is not None:
-        return False
-    if attribute.version_value is not None:
-        return not _is_version(attribute.version_value)
-    return attribute.bool_value is None
-
-
-@lru_cache(maxsize=4096)
-def _is_version(text: str) -> bool:
-    try:
-        Version.parse(text)
-    except InvalidVersion:
-        return False
-    return True
-
-
 class FleetIndex:
     """The classes of one projection. Follows the snapshot that is asked about.
+
+    Args:
+        columns: shared by all projections.
+        projection: what claims can see.
+        default: how every pool is used; None: as ``follow`` is told.
 
     Attributes:
         kinds: a device of each kind, with its view and pool.
         components, classes: in the order in which they came up; ``generation`` changes when they start anew.
     """
 
-    def __init__(self, columns: Columns, projection: Iterable[Column], usable: Usable | None) -> None:
+    def __init__(self, columns: Columns, projection: Iterable[Column], default: PoolPolicy | None) -> None:
         self.projection = tuple(sorted(projection))
         self.generation = 0
         self._columns = columns
-        self._usable = usable
-        self._all = (_BASE, _TOPOLOGY, *self.projection)
+        self._default = default
+        self._all = (BASE, TOPOLOGY_COLUMN, *self.projection)
         self._reset()
 
     def _reset(self) -> None:
@@ -314,6 +145,7 @@ class FleetIndex:
         self._nodes: PersistentMap[str, Node] = PersistentMap()
         self._local: PersistentMap[str, Local] = PersistentMap()
         self._everywhere: object = None
+        self._rules: PoolRules = PersistentMap()
         self._taken: PersistentMap[PoolID, PoolState] = PersistentMap()
         self._where: dict[str, NodeClass] = {}
         self._layouts: dict[Hashable, Layout] = {}
@@ -323,9 +155,12 @@ class FleetIndex:
         self.kinds: list[tuple[NodeView, PoolView, DeviceEntry]] = []
         self.components: list[ComponentClass] = []
         self.classes: list[NodeClass] = []
+        # Whether there has been a layout with a pool that is used first-fit.
+        self.first_fit = False
 
-    def follow(self, snapshot: Snapshot) -> None:
-        """Brings the classes up to the snapshot."""
+    def follow(self, snapshot: Snapshot, rules: PoolRules | None = None) -> None:
+        """Brings the classes up to the snapshot, and to how pools are used where there is no default."""
+        rules = self._rules if rules is None else rules
         if len(self.classes) > max(_MOST_CLASSES, 4 * len(self._where)):
             self._reset()
         index, taken = snapshot.index, snapshot.allocated.pools
@@ -334,9 +169,11 @@ class FleetIndex:
             and index.local is self._local
             and index.everywhere is self._everywhere
             and taken is self._taken
+            and rules is self._rules
         ):
             return
-        dirty = self._dirty(snapshot)
+        dirty = self._dirty(snapshot, rules)
+        self._rules = rules
         self._nodes, self._local = snapshot.nodes, index.local
         self._everywhere, self._taken = index.everywhere, taken
         for name in sorted(dirty) if len(dirty) > 1 else dirty:
@@ -351,19 +188,21 @@ class FleetIndex:
         """The class of a node of the snapshot that was followed."""
         return self._where[node]
 
-    def _dirty(self, snapshot: Snapshot) -> set[str]:
+    def _dirty(self, snapshot: Snapshot, rules: PoolRules) -> set[str]:
         index = snapshot.index
         if index.everywhere is not self._everywhere:
             return set(snapshot.nodes) | set(self._where)
         dirty = snapshot.nodes.differences(self._nodes) if snapshot.nodes is not self._nodes else set()
         if index.local is not self._local:
             dirty |= index.local.differences(self._local)
-        if snapshot.allocated.pools is not self._taken:
-            for pool in snapshot.allocated.pools.differences(self._taken):
-                nodes = index.nodes_of(pool)
-                if nodes is None:
-                    return set(snapshot.nodes) | set(self._where)
-                dirty.update(nodes)
+        pools = snapshot.allocated.pools.differences(self._taken)
+        if rules is not self._rules:
+            pools |= rules.differences(self._rules)
+        for pool in pools:
+            nodes = index.nodes_of(pool)
+            if nodes is None:
+                return set(snapshot.nodes) | set(self._where)
+            dirty.update(nodes)
         return dirty
 
     def _place(self, snapshot: Snapshot, name: str) -> None:
@@ -404,21 +243,25 @@ class FleetIndex:
             self.classes.append(known)
         return known
 
-    def _layout(self, snapshot: Snapshot, facts: _Facts) -> Layout:
+    def _layout(self, snapshot: Snapshot, facts: Facts) -> Layout:
         numbers = [self._columns.number(snapshot, facts, column) for column in self._all]
-        usable = self._usable
         pools = facts.view.pools
-        allowed = tuple(usable is None or usable(p.id.driver, p.id.pool) for p in pools)
-        key = (*numbers, allowed)
+        default = self._default
+        rules = () if default is not None else tuple([self._rules.get(p.id) for p in pools])
+        key = (*numbers, rules)
         layout = self._layouts.get(key)
         if layout is None:
-            layout = self._layouts[key] = self._make_layout(facts, numbers, allowed)
+            used = rules if default is None else (default,) * len(pools)
+            layout = self._layouts[key] = self._make_layout(facts, numbers, used)
+            self.first_fit = self.first_fit or layout.first_fit
         return layout
 
-    def _make_layout(self, facts: _Facts, numbers: Sequence[int], allowed: tuple[bool, ...]) -> Layout:
+    def _make_layout(
+        self, facts: Facts, numbers: Sequence[int], rules: tuple[PoolPolicy | None, ...]
+    ) -> Layout:
         values = {c: self._columns.value(c, n) for c, n in zip(self._all, numbers, strict=True)}
-        base = values.pop(_BASE)
-        topology = values[_TOPOLOGY]
+        base = values.pop(BASE)
+        topology = values[TOPOLOGY_COLUMN]
         entries = facts.entries
         shown = [values[c] for c in self.projection if c[0] != "same"]
         bound = [values[c] for c in self.projection if c[0] == "same"]
@@ -441,10 +284,12 @@ class FleetIndex:
         return Layout(
             kinds=tuple(kinds),
             columns=values,
-            structure=(base[0], topology, allowed),
-            components=tuple(_components(pools, kinds)),
+            structure=(base[0], topology, rules),
+            components=tuple(_components(pools, kinds, rules)),
             plain=not any(e.shareable or e.device.consumes_counters for e in entries),
-            usable=allowed,
+            sizes=tuple(len(p.devices) for p in pools),
+            rules=rules,
+            first_fit=any(r is not None and r.strategy is Strategy.FIRST_FIT for r in rules),
             doubtful=any(p.incomplete or p.invalid for p in pools)
             or any(e.ambiguous_selector for e in entries),
         )
@@ -456,7 +301,7 @@ class FleetIndex:
         parts = []
         for component in layout.components:
             pool, state = view.pools[component.pool], states[component.pool]
-            if pool.incomplete or pool.invalid or not layout.usable[component.pool]:
+            if pool.incomplete or pool.invalid or layout.rules[component.pool] is None:
                 continue
             names = [pool.devices[p - component.offset].id.device for p in component.positions]
             allocated = tuple(name in state.devices for name in names)
@@ -511,7 +356,7 @@ def state_of(view: NodeView, states: Sequence[PoolState]) -> AllocatedState:
     )
 
 
-def _in_use(snapshot: Snapshot, facts: _Facts, number: int, pool: PoolView, state: PoolState) -> Hashable:
+def _in_use(snapshot: Snapshot, facts: Facts, number: int, pool: PoolView, state: PoolState) -> Hashable:
     """What is in use of a pool, by positions."""
     plain = not (state.shares or state.capacity)
     counted = (
@@ -548,7 +393,9 @@ def _bits(pool: PoolView) -> dict[str, int]:
     return bits
 
 
-def _components(pools: Sequence[PoolView], kinds: Sequence[int]) -> Iterable[Component]:
+def _components(
+    pools: Sequence[PoolView], kinds: Sequence[int], rules: Sequence[PoolPolicy | None]
+) -> Iterable[Component]:
     offset = 0
     for number, pool in enumerate(pools):
         groups: list[tuple[set[str], list[int]]] = []
@@ -564,13 +411,16 @@ def _components(pools: Sequence[PoolView], kinds: Sequence[int]) -> Iterable[Com
             groups.append((sets, sorted(positions)))
         for sets, positions in groups:
             entries = [pool.devices[p - offset] for p in positions]
+            rule = rules[number]
+            spread = rule is not None and rule.nodes is NodePolicy.SPREAD
             yield Component(
                 number,
                 tuple(positions),
                 offset,
-                (tuple(kinds[p] for p in positions), tuple(sorted(sets))),
+                (tuple(kinds[p] for p in positions), tuple(sorted(sets)), spread),
                 tuple(sorted(sets)),
                 any(e.shareable for e in entries),
+                spread,
             )
         offset += len(pool.devices)
 

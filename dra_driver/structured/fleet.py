@@ -11,11 +11,13 @@ from typing import Final
 
 from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.structured.equivalence import Column, Columns, FleetIndex, NodeClass, Usable
+from dra_driver.structured.columns import Column, Columns
+from dra_driver.structured.equivalence import FleetIndex, NodeClass
 from dra_driver.structured.node import Options
 from dra_driver.structured.plan import ClaimPlan, compile_claims
 from dra_driver.structured.shapes import Shape, Solved
 from dra_driver.structured.snapshot import Snapshot
+from dra_driver.structured.types import DEFAULT_POLICY, PoolPolicy, PoolRules
 
 __all__ = ["Fleet"]
 
@@ -32,7 +34,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self._columns = Columns()
-        self._indexes: OrderedDict[tuple[frozenset[Column], Usable | None], FleetIndex] = OrderedDict()
+        self._indexes: OrderedDict[tuple[frozenset[Column], PoolPolicy | None], FleetIndex] = OrderedDict()
         self._shapes: OrderedDict[Hashable, Shape] = OrderedDict()
         self._shared: dict[Hashable, Solved | None] = {}
         # Columns of which it is known how many values they have.
@@ -40,35 +42,41 @@ class Fleet:
         self._classes: object = None
         self._scale: object = None
 
-    def shape(self, snapshot: Snapshot, claims: Sequence[ResourceClaim], options: Options) -> Shape:
+    def shape(
+        self,
+        snapshot: Snapshot,
+        claims: Sequence[ResourceClaim],
+        options: Options,
+        rules: PoolRules | None,
+    ) -> Shape:
         """What is known about claims like these; its index has followed the snapshot.
 
         Raises:
             FatalError: the claims ask for something that does not exist.
         """
         self._check(snapshot)
+        default = options.default if rules is None else None
         key = (
             tuple(None if c.status.allocation is not None else _wanted(c) for c in claims),
             options.ignore_taint,
-            options.usable,
-            options.policy,
+            default,
         )
         shape = self._shapes.get(key)
         if shape is None:
             plans = compile_claims(claims, snapshot.classes, snapshot.features)
-            index = self._index(snapshot, plans, options.usable)
+            index = self._index(snapshot, plans, default, rules)
             shape = self._shapes[key] = Shape(plans, index, options, self._shared)
             if len(self._shapes) > _MOST_SHAPES:
                 self._shapes.popitem(last=False)
         else:
             self._shapes.move_to_end(key)
-        shape.index.follow(snapshot)
+        shape.follow(snapshot, rules)
         return shape
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Does now what the first question would have to do: looks at every device."""
         self._check(snapshot)
-        self._index(snapshot, (), None)
+        self._index(snapshot, (), DEFAULT_POLICY, None)
 
     def classes(
         self, shape: Shape, allowed: Callable[[str], bool] | None
@@ -94,26 +102,38 @@ class Fleet:
         self._shapes.clear()
         self._classes, self._scale = snapshot.classes, scale
 
-    def _index(self, snapshot: Snapshot, plans: Sequence[ClaimPlan], usable: Usable | None) -> FleetIndex:
+    def _index(
+        self,
+        snapshot: Snapshot,
+        plans: Sequence[ClaimPlan],
+        default: PoolPolicy | None,
+        rules: PoolRules | None,
+    ) -> FleetIndex:
         needed = self._needed(snapshot, plans)
         for (columns, of), index in reversed(self._indexes.items()):
-            if of is usable and needed <= columns:
+            if of == default and needed <= columns:
                 self._indexes.move_to_end((columns, of))
                 return index
         for (columns, of), index in reversed(self._indexes.items()):
-            if of is usable and index.layouts <= _MOST_LAYOUTS:
-                both = self._make(snapshot, needed | columns, usable)
+            if of == default and index.layouts <= _MOST_LAYOUTS:
+                both = self._make(snapshot, needed | columns, default, rules)
                 if both.layouts <= _MOST_LAYOUTS:
                     del self._indexes[columns, of]
                     self._drop_shapes(index)
                     return both
-                del self._indexes[needed | columns, usable]
+                del self._indexes[needed | columns, default]
                 break
-        return self._make(snapshot, needed, usable)
+        return self._make(snapshot, needed, default, rules)
 
-    def _make(self, snapshot: Snapshot, columns: frozenset[Column], usable: Usable | None) -> FleetIndex:
-        index = self._indexes[columns, usable] = FleetIndex(self._columns, columns, usable)
-        index.follow(snapshot)
+    def _make(
+        self,
+        snapshot: Snapshot,
+        columns: frozenset[Column],
+        default: PoolPolicy | None,
+        rules: PoolRules | None,
+    ) -> FleetIndex:
+        index = self._indexes[columns, default] = FleetIndex(self._columns, columns, default)
+        index.follow(snapshot, rules)
         if len(self._indexes) > _MOST_INDEXES:
             _, old = self._indexes.popitem(last=False)
             self._drop_shapes(old)

@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import (
     CelSelector,
     DeviceRequest,
@@ -19,7 +18,15 @@ from dra_driver.api.resource import (
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.constraints import attribute_of
 from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.types import Allocated, DoesNotFit, Failed, NodeReasons, Strategy
+from dra_driver.structured.types import (
+    Allocated,
+    DoesNotFit,
+    Failed,
+    NodePolicy,
+    NodeReasons,
+    PoolRules,
+    Strategy,
+)
 
 __all__ = ["Domain", "GroupAllocated", "allocate_group"]
 
@@ -62,7 +69,8 @@ def allocate_group(
     strategy: Strategy = Strategy.BEST_FIT,
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
-    usable: Callable[[DriverName, PoolName], bool] | None = None,
+    pools: PoolRules | None = None,
+    policy: NodePolicy = NodePolicy.PACK,
 ) -> GroupAllocated | DoesNotFit | Failed:
     """Finds nodes and devices for all members, or for none.
 
@@ -75,14 +83,15 @@ def allocate_group(
         strategy: how to choose for each member.
         nodes: as for ``allocate``.
         ignore_taint: as for ``allocate``.
-        usable: as for ``allocate``.
+        pools: as for ``allocate``.
+        policy: as for ``allocate``.
 
     Returns:
         ``DoesNotFit`` with the reasons of the member that was not served (in the last domain that was tried).
     """
     worst: DoesNotFit | Failed | None = None
     for value, names, narrowed in _domains(snapshot, members, domain, nodes):
-        group = _Group(snapshot, narrowed, strategy, names, ignore_taint, usable)
+        group = _Group(snapshot, narrowed, strategy, names, ignore_taint, pools, policy)
         found = group.solve()
         if found is not None:
             return GroupAllocated(found, value)
@@ -165,14 +174,16 @@ class _Group:
         strategy: Strategy,
         nodes: Collection[str] | None,
         ignore_taint: Callable[[DeviceTaint], bool] | None,
-        usable: Callable[[DriverName, PoolName], bool] | None,
+        pools: PoolRules | None,
+        policy: NodePolicy,
     ) -> None:
         self._snapshot = snapshot
         self._members = members
         self._strategy = strategy
         self._nodes = nodes
         self._ignore_taint = ignore_taint
-        self._usable = usable
+        self._pools = pools
+        self._policy = policy
         self._tries = _MOST_TRIES
         self._failed = 0
         self.refusal: DoesNotFit | Failed | None = None
@@ -261,7 +272,8 @@ class _Group:
             strategy=self._strategy,
             nodes=nodes,
             ignore_taint=self._ignore_taint,
-            usable=self._usable,
+            pools=self._pools,
+            policy=self._policy,
         )
 
 

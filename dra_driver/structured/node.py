@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import DeviceTaint
 from dra_driver.structured import capacity, taints
 from dra_driver.structured.budget import Budget
@@ -15,7 +14,7 @@ from dra_driver.structured.constraints import Value, attribute_of, attribute_val
 from dra_driver.structured.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
 from dra_driver.structured.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.types import NodePolicy, PoolID, Rule
+from dra_driver.structured.types import DEFAULT_POLICY, PoolID, PoolPolicy, Rule
 
 __all__ = ["Candidate", "CounterNeed", "NodeProblem", "Options", "Verdict"]
 
@@ -28,11 +27,20 @@ _NONE: Amounts = {}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller of ``allocate`` decides."""
+    """What the caller of ``allocate`` decides.
+
+    Attributes:
+        ignore_taint: taints that do not count.
+        pools: those that may be used, and how; None: all of them, by ``default``.
+    """
 
     ignore_taint: Callable[[DeviceTaint], bool] | None = None
-    usable: Callable[[DriverName, PoolName], bool] | None = None
-    policy: NodePolicy = NodePolicy.PACK
+    pools: Mapping[PoolID, PoolPolicy] | None = None
+    default: PoolPolicy = DEFAULT_POLICY
+
+    def rule(self, pool: PoolID) -> PoolPolicy | None:
+        """How a pool is used; None: not at all."""
+        return self.default if self.pools is None else self.pools.get(pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +100,9 @@ class NodeProblem:
         self.node = view.node
         self.options = options
         self.budget = budget
-        usable = options.usable
-        self.pools = tuple(p for p in view.pools if usable is None or usable(p.id.driver, p.id.pool))
-        self.unusable = tuple(p for p in view.pools if p not in self.pools) if usable is not None else ()
+        pools = options.pools
+        self.pools = view.pools if pools is None else tuple(p for p in view.pools if p.id in pools)
+        self.unusable = () if pools is None else tuple(p for p in view.pools if p.id not in pools)
         self._states: dict[DeviceEntry, _State] = {}
         self._values: dict[tuple[int, DeviceEntry], Values] = {}
         self._candidates: dict[Alternative, list[Candidate]] = {}
@@ -225,6 +233,19 @@ class NodeProblem:
             if taken is None or amount > have.value or taken[name] > have.value:
                 return Verdict(Rule.CAPACITY, f"{name} {amount}", str(have.value))
         return Verdict(Rule.CAPACITY)
+
+    def serves(self, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Candidate | None:
+        """The device as a candidate for a claim with one device, whether or not it is in use as a whole."""
+        looked = self.look(alternative, entry, pool)
+        if (
+            isinstance(looked, Verdict)
+            or looked.error is not None
+            or looked.tainted
+            or entry.ambiguous_selector
+            or any(not looked.values[i] for i in alternative.constraints)
+        ):
+            return None
+        return looked
 
     def _taint_counts(self, alternative: Alternative, taint: DeviceTaint) -> bool:
         ignore = self.options.ignore_taint

@@ -7,6 +7,8 @@ out only where a lower bound leaves a chance to win.
 
 from __future__ import annotations
 
+import enum
+import itertools
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
@@ -15,19 +17,33 @@ from typing import NamedTuple
 from dra_driver.structured import bestfit
 from dra_driver.structured.budget import Budget
 from dra_driver.structured.cost import Costs, is_busy
-from dra_driver.structured.equivalence import ComponentClass, FleetIndex, Layout, NodeClass, state_of
+from dra_driver.structured.equivalence import (
+    ComponentClass,
+    FleetIndex,
+    Layout,
+    NodeClass,
+    state_of,
+)
 from dra_driver.structured.node import Candidate, NodeProblem, Options
 from dra_driver.structured.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
 from dra_driver.structured.pools import NodeView
 from dra_driver.structured.search import SearchLimitError
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState
-from dra_driver.structured.types import NodePolicy
+from dra_driver.structured.types import PoolPolicy, PoolRules, Strategy
 
-__all__ = ["Choice", "Place", "Shape", "Solved"]
+__all__ = ["Choice", "Place", "Role", "Shape", "Solved"]
 
 Key = tuple[object, ...]
 Allowed = Callable[[str], bool]
+
+
+class Role(enum.Enum):
+    """How claims are served on a node: by the strategies of the pools that have a device for them."""
+
+    BEST = "best fit"
+    FIRST = "first fit"
+    MIXED = "both"
 
 
 class Place(NamedTuple):
@@ -95,7 +111,7 @@ class Shape:
     Args:
         plans: of one of them; names in them are not used.
         index: the classes of the projection.
-        options: as for ``allocate``; which pools are usable is the index's.
+        options: as for ``allocate``; how pools are used is the index's.
         shared: solutions that shapes share which want the same of equal devices.
     """
 
@@ -108,8 +124,7 @@ class Shape:
     ) -> None:
         self.plans = plans
         self.index = index
-        self._options = Options(options.ignore_taint, None, options.policy)
-        self._spread = options.policy is NodePolicy.SPREAD
+        self._options = Options(options.ignore_taint)
         self._shared = shared
         self._alternatives = [
             (ci, ri, ai, a)
@@ -132,7 +147,7 @@ class Shape:
             )
             for claim in plans
         )
-        self._structure: Hashable = (wanted, self._spread)
+        self._structure: Hashable = wanted
         self._bound = tuple(
             ("same", c.match_attribute or c.distinct_attribute or "") for p in plans for c in p.constraints
         )
@@ -140,19 +155,55 @@ class Shape:
 
     def _start(self) -> None:
         self._generation = self.index.generation
-        self._seen = 0
+        self._seen_components = 0
+        self._seen_classes = 0
         self._kinds: dict[int, _Kind] = {}
         self._parts: list[_Part] = []
         self._entries: list[_Entry] = []
         self._doubtful: dict[Layout, bool] = {}
+        self._roles: dict[Layout, Role] = {}
         # Node classes whose answer cannot be worked out (too many combinations, pools being updated).
         self.unsolved: set[NodeClass] = set()
+        # Node classes where Kubernetes' search finds nothing.
+        self.hopeless: set[NodeClass] = set()
+
+    def follow(self, snapshot: Snapshot, rules: PoolRules | None) -> None:
+        """Brings the index up to the snapshot; forgets what was known of one that started anew."""
+        self.index.follow(snapshot, rules)
+        if self._generation != self.index.generation:
+            self._start()
 
     def best(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
         """The best answer on the nodes that are allowed (None: all of them)."""
-        if self._generation != self.index.generation:
-            self._start()
         return self._best_single(snapshot, allowed) if self.single else self._best_class(snapshot, allowed)
+
+    def best_beside_others(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
+        """The best answer on nodes where pools of both strategies serve the claims."""
+        return self._best_class(snapshot, allowed)
+
+    def role(self, snapshot: Snapshot, layout: Layout) -> Role:
+        """How claims of the shape are served on nodes of a layout."""
+        if not layout.first_fit:
+            return Role.BEST
+        if all(r is None or r.strategy is Strategy.FIRST_FIT for r in layout.rules):
+            return Role.FIRST
+        known = self._roles.get(layout)
+        if known is None:
+            found = {
+                rule.strategy
+                for kind, rule in zip(layout.kinds, self._rules_of(layout), strict=True)
+                if rule is not None and any(c is not None for c in self._kind(snapshot, kind).costs)
+            }
+            known = Role.MIXED
+            if len(found) < 2:
+                known = Role.FIRST if Strategy.FIRST_FIT in found else Role.BEST
+            self._roles[layout] = known
+        return known
+
+    def _rules_of(self, layout: Layout) -> Iterator[PoolPolicy | None]:
+        """How the pool of each device is used."""
+        for rule, number in zip(layout.rules, layout.sizes, strict=True):
+            yield from itertools.repeat(rule, number)
 
     def doubtful(self, snapshot: Snapshot, layout: Layout) -> bool:
         """Whether Kubernetes' search may end in an error on nodes of the layout."""
@@ -168,12 +219,12 @@ class Shape:
     # --- one device -----------------------------------------------------------------------------------------
 
     def _best_single(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
-        for number in range(self._seen, len(self.index.components)):
+        for number in range(self._seen_components, len(self.index.components)):
             component = self.index.components[number]
             found = self._cheapest(snapshot, component)
             if found is not None:
                 insort(self._parts, _Part(found[0], number, component, found[1], found[2]))
-        self._seen = len(self.index.components)
+        self._seen_components = len(self.index.components)
         best: tuple[tuple[int, int], str] | None = None
         key: Key | None = None
         tied: dict[ComponentClass, _Part] = {}
@@ -181,7 +232,7 @@ class Shape:
             if key is not None and part.key != key:
                 break
             for where, names in part.component.nodes.items():
-                place = self._rank(where)
+                place = _rank(part.component, where)
                 if best is not None and place > best[0]:
                     continue
                 name = names[0] if allowed is None else next(filter(allowed, names), None)
@@ -199,13 +250,9 @@ class Shape:
         position, part = min(
             (component.positions[tied[c].offset], tied[c].rank)
             for c, key, component in self.index.class_of(name).parts
-            if c in tied and self._rank(key) == place
+            if c in tied and _rank(c, key) == place
         )
         return Choice(name, (Place(*self._request(), part, position),), self._chosen(part))
-
-    def _rank(self, where: tuple[int, int]) -> tuple[int, int]:
-        """How good a place in ``ComponentClass.nodes`` is under the policy for nodes; less is better."""
-        return (0, -where[1]) if self._spread else where
 
     def _request(self) -> tuple[int, int]:
         return self._alternatives[0][:2]
@@ -247,7 +294,7 @@ class Shape:
                 entry = pool.devices[position - of.component.offset]
                 if of.allocated[offset]:
                     continue
-                candidate = _usable(problem, alternative, problem.look(alternative, entry, pool))
+                candidate = problem.serves(alternative, entry, pool)
                 if candidate is None or any(amount > left for _, amount, left in candidate.counters):
                     continue
                 cost = costs.of(alternative, candidate)
@@ -274,12 +321,12 @@ class Shape:
     # --- several devices ------------------------------------------------------------------------------------
 
     def _best_class(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
-        for number in range(self._seen, len(self.index.classes)):
+        for number in range(self._seen_classes, len(self.index.classes)):
             nodes = self.index.classes[number]
             bound = self._lower_bound(snapshot, nodes)
             if bound is not None:
                 insort(self._entries, _Entry(bound, number, nodes, None))
-        self._seen = len(self.index.classes)
+        self._seen_classes = len(self.index.classes)
         best: tuple[str, Solved] | None = None
         i = 0
         while i < len(self._entries):
@@ -303,7 +350,7 @@ class Shape:
 
     def _lower_bound(self, snapshot: Snapshot, nodes: NodeClass) -> Key | None:
         """What the best allocation costs at least; None where there are too few devices for any."""
-        if not self._simple or not nodes.layout.plain:
+        if not self._simple or not nodes.layout.plain or nodes.layout.first_fit:
             return ()
         free = self._free(nodes)
         binding = waste = 0
@@ -321,14 +368,14 @@ class Shape:
         found: list[int] = []
         offset = 0
         for number, pool in enumerate(nodes.view.pools):
-            if nodes.layout.usable[number] and not (pool.incomplete or pool.invalid):
+            if nodes.layout.rules[number] is not None and not (pool.incomplete or pool.invalid):
                 taken = nodes.states[number].devices
                 found += [offset + i for i, e in enumerate(pool.devices) if e.id.device not in taken]
             offset += len(pool.devices)
         return found
 
     def _solve(self, snapshot: Snapshot, nodes: NodeClass) -> Solved | None:
-        if not (self._counted and nodes.layout.plain):
+        if nodes.layout.first_fit or not (self._counted and nodes.layout.plain):
             return self._search(snapshot, nodes)[0]
         # Relative to the least waste of each alternative, claims that want different amounts are equal.
         kinds = [self._kind(snapshot, k).costs for k in nodes.layout.kinds]
@@ -364,7 +411,7 @@ class Shape:
 
     def _search(self, snapshot: Snapshot, nodes: NodeClass) -> tuple[Solved | None, bool]:
         """The answer, and whether it is the same whatever the claims were before."""
-        problem = self._problem(snapshot, nodes.view, state_of(nodes.view, nodes.states), nodes.layout.usable)
+        problem = self._problem(snapshot, nodes.view, state_of(nodes.view, nodes.states), nodes.layout.rules)
         try:
             solution = bestfit.best_solution(problem)
         except (FatalError, SearchLimitError):
@@ -396,7 +443,7 @@ class Shape:
         for *_, alternative in self._alternatives:
             looked = problem.look(alternative, entry, pool)
             failing = failing or (isinstance(looked, Candidate) and looked.error is not None)
-            candidate = _usable(problem, alternative, looked)
+            candidate = problem.serves(alternative, entry, pool)
             if candidate is None:
                 found.append(None)
             else:
@@ -410,11 +457,14 @@ class Shape:
         snapshot: Snapshot,
         view: NodeView,
         state: AllocatedState,
-        usable: tuple[bool, ...] | None = None,
+        rules: tuple[PoolPolicy | None, ...] | None = None,
     ) -> NodeProblem:
-        if usable is not None and not all(usable):
-            view = replace(view, pools=tuple(p for p, u in zip(view.pools, usable, strict=True) if u))
-        return NodeProblem(snapshot.with_allocated(state), self.plans, view, self._options, Budget())
+        options = self._options
+        if rules is not None:
+            # Of the class: the node that stands for it may be one of another class by now.
+            used = {p.id: r for p, r in zip(view.pools, rules, strict=True) if r is not None}
+            options = replace(options, pools=used)
+        return NodeProblem(snapshot.with_allocated(state), self.plans, view, options, Budget())
 
     def alternatives(self) -> Iterator[Alternative]:
         """All alternatives of all requests."""
@@ -422,14 +472,6 @@ class Shape:
             yield alternative
 
 
-def _usable(problem: NodeProblem, alternative: Alternative, looked: object) -> Candidate | None:
-    """The device as a candidate for a claim with one device, whatever is in use."""
-    if (
-        not isinstance(looked, Candidate)
-        or looked.error is not None
-        or looked.tainted
-        or looked.entry.ambiguous_selector
-        or any(not looked.values[i] for i in alternative.constraints)
-    ):
-        return None
-    return looked
+def _rank(of: ComponentClass, where: tuple[int, int]) -> tuple[int, int]:
+    """How good a place in ``ComponentClass.nodes`` is under the policy for nodes; less is better."""
+    return (0, -where[1]) if of.component.spread else where

@@ -6,14 +6,16 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import AllocationResult
 from dra_driver.errors import InvalidInput
+from dra_driver.structured.persistent import PersistentMap
 
 __all__ = [
     "DEFAULT",
+    "DEFAULT_POLICY",
     "Allocated",
     "DeviceID",
     "DoesNotFit",
@@ -24,6 +26,8 @@ __all__ = [
     "NodeReasons",
     "Outcome",
     "PoolID",
+    "PoolPolicy",
+    "PoolRules",
     "Rule",
     "Strategy",
 ]
@@ -114,6 +118,25 @@ class NodePolicy(enum.Enum):
     """One that is in use already, and of these the fullest: whole nodes stay free."""
     SPREAD = "spread"
     """The one with the most free devices."""
+
+
+class PoolPolicy(NamedTuple):
+    """How the devices of a pool are chosen.
+
+    Attributes:
+        strategy: which devices.
+        nodes: for best fit, which of several nodes that are equally good. Those whose pools say SPREAD come
+            before those that say PACK.
+    """
+
+    strategy: Strategy = Strategy.BEST_FIT
+    nodes: NodePolicy = NodePolicy.PACK
+
+
+DEFAULT_POLICY: Final = PoolPolicy()
+
+PoolRules = PersistentMap[PoolID, PoolPolicy]
+"""Pools that may be used, and how."""
 
 
 class Rule(enum.Enum):

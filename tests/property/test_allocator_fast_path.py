@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from allocator_world import (
+    allocated,
     annotated,
     claim,
     device,
@@ -28,7 +30,11 @@ from dra_driver.structured import (
     Failed,
     NodePolicy,
     Outcome,
+    PersistentMap,
+    PoolID,
+    PoolPolicy,
     Snapshot,
+    Strategy,
     allocate,
 )
 from dra_driver.structured.allocator import allocate_by_scan
@@ -45,6 +51,7 @@ EXPRESSIONS = [
     f'"memory" in device.capacity["{G}"]',
     'device.driver == "gpu.example.com"',
 ]
+RULES = st.sampled_from([PoolPolicy(s, n) for s in Strategy for n in NodePolicy])
 TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
 
 
@@ -190,7 +197,11 @@ def test_equal_nodes_solved_once_give_what_every_node_gives(
                 if data.draw(st.integers(0, 4)) == 0:
                     how["nodes"] = [f"n{k}" for k in range(0, len(world), 2)]
                 if data.draw(st.integers(0, 5)) == 0:
-                    how["usable"] = _not_on_the_first_node
+                    how["pools"] = PersistentMap(
+                        {p: r for p, r in rules_of(now, data).items() if p.pool != "n0"}
+                    )
+                elif data.draw(st.integers(0, 1)):
+                    how["pools"] = PersistentMap(rules_of(now, data))
                 if data.draw(st.integers(0, 3)) == 0:
                     how["policy"] = NodePolicy.SPREAD
                 outcome = same(now, pod, **how)
@@ -200,8 +211,59 @@ def test_equal_nodes_solved_once_give_what_every_node_gives(
                     now = now.with_allocated(AllocatedState().with_allocations(held))
 
 
-def _not_on_the_first_node(_driver: str, name: str) -> bool:
-    return name != "n0"
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(worlds(), st.lists(claims("c"), min_size=1, max_size=4))
+def test_pools_of_one_strategy_are_that_strategy(
+    world: list[list[ResourceSlice]], wanted: list[ResourceClaim]
+) -> None:
+    now = snapshot(*world, classes=[gpu_class("nic")])
+    for strategy in Strategy:
+        rules = PersistentMap({p: PoolPolicy(strategy) for p in pools_of(now)})
+        for one in wanted:
+            assert seen(allocate(now, [one], pools=rules)) == seen(allocate(now, [one], strategy=strategy))
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(worlds(), st.lists(claims("c"), min_size=1, max_size=5), st.lists(RULES, min_size=1, max_size=7))
+def test_what_fits_does_not_depend_on_the_strategies_of_pools(
+    world: list[list[ResourceSlice]], wanted: list[ResourceClaim], cycle: list[PoolPolicy]
+) -> None:
+    now = snapshot(*world, classes=[gpu_class("nic")])
+    taken: list[ResourceClaim] = []
+    rules = PersistentMap({p: cycle[i % len(cycle)] for i, p in enumerate(pools_of(now))})
+    for number, drawn in enumerate(wanted):
+        meta = msgspec.structs.replace(drawn.metadata, name=f"c{number}", uid=f"uid-{number}")
+        one = msgspec.structs.replace(drawn, metadata=meta)
+        outcome = allocate(now, [one], pools=rules)
+        best = allocate(now, [one])
+        # An error of Kubernetes' search counts only where nothing else answers, as with best fit.
+        if not isinstance(outcome, Failed):
+            assert type(outcome) is type(best)
+        if not isinstance(outcome, Allocated):
+            continue
+        used = {PoolID(r.driver, r.pool) for r in outcome.results[0].devices.results}
+        present = {p.id for p in now.view(outcome.node).pools}
+        if all(rules[p].strategy is Strategy.FIRST_FIT for p in present):
+            event("first fit")
+            alone = allocate(now, [one], strategy=Strategy.FIRST_FIT, nodes=[outcome.node])
+            assert seen(alone) == seen(outcome)
+        elif not any(rules[p].strategy is Strategy.FIRST_FIT for p in present):
+            event("best fit")
+            here = PersistentMap({p: rules[p] for p in present})
+            alone = allocate(now, [one], pools=here, nodes=[outcome.node])
+            assert seen(alone) == seen(outcome)
+        else:
+            event(f"both on the node, {len(used)} used")
+        taken.append(allocated(one, outcome.results[0]))
+        now = now.with_allocated(AllocatedState.from_claims(taken))
+
+
+def pools_of(now: Snapshot) -> list[PoolID]:
+    return sorted({p.id for name in now.nodes for p in now.view(name).pools})
+
+
+def rules_of(now: Snapshot, data: st.DataObject) -> dict[PoolID, PoolPolicy]:
+    return {pool: data.draw(RULES) for pool in pools_of(now)}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -20,7 +20,17 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
-from dra_driver.structured import Allocated, AllocatedState, DoesNotFit, Failed, Strategy, allocate
+from dra_driver.structured import (
+    Allocated,
+    AllocatedState,
+    DoesNotFit,
+    Failed,
+    PersistentMap,
+    PoolID,
+    PoolPolicy,
+    Strategy,
+    allocate,
+)
 
 MEMORY = st.sampled_from(["10Gi", "24Gi", "40Gi", "80Gi"])
 TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
@@ -106,6 +116,32 @@ def test_every_allocation_is_valid(
             continue
         checker = Checker(slices, taken)
         assert checker.problems(outcome.node, pod, outcome.results) == []
+        taken += [allocated(c, r) for c, r in zip(pod, outcome.results, strict=True)]
+        now = now.with_allocated(AllocatedState.from_claims(taken))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(cluster(), pods(), st.lists(st.sampled_from(Strategy), min_size=3, max_size=3))
+def test_pools_of_both_strategies_serve_what_one_strategy_serves(
+    slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], strategies: list[Strategy]
+) -> None:
+    now = snapshot(*slices)
+    rules = PersistentMap(
+        {
+            PoolID(s.spec.driver, s.spec.pool.name): PoolPolicy(strategies[int(s.spec.pool.name[1:])])
+            for s in slices
+        }
+    )
+    taken: list[ResourceClaim] = []
+    for pod in arriving:
+        outcome, best = allocate(now, pod, pools=rules), allocate(now, pod)
+        event(type(outcome).__name__)
+        if isinstance(outcome, Failed):
+            continue  # the search of Kubernetes ends in an error, where best fit looks further
+        assert type(outcome) is type(best)
+        if not isinstance(outcome, Allocated):
+            continue
+        assert Checker(slices, taken).problems(outcome.node, pod, outcome.results) == []
         taken += [allocated(c, r) for c, r in zip(pod, outcome.results, strict=True)]
         now = now.with_allocated(AllocatedState.from_claims(taken))
 

@@ -17,6 +17,9 @@ from dra_driver.structured import (
     DoesNotFit,
     Failed,
     Features,
+    PersistentMap,
+    PoolID,
+    PoolPolicy,
     Rule,
     Snapshot,
     Strategy,
@@ -59,12 +62,12 @@ def test_the_caller_can_ignore_its_own_taint_only(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_the_caller_can_restrict_the_pools(strategy: Strategy) -> None:
-    outcome = allocate(
-        two_nodes(), [claim("c", exactly())], strategy=strategy, usable=lambda _, name: name != "n2"
-    )
+    rule = PoolPolicy(strategy)
+    only = PersistentMap({PoolID("gpu.example.com", "n1"): rule})
+    outcome = allocate(two_nodes(), [claim("c", exactly())], pools=only)
     assert isinstance(outcome, Allocated)
     assert outcome.node == "n1"
-    refused = allocate(two_nodes(), [claim("c", exactly())], strategy=strategy, usable=lambda *_: False)
+    refused = allocate(two_nodes(), [claim("c", exactly())], strategy=strategy, pools=PersistentMap())
     assert isinstance(refused, DoesNotFit)
     assert refused.summary() == (
         "0 of 2 nodes: 2 have devices only in pools that may not be used here "

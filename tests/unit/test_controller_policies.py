@@ -16,6 +16,7 @@ from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
 from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.resourceslice import PENDING_TAINT, PoolAllocator
+from dra_driver.structured import NodePolicy, Strategy
 
 DRIVER = "gpu.example.com"
 NS = "default"
@@ -394,3 +395,108 @@ def test_other_tolerations_do_no_harm(tolerations):
         assert h.noted() == "controller"
 
     run(cluster, scenario)
+
+
+# --- how the allocator chooses, pool by pool ----------------------------------------------------------------
+
+
+def zone(name: str) -> dict:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [name]}]}]
+    return {"nodeSelectorTerms": terms}
+
+
+def across_numa(cluster: FakeCluster, *nodes: str) -> None:
+    """Four equal GPUs each, NUMA nodes taking turns: the first two are not the best two."""
+    for node in nodes:
+        devices = [
+            {
+                "name": f"gpu-{i}",
+                "attributes": {"type": {"string": "gpu"}, "numaNode": {"int": i % 2}},
+                "capacity": {"memory": {"value": "40Gi"}},
+            }
+            for i in range(4)
+        ]
+        cluster.edit(DEVICE_INVENTORIES, f"{node}.{DRIVER}", {"spec": {"devices": devices}})
+
+
+async def place(h: Harness, name: str, count: int = 1) -> tuple[str, ...]:
+    """Node and devices that a new pod gets."""
+    claim(h.cluster, name)
+    request = h.cluster.raw(RESOURCE_CLAIMS, name, NS)["spec"]["devices"]["requests"][0]
+    h.cluster.edit(
+        RESOURCE_CLAIMS,
+        name,
+        {"spec": {"devices": {"requests": [{**request, "exactly": {**request["exactly"], "count": count}}]}}},
+        NS,
+    )
+    pod(h.cluster, name)
+    await h.until(lambda: h.device_of(name))
+    results = h.cluster.obj(RESOURCE_CLAIMS, name, NS).status.allocation.devices.results
+    return (results[0].pool, *sorted(r.device for r in results))
+
+
+def test_first_fit_and_best_fit_pools_live_in_one_fleet():
+    cluster = cluster_with("n1", "n2")
+    across_numa(cluster, "n1", "n2")
+    policy(cluster, "first", nodeSelector=zone("1"), strategy="first-fit")
+
+    async def scenario(h):
+        # n1 puts forward its first two, on two NUMA nodes; the best two of n2 are on one.
+        assert await place(h, "a", 2) == ("n2", "gpu-0", "gpu-2")
+        assert await place(h, "b", 2) == ("n2", "gpu-1", "gpu-3")
+        assert await place(h, "c", 2) == ("n1", "gpu-0", "gpu-1")
+        cluster.remove(PODS, "c", NS)
+        cluster.remove(RESOURCE_CLAIMS, "c", NS)
+        # Without the policy n1 is used as every other node.
+        cluster.remove(DEVICE_POLICIES, "first")
+        await h.quiet()
+        assert await place(h, "d", 2) == ("n1", "gpu-0", "gpu-2")
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize(
+    ("spec", "flags", "second"),
+    [
+        ({"nodePolicy": "spread"}, {}, "n2"),
+        ({"nodePolicy": "pack"}, {"node_policy": NodePolicy.SPREAD}, "n1"),
+        ({"priority": 1}, {"node_policy": NodePolicy.SPREAD}, "n2"),
+        ({"priority": 1}, {}, "n1"),
+    ],
+)
+def test_equal_nodes_are_filled_or_taken_in_turns(spec, flags, second):
+    cluster = cluster_with("n1", "n2")
+    policy(cluster, "p", **spec)
+
+    async def scenario(h):
+        assert (await place(h, "a"))[0] == "n1"
+        assert (await place(h, "b"))[0] == second
+
+    run(cluster, scenario, **flags)
+
+
+def test_the_strategy_of_the_controller_counts_where_no_policy_says():
+    cluster = cluster_with("n1")
+    across_numa(cluster, "n1")
+
+    async def scenario(h):
+        assert await place(h, "a", 2) == ("n1", "gpu-0", "gpu-1")
+
+    run(cluster, scenario, strategy=Strategy.FIRST_FIT)
+
+
+def test_a_strategy_without_effect_is_told():
+    cluster = cluster_with("n1")
+    policy(cluster, "p", nodePolicy="spread")
+    policy(cluster, "q", nodePolicy="pack")
+
+    async def scenario(h):
+        await h.until(lambda: h.condition("q", "Conflicting") == ("True", "SamePriority"))
+        conflict = next(c for c in h.policy("q").status.conditions if c.type == "Conflicting")
+        assert conflict.message.startswith("nodePolicy: policy p ")
+        applied = next(c for c in h.policy("p").status.conditions if c.type == "Applied")
+        assert applied.message.endswith(
+            "strategy and nodePolicy do nothing on 1 of the nodes, where kube-scheduler allocates"
+        )
+
+    run(cluster, scenario, **SCHEDULER)

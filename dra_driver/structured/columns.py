@@ -1,0 +1,194 @@
+"""Contents of nodes, column by column: what the expressions and constraints of claims can see of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from dra_driver.api.resource import DeviceAttribute
+from dra_driver.api.version import Version
+from dra_driver.errors import InvalidVersion
+from dra_driver.structured.constraints import TOPOLOGY, attribute_of, attribute_values
+from dra_driver.structured.cost import is_busy, topology_of
+from dra_driver.structured.pools import DeviceEntry, NodeView, PoolView
+from dra_driver.structured.snapshot import Snapshot
+
+__all__ = ["BASE", "TOPOLOGY_COLUMN", "Column", "Columns", "Facts"]
+
+# ("attribute", domain, name), ("expression", text) or ("same", attribute of a constraint).
+Column = tuple[str, ...]
+
+BASE: Final[Column] = ("base",)
+"""Everything about devices and pools but attributes: at 0 the pools, then one entry per device."""
+TOPOLOGY_COLUMN: Final[Column] = ("topology",)
+
+
+@dataclass(slots=True, eq=False)
+class Facts:
+    """What is known about one node, as long as its view is the same."""
+
+    view: NodeView
+    entries: tuple[DeviceEntry, ...]
+    bits: tuple[dict[str, int], ...] = ()
+    columns: dict[Column, int] = field(default_factory=dict)
+
+
+class Columns:
+    """Contents of nodes, column by column, each computed once per node and shared by all projections."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, Facts] = {}
+        self._ids: dict[Column, dict[Hashable, int]] = {}
+        self._values: dict[Column, list[tuple[Hashable, ...]]] = {}
+        self._contents: dict[Hashable, int] = {}
+
+    def facts(self, view: NodeView) -> Facts:
+        """What is known about the node."""
+        name = view.node.metadata.name
+        known = self._facts.get(name)
+        if known is None or known.view is not view:
+            known = self._facts[name] = Facts(view, tuple(e for p in view.pools for e in p.devices))
+        return known
+
+    def forget(self, node: str) -> None:
+        """The node is gone."""
+        self._facts.pop(node, None)
+
+    def value(self, column: Column, number: int) -> tuple[Hashable, ...]:
+        """The values, by position, that stand behind a number."""
+        return self._values[column][number]
+
+    def number(self, snapshot: Snapshot, facts: Facts, column: Column) -> int:
+        """A number for the values of a column: nodes with equal values have equal numbers."""
+        number = facts.columns.get(column)
+        if number is None:
+            ids = self._ids.setdefault(column, {})
+            value = self._compute(snapshot, facts, column)
+            number = ids.get(value)
+            if number is None:
+                number = ids[value] = len(ids)
+                self._values.setdefault(column, []).append(value)
+            facts.columns[column] = number
+        return number
+
+    def distinct(self, column: Column) -> int:
+        """How many different values a column has."""
+        return len(self._ids.get(column, ()))
+
+    def _compute(self, snapshot: Snapshot, facts: Facts, column: Column) -> tuple[Hashable, ...]:
+        match column:
+            case ("attribute", domain, name):
+                full = f"{domain}/{name}"
+                return tuple([_attribute(e, domain, name, full) for e in facts.entries])
+            case ("expression", text):
+                return tuple(snapshot.selectors.matches(text, e) for e in facts.entries)
+            case ("same", name):
+                lists = snapshot.features.list_type_attributes
+                numbers: dict[object, int] = {}
+                return tuple(
+                    frozenset(
+                        numbers.setdefault(v, len(numbers))
+                        for v in sorted(
+                            attribute_values(attribute_of(e.device, e.id.driver, name), lists=lists), key=repr
+                        )
+                    )
+                    for e in facts.entries
+                )
+            case ("topology",):
+                return _topology(facts.entries)
+            case _:
+                return self._base(snapshot, facts)
+
+    def _base(self, snapshot: Snapshot, facts: Facts) -> tuple[Hashable, ...]:
+        pools = tuple(_pool_content(p) for p in facts.view.pools)
+        contents: list[Hashable] = [pools]
+        for pool in facts.view.pools:
+            for entry in pool.devices:
+                content = _content(snapshot, entry, entry.id.device in pool.off_node)
+                contents.append(self._contents.setdefault(content, len(self._contents)))
+        return tuple(contents)
+
+
+def _attribute(entry: DeviceEntry, domain: str, name: str, full: str) -> Hashable:
+    attributes = entry.device.attributes
+    found = attributes.get(full)
+    if domain != entry.id.driver:
+        return found
+    bare = attributes.get(name)
+    return bare if found is None else (found, bare)
+
+
+def _topology(entries: Sequence[DeviceEntry]) -> tuple[Hashable, ...]:
+    """Which devices are close to each other; the names of the groups do not count."""
+    numbers: dict[object, int] = {}
+    found: list[Hashable] = []
+    for entry in entries:
+        facts = topology_of(entry)
+        found.append(
+            tuple(
+                numbers.setdefault((level, facts[level]), len(numbers)) if level in facts else None
+                for level in TOPOLOGY
+            )
+        )
+    return tuple(found)
+
+
+def _pool_content(pool: PoolView) -> Hashable:
+    return (
+        pool.id.driver,
+        len(pool.devices),
+        pool.incomplete,
+        pool.invalid,
+        tuple(
+            (name, tuple(sorted((n, c.value.nano) for n, c in s.counters.items())))
+            for name, s in sorted(pool.counter_sets.items())
+        ),
+        tuple(e.device.consumes_counters and _needs(e) for e in pool.elsewhere),
+    )
+
+
+def _needs(entry: DeviceEntry) -> tuple[Hashable, ...]:
+    return tuple(
+        (c.counter_set, tuple((n, a.value.nano) for n, a in c.counters.items()))
+        for c in entry.device.consumes_counters
+    )
+
+
+def _content(snapshot: Snapshot, entry: DeviceEntry, off_node: bool) -> Hashable:
+    """Everything about a device but its attributes."""
+    device = entry.device
+    error = None
+    if any(_is_odd(a) for a in device.attributes.values()):
+        error = snapshot.selectors.view(entry).error
+    return (
+        entry.id.driver,
+        tuple(sorted(device.capacity.items())),
+        entry.shareable,
+        device.allow_multiple_allocations,
+        bool(device.binding_conditions),
+        device.taints,
+        device.consumes_counters and _needs(entry),
+        entry.ambiguous_selector,
+        is_busy(entry),
+        off_node,
+        error,
+    )
+
+
+def _is_odd(attribute: DeviceAttribute) -> bool:
+    if attribute.string_value is not None or attribute.int_value is not None:
+        return False
+    if attribute.version_value is not None:
+        return not _is_version(attribute.version_value)
+    return attribute.bool_value is None
+
+
+@lru_cache(maxsize=4096)
+def _is_version(text: str) -> bool:
+    try:
+        Version.parse(text)
+    except InvalidVersion:
+        return False
+    return True
