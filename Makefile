@@ -56,10 +56,12 @@ crash-test: $(STAMP) ## kills real node agents at every durable step; prints kil
 bench: $(STAMP) ## the benchmarks; writes build/bench.json and prints a table
 	@$(VENV_BIN)/python tests/benchmarks/run.py $(ARGS)
 
-e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default), existing (KUBECONFIG, E2E_IMAGE), local (BIN=DIR, root)
+e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default), existing (KUBECONFIG, E2E_IMAGE), local (BIN=DIR, root), kind
 ifeq ($(CLUSTER),local)
 	@PYTHONPATH=tests/e2e $(VENV_BIN)/python -m local --bin "$(BIN)" -- \
 	  $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+else ifeq ($(CLUSTER),kind)
+	@deploy/kind/kind.sh all $(ARGS)
 else
 	@CLUSTER=$(or $(CLUSTER),embedded) $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 endif
