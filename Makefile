@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint fmt types proto proto-check crash-test bench e2e docs constraints clean
+.PHONY: help venv demo test lint fmt types proto proto-check crash-test bench e2e chart-test manifests wheel image sbom docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -66,6 +66,37 @@ else
 	@CLUSTER=$(or $(CLUSTER),embedded) $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 endif
 
+HELM := build/helm/node_modules/.bin/helm
+
+$(HELM): deploy/helm/package.json deploy/helm/package-lock.json
+	@command -v npm >/dev/null || { echo "npm is needed: it brings Helm, pinned in deploy/helm/package-lock.json" >&2; exit 2; }
+	@mkdir -p build/helm && cp deploy/helm/package.json deploy/helm/package-lock.json build/helm
+	@npm ci --prefix build/helm --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+chart-test: $(STAMP) $(HELM) ## the Helm chart: lint, every combination of values, drift; HELM=PATH takes another helm
+	@HELM=$(abspath $(HELM)) $(VENV_BIN)/python -m pytest tests/chart $(ARGS)
+
+manifests: $(STAMP) $(HELM) ## makes deploy/manifests and docs/helm-values.md from the Helm chart
+	@$(VENV_BIN)/python deploy/helm/make_manifests.py --helm $(HELM)
+
+wheel: $(STAMP) ## the wheel, into dist/: the driver with its manifests and examples
+	@$(VENV_BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
+IMAGE ?= dra-driver:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+image: ## the container image, by docker or podman; IMAGE=NAME:TAG
+	@builder=$$(command -v docker || command -v podman) || { echo "docker or podman is needed to build the image" >&2; exit 2; }; \
+	  "$$builder" build --tag "$(IMAGE)" --file deploy/Dockerfile .
+
+sbom: ## build/sbom.cdx.json: what the image holds of PyPI (CycloneDX), from deploy/requirements.txt
+	@test -x build/sbom/bin/cyclonedx-py || $(PYTHON) -m venv build/sbom
+	@build/sbom/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement deploy/sbom-requirements.txt
+	@build/sbom/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
+	  --output-format JSON --output-file build/sbom.cdx.json deploy/requirements.txt
+	@echo build/sbom.cdx.json
+
 COMPILE := build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
   --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header
 
@@ -85,6 +116,7 @@ constraints: ## renews the lock files: newest versions, with hashes, no addresse
 	@build/pip-tools/bin/pip install --quiet pip-tools
 	@$(COMPILE) --extra dev --extra tracing --all-build-deps --output-file constraints.txt pyproject.toml
 	@$(COMPILE) --extra tracing --output-file deploy/requirements.txt pyproject.toml
+	@echo cyclonedx-bom | $(COMPILE) --output-file deploy/sbom-requirements.txt -
 	@echo mkdocs-material | $(COMPILE) --output-file docs/requirements.txt -
 
 clean: ## removes what make made

@@ -1,0 +1,138 @@
+{{/* Labels of a component: include "dra-driver.labels" "controller" */}}
+{{- define "dra-driver.labels" -}}
+{app.kubernetes.io/name: dra-driver, app.kubernetes.io/component: {{ . }}}
+{{- end }}
+
+{{- define "dra-driver.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* Whether a backend of this name is asked for, "true" or nothing: include "dra-driver.uses" (list . "nvml") */}}
+{{- define "dra-driver.uses" -}}
+{{- $name := index . 1 -}}
+{{- $backends := (index . 0).Values.kubeletPlugin.backends -}}
+{{- if not $backends -}}
+{{- if has $name (list "nvml" "amdgpu" "intel") }}true{{ end -}}
+{{- else -}}
+{{- range $backends }}{{ if eq (first (splitList "=" .)) $name }}true{{ end }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* "true" where the node agent must be privileged. */}}
+{{- define "dra-driver.privileged" -}}
+{{- $nvidia := .Values.kubeletPlugin.nvidia -}}
+{{- if and (include "dra-driver.uses" (list . "nvml")) (or $nvidia.mig $nvidia.mps $nvidia.privileged) }}true{{ end -}}
+{{- end }}
+
+{{/* "true" where device nodes of the host are looked at. */}}
+{{- define "dra-driver.hostDev" -}}
+{{- range (.Values.kubeletPlugin.backends | default (list "nvml")) -}}
+{{- if ne (first (splitList "=" .)) "simulated" }}true{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Values that contradict each other; included once, by the controller's template. */}}
+{{- define "dra-driver.check" -}}
+{{- $named := dict -}}
+{{- $label := "[a-z0-9]([-a-z0-9]*[a-z0-9])?" -}}
+{{- range $place, $name := dict "driverName" .Values.driverName "rdma.driverName" .Values.rdma.driverName -}}
+{{- if not (regexMatch (printf "^%s([.]%s)+$" $label $label) $name) -}}
+{{- fail (printf "%s: %s is no DNS name in lower case with a dot, such as gpu.dra-driver.dev" $place $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $class, $it := .Values.deviceClasses -}}
+{{- with $it.extendedResourceName -}}
+{{- $place := printf "deviceClasses.%s.extendedResourceName: %s" $class . -}}
+{{- if or (not (regexMatch (printf "^%s([.]%s)+/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" $label $label) .)) (contains "kubernetes.io/" .) (hasPrefix "requests." .) -}}
+{{- fail (printf "%s is no name of an extended resource: expected DOMAIN/NAME such as nvidia.com/gpu, outside kubernetes.io" $place) -}}
+{{- end -}}
+{{- if ne $.Values.allocator "scheduler" -}}
+{{- fail (printf "%s: needs allocator: scheduler, it is %s. kube-scheduler makes the claims of extended resources and must be free to allocate" $place $.Values.allocator) -}}
+{{- end -}}
+{{- if not $it.create -}}
+{{- fail (printf "%s: needs deviceClasses.%s.create: true" $place $class) -}}
+{{- end -}}
+{{- if hasKey $named . -}}
+{{- fail (printf "%s: deviceClasses.%s has the same name; a name stands for one class" $place (get $named .)) -}}
+{{- end -}}
+{{- $_ := set $named . $class -}}
+{{- end -}}
+{{- end -}}
+{{- $plugin := .Values.kubeletPlugin -}}
+{{- if not (include "dra-driver.uses" (list . "nvml")) -}}
+{{- range $feature := list "timeSlicing" "mig" "mps" "privileged" -}}
+{{- if get $plugin.nvidia $feature -}}
+{{- fail (printf "kubeletPlugin.nvidia.%s: true has no effect without the backend nvml; kubeletPlugin.backends is %s" $feature ($plugin.backends | toJson)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $plugin.backends -}}
+{{- if not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*(=.+)?$" .) -}}
+{{- fail (printf "kubeletPlugin.backends: %s is no backend: expected NAME or NAME=ARGUMENT, such as nvml or simulated=mixed" .) -}}
+{{- end -}}
+{{- end -}}
+{{- $surges := not (has (toString $plugin.maxSurge) (list "0" "0%")) -}}
+{{- $misses := not (has (toString $plugin.maxUnavailable) (list "0" "0%")) -}}
+{{- if not (or $surges $misses) -}}
+{{- fail "kubeletPlugin.maxSurge and kubeletPlugin.maxUnavailable are both 0: no pod could be replaced" -}}
+{{- end -}}
+{{- if and $surges $misses -}}
+{{- fail "kubeletPlugin.maxSurge and kubeletPlugin.maxUnavailable: one of them must be 0, so says Kubernetes of DaemonSets" -}}
+{{- end -}}
+{{- if and .Values.rdma.enabled (eq .Values.rdma.driverName .Values.driverName) -}}
+{{- fail (printf "rdma.driverName: %s is the driverName of the GPUs as well; two plugins cannot register one name" .Values.driverName) -}}
+{{- end -}}
+{{- $simulated := false -}}
+{{- range $plugin.backends }}{{ if hasPrefix "simulated" . }}{{ $simulated = true }}{{ end }}{{ end -}}
+{{- if and $simulated (eq $plugin.nodes "nfd") -}}
+{{- fail "kubeletPlugin.nodes: nfd chooses nodes by their hardware, but kubeletPlugin.backends has a simulated one; use nodes: any" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Environment and probes that the node agents have in common; the argument is the metrics port's name. */}}
+{{- define "dra-driver.agentProbes" -}}
+# Asks the plugin's sockets as the kubelet does.
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  initialDelaySeconds: 15
+  periodSeconds: 20
+  timeoutSeconds: 8
+  failureThreshold: 3
+# Ready when the kubelet has registered it.
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 3
+{{- end }}
+
+{{- define "dra-driver.agentEnv" -}}
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+- name: POD_UID
+  valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+{{- end }}
+
+{{- define "dra-driver.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "dra-driver.nfd" -}}
+# Labels of Node Feature Discovery: PCI class and vendor.
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        {{- range . }}
+        - matchExpressions:
+            - {key: feature.node.kubernetes.io/pci-{{ . }}.present, operator: In, values: ["true"]}
+        {{- end }}
+{{- end }}

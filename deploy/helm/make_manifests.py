@@ -1,0 +1,185 @@
+"""Makes what follows from the chart and its values: deploy/manifests, deploy/optional, docs/helm-values.md.
+
+``deploy/manifests`` is the chart's default rendering, so that a cluster, and the embedded one, can be had without
+Helm. Written by hand are only the Namespace, which is Helm's business elsewhere, and the CRDs in
+``deploy/manifests/crds``, which the chart carries a copy of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+CHART = HERE / "dra-driver"
+ROOT = HERE.parents[1]
+NAMESPACE = "dra-driver"
+# Any version that the chart admits; Helm asks no cluster for its own here.
+KUBE_VERSION = "1.36.0"
+
+# File → template, values.
+MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "manifests/10-rbac.yaml": ("rbac.yaml", ()),
+    "manifests/20-deviceclasses.yaml": ("deviceclasses.yaml", ()),
+    "manifests/30-controller.yaml": ("controller.yaml", ()),
+    "manifests/40-kubelet-plugin.yaml": ("kubelet-plugin.yaml", ()),
+    "manifests/gating.yaml": ("admission-policies.yaml", ()),
+    "optional/rdma.yaml": ("rdma.yaml", ("rdma.enabled=true",)),
+}
+# What stands before the rendering, where something is to be said.
+HEADS: Mapping[str, str] = {
+    "optional/rdma.yaml": (
+        "# RDMA NICs, published by the same binary under a second driver name: kubectl apply -f "
+        "deploy/optional/rdma.yaml\n# Give the controller both names: --driver-name=gpu.dra-driver.dev "
+        "--driver-name=rdma.dra-driver.dev, else a claim\n# that asks for a GPU and a NIC is refused as one of "
+        "two owners.\n"
+    ),
+}
+
+
+def render(helm: str, template: str, values: Sequence[str] = ()) -> str:
+    """One template of the chart, comments and all.
+
+    Raises:
+        subprocess.CalledProcessError: Helm refuses; its words are on stderr.
+    """
+    command = [helm, "template", "dra-driver", str(CHART), "--namespace", NAMESPACE]
+    command += ["--kube-version", KUBE_VERSION, "--show-only", f"templates/{template}"]
+    for value in values:
+        command += ["--set", value]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def plain(rendered: str) -> str:
+    """Without Helm's marks of where documents come from, and without what they leave empty."""
+    text = re.sub(r"(?m)^# Source: .*\n", "", rendered)
+    documents = [d.strip("\n") for d in re.split(r"(?m)^---$", text)]
+    return "\n---\n".join(d for d in documents if d.strip()) + "\n"
+
+
+def manifests(helm: str) -> Iterator[tuple[Path, str]]:
+    """Path and text of every file that follows from the chart."""
+    for name, (template, values) in MANIFESTS.items():
+        head = f"# Made by `make manifests` from deploy/helm/dra-driver/templates/{template}.\n"
+        yield ROOT / "deploy" / name, head + HEADS.get(name, "") + plain(render(helm, template, values))
+    for crd in sorted((ROOT / "deploy" / "manifests" / "crds").glob("*.yaml")):
+        yield CHART / "files" / "crds" / crd.name, crd.read_text(encoding="utf-8")
+    yield ROOT / "docs" / "helm-values.md", reference()
+
+
+# --- reference of the values --------------------------------------------------------------------------------
+
+# Values that mean the same wherever they stand.
+COMMON: Mapping[str, str] = {
+    "create": "Off leaves the class out.",
+    "extendedResourceName": "Such as nvidia.com/gpu; empty: none.",
+    "nodeSelector": "Labels of the nodes that pods may run on.",
+    "podAnnotations": "Annotations of the pods.",
+    "priorityClassName": "Priority of the pods.",
+    "resources": "Requests and limits of the container.",
+    "tolerations": "Taints of nodes that do not keep the pods off.",
+}
+_KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][A-Za-z0-9]*):(?P<rest>.*)$")
+
+
+def comments() -> dict[str, str]:
+    """Path of each value → the comment above it in values.yaml."""
+    found: dict[str, str] = {}
+    path: list[str] = []
+    pending: list[str] = []
+    for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines():
+        if line.strip().startswith("#"):
+            pending.append(line.strip().lstrip("# "))
+            continue
+        key = _KEY.match(line)
+        if key:
+            path = [*path[: len(key["indent"]) // 2], key["key"]]
+            if pending:
+                found[".".join(path)] = " ".join(pending)
+        pending = []
+    return found
+
+
+def reference() -> str:
+    """docs/helm-values.md: each value with its type, default and comment."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    said = comments()
+    lines = [
+        "# Values of the chart",
+        "",
+        "Made from `deploy/helm/dra-driver/values.yaml` and its schema by `make manifests`. Unknown values, and values "
+        "that\ncontradict each other, are refused with the reason.",
+        "",
+        "| value | type | default | |",
+        "| --- | --- | --- | --- |",
+    ]
+    for path, part, default in _leaves(schema, values):
+        text = said.get(path) or COMMON[path.rpartition(".")[2]]
+        lines.append(f"| `{path}` | {_type(part)} | `{json.dumps(default)}` | {text} |")
+    groups = [f"* `{path}`: {text}" for path, text in said.items() if _is_group(schema, path)]
+    return "\n".join([*lines, "", "Groups of values:", "", *groups, ""])
+
+
+def _leaves(schema: Mapping[str, Any], values: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any], Any]]:
+    for name, part in schema["properties"].items():
+        here = f"{path}.{name}" if path else name
+        if name not in values:
+            continue  # Helm's own, such as global
+        if _has_keys(part):
+            yield from _leaves(part, values[name], here)
+        else:
+            yield here, part, values[name]
+
+
+def _has_keys(part: Mapping[str, Any]) -> bool:
+    # "resources" has keys in the schema, but is a value of Kubernetes'.
+    return bool(part.get("required")) and part.get("type") == "object"
+
+
+def _is_group(schema: Mapping[str, Any], path: str) -> bool:
+    for name in path.split("."):
+        if not _has_keys(schema) or name not in schema["properties"]:
+            return False
+        schema = schema["properties"][name]
+    return _has_keys(schema)
+
+
+def _type(part: Mapping[str, Any]) -> str:
+    if "enum" in part:
+        return ", ".join(f"`{v}`" for v in part["enum"])
+    kind = part["type"]
+    name = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    if "minimum" in part and "maximum" in part:
+        return f"{name}, {part['minimum']} to {part['maximum']}"
+    return name
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the files, or says which differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--helm", required=True, help="the program")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file differs")
+    options = parser.parse_args(arguments)
+    stale = []
+    for path, text in manifests(options.helm):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(str(path.relative_to(ROOT)))
+            if not options.check:
+                path.write_text(text, encoding="utf-8")
+    if options.check and stale:
+        print(f"not up to date: {', '.join(stale)}; run: make manifests", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
