@@ -1,7 +1,7 @@
 """Makes what follows from the chart and its values: deploy/manifests, deploy/optional, docs/helm-values.md.
 
-``deploy/manifests`` is the chart's default rendering, so that a cluster, and the embedded one, can be had without
-Helm. Written by hand are only the Namespace, which is Helm's business elsewhere, and the CRDs in
+``deploy/manifests`` is the chart's default rendering, so that nobody needs Helm to install the driver, least
+of all the embedded cluster. Written by hand are only the Namespace, which Helm makes itself, and the CRDs in
 ``deploy/manifests/crds``, which the chart carries a copy of.
 """
 
@@ -36,12 +36,12 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 # What stands before the rendering, where something is to be said.
 HEADS: Mapping[str, str] = {
-    "optional/rdma.yaml": (
-        "# RDMA NICs, published by the same binary under a second driver name: kubectl apply -f "
-        "deploy/optional/rdma.yaml\n# Give the controller both names: --driver-name=gpu.dra-driver.dev "
-        "--driver-name=rdma.dra-driver.dev, else a claim\n# that asks for a GPU and a NIC is refused as one of "
-        "two owners.\n"
-    ),
+    "optional/rdma.yaml": """\
+# RDMA NICs, published by the same binary under a second driver name:
+#     kubectl apply -f deploy/optional/rdma.yaml
+# Give the controller both names (--driver-name=gpu.dra-driver.dev --driver-name=rdma.dra-driver.dev), else a
+# claim that asks for a GPU and a NIC is refused as one of two owners.
+""",
 }
 
 
@@ -55,7 +55,7 @@ def render(helm: str, template: str, values: Sequence[str] = ()) -> str:
     command += ["--kube-version", KUBE_VERSION, "--show-only", f"templates/{template}"]
     for value in values:
         command += ["--set", value]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
 
 
 def plain(rendered: str) -> str:
@@ -76,6 +76,15 @@ def manifests(helm: str) -> Iterator[tuple[Path, str]]:
 
 
 # --- reference of the values --------------------------------------------------------------------------------
+
+HEAD = """\
+# Values of the chart
+
+Made from `deploy/helm/dra-driver/values.yaml` and its schema by `make manifests`. Unknown values, and values
+that contradict each other, are refused with the reason.
+
+| value | type | default | |
+| --- | --- | --- | --- |"""
 
 # Values that mean the same wherever they stand.
 COMMON: Mapping[str, str] = {
@@ -113,15 +122,7 @@ def reference() -> str:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     said = comments()
-    lines = [
-        "# Values of the chart",
-        "",
-        "Made from `deploy/helm/dra-driver/values.yaml` and its schema by `make manifests`. Unknown values, and values "
-        "that\ncontradict each other, are refused with the reason.",
-        "",
-        "| value | type | default | |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines = [HEAD]
     for path, part, default in _leaves(schema, values):
         text = said.get(path) or COMMON[path.rpartition(".")[2]]
         lines.append(f"| `{path}` | {_type(part)} | `{json.dumps(default)}` | {text} |")
@@ -129,7 +130,9 @@ def reference() -> str:
     return "\n".join([*lines, "", "Groups of values:", "", *groups, ""])
 
 
-def _leaves(schema: Mapping[str, Any], values: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any], Any]]:
+def _leaves(
+    schema: Mapping[str, Any], values: Any, path: str = ""
+) -> Iterator[tuple[str, Mapping[str, Any], Any]]:
     for name, part in schema["properties"].items():
         here = f"{path}.{name}" if path else name
         if name not in values:

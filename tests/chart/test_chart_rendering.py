@@ -1,0 +1,330 @@
+"""Every combination of values that matters: what comes out is accepted, complete and no more than needed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import aiohttp
+import pytest
+from chart_cases import cases
+from chart_support import CHART, ROOT, Chart, Object, agent, host_paths, named, of_kind, workloads
+
+from dra_driver.cli import common
+from dra_driver.sim.apiserver import ApiServer
+
+CASES = dict(cases())
+# Kinds of prometheus-operator, unknown to the embedded API server; test_chart_monitoring.py looks at them.
+FOREIGN = {"ServiceMonitor", "PrometheusRule"}
+NAMESPACES = ("dra-driver", "gpu-system")
+
+
+@pytest.fixture(scope="module")
+def rendered(chart: Chart) -> dict[tuple[str, str], list[Object]]:
+    """Every case, and some in another namespace."""
+    made = {(n, NAMESPACES[0]): chart.render(values) for n, values in CASES.items()}
+    return made | {
+        (n, NAMESPACES[1]): chart.render(CASES[n], NAMESPACES[1]) for n in ("defaults", "everything")
+    }
+
+
+def test_lint_is_content_with_every_case(chart: Chart) -> None:
+    for name, values in CASES.items():
+        out = chart.run("lint", "--strict", str(CHART), values=values)
+        assert "[WARNING]" not in out, f"{name}: {out}"
+
+
+def test_manifests_are_what_the_chart_makes(chart: Chart) -> None:
+    command = [sys.executable, str(ROOT / "deploy/helm/make_manifests.py"), "--helm", chart.helm, "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_api_server_accepts_every_object(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    """Created on the embedded API server by dry run, with strict field validation."""
+
+    async def main() -> None:
+        posted: set[str] = set()
+        for namespace in NAMESPACES:
+            server = ApiServer()
+            await server.start()
+            try:
+                async with aiohttp.ClientSession(server.url) as http:
+                    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+                    await post(server, http, body, "")
+                    for (name, ns), objects in rendered.items():
+                        for raw in objects if ns == namespace else ():
+                            if raw["kind"] not in FOREIGN:
+                                await post(server, http, raw, name, dry_run=True)
+                                posted.add(raw["kind"])
+            finally:
+                await server.stop()
+        assert {
+            "CustomResourceDefinition",
+            "DeviceClass",
+            "DaemonSet",
+            "NetworkPolicy",
+            "PodDisruptionBudget",
+        } <= posted
+
+    asyncio.run(main())
+
+
+async def post(
+    server: ApiServer, http: aiohttp.ClientSession, raw: Object, case: str, *, dry_run: bool = False
+) -> None:
+    kind = server.registry.kinds.by_kind(raw["apiVersion"], raw["kind"])
+    assert kind is not None, (
+        f"{case}: the embedded API server does not know {raw['apiVersion']} {raw['kind']}"
+    )
+    prefix = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
+    namespace = f"/namespaces/{raw['metadata']['namespace']}" if kind.namespaced else ""
+    query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+    async with http.post(f"{prefix}{namespace}/{kind.plural}", json=raw, params=query) as answer:
+        text = await answer.text()
+        assert answer.status == 201, f"{case}: {raw['kind']} {raw['metadata']['name']}: {text}"
+
+
+def test_everything_is_in_the_namespace_of_the_release(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    cluster_wide = {
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CustomResourceDefinition",
+        "DeviceClass",
+        "MutatingAdmissionPolicy",
+        "MutatingAdmissionPolicyBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        "ValidatingWebhookConfiguration",
+        "MutatingWebhookConfiguration",
+    }
+    for (name, namespace), objects in rendered.items():
+        keys = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
+        assert len(set(keys)) == len(keys), name
+        for raw in objects:
+            expected = None if raw["kind"] in cluster_wide else namespace
+            assert raw["metadata"].get("namespace") == expected, f"{name}: {raw['kind']}"
+            for subject in raw.get("subjects", ()):
+                assert subject["namespace"] == namespace, name
+        if namespace != "dra-driver":
+            said = [o for o in of_kind(objects, "ValidatingAdmissionPolicy") if "serviceaccount:" in str(o)]
+            assert all(f"serviceaccount:{namespace}:" in str(o) for o in said)
+            assert all("serviceaccount:dra-driver:" not in str(o) for o in said)
+
+
+def parse(command: list[str], args: list[str]) -> argparse.Namespace:
+    """As the image would."""
+    assert command[0] == "dra-driver"
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    module = importlib.import_module(f"dra_driver.cli.{command[1].replace('-', '_')}")
+    common.add_logging_arguments(parser)
+    module.add_arguments(parser)
+    return parser.parse_args(args)
+
+
+def test_the_driver_understands_its_arguments(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    for (name, namespace), objects in rendered.items():
+        for workload in workloads(objects):
+            for container in workload["spec"]["template"]["spec"]["containers"]:
+                args = parse(container["command"], container["args"])
+                ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+                if container["command"][1] == "controller":
+                    assert args.namespace == namespace, name
+                    assert args.health_port == ports["health"], name
+                else:
+                    assert args.metrics_address == f":{ports['metrics']}", name
+                for probe in ("livenessProbe", "readinessProbe"):
+                    assert container[probe]["httpGet"]["port"] in ports, name
+
+
+def test_volumes_and_mounts_belong_together(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    for (name, _), objects in rendered.items():
+        for workload in workloads(objects):
+            spec = workload["spec"]["template"]["spec"]
+            volumes = [v["name"] for v in spec.get("volumes", ())]
+            mounts = [m for c in spec["containers"] for m in c.get("volumeMounts", ())]
+            assert len(set(volumes)) == len(volumes), name
+            assert {m["name"] for m in mounts} == set(volumes), name
+            assert len({m["mountPath"] for m in mounts}) == len(mounts), name
+
+
+def test_services_and_policies_select_the_pods_they_are_for(
+    rendered: dict[tuple[str, str], list[Object]],
+) -> None:
+    for (name, _), objects in rendered.items():
+        pods = [w["spec"]["template"]["metadata"]["labels"].items() for w in workloads(objects)]
+        for workload in workloads(objects):
+            labels = workload["spec"]["template"]["metadata"]["labels"]
+            assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        selectors = [o["spec"]["selector"] for o in of_kind(objects, "Service")]
+        selectors += [o["spec"]["podSelector"]["matchLabels"] for o in of_kind(objects, "NetworkPolicy")]
+        selectors += [o["spec"]["selector"]["matchLabels"] for o in of_kind(objects, "PodDisruptionBudget")]
+        for selector in selectors:
+            assert sum(selector.items() <= p for p in pods) == 1, f"{name}: {selector}"
+
+
+# --- privileges ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backends", "nvidia", "privileged", "added"),
+    [
+        (["simulated=mixed"], {}, False, []),
+        (["amdgpu"], {}, False, []),
+        (["intel"], {}, False, []),
+        (["nvml"], {}, False, []),
+        ([], {}, False, []),
+        (["nvml"], {"timeSlicing": True}, False, ["SYS_ADMIN"]),
+        (["nvml"], {"mig": True}, True, None),
+        ([], {"mps": True}, True, None),
+        (["nvml", "amdgpu"], {"privileged": True}, True, None),
+    ],
+)
+def test_privileges_follow_from_what_is_asked_for(
+    chart: Chart, backends: list[str], nvidia: dict[str, bool], privileged: bool, added: list[str] | None
+) -> None:
+    objects = chart.render({"kubeletPlugin": {"backends": backends, "nvidia": nvidia}})
+    spec, container = agent(objects)
+    context = container["securityContext"]
+    assert context.get("privileged", False) is privileged
+    assert spec.get("hostPID", False) is nvidia.get("mps", False)
+    assert "hostNetwork" not in spec
+    if not privileged:
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"]["drop"] == ["ALL"]
+        assert context["capabilities"].get("add", []) == added
+
+
+def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
+    own = {"/var/lib/kubelet/plugins/gpu.dra-driver.dev", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
+    expected = {
+        ("simulated=mixed",): own,
+        ("amdgpu",): own | {"/dev"},
+        ("intel",): own | {"/dev"},
+        ("nvml",): own | {"/dev", "/usr", "/etc/cdi"},
+    }
+    for backends, paths in expected.items():
+        spec, container = agent(chart.render({"kubeletPlugin": {"backends": list(backends)}}))
+        assert set(host_paths(spec).values()) == paths
+        written = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+        assert written == own
+    spec, container = agent(chart.render({"rdma": {"enabled": True}}), "dra-driver-rdma-plugin")
+    assert set(host_paths(spec).values()) == {
+        "/var/lib/kubelet/plugins/rdma.dra-driver.dev",
+        "/var/lib/kubelet/plugins_registry",
+        "/var/run/cdi",
+        "/dev",
+        "/sys/bus",
+        "/sys/class",
+        "/sys/devices",
+    }
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_controller_runs_without_any_privilege(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    for objects in rendered.values():
+        spec = named(objects, "Deployment", "dra-driver-controller")["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert not any("hostPath" in v for v in spec.get("volumes", ()))
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_rights_are_few(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    for (name, _), objects in rendered.items():
+        for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role")):
+            for rule in role["rules"]:
+                assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"]), name
+                sensitive = {"pods/exec", "serviceaccounts/token", "clusterroles", "nodes/proxy"}
+                assert not sensitive & set(rule["resources"]), name
+                if "secrets" in rule["resources"]:
+                    assert role["kind"] == "Role", name
+        plugin = named(objects, "ClusterRole", "dra-driver-kubelet-plugin")
+        writes = {
+            (resource, verb)
+            for rule in plugin["rules"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+            if verb not in ("get", "list", "watch")
+        }
+        assert not {w for w in writes if w[0] in ("resourceslices", "nodes", "pods", "resourceclaims")}, name
+        (driver,) = [r for r in plugin["rules"] if r["resources"] == ["resourceclaims/driver"]]
+        assert driver["verbs"] == ["associated-node:patch"]
+        assert driver["resourceNames"] == [CASES[name].get("driverName", "gpu.dra-driver.dev")]
+
+
+# --- single choices -----------------------------------------------------------------------------------------
+
+
+def test_two_controllers_share_a_budget_and_one_has_none(chart: Chart) -> None:
+    objects = chart.render()
+    assert named(objects, "Deployment", "dra-driver-controller")["spec"]["replicas"] == 2
+    assert named(objects, "PodDisruptionBudget", "dra-driver-controller")["spec"]["minAvailable"] == 1
+    alone = chart.render({"controller": {"replicas": 1}})
+    assert not of_kind(alone, "PodDisruptionBudget")
+
+
+def test_classes_follow_the_driver_name_and_have_extended_resources_on_request(chart: Chart) -> None:
+    plain = {c["metadata"]["name"]: c["spec"] for c in of_kind(chart.render(), "DeviceClass")}
+    assert set(plain) == {f"{p}gpu.dra-driver.dev" for p in ("", "mig.", "nvidia.", "amd.", "intel.")}
+    assert not any("extendedResourceName" in spec for spec in plain.values())
+    values = {
+        "driverName": "gpu.example.com",
+        "allocator": "scheduler",
+        "deviceClasses": {"nvidia": {"extendedResourceName": "nvidia.com/gpu"}, "amd": {"create": False}},
+    }
+    classes = {c["metadata"]["name"]: c["spec"] for c in of_kind(chart.render(values), "DeviceClass")}
+    assert "amd.gpu.example.com" not in classes
+    assert classes["nvidia.gpu.example.com"]["extendedResourceName"] == "nvidia.com/gpu"
+    text = str(classes)
+    assert "gpu.dra-driver.dev" not in text
+
+
+def test_an_update_starts_the_new_agent_before_the_old_one_ends(chart: Chart) -> None:
+    daemon_set = named(chart.render(), "DaemonSet", "dra-driver-kubelet-plugin")
+    assert daemon_set["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert agent(chart.render())[0]["tolerations"] == [{"operator": "Exists"}]
+
+
+def test_the_controller_serves_every_driver_that_is_installed(chart: Chart) -> None:
+    (container,) = named(chart.render({"rdma": {"enabled": True}}), "Deployment", "dra-driver-controller")[
+        "spec"
+    ]["template"]["spec"]["containers"]
+    args = parse(container["command"], container["args"])
+    assert args.driver_name == ["gpu.dra-driver.dev", "rdma.dra-driver.dev"]
+
+
+def test_nodes_are_chosen_by_their_hardware(chart: Chart) -> None:
+    def keys(values: dict[str, Any], name: str = "dra-driver-kubelet-plugin") -> str:
+        return str(agent(chart.render(values), name)[0].get("affinity"))
+
+    assert keys({}) == "None"
+    amd = keys({"kubeletPlugin": {"nodes": "nfd", "backends": ["amdgpu"]}})
+    assert "pci-0300_1002.present" in amd
+    assert "10de" not in amd
+    assert "pci-0302_10de.present" in keys({"kubeletPlugin": {"nodes": "nfd"}})
+    assert "pci-0207_15b3" in keys({"rdma": {"enabled": True, "nodes": "nfd"}}, "dra-driver-rdma-plugin")
+
+
+def test_crds_are_kept_unless_told_otherwise(chart: Chart) -> None:
+    policy = "helm.sh/resource-policy"
+    for crd in of_kind(chart.render(), "CustomResourceDefinition"):
+        assert crd["metadata"]["annotations"] == {policy: "keep"}
+    for crd in of_kind(chart.render({"crds": {"keep": False}}), "CustomResourceDefinition"):
+        assert "annotations" not in crd["metadata"]
+    assert len(of_kind(chart.render(), "CustomResourceDefinition")) == 2
+
+
+def test_a_kubernetes_that_is_too_old_is_refused(chart: Chart) -> None:
+    command = [chart.helm, "template", "x", str(CHART), "--kube-version", "1.33.9"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert ">=1.34.0" in done.stderr

@@ -1,0 +1,111 @@
+"""Values that are wrong are refused, and the refusal says what and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+from chart_support import CHART, Chart, Refused
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"allocater": "scheduler"}, "Additional property allocater is not allowed"),
+        ({"kubeletPlugin": {"nvidia": {"migs": True}}}, "Additional property migs is not allowed"),
+        ({"allocator": "both"}, 'allocator must be one of the following: "controller", "scheduler"'),
+        ({"controller": {"replicas": 0}}, "Must be greater than or equal to 1"),
+        ({"controller": {"port": 70000}}, "Must be less than or equal to 65535"),
+        ({"image": {"digest": "latest"}}, "image.digest"),
+        ({"driverName": "GPU"}, "driverName: GPU is no DNS name in lower case with a dot"),
+        ({"kubeletPlugin": {"backends": ["=x"]}}, "=x is no backend: expected NAME or NAME=ARGUMENT"),
+        (
+            {"deviceClasses": {"nvidia": {"extendedResourceName": "nvidia.com/gpu"}}},
+            "nvidia.extendedResourceName: nvidia.com/gpu: needs allocator: scheduler, it is controller",
+        ),
+        (
+            {"allocator": "scheduler", "deviceClasses": {"nvidia": {"extendedResourceName": "gpu"}}},
+            "gpu is no name of an extended resource: expected DOMAIN/NAME such as nvidia.com/gpu",
+        ),
+        (
+            {
+                "allocator": "scheduler",
+                "deviceClasses": {"gpu": {"extendedResourceName": "a.kubernetes.io/gpu"}},
+            },
+            "outside kubernetes.io",
+        ),
+        (
+            {
+                "allocator": "scheduler",
+                "deviceClasses": {
+                    "gpu": {"extendedResourceName": "example.com/gpu"},
+                    "amd": {"extendedResourceName": "example.com/gpu"},
+                },
+            },
+            "has the same name; a name stands for one class",
+        ),
+        (
+            {
+                "allocator": "scheduler",
+                "deviceClasses": {"amd": {"create": False, "extendedResourceName": "a.b/c"}},
+            },
+            "needs deviceClasses.amd.create: true",
+        ),
+        (
+            {"kubeletPlugin": {"backends": ["amdgpu"], "nvidia": {"mig": True}}},
+            'mig: true has no effect without the backend nvml; kubeletPlugin.backends is ["amdgpu"]',
+        ),
+        ({"kubeletPlugin": {"maxSurge": 0}}, "are both 0: no pod could be replaced"),
+        ({"kubeletPlugin": {"maxUnavailable": "10%"}}, "one of them must be 0"),
+        (
+            {"rdma": {"enabled": True, "driverName": "gpu.dra-driver.dev"}},
+            "two plugins cannot register one name",
+        ),
+        (
+            {"kubeletPlugin": {"nodes": "nfd", "backends": ["amdgpu", "simulated=mixed"]}},
+            "nfd chooses nodes by their hardware",
+        ),
+        (
+            {"kubeletPlugin": {"nodes": "nfd", "backends": ["generic=/x"]}},
+            "nfd knows the hardware of the backends",
+        ),
+    ],
+)
+def test_wrong_values_are_refused_with_the_reason(chart: Chart, values: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(Refused) as refusal:
+        chart.render(values)
+    assert said in str(refusal.value)
+
+
+def objects(part: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if "properties" in part:
+        yield path, part
+        for name, below in part["properties"].items():
+            yield from objects(below, f"{path}.{name}")
+    if "items" in part:
+        yield from objects(part["items"], f"{path}[]")
+
+
+def test_the_schema_leaves_nothing_open_that_is_ours() -> None:
+    # Parts of Kubernetes' own objects, which the API server checks.
+    kubernetes = (".extraEnv[]", ".extraVolumes[]", ".extraVolumeMounts[]")
+    for path, part in objects(SCHEMA):
+        if not path.endswith(kubernetes):
+            assert part["additionalProperties"] is False, path
+
+
+def test_schema_and_defaults_name_the_same_values() -> None:
+    def same(part: Mapping[str, Any], values: Any, path: str) -> None:
+        if part.get("required"):
+            # Helm itself adds global.
+            assert set(part["properties"]) - {"global"} == set(values) == set(part["required"]), path
+            for name, value in values.items():
+                same(part["properties"][name], value, f"{path}.{name}")
+
+    same(SCHEMA, VALUES, "")
