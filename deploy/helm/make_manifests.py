@@ -31,6 +31,7 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/20-deviceclasses.yaml": ("deviceclasses.yaml", ()),
     "manifests/30-controller.yaml": ("controller.yaml", ()),
     "manifests/40-kubelet-plugin.yaml": ("kubelet-plugin.yaml", ()),
+    "manifests/50-admission.yaml": ("webhooks.yaml", ()),
     "manifests/gating.yaml": ("admission-policies.yaml", ()),
     "optional/rdma.yaml": ("rdma.yaml", ("rdma.enabled=true",)),
 }

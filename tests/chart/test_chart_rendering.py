@@ -135,6 +135,7 @@ def test_the_driver_understands_its_arguments(rendered: dict[tuple[str, str], li
                 if container["command"][1] == "controller":
                     assert args.namespace == namespace, name
                     assert args.health_port == ports["health"], name
+                    assert args.admission_port == ports.get("admission"), name
                 else:
                     assert args.metrics_address == f":{ports['metrics']}", name
                 for probe in ("livenessProbe", "readinessProbe"):
@@ -321,6 +322,27 @@ def test_crds_are_kept_unless_told_otherwise(chart: Chart) -> None:
     for crd in of_kind(chart.render({"crds": {"keep": False}}), "CustomResourceDefinition"):
         assert "annotations" not in crd["metadata"]
     assert len(of_kind(chart.render(), "CustomResourceDefinition")) == 2
+
+
+def test_without_webhooks_nothing_is_left_of_them(chart: Chart) -> None:
+    on, off = (chart.render({"webhooks": {"enabled": e}}) for e in (True, False))
+    assert {o["kind"] for o in on if o["metadata"]["name"] == "dra-driver-admission"} == {
+        "Secret",
+        "Service",
+        "ValidatingWebhookConfiguration",
+        "MutatingWebhookConfiguration",
+    }
+    assert "admission-port" not in str(off)
+    assert "dra-driver-admission" not in str(off)
+
+
+def test_policies_that_kubernetes_does_not_have_are_left_out(chart: Chart) -> None:
+    def mutating(version: str) -> int:
+        command = [chart.helm, "template", "x", str(CHART), "--kube-version", version]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return text.count("kind: MutatingAdmissionPolicy\n")
+
+    assert [mutating(v) for v in ("1.34.0", "1.35.4", "1.36.0", "1.36.2+k3s1", "1.37.0")] == [0, 0, 1, 1, 1]
 
 
 def test_a_kubernetes_that_is_too_old_is_refused(chart: Chart) -> None:

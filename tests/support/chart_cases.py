@@ -53,6 +53,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "extended", {"allocator": "scheduler", "deviceClasses": EXTENDED}
     for feature in ("gate", "validate"):
         yield f"no-{feature}", {"admissionPolicies": {feature: False}}
+    for webhooks in (True, False):
+        yield f"webhooks={webhooks}", {"webhooks": {"enabled": webhooks}, "networkPolicy": {"enabled": True}}
     for keep in (True, False):
         yield f"crds-keep={keep}", {"crds": {"keep": keep}}
     yield "no-crds", {"crds": {"install": False}}
@@ -75,8 +77,11 @@ EVERYTHING: dict[str, Any] = {
     "allocator": "scheduler",
     "logLevel": "debug",
     "deviceClasses": EXTENDED | {"intel": {"create": False}},
+    "webhooks": {"port": 10443, "url": "https://controller.example.com:10443/admission"},
     "controller": {
         "replicas": 3,
+        "web": True,
+        "otlpEndpoint": "http://collector.example.com:4318",
         "extraArgs": ["--health-host=0.0.0.0"],
         "extraEnv": [{"name": "A", "value": "b"}],
         "nodeSelector": {"role": "infra"},
