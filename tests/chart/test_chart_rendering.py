@@ -275,7 +275,9 @@ def test_two_controllers_share_a_budget_and_one_has_none(chart: Chart) -> None:
 
 def test_classes_follow_the_driver_name_and_have_extended_resources_on_request(chart: Chart) -> None:
     plain = {c["metadata"]["name"]: c["spec"] for c in of_kind(chart.render(), "DeviceClass")}
-    assert set(plain) == {f"{p}gpu.dra-driver.dev" for p in ("", "mig.", "nvidia.", "amd.", "intel.")}
+    assert set(plain) == {
+        f"{p}gpu.dra-driver.dev" for p in ("", "mig.", "partition.", "vf.", "nvidia.", "amd.", "intel.")
+    }
     assert not any("extendedResourceName" in spec for spec in plain.values())
     values = {
         "driverName": "gpu.example.com",

@@ -1,7 +1,7 @@
 """The Helm chart on a real cluster: server-side dry run of every case, and the life of a release.
 
 Both need helm (``make chart-test`` installs it) and ``CLUSTER=existing`` or ``local``. The dry run changes
-nothing but a namespace that comes and goes. The installation replaces the driver that is installed, so it runs
+nothing but a namespace that comes and goes. The installation replaces the driver that is installed, and runs
 only with ``CHART_INSTALL=1``; it uses the image that the installed driver has, and simulated GPUs:
 
     CHART_INSTALL=1 make e2e CLUSTER=local BIN=DIR ARGS='-k chart'
