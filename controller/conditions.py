@@ -12,7 +12,7 @@ from dra_driver.api.resource import Condition
 from dra_driver.kube.clock import rfc3339
 from dra_driver.resourceslice import GATES, DesiredPool, PoolAllocator, ServerFeatures
 
-__all__ = ["PUBLISHED", "cut", "merged", "merged_all", "published", "refused", "same"]
+__all__ = ["PUBLISHED", "cut", "left_to_node", "merged", "merged_all", "published", "refused", "same"]
 
 PUBLISHED = "Published"
 _LONGEST = 2000
@@ -66,6 +66,17 @@ def published(
 
 
 _WHO = {PoolAllocator.CONTROLLER: "controller", PoolAllocator.SCHEDULER: "scheduler"}
+
+
+def left_to_node() -> Condition:
+    """The node agent publishes by itself (``--publish=node``)."""
+    return Condition(
+        type=PUBLISHED,
+        status="True",
+        reason="PublishedByNode",
+        message="the node agent publishes the devices of its node; the controller leaves them alone",
+        last_transition_time="",
+    )
 
 
 def refused(why: str) -> Condition:

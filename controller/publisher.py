@@ -24,20 +24,32 @@ import structlog
 
 from controller import conditions
 from controller.config import ControllerConfig
-from controller.features import probe_features
 from controller.freeze import FrozenPools, changes_forms
 from controller.handover import DRAINING, Handover, Step
 from controller.policies import PolicyBook
 from controller.tracing import traced
-from dra_driver.api import codec
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, Publication, inventory_name
+from dra_driver.api.inventory import (
+    DEVICE_INVENTORIES,
+    NODE_PUBLISHES,
+    DeviceInventory,
+    Publication,
+    inventory_name,
+)
 from dra_driver.api.meta import PoolName, WireObject
 from dra_driver.api.policy import DevicePolicy
-from dra_driver.api.resource import RESOURCE_SLICES, Condition, Device, ResourceSlice
-from dra_driver.errors import ApiUnavailable, Conflict, DraError, Invalid, NotFound
+from dra_driver.api.resource import Condition, Device, ResourceSlice
+from dra_driver.errors import ApiUnavailable, Invalid
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
+from dra_driver.publishing import (
+    AlteredByServer,
+    delete_stale,
+    owned_by_node,
+    probe_features,
+    raw_publication,
+    store,
+)
 from dra_driver.resourceslice import (
     DesiredPool,
     Plan,
@@ -46,7 +58,6 @@ from dra_driver.resourceslice import (
     ServerFeatures,
     SliceWrite,
     Usage,
-    altered,
     build_slices,
     owner_of,
     plan,
@@ -67,10 +78,6 @@ MANAGED_BY = {"app.kubernetes.io/managed-by": "dra-driver-controller"}
 def pool_of(slice_: ResourceSlice) -> Iterable[tuple[str, str]]:
     """Index function of the slice informer: driver and pool."""
     yield (slice_.spec.driver, slice_.spec.pool.name)
-
-
-class AlteredByServer(DraError):
-    """The API server stored something else than was sent."""
 
 
 class Publisher:
@@ -239,6 +246,11 @@ class Publisher:
                 await self._note_condition(inventory, conditions.refused(refusal))
             return
         pool = PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
+        if _left_to_node(inventory):
+            self._pending.discard(pool)
+            self._frozen.end(pool)
+            await self._note_condition(inventory, conditions.left_to_node())
+            return
         desired, step = await self._desired(inventory, node)
         if pool in self._frozen or self._changes_forms(inventory, node, desired):
             self._frozen.freeze(pool)
@@ -263,7 +275,9 @@ class Publisher:
         there = self._slices.by_index(POOL_INDEX, (pool.driver, pool.pool))
         policies = self._policies.for_node(node) if self._policies is not None else ()
         usage = self._usage(pool, there)
-        options = PublishOptions(allocator=self._config.allocator)
+        # A pool that its node wants to publish goes to kube-scheduler first, in the order that keeps it safe.
+        wanted = PoolAllocator.SCHEDULER if inventory.spec.publisher == NODE_PUBLISHES else None
+        options = PublishOptions(allocator=self._config.allocator, forced=wanted)
         desired = build_slices(inventory, policies, usage, options=options, features=features)
         step = Step(desired.allocator, desired.allocator.value)
         if self._handover is not None:
@@ -318,7 +332,7 @@ class Publisher:
             created=len(todo.creates),
             updated=len(todo.updates),
         )
-        await self._delete(todo)
+        await delete_stale(self._client, todo)
 
     async def _settle(self, inventory: DeviceInventory, desired: DesiredPool) -> None:
         """Ends an attempt of a predecessor. Creates nothing: see the module's docstring."""
@@ -333,7 +347,7 @@ class Publisher:
             allocator=inventory.status.publication.allocator,
         )
         log.info("an unfinished publication is closed", inventory=inventory.metadata.name, epoch=epoch)
-        await self._patch_status(inventory, {"publication": _raw(publication)})
+        await self._patch_status(inventory, {"publication": raw_publication(publication)})
 
     async def _note_allocator(self, inventory: DeviceInventory, step: Step) -> DeviceInventory:
         """Before the slices say the same: a controller that is killed in between must not allocate."""
@@ -356,21 +370,16 @@ class Publisher:
         inventory = await self._note_allocator(inventory, step)
         await self._write(inventory, todo)
         inventory = await self._note(inventory, desired, todo, publication.epoch, step)
-        await self._delete(todo)
+        await delete_stale(self._client, todo)
 
     def _changes_forms(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> bool:
         there = self._slices.by_index(POOL_INDEX, (desired.driver, desired.pool))
         return bool(there) and changes_forms(self._plan(inventory, node, desired), _newest(there))
 
     def _plan(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> Plan:
-        existing = [
-            s
-            for s in self._slices.by_index(POOL_INDEX, (desired.driver, desired.pool))
-            # A slice of the same pool that is not the node's is nothing that we wrote.
-            if s.spec.node_name == desired.node_name
-        ]
+        pool = self._slices.by_index(POOL_INDEX, (desired.driver, desired.pool))
         return plan(
-            existing,
+            owned_by_node(pool, desired.node_name),
             desired,
             owner_of(node),
             least_generation=inventory.status.publication.generation + 1,
@@ -384,49 +393,19 @@ class Publisher:
             await self._write_slice(inventory, write)
 
     async def _write_slice(self, inventory: DeviceInventory, write: SliceWrite) -> None:
-        body = codec.to_raw(RESOURCE_SLICES, write.slice)
+        def stored(answer: ResourceSlice) -> None:
+            pool = PoolID(answer.spec.driver, answer.spec.pool.name)
+            self._frozen.wrote(pool, answer, self._slices.get_by_name(answer.metadata.name))
+
         try:
-            if write.replaces is None:
-                answer = await self._client.create(RESOURCE_SLICES, body)
-            else:
-                answer = await self._client.replace(RESOURCE_SLICES, body)
-        except NotFound:
-            # Gone since we last looked; the informer will say so, and then the epoch decides.
-            raise Conflict(
-                f"slice {write.slice.metadata.name} is gone", code=409, reason="Conflict"
-            ) from None
+            await store(self._client, write, stored)
         except Invalid as e:
             self._recorder.event(DEVICE_INVENTORIES, inventory, "Warning", "SliceRefused", str(e))
             raise
-        pool = PoolID(answer.spec.driver, answer.spec.pool.name)
-        self._frozen.wrote(pool, answer, self._slices.get_by_name(answer.metadata.name))
-        if altered(write.slice.spec, answer.spec):
-            await self._altered(inventory, answer)
-
-    async def _altered(self, inventory: DeviceInventory, answer: ResourceSlice) -> None:
-        """What was stored means something else than what was sent: away with it, and ask the server anew."""
-        await self._client.delete(RESOURCE_SLICES, answer.metadata.name, uid=answer.metadata.uid)
-        self._features = None
-        text = (
-            f"the API server stored ResourceSlice {answer.metadata.name} without fields that were sent "
-            "(a feature gate is off); it was deleted"
-        )
-        self._recorder.event(DEVICE_INVENTORIES, inventory, "Warning", "SliceAltered", text)
-        raise AlteredByServer(text)
-
-    async def _delete(self, todo: Plan) -> None:
-        """Slices that are no longer in the record."""
-        for slice_ in todo.deletes:
-            log.info("deleting a slice that is not wanted", slice=slice_.metadata.name)
-            try:
-                await self._client.delete(
-                    RESOURCE_SLICES,
-                    slice_.metadata.name,
-                    uid=slice_.metadata.uid,
-                    resource_version=slice_.metadata.resource_version,
-                )
-            except (NotFound, Conflict):
-                pass  # gone, or changed: the informer will bring it back to us
+        except AlteredByServer as e:
+            self._features = None  # asked anew
+            self._recorder.event(DEVICE_INVENTORIES, inventory, "Warning", "SliceAltered", str(e))
+            raise
 
     async def _note(
         self, inventory: DeviceInventory, desired: DesiredPool, todo: Plan, epoch: int, step: Step
@@ -444,7 +423,7 @@ class Publisher:
         condition = conditions.published(desired, self._features, step.refused, draining=draining)
         status: dict[str, Any] = {}
         if publication != present:
-            status["publication"] = _raw(publication)
+            status["publication"] = raw_publication(publication)
         if not conditions.same(inventory.status.conditions, condition):
             status["conditions"] = self._conditions(inventory, condition)
             kind = "Normal" if condition.reason == "Published" else "Warning"
@@ -481,16 +460,10 @@ def _newest(there: Iterable[ResourceSlice]) -> dict[str, Device]:
     return {d.name: d for s in slices if s.spec.pool.generation == newest for d in s.spec.devices}
 
 
-def _raw(publication: Publication) -> dict[str, Any]:
-    """Every field, also those with a default value: a merge patch leaves alone what it does not name."""
-    return {
-        "epoch": publication.epoch,
-        "attempted": publication.attempted,
-        "generation": publication.generation,
-        "slices": list(publication.slices),
-        "devices": publication.devices,
-        "allocator": publication.allocator,
-    }
+def _left_to_node(inventory: DeviceInventory) -> bool:
+    """The node agent publishes, and this controller has let go of the pool."""
+    let_go = inventory.status.publication.allocator not in (PoolAllocator.CONTROLLER.value, DRAINING)
+    return inventory.spec.publisher == NODE_PUBLISHES and let_go
 
 
 def refusal_of(inventory: DeviceInventory, node: Node | None) -> str:

@@ -46,6 +46,7 @@ class Configuration:
         nvidia_smi: sets time slices; a path, or a name to be found in PATH.
         mps_control: NVIDIA's MPS control daemon; likewise. Where it is not there, nothing is shared by MPS.
         passthrough: claims may have devices bound to vfio-pci.
+        publish: who publishes the node's slices: ``controller`` or ``node``.
         mps_launcher: who keeps the daemons: ``systemd``, ``session`` or ``auto``.
     """
 
@@ -71,6 +72,7 @@ class Configuration:
     mps_control: str = "nvidia-cuda-mps-control"
     mps_launcher: str = "auto"
     passthrough: bool = False
+    publish: str = "controller"
 
     @property
     def plugin_dir(self) -> Path:

@@ -18,6 +18,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import (
     DEVICE_INVENTORIES,
+    NODE_PUBLISHES,
     Activity,
     BackendProblem,
     DeviceHealth,
@@ -36,6 +37,7 @@ from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube import Backoff, Handler, Informer
 from dra_driver.ports import KubeClient
 from kubelet_plugin.devices import DeviceTable
+from kubelet_plugin.publishing import NodePublisher
 from kubelet_plugin.registration import RegistrationState
 from kubelet_plugin.signals import Changes
 
@@ -68,6 +70,7 @@ class InventoryKeeper:
 
     Args:
         leads: whether this instance speaks for the node; during a rolling update only one of two does.
+        publisher: publishes the slices of the node; None: the controller does.
         settle_seconds: how long slices must be gone before that counts: the kubelet removes one after the
             other, and the controller replaces them one after the other.
         activity: which devices are busy; ``activity_changed`` says that there is another answer.
@@ -82,6 +85,7 @@ class InventoryKeeper:
         table: DeviceTable,
         registration: RegistrationState,
         leads: Callable[[], bool] = lambda: True,
+        publisher: NodePublisher | None = None,
         settle_seconds: float = 1.0,
         activity: Callable[[], Activity] = Activity,
     ) -> None:
@@ -93,6 +97,7 @@ class InventoryKeeper:
         self._registration = registration
         self._leads = leads
         self._settle = settle_seconds
+        self._publisher = publisher
         self._activity = activity
         self._slice_selector = f"spec.nodeName={node_name},spec.driver={driver}"
         self._slices = Informer(client, RESOURCE_SLICES, field_selector=self._slice_selector)
@@ -179,6 +184,10 @@ class InventoryKeeper:
         self._note_published(current)
         current = await self._sync_observations(current)
         current = await self._sync_registration(current)
+        if self._publisher is not None and self._slices.synced.is_set():
+            current = await self._publisher.publish(current, self._slices.items())
+            if self._publisher.again:
+                asyncio.get_running_loop().call_later(self._publisher.again, self._wake.notify)
         await self._look_for_slices(current)
 
     def _note_published(self, current: DeviceInventory) -> None:
@@ -214,7 +223,12 @@ class InventoryKeeper:
             # Whose backend has not answered since the start is not withdrawn because another one has.
             devices += tuple(_unconfirmed(d) for d in stored if d.name not in found)
         spec = fit(
-            DeviceInventorySpec(node_name=self._node_name, driver=self._driver, devices=devices),
+            DeviceInventorySpec(
+                node_name=self._node_name,
+                driver=self._driver,
+                devices=devices,
+                publisher=NODE_PUBLISHES if self._publisher is not None else "",
+            ),
         )
         if spec.truncated:
             log.error(
@@ -229,9 +243,10 @@ class InventoryKeeper:
         wanted = self._wanted_spec(current.spec.devices)
         patch: dict[str, Any] = {}
         if current.spec != wanted and self._altered != (wanted, current.spec):
-            # truncated is absent from the encoding where it is 0, and a merge patch keeps what is absent.
+            # What has its default is absent from the encoding, and a merge patch keeps what is absent.
             patch["spec"] = {**_plain(wanted), "devices": _plain(wanted).get("devices", [])}
             patch["spec"]["truncated"] = wanted.truncated
+            patch["spec"]["publisher"] = wanted.publisher
         if not current.metadata.owner_references:
             patch["metadata"] = {"ownerReferences": [_plain(await self._owner())]}
         if not patch:

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from dra_driver import discovery
-from dra_driver.api.meta import PoolName
+from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.discovery.nvidia_material import NvidiaMaterial
 from dra_driver.discovery.pci_binding import PciFunctions
 from dra_driver.errors import ConfigurationError, DraError
@@ -35,6 +35,7 @@ from kubelet_plugin.locks import StateLock
 from kubelet_plugin.metadata_directory import MetadataDirectory
 from kubelet_plugin.notices import Notices
 from kubelet_plugin.observation import Observation
+from kubelet_plugin.publishing import NodePublisher
 from kubelet_plugin.reconciliation import Intervals, Reconciler
 from kubelet_plugin.registration import RegistrationState
 from kubelet_plugin.sockets import SocketServer
@@ -184,6 +185,11 @@ class Plugin:
             table=self._table,
             registration=self._state,
             leads=self._instances.leads,
+            publisher=NodePublisher(
+                client, DriverName(configuration.driver_name), configuration.node_name, self._state
+            )
+            if configuration.publish == "node"
+            else None,
             settle_seconds=settle_seconds,
         )
         self._reconciler = Reconciler(

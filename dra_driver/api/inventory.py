@@ -19,6 +19,7 @@ __all__ = [
     "API_VERSION",
     "DEVICE_INVENTORIES",
     "GROUP",
+    "NODE_PUBLISHES",
     "Activity",
     "BackendProblem",
     "DeviceHealth",
@@ -37,6 +38,8 @@ __all__ = [
 
 GROUP = "dra-driver.dev"
 API_VERSION = f"{GROUP}/v1alpha1"
+# ``spec.publisher`` of a node whose plugin publishes.
+NODE_PUBLISHES = "node"
 
 
 class PartitionPlacement(Wire, frozen=True, kw_only=True):
@@ -111,12 +114,14 @@ class DeviceInventorySpec(Wire, frozen=True, kw_only=True):
     Attributes:
         truncated: number of devices that were left out because the object would have grown beyond what the
             API server stores; 0 where everything is there.
+        publisher: ``node`` where the plugin publishes the slices itself; empty: the controller does.
     """
 
     node_name: str
     driver: DriverName
     devices: tuple[InventoryDevice, ...] = ()
     truncated: int = 0
+    publisher: str = ""
 
 
 class Registration(Wire, frozen=True, kw_only=True):

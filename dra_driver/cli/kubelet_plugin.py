@@ -121,7 +121,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "machines; needs sysfs writable, the host's processes visible, and the module vfio-pci",
     )
     parser.add_argument(
-        "--publish", choices=("controller",), default="controller", help="who publishes ResourceSlices"
+        "--publish",
+        choices=("controller", "node"),
+        default="controller",
+        help="who publishes the node's ResourceSlices: our controller, or this agent where there is no "
+        "controller (whole devices, allocated by kube-scheduler; needs deploy/optional/publish-node.yaml)",
     )
 
 
@@ -158,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
         mps_control=args.mps_control,
         mps_launcher=args.mps_launcher,
         passthrough=args.passthrough,
+        publish=args.publish,
     )
     return asyncio.run(_main(configuration))
 

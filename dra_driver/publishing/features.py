@@ -35,16 +35,21 @@ _NAME = "dra-driver-probe"
 _ONE = Quantity.of(1)
 
 
-async def probe_features(client: KubeClient, driver: DriverName) -> ServerFeatures:
+async def probe_features(client: KubeClient, driver: DriverName, node_name: str = _NAME) -> ServerFeatures:
     """Asks the server by dry runs; nothing is stored.
+
+    Args:
+        client: the server.
+        driver: ours.
+        node_name: of the slices that are sent; a node agent may send its own node's only.
 
     Raises:
         ApiError, ApiUnavailable: the server could not be asked (``Forbidden``: no right to create slices).
     """
     features = ServerFeatures(
-        taints=await _survives(client, driver, _tainted()),
-        counters=await _survives(client, driver, None, counters=True),
-        multi_allocation=await _survives(client, driver, _shareable()),
+        taints=await _survives(client, driver, node_name, _tainted()),
+        counters=await _survives(client, driver, node_name, None, counters=True),
+        multi_allocation=await _survives(client, driver, node_name, _shareable()),
     )
     log.info(
         "API server asked which fields of slices it keeps",
@@ -67,12 +72,12 @@ def _shareable() -> Device:
 
 
 async def _survives(
-    client: KubeClient, driver: DriverName, device: Device | None, *, counters: bool = False
+    client: KubeClient, driver: DriverName, node_name: str, device: Device | None, *, counters: bool = False
 ) -> bool:
     spec = ResourceSliceSpec(
         driver=driver,
         pool=ResourcePool(name=PoolName(_NAME), generation=1, resource_slice_count=1),
-        node_name=_NAME,
+        node_name=node_name,
         devices=(device,) if device is not None else (),
         shared_counters=(CounterSet(name="probe", counters={"memory": Counter(value=_ONE)}),)
         if counters

@@ -1,0 +1,20 @@
+"""Writing the slices of a pool, for whoever publishes it: the controller, or the node agent itself.
+
+What a pool should be is ``dra_driver.resourceslice``'s to say (``build_slices``, ``plan``), when it may be
+written the publisher's. Here the API server is asked which fields it keeps, and a plan is carried out through
+``ports.KubeClient``.
+"""
+
+from __future__ import annotations
+
+from dra_driver.publishing.features import probe_features
+from dra_driver.publishing.slices import AlteredByServer, delete_stale, owned_by_node, raw_publication, store
+
+__all__ = [
+    "AlteredByServer",
+    "delete_stale",
+    "owned_by_node",
+    "probe_features",
+    "raw_publication",
+    "store",
+]

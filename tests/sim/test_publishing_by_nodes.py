@@ -1,0 +1,140 @@
+"""Node agents that publish by themselves: without a controller, over restarts, from one mode to the other."""
+
+from __future__ import annotations
+
+import cluster_support as support
+
+from dra_driver.api.names import CONTROLLER_TAINT, DEFAULT_DRIVER_NAME
+from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
+from dra_driver.sim.cluster import EmbeddedCluster, SimNode
+
+BY_NODES = support.config(run_controller=False, plugin_flags=("--publish=node",))
+FLAG = "--publish=node"
+
+
+def only(cluster: EmbeddedCluster) -> SimNode:
+    (node,) = cluster.nodes.values()
+    return node
+
+
+async def pool(cluster: EmbeddedCluster) -> list[ResourceSlice]:
+    return list((await cluster.api.list(RESOURCE_SLICES)).items)
+
+
+def tainted(slices: list[ResourceSlice]) -> bool:
+    return any(t.key == CONTROLLER_TAINT for s in slices for d in s.spec.devices for t in d.taints)
+
+
+async def back(cluster: EmbeddedCluster, before: list[ResourceSlice]) -> list[ResourceSlice]:
+    """Other slices than these, when all are there."""
+    gone = {s.metadata.uid for s in before}
+
+    async def there() -> list[ResourceSlice]:
+        inventory = await support.inventory(cluster, only(cluster))
+        published = inventory.status.publication
+        slices = await pool(cluster)
+        complete = {s.metadata.name for s in slices} == set(published.slices)
+        fresh = gone.isdisjoint(s.metadata.uid for s in slices)
+        return slices if slices and fresh and complete else []
+
+    return await cluster.wait_for("the slices to be back", there)
+
+
+async def epoch_of(cluster: EmbeddedCluster) -> int:
+    return (await support.inventory(cluster, only(cluster))).status.publication.epoch
+
+
+async def restarted(cluster: EmbeddedCluster, *, by_node: bool) -> None:
+    """The plugin ends in order and starts anew, with the flag or without."""
+    plugin = only(cluster).plugin
+    await plugin.stop()
+    others = tuple(word for word in plugin.command if word != FLAG)
+    plugin.command = (*others, FLAG) if by_node else others
+    await cluster.start_process(plugin)
+
+
+def test_without_a_controller_pods_get_devices_and_slices_come_back() -> None:
+    async def scenario(cluster: EmbeddedCluster) -> None:
+        inventory = await support.inventory(cluster, only(cluster))
+        assert inventory.spec.publisher == "node"
+        assert inventory.status.publication.allocator == "scheduler"
+        slices = await pool(cluster)
+        assert not tainted(slices)
+        assert all(s.spec.node_name == only(cluster).name for s in slices)
+        owners = [o for s in slices for o in s.metadata.owner_references or ()]
+        assert {(o.kind, o.name) for o in owners} == {("Node", only(cluster).name)}
+        await support.apply(cluster, support.TEMPLATE, support.gpu_pod("one"))
+        await support.phase(cluster, "one", "Running")
+        # The kubelet deletes them at its start; the agent publishes them once more.
+        await cluster.restart_kubelet(only(cluster).name)
+        slices = await back(cluster, slices)
+        # Likewise after the death of the agent, and while it is dead nobody does.
+        await cluster.kill_plugin(only(cluster).name)
+        await support.slices_gone(cluster)
+        await cluster.start_process(only(cluster).plugin)
+        await back(cluster, slices)
+        await support.apply(cluster, support.gpu_pod("two"))
+        await support.phase(cluster, "two", "Running")
+
+    support.run(scenario, BY_NODES)
+
+
+def test_slices_that_somebody_deletes_come_back_and_those_of_others_stay() -> None:
+    async def scenario(cluster: EmbeddedCluster) -> None:
+        (first, *_) = await pool(cluster)
+        foreign = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "foreign"},
+            "spec": {
+                "driver": "other.example.com",
+                "nodeName": only(cluster).name,
+                "pool": {"name": only(cluster).name, "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": "x"}],
+            },
+        }
+        await cluster.api.create(RESOURCE_SLICES, foreign)
+        epoch = await epoch_of(cluster)
+        await cluster.api.delete(RESOURCE_SLICES, first.metadata.name)
+
+        async def whole() -> bool:
+            ours = [s for s in await pool(cluster) if s.spec.driver == DEFAULT_DRIVER_NAME]
+            return bool(ours) and await epoch_of(cluster) > epoch
+
+        await cluster.wait_for("the slice to be back", whole)
+        assert "foreign" in {s.metadata.name for s in await pool(cluster)}
+
+    support.run(scenario, BY_NODES)
+
+
+def test_a_node_changes_hands_in_both_directions() -> None:
+    async def scenario(cluster: EmbeddedCluster) -> None:
+        async def handed(mode: str, taint: bool) -> bool:
+            inventory = await support.inventory(cluster, only(cluster))
+            slices = await pool(cluster)
+            return (
+                inventory.spec.publisher == mode
+                and inventory.status.publication.allocator == ("controller" if taint else "scheduler")
+                and bool(slices)
+                and tainted(slices) == taint
+            )
+
+        assert await handed("", True)
+        await support.apply(cluster, support.TEMPLATE, support.gpu_pod("one"))
+        await support.phase(cluster, "one", "Running")
+        await restarted(cluster, by_node=True)
+        await cluster.wait_for("the node to publish", lambda: handed("node", False), seconds=45)
+
+        async def left_alone() -> bool:
+            conditions = (await support.inventory(cluster, only(cluster))).status.conditions
+            return any(c.reason == "PublishedByNode" for c in conditions)
+
+        await cluster.wait_for("the controller to leave it alone", left_alone)
+        await support.apply(cluster, support.gpu_pod("two"))
+        await support.phase(cluster, "two", "Running")
+        await restarted(cluster, by_node=False)
+        await cluster.wait_for("the controller to publish", lambda: handed("", True), seconds=60)
+        await support.apply(cluster, support.gpu_pod("three"))
+        await support.phase(cluster, "three", "Running")
+
+    support.run(scenario, support.config(), seconds=150)
