@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dra_driver.api.quantity import Quantity
-from dra_driver.api.version import Version
-from dra_driver.cel import _aliasing, _kubernetes, _lists, _standard, _strings
+from dra_driver.cel import _aliasing
 from dra_driver.cel import _closures as closures
 from dra_driver.cel._ast import (
     Call,
@@ -26,98 +24,33 @@ from dra_driver.cel._ast import (
 from dra_driver.cel._checker import WRAPPERS
 from dra_driver.cel._closures import Closure
 from dra_driver.cel._declarations import Overload
+from dra_driver.cel._implementations import IMPLEMENTATIONS, loosely_typed, type_test
 from dra_driver.cel._macros import ACCUMULATOR
-from dra_driver.cel._types import Type
 from dra_driver.cel._values import (
-    Cidr,
-    DomainMap,
-    Duration,
-    Format,
-    Ip,
     Optional,
-    SumQuantity,
-    Timestamp,
     TypeValue,
     UInt,
-    Url,
     Value,
     equal,
     key_of,
     not_equal,
-    plain_key,
 )
 from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError, no_such_overload
 
-__all__ = ["Compiler", "implementations"]
+__all__ = ["Compiler"]
 
 
-def implementations() -> Mapping[str, Callable[..., Value]]:
-    """Functions by the id of the overload."""
-    return _IMPLEMENTATIONS
-
-
-_IMPLEMENTATIONS: dict[str, Callable[..., Value]] = {
-    **_standard.FUNCTIONS,
-    **_strings.FUNCTIONS,
-    **_lists.FUNCTIONS,
-    **_kubernetes.FUNCTIONS,
-}
 _DEVICE_FIELDS = {
     "driver": "driver",
     "attributes": "attributes",
     "capacity": "capacity",
     "allowMultipleAllocations": "allow_multiple_allocations",
 }
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "int": (int,),
-    "uint": (UInt,),
-    "double": (float,),
-    "string": (str,),
-    "bytes": (bytes,),
-    "null_type": (type(None),),
-    "list": (list, tuple),
-    "map": (dict, DomainMap),
-    "google.protobuf.Duration": (Duration,),
-    "google.protobuf.Timestamp": (Timestamp,),
-    "kubernetes.Quantity": (Quantity, SumQuantity),
-    "kubernetes.Semver": (Version,),
-    "kubernetes.URL": (Url,),
-    "kubernetes.NamedFormat": (Format,),
-    "net.IP": (Ip,),
-    "net.CIDR": (Cidr,),
-    "optional_type": (Optional,),
-    "type": (TypeValue,),
-}
 _CONVERSIONS = frozenset({"bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"})
 # Made once of constants; decimals are left out, because sums write into them (see _aliasing).
 _CONSTRUCTORS = frozenset({"quantity", "semver"})
 _EQUAL_TYPES = frozenset({"string", "int", "uint", "bool", "double", "bytes"})
 _PRIMITIVES = frozenset({str, bytes, bool, int, UInt, float})
-
-
-def _type_test(t: Type) -> Callable[[Value], bool] | None:
-    """Whether a value may be passed for a type: of a list and a map the first entry decides."""
-    allowed = _PYTHON_TYPES.get(t.name)
-    if allowed is None:
-        return None
-    inner = [_type_test(p) for p in t.params] if t.kind in ("list", "map") else []
-    if not any(inner):
-        return lambda value: type(value) in allowed
-    first = inner[0]
-
-    def test(value: Value) -> bool:
-        if type(value) not in allowed:
-            return False
-        if not value or first is None:
-            return True
-        return first(plain_key(next(iter(value))))
-
-    return test
-
-
-def _loosely_typed(t: Type) -> bool:
-    return t.kind in ("dyn", "any", "param", "error") or t.name.startswith("wrapper")
 
 
 class Compiler:
@@ -233,20 +166,20 @@ class Compiler:
     def function(self, e: Call, operands: list[Expr]) -> Callable[..., Value]:
         """What to call with the values of the operands."""
         if len(e.overloads) == 1 and all(map(self.is_certain, operands)):
-            found = _IMPLEMENTATIONS.get(e.overloads[0])
+            found = IMPLEMENTATIONS.get(e.overloads[0])
             if found is None:
                 return closures.undefined
             return found
         candidates: closures.Candidates = []
         for overload in e.overloads:
-            found = _IMPLEMENTATIONS.get(overload)
+            found = IMPLEMENTATIONS.get(overload)
             if found is not None:
-                candidates.append((tuple(map(_type_test, self.overloads[overload].args)), found))
+                candidates.append((tuple(map(type_test, self.overloads[overload].args)), found))
         return closures.dispatcher(candidates)
 
     def is_certain(self, e: Expr) -> bool:
         """Whether values of the node are of its static type: not where null or dyn may have slipped in."""
-        if _loosely_typed(e.type):
+        if loosely_typed(e.type):
             return False
         match e:
             case Literal():
@@ -259,7 +192,7 @@ class Compiler:
                 return bool(e.test_only or e.as_ident) or self.is_device(e.operand) or self.is_capacity(e)
             case Call():
                 results = [self.overloads[o].result for o in e.overloads if o in self.overloads]
-                concrete = bool(results) and not any(_loosely_typed(r) for r in results)
+                concrete = bool(results) and not any(loosely_typed(r) for r in results)
                 return concrete or e.function == "_?._" or self.is_capacity(e)
             case Comprehension():
                 return (not e.is_bind and not isinstance(e.result, Ident)) or isinstance(e.accu_init, Literal)

@@ -7,7 +7,7 @@ import sys
 
 from dra_driver.cli import allocator_cases, allocator_manifests, allocator_stream, common
 from dra_driver.errors import ConfigurationError
-from dra_driver.structured import Strategy
+from dra_driver.structured import NodePolicy, Strategy
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Strategy.BEST_FIT.value,
         help="first-fit: the devices that Kubernetes takes; best-fit: the best of all that fit",
     )
+    allocator_manifests.add_node_policy_argument(parser)
     common.add_output_argument(parser)
 
 
@@ -41,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0: everything fits (always 0 with ``--cases``); 1: a claim does not fit.
     """
-    strategy = Strategy(args.strategy)
+    strategy, policy = Strategy(args.strategy), NodePolicy(args.node_policy)
+    if args.file is None and policy is not NodePolicy.PACK:
+        raise ConfigurationError("--node-policy goes with -f")
     if args.stream:
         if args.claim:
             raise ConfigurationError("--claim goes with -f, not with --stream")
@@ -53,4 +56,4 @@ def run(args: argparse.Namespace) -> int:
         form = "json" if args.output == "table" else args.output
         common.print_data(allocator_cases.run_file(args.cases, strategy), form)
         return 0
-    return allocator_manifests.run_allocate(args.file, args.claim, strategy, args.output)
+    return allocator_manifests.run_allocate(args.file, args.claim, strategy, policy, args.output)

@@ -32,13 +32,22 @@ from dra_driver.structured import (
     AllocatedState,
     DoesNotFit,
     Failed,
+    NodePolicy,
     Outcome,
     Snapshot,
     Strategy,
     allocate,
 )
 
-__all__ = ["Manifests", "add_claim_argument", "add_file_argument", "explained", "read", "run_allocate"]
+__all__ = [
+    "Manifests",
+    "add_claim_argument",
+    "add_file_argument",
+    "add_node_policy_argument",
+    "explained",
+    "read",
+    "run_allocate",
+]
 
 _KINDS: dict[str, Resource[Any]] = {
     r.kind: r for r in (RESOURCE_SLICES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, DEVICE_CLASSES, NODES)
@@ -68,6 +77,16 @@ def add_claim_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="only this claim or template (repeatable); all of the manifests by default",
+    )
+
+
+def add_node_policy_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--node-policy``."""
+    parser.add_argument(
+        "--node-policy",
+        choices=[p.value for p in NodePolicy],
+        default=NodePolicy.PACK.value,
+        help="with best-fit, of nodes that are equally good: the fullest (pack, the default) or the emptiest",
     )
 
 
@@ -225,7 +244,9 @@ def _namespaced(claim: ResourceClaim) -> ResourceClaim:
 # --- allocate -----------------------------------------------------------------------------------------------
 
 
-def run_allocate(files: Sequence[str], wanted: Sequence[str], strategy: Strategy, output: str) -> int:
+def run_allocate(
+    files: Sequence[str], wanted: Sequence[str], strategy: Strategy, policy: NodePolicy, output: str
+) -> int:
     """Allocates claims one after the other, in the order of the files, and prints where.
 
     Returns:
@@ -235,7 +256,7 @@ def run_allocate(files: Sequence[str], wanted: Sequence[str], strategy: Strategy
     snapshot = manifests.snapshot()
     outcomes: list[tuple[ResourceClaim, Outcome]] = []
     for claim in manifests.select(wanted):
-        outcome = allocate(snapshot, [claim], strategy=strategy)
+        outcome = allocate(snapshot, [claim], strategy=strategy, policy=policy)
         outcomes.append((claim, outcome))
         if isinstance(outcome, Allocated) and claim.status.allocation is None:
             made = [(str(claim.key), outcome.results[0])]
@@ -288,6 +309,7 @@ def explained(
     *,
     namespace: str = "",
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
+    policy: NodePolicy = NodePolicy.PACK,
 ) -> str:
     """For each claim by itself why it can be allocated or not, as it is printed.
 
@@ -297,13 +319,14 @@ def explained(
         output: ``table``, ``json`` or ``yaml``.
         namespace: only claims of this one; empty: of all.
         ignore_taint: taints that exclude nothing.
+        policy: which of several nodes that are equally good.
 
     Raises:
         InvalidInput: there is no such claim.
     """
     snapshot = manifests.snapshot()
     outcomes = [
-        (claim, allocate(snapshot, [claim], ignore_taint=ignore_taint))
+        (claim, allocate(snapshot, [claim], ignore_taint=ignore_taint, policy=policy))
         for claim in manifests.select(wanted, namespace)
     ]
     if output != "table":

@@ -12,6 +12,7 @@ from dra_driver.cli import allocator_manifests, common
 from dra_driver.cli.allocator_manifests import Manifests
 from dra_driver.errors import InvalidInput
 from dra_driver.kube import KubeApi
+from dra_driver.structured import NodePolicy
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--namespace", default="", metavar="NS", help="only claims of this namespace; default: of all"
     )
     allocator_manifests.add_claim_argument(parser)
+    allocator_manifests.add_node_policy_argument(parser)
     common.add_watch_arguments(parser)
     common.add_output_argument(parser)
 
@@ -41,7 +43,12 @@ def run(args: argparse.Namespace) -> int:
         if wrong:
             raise InvalidInput(f"--{wrong[0]} is for a live cluster, -f for manifests; give one of them")
         manifests = allocator_manifests.read(args.file)
-        print(allocator_manifests.explained(manifests, args.claim, args.output, namespace=args.namespace))
+        policy = NodePolicy(args.node_policy)
+        print(
+            allocator_manifests.explained(
+                manifests, args.claim, args.output, namespace=args.namespace, policy=policy
+            )
+        )
         return 0
     asyncio.run(_live(args))
     return 0
@@ -62,6 +69,7 @@ async def _live(args: argparse.Namespace) -> None:
                 args.output,
                 namespace=args.namespace,
                 ignore_taint=is_our_taint,
+                policy=NodePolicy(args.node_policy),
             )
 
         await common.show(look, args)

@@ -75,6 +75,39 @@ def test_the_strategy_can_be_that_of_kubernetes(tmp_path: Path, capsys: pytest.C
     assert terms == [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]
 
 
+def test_equal_nodes_are_packed_or_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = CLUSTER.replace("n1", "n2").partition("---")[2].partition("---")[2]  # without node and class
+    again = SPEC.replace("32Gi", "64Gi")
+    third = CLUSTER.replace("n1", "n3").partition("---")[2].partition("---")[2]
+    held = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: held}
+spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu}}]}}
+status:
+  allocation:
+    devices: {results: [{request: gpu, driver: gpu.dra-driver.dev, pool: n2, device: small}]}
+"""
+    file = write(tmp_path, CLUSTER, other, third, held, claim("a", again))
+    for policy, node in (("pack", "n2"), ("spread", "n1")):
+        assert main(["allocate", "-f", file, "--claim", "a", "--node-policy", policy]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[2] == node
+        assert main(["explain", "-f", file, "--claim", "a", "--node-policy", policy]) == 0
+        assert f"fits on node {node}:" in capsys.readouterr().out
+    assert main(["allocate", "--stream", "--node-policy", "spread"]) == 2
+    assert "--node-policy goes with -f" in capsys.readouterr().err
+
+
+def test_a_kubeconfig_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "kubeconfig"
+    for text in ("{not yaml", "[]", "clusters: 3"):
+        bad.write_text(text)
+        assert main(["explain", "--kubeconfig", str(bad)]) == 2
+        assert str(bad) in capsys.readouterr().err
+    assert main(["explain", "--kubeconfig", str(tmp_path / "nothing")]) == 2
+    assert str(tmp_path / "nothing") in capsys.readouterr().err
+
+
 def test_one_claim_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, CLUSTER, claim("a"), claim("b"))
     assert main(["allocate", "-f", file, "--claim", "default/b", "-o", "yaml"]) == 0

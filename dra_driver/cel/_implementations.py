@@ -1,0 +1,83 @@
+"""The functions behind the overloads, and which values may be passed to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from dra_driver.api.quantity import Quantity
+from dra_driver.api.version import Version
+from dra_driver.cel import _kubernetes, _lists, _standard, _strings
+from dra_driver.cel._types import Type
+from dra_driver.cel._values import (
+    Cidr,
+    DomainMap,
+    Duration,
+    Format,
+    Ip,
+    Optional,
+    SumQuantity,
+    Timestamp,
+    TypeValue,
+    UInt,
+    Url,
+    Value,
+    plain_key,
+)
+
+__all__ = ["IMPLEMENTATIONS", "loosely_typed", "type_test"]
+
+IMPLEMENTATIONS: Final[Mapping[str, Callable[..., Value]]] = {
+    **_standard.FUNCTIONS,
+    **_strings.FUNCTIONS,
+    **_lists.FUNCTIONS,
+    **_kubernetes.FUNCTIONS,
+}
+"""Functions by the id of the overload."""
+
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "uint": (UInt,),
+    "double": (float,),
+    "string": (str,),
+    "bytes": (bytes,),
+    "null_type": (type(None),),
+    "list": (list, tuple),
+    "map": (dict, DomainMap),
+    "google.protobuf.Duration": (Duration,),
+    "google.protobuf.Timestamp": (Timestamp,),
+    "kubernetes.Quantity": (Quantity, SumQuantity),
+    "kubernetes.Semver": (Version,),
+    "kubernetes.URL": (Url,),
+    "kubernetes.NamedFormat": (Format,),
+    "net.IP": (Ip,),
+    "net.CIDR": (Cidr,),
+    "optional_type": (Optional,),
+    "type": (TypeValue,),
+}
+
+
+def type_test(t: Type) -> Callable[[Value], bool] | None:
+    """Whether a value may be passed for a type: of a list and a map the first entry decides."""
+    allowed = _PYTHON_TYPES.get(t.name)
+    if allowed is None:
+        return None
+    inner = [type_test(p) for p in t.params] if t.kind in ("list", "map") else []
+    if not any(inner):
+        return lambda value: type(value) in allowed
+    first = inner[0]
+
+    def test(value: Value) -> bool:
+        if type(value) not in allowed:
+            return False
+        if not value or first is None:
+            return True
+        return first(plain_key(next(iter(value))))
+
+    return test
+
+
+def loosely_typed(t: Type) -> bool:
+    """Whether values of a type must be looked at when they are there."""
+    return t.kind in ("dyn", "any", "param", "error") or t.name.startswith("wrapper")
