@@ -14,6 +14,7 @@ from controller.ledger import Ledger, node_of
 from controller.placement import NodeUsage, Placements
 from controller.world import World
 from dra_driver.api.core import Node, Pod
+from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, Uid
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.kube import Informer
@@ -97,6 +98,7 @@ class Decider:
         slices: Informer[ResourceSlice],
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
+        inventories: Informer[DeviceInventory] | None = None,
         blocked: Callable[[PoolID], bool] = lambda _: False,
         rule: Callable[[PoolID], PoolPolicy] = lambda _: DEFAULT_POLICY,
     ) -> None:
@@ -109,6 +111,7 @@ class Decider:
             slices: all drivers.
             classes: all.
             nodes: all.
+            inventories: which devices are busy; None: nobody tells.
             blocked: pools that are changing hands: protected, yet not ours to decide on.
             rule: how to choose the devices of a pool; ``forget_pool`` must tell of other answers.
         """
@@ -116,7 +119,7 @@ class Decider:
         self._rule = rule
         self._ledger = ledger
         self._placements = Placements(nodes, usage)
-        self._world = World(drivers, slices=slices, classes=classes, nodes=nodes)
+        self._world = World(drivers, slices=slices, classes=classes, nodes=nodes, inventories=inventories)
         # Our pools with their rules; every pool with its rule; those for which both are to be asked anew.
         self._ours: PoolRules = PersistentMap()
         self._every: PoolRules = PersistentMap()

@@ -17,6 +17,7 @@ from controller.tracing import span, traced
 from controller.waiting import WaitingPods, shape_of
 from controller.writer import Writer
 from dra_driver.api.core import PODS, Node, Pod
+from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.errors import ApiError
@@ -64,6 +65,7 @@ class Allocator:
         slices: Informer[ResourceSlice],
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
+        inventories: Informer[DeviceInventory] | None = None,
         blocked: Callable[[PoolID], bool] = lambda _: False,
         rule: Callable[[PoolID], PoolPolicy] = lambda _: DEFAULT_POLICY,
         metrics: Metrics | None = None,
@@ -82,6 +84,7 @@ class Allocator:
             slices: all drivers: claims of others decide where a pod can go.
             classes: all.
             nodes: all.
+            inventories: which devices are busy; None: nobody tells.
             blocked: pools that carry our taint and are not ours to decide on (any more, or yet).
             rule: how to choose the devices of a pool; ``pool_changed`` must tell of other answers.
             metrics: None: some that nobody reads.
@@ -105,6 +108,7 @@ class Allocator:
             slices=slices,
             classes=classes,
             nodes=nodes,
+            inventories=inventories,
             blocked=blocked,
             rule=rule,
         )

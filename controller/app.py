@@ -157,6 +157,7 @@ class _Parts:
             slices=informers.slices,
             classes=informers.classes,
             nodes=informers.nodes,
+            inventories=informers.inventories,
             blocked=lambda pool: pool in frozen or handover.blocked(pool),
             rule=policies.rule,
             metrics=metrics,

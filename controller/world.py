@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
+from controller.activity import BusyDevices
 from controller.interest import InterestIndex, Owner, is_our_taint
 from dra_driver.api.core import Node
-from dra_driver.api.meta import DriverName
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import DeviceClass, ResourceSlice
 from dra_driver.kube import Changes, Informer
 from dra_driver.structured import AllocatedState, PoolID, Snapshot
@@ -30,8 +32,11 @@ class World:
         slices: Informer[ResourceSlice],
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
+        inventories: Informer[DeviceInventory] | None = None,
     ) -> None:
         self._drivers = drivers
+        self._informer = slices
+        self._busy = BusyDevices(inventories)
         self._slices, self._classes = Changes(slices), Changes(classes)
         # Nodes report their health all the time; only their labels matter to devices.
         self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
@@ -53,9 +58,11 @@ class World:
         Returns:
             pools whose slices have changed.
         """
-        if not (self._slices or self._classes or self._nodes):
+        if not (self._slices or self._classes or self._nodes or self._busy):
             return set()
         slices, gone = self._slices.take()
+        slices += self._of_pools(self._busy.take(), gone | {s.metadata.name for s in slices})
+        slices = list(map(self._busy.marked, slices))
         touched = {pool for name in gone if (pool := self._drop(name)) is not None}
         for slice_ in slices:
             old = self._drop(slice_.metadata.name)
@@ -76,6 +83,12 @@ class World:
                 self.own.discard(pool)
         self.interest.follow(snapshot, owners)
         return touched
+
+    def _of_pools(self, pools: Collection[PoolID], known: Collection[str]) -> list[ResourceSlice]:
+        """Slices with devices of some pools, without those that are known already."""
+        names = (name for pool in pools for name in self._protected.get(pool, ()) if name not in known)
+        found = (self._informer.get(ObjectKey("", name)) for name in names)
+        return [slice_ for slice_ in found if slice_ is not None]
 
     def _note(self, slice_: ResourceSlice) -> PoolID:
         pool = self._pool_of[slice_.metadata.name] = PoolID(slice_.spec.driver, slice_.spec.pool.name)

@@ -38,6 +38,8 @@ class Configuration:
         instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
             a gap; the pod's UID. Empty: there is one plugin at a time.
         rescan_seconds: time between two looks at the hardware.
+        busy_percent: a device whose load reaches it is busy, and idle below half of it.
+        busy_seconds: over which the load is taken, and for which it must stay before anything is said of it.
         host_root: where the host's file system is, with NVIDIA's CDI document and driver files.
         nvidia_driver_root: where NVIDIA's driver is on the host.
         nvidia_cdi_hook: path of NVIDIA's hook program on the host; empty: where it usually is, or none.
@@ -63,6 +65,8 @@ class Configuration:
     procfs_root: Path = Path("/proc")
     instance_id: str = ""
     rescan_seconds: float = 60.0
+    busy_percent: float = 5.0
+    busy_seconds: float = 60.0
     host_root: Path = Path("/")
     nvidia_driver_root: str = "/"
     nvidia_cdi_hook: str = ""
@@ -172,6 +176,13 @@ class Configuration:
                 )
         if not self.rescan_seconds >= 1:
             yield f"--rescan-interval {self.rescan_seconds:g}: expected 1 second or more"
+        if not 0 < self.busy_percent <= 100:
+            yield f"--busy-threshold {self.busy_percent:g}: expected more than 0 and at most 100 percent"
+        # Simulated devices may change in a test's time; writes about real ones must stay rare.
+        simulated = self.backends and all(b.startswith("simulated=") for b in self.backends)
+        least = 1 if simulated else 60
+        if not self.busy_seconds >= least:
+            yield f"--busy-seconds {self.busy_seconds:g}: expected {least} or more"
 
         if not self.nvidia_driver_root.startswith("/"):
             yield f"--nvidia-driver-root {self.nvidia_driver_root[:80]!r}: expected an absolute path"

@@ -36,6 +36,7 @@ from dra_driver.discovery import BackendReport
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube import Backoff, Handler, Informer
 from dra_driver.ports import KubeClient
+from kubelet_plugin.activity import ActivityWatch
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.publishing import NodePublisher
 from kubelet_plugin.registration import RegistrationState
@@ -73,7 +74,7 @@ class InventoryKeeper:
         publisher: publishes the slices of the node; None: the controller does.
         settle_seconds: how long slices must be gone before that counts: the kubelet removes one after the
             other, and the controller replaces them one after the other.
-        activity: which devices are busy; ``activity_changed`` says that there is another answer.
+        activity: which devices are busy; None: nobody looks.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class InventoryKeeper:
         leads: Callable[[], bool] = lambda: True,
         publisher: NodePublisher | None = None,
         settle_seconds: float = 1.0,
-        activity: Callable[[], Activity] = Activity,
+        activity: ActivityWatch | None = None,
     ) -> None:
         self._client = client
         self._node_name = node_name
@@ -121,11 +122,9 @@ class InventoryKeeper:
             tasks.create_task(self._inventory.run())
             tasks.create_task(self._forward(self._table.changes))
             tasks.create_task(self._forward(self._registration.changes))
+            if self._activity is not None:
+                tasks.create_task(self._forward(self._activity.changes))
             tasks.create_task(self._loop())
-
-    def activity_changed(self) -> None:
-        """Devices have become busy or idle."""
-        self._wake.notify()
 
     async def withdraw(self, seconds: float = 5.0) -> None:
         """Says in the object that the plugin is gone; gives up after so many seconds.
@@ -262,7 +261,8 @@ class InventoryKeeper:
 
     async def _sync_observations(self, current: DeviceInventory) -> DeviceInventory:
         """What else the plugin tells: backends in trouble, and which devices are busy."""
-        wanted = (_discovery(self._table.reports), self._activity())
+        said = None if self._activity is None else self._activity.current
+        wanted = (_discovery(self._table.reports), current.status.activity if said is None else said)
         held = (current.status.discovery, current.status.activity)
         if wanted == held or wanted == self._altered_status:
             return current
@@ -271,7 +271,7 @@ class InventoryKeeper:
             "metadata": {"resourceVersion": current.metadata.resource_version},
             "status": {
                 "discovery": {"problems": [_plain(p) for p in discovery.problems]},
-                "activity": {"busy": activity.busy, "idle": activity.idle},
+                "activity": {"busy": list(activity.busy), "idle": list(activity.idle)},
             },
         }
         written = await self._client.merge_patch(DEVICE_INVENTORIES, self._name, patch, subresource="status")

@@ -157,9 +157,9 @@ class Observation:
                 self.address = None
 
     async def _metrics_text(self) -> bytes:
-        return self.metrics.render(await self._samples())
+        return self.metrics.render(await self.samples())
 
-    async def _samples(self) -> Sequence[DeviceSample]:
+    async def samples(self) -> Sequence[DeviceSample]:
         """Of every source; none where they do not answer in time."""
         if self._sampling is None or self._sampling.done():
             loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
 from kubelet_plugin import files, services
+from kubelet_plugin.activity import ActivityWatch
 from kubelet_plugin.bindings import elsewhere
 from kubelet_plugin.cdi_directory import CdiDirectory
 from kubelet_plugin.checkpoint_file import CheckpointFile
@@ -178,6 +179,9 @@ class Plugin:
         self._registrar = SocketServer(
             configuration.registrar_socket, lambda s: services.register(s, (registrar,))
         )
+        self._activity = ActivityWatch(
+            clock, threshold=configuration.busy_percent / 100, seconds=configuration.busy_seconds
+        )
         self._keeper = InventoryKeeper(
             client=client,
             node_name=configuration.node_name,
@@ -191,6 +195,7 @@ class Plugin:
             if configuration.publish == "node"
             else None,
             settle_seconds=settle_seconds,
+            activity=self._activity,
         )
         self._reconciler = Reconciler(
             engine=self._engine,
@@ -285,6 +290,7 @@ class Plugin:
             tasks.create_task(self._leftovers.run())
             tasks.create_task(self.notices.run())
             tasks.create_task(self.observation.run())
+            tasks.create_task(self._activity.run(self.observation.samples))
             tasks.create_task(self._scan())
             tasks.create_task(self._rescan_what_was_changed())
             tasks.create_task(self._hotplug.run())

@@ -63,6 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time between two looks at the hardware",
     )
     parser.add_argument(
+        "--busy-threshold",
+        type=float,
+        default=5.0,
+        metavar="PERCENT",
+        help="load from which on a device counts as busy, and is allocated after idle ones where all else is "
+        "equal; below half of it it is idle",
+    )
+    parser.add_argument(
+        "--busy-seconds",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="over which the load is taken, and for which it must stay before it is told; 60 or more",
+    )
+    parser.add_argument(
         "--nvidia-smi",
         default="nvidia-smi",
         metavar="PATH",
@@ -153,6 +168,8 @@ def run(args: argparse.Namespace) -> int:
         procfs_root=args.procfs_root,
         instance_id=args.instance_id,
         rescan_seconds=args.rescan_interval,
+        busy_percent=args.busy_threshold,
+        busy_seconds=args.busy_seconds,
         host_root=args.host_root,
         nvidia_driver_root=args.nvidia_driver_root,
         nvidia_cdi_hook=args.nvidia_cdi_hook,

@@ -18,7 +18,7 @@ from dra_driver.discovery.control import Places
 from dra_driver.discovery.pci import PciAddress
 from dra_driver.discovery.simulated_control import SimulatedControl
 from dra_driver.errors import ConfigurationError, DiscoveryError
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.ports import CdiMaterial, DeviceNode, DeviceSample, DiscoveredDevice
 
 __all__ = ["STATE_FILE", "SimulatedBackend", "built_in_profiles", "load"]
 
@@ -72,6 +72,7 @@ class SimulatedBackend:
         self._profile = profile
         self._seed = seed
         load(profile)
+        self._loads: Mapping[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -88,9 +89,16 @@ class SimulatedBackend:
             profile = load(self._profile)
         except ConfigurationError as e:
             raise DiscoveryError(str(e)) from e
+        self._loads = {
+            schema.device_name(g.address): g.load / 100 for g in profile.gpus if g.load is not None
+        }
         links = _links(profile)
         groups = link_groups.groups({name: [link.peer for link in ls] for name, ls in links.items()})
         return [self._device(profile, gpu, i, links, groups) for i, gpu in enumerate(profile.gpus)]
+
+    def sample(self) -> Sequence[DeviceSample]:
+        """See ``ports.TelemetrySource``: of devices whose profile gives a load."""
+        return [DeviceSample(device=name, utilization=load) for name, load in self._loads.items()]
 
     def control(self, places: Places) -> SimulatedControl:
         """See ``control.ControllableBackend.control``."""

@@ -27,6 +27,7 @@
       - {name: 1g.5gb, id: 19, size: 1, starts: [0, 1, 2], memory: 4864Mi, multiprocessors: 14}
       deviceNodes: [/dev/null]                    # default: none, for there is no such hardware
       env: {NAME: value}                          # added to what the container sees
+      load: 90                                    # percent; default: the GPU does not tell
       health: [{reason: XidError, severity: failed, message: off the bus}]
     nvlink:
     - members: ["0000:3b:00.0", "0000:5e:00.0"]   # PCI addresses of gpus
@@ -54,7 +55,7 @@ MAX_GPUS: Final = 256
 _GPU_KEYS = (
     "pciAddress", "product", "pcieRoot", "numaNode", "vendor", "productName", "model", "architecture",
     "brand", "cudaComputeCapability", "memory", "multiprocessors", "addressingMode", "eccEnabled",
-    "fabricClique", "uuid", "partitions", "deviceNodes", "env", "health",
+    "fabricClique", "uuid", "partitions", "deviceNodes", "env", "health", "load",
 )  # fmt: skip
 _ENGINES = ("multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines")
 _PARTITION_KEYS = ("name", "id", "size", "starts", "memory", *_ENGINES)
@@ -83,6 +84,7 @@ class SimulatedGpu:
         facts: attributes by the names of the schema; None is unknown.
         uuid: None means that the backend makes one.
         memory: bytes.
+        load: percent; None: it does not tell.
     """
 
     address: PciAddress
@@ -94,6 +96,7 @@ class SimulatedGpu:
     device_nodes: tuple[str, ...]
     env: Mapping[str, str]
     health: tuple[DeviceHealth, ...]
+    load: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,7 @@ def _gpu(reader: strict.Reader, value: object, path: str) -> SimulatedGpu | None
         device_nodes=device_nodes,
         env=env,
         health=health,
+        load=reader.integer(raw.get("load"), f"{path}.load", 0, 100),
     )
 
 

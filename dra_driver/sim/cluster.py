@@ -259,7 +259,11 @@ class EmbeddedCluster:
         layout.create()
         profiles.write_profile(config.profile, layout.hardware)
         kubelet = await self._kubelet(name, layout, config)
-        gpus = (f"--dev-root={layout.dev}", f"--backend=simulated={layout.hardware}")
+        gpus = (
+            f"--dev-root={layout.dev}",
+            f"--backend=simulated={layout.hardware}",
+            *self.config.plugin_flags,
+        )
         plugin = self._process(
             f"plugin-{name}", self._plugin_command(name, layout, self.config.driver_name, *gpus)
         )
