@@ -11,45 +11,15 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
+
+from apiserver_support import Connection, load, processor, resident, server
 
 NODES, PODS, DEVICES_PER_NODE = 5000, 20_000, 8
 WATCHES, CONNECTIONS, SECONDS = 10, 4, 5.0
 MEMORY_MIB, WRITES = 1536, 800
 """What the embedded cluster promises."""
-TICKS = os.sysconf("SC_CLK_TCK")
-ROOT = Path(__file__).parents[2]
-
-
-class Connection:
-    """HTTP/1.1 with nothing on top: the client must not be what is measured."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, method: str, path: str, body: bytes, content_type: str = "application/json") -> None:
-        """Sends a request, reads the answer.
-
-        Raises:
-            RuntimeError: it was refused.
-        """
-        self.writer.write(
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
-        length = next(int(h[15:]) for h in head.split("\r\n") if h.lower().startswith("content-length:"))
-        answer = await self.reader.readexactly(length)
-        if not head.startswith("HTTP/1.1 20"):
-            raise RuntimeError(f"{method} {path}: {answer[:300]!r}")
 
 
 def _node(i: int) -> tuple[str, dict[str, Any]]:
@@ -88,53 +58,6 @@ def _pod(i: int) -> tuple[str, dict[str, Any]]:
     return "/api/v1/namespaces/default/pods", {"metadata": {"name": f"pod-{i}"}, "spec": spec}
 
 
-@contextlib.contextmanager
-def _server() -> Iterator[tuple[int, int]]:
-    """Process id and port of a server."""
-    with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "dra_driver.cli.main", "sim", "apiserver", "--kubeconfig"]
-        process = subprocess.Popen(
-            [*command, f"{directory}/kubeconfig"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            yield process.pid, int(line.split(",")[0].rpartition(":")[2])
-        finally:
-            process.terminate()
-            process.wait(20)
-            process.stdout.close()
-
-
-def _resident(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(x for x in lines if x.startswith("VmRSS")).split()[1]) / 1024
-
-
-def _processor(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-async def _load(connections: list[Connection], requests: Iterable[tuple[str, dict[str, Any]]]) -> int:
-    waiting = iter(requests)
-    done = 0
-
-    async def work(connection: Connection) -> None:
-        nonlocal done
-        for path, body in waiting:
-            await connection.send("POST", path, json.dumps(body).encode())
-            done += 1
-
-    async with asyncio.TaskGroup() as group:
-        for connection in connections:
-            group.create_task(work(connection))
-    return done
-
-
 async def _watch(connection: Connection) -> int:
     """Bytes of events until cancelled."""
     connection.writer.write(b"GET /api/v1/pods?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -165,22 +88,19 @@ async def _writes(connections: list[Connection], pods: int) -> int:
 
 async def _measure(pid: int, port: int, scale: float) -> list[dict[str, Any]]:
     nodes, pods = max(1, int(NODES * scale)), max(CONNECTIONS, int(PODS * scale))
-    links = [
-        Connection(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 22))
-        for _ in range(CONNECTIONS + WATCHES)
-    ]
+    links = [await Connection.open(port) for _ in range(CONNECTIONS + WATCHES)]
     connections, watches = links[:CONNECTIONS], links[CONNECTIONS:]
     started = time.monotonic()
-    loaded = await _load(connections, map(_node, range(nodes)))
-    loaded += await _load(connections, map(_slice, range(nodes)))
-    loaded += await _load(connections, map(_pod, range(pods)))
+    loaded = await load(connections, map(_node, range(nodes)))
+    loaded += await load(connections, map(_slice, range(nodes)))
+    loaded += await load(connections, map(_pod, range(pods)))
     loading = time.monotonic() - started
-    memory = _resident(pid)
+    memory = resident(pid)
     tasks = [asyncio.create_task(_watch(w)) for w in watches]
     await asyncio.sleep(3.0)  # every watch gets all pods first
-    before, started = _processor(pid), time.monotonic()
+    before, started = processor(pid), time.monotonic()
     written = await _writes(connections, pods)
-    wall, processor = time.monotonic() - started, _processor(pid) - before
+    wall, spent = time.monotonic() - started, processor(pid) - before
     for task in tasks:
         task.cancel()
     for task in tasks:
@@ -207,7 +127,7 @@ async def _measure(pid: int, port: int, scale: float) -> list[dict[str, Any]]:
         },
         {
             "name": f"writes with {WATCHES} watches, per processor second",
-            "value": round(written / processor, 1),
+            "value": round(written / spent, 1),
             "unit": "writes/s",
             "baseline": WRITES,
             **promised,
@@ -218,8 +138,8 @@ async def _measure(pid: int, port: int, scale: float) -> list[dict[str, Any]]:
 def run() -> list[dict[str, Any]]:
     """The rows."""
     scale = float(os.environ.get("BENCH_SIM_SCALE", "1"))
-    with _server() as (pid, port):
-        return asyncio.run(_measure(pid, port, scale))
+    with server() as api:
+        return asyncio.run(_measure(api.pid, api.port, scale))
 
 
 if __name__ == "__main__":
