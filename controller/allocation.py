@@ -146,11 +146,21 @@ class Decider:
         self._current()
         return all(PoolID(r.driver, r.pool) in self._ours for r in allocation.devices.results)
 
+    def nodes_by_label(self, label: str) -> dict[str, set[str]]:
+        """The nodes that have a label, by its value."""
+        found: dict[str, set[str]] = {}
+        for name, node in self._current().snapshot.nodes.items():
+            value = (node.metadata.labels or {}).get(label)
+            if value is not None:
+                found.setdefault(value, set()).add(name)
+        return found
+
     def decide(
         self,
         pod: Pod,
         avoid: Collection[str] = (),
         assumed: Mapping[Uid, ResourceClaim] | None = None,
+        within: Set[str] | None = None,
     ) -> Decision:
         """What to do about a pod that uses claims and is neither finished nor being deleted.
 
@@ -158,6 +168,7 @@ class Decider:
             pod: the pod.
             avoid: nodes that are left out.
             assumed: claims as they will be when other pods of its group are allocated; in the ledger, too.
+            within: only these nodes.
         """
         assumed = assumed or {}
         claims = self._claims(pod, assumed)
@@ -181,7 +192,7 @@ class Decider:
             return Refuse(problem, told)
         if any(self._ledger.in_flight(c) for c in claims if c.metadata.uid not in assumed):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
-        return self._solve(pod, claims, ours, avoid)
+        return self._solve(pod, claims, ours, avoid, within)
 
     def _claims(self, pod: Pod, assumed: Mapping[Uid, ResourceClaim]) -> list[ResourceClaim] | Wait:
         claims: list[ResourceClaim] = []
@@ -199,16 +210,22 @@ class Decider:
         return claims
 
     def _solve(
-        self, pod: Pod, claims: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], avoid: Collection[str]
+        self,
+        pod: Pod,
+        claims: Sequence[ResourceClaim],
+        ours: Sequence[ResourceClaim],
+        avoid: Collection[str],
+        within: Set[str] | None,
     ) -> Decision:
         placement = self._placements.candidates(pod, avoid)
-        if not placement.nodes:
+        nodes = placement.nodes if within is None else within & placement.nodes
+        if not nodes:
             return Refuse(placement.summary(), tuple(ours), self._undo(pod, claims))
         pending = [c for c in claims if c.status.allocation is None]
         outcome = (
-            self._own_only(claims, placement.nodes)
+            self._own_only(claims, nodes)
             if len(pending) == len(ours)
-            else self._beside_others(claims, ours, placement.nodes)
+            else self._beside_others(claims, ours, nodes)
         )
         match outcome:
             case Allocated(node, results):

@@ -12,6 +12,8 @@ Members are pods of one namespace that carry, themselves or on a claim that they
   running and keep their devices. A pod that takes its place (same labels) is allocated by itself as soon as
   the number of members is right again. Failed pods and pods that are being deleted do not count as members,
   pods that have succeeded do.
+* With the annotation ``dra-driver.dev/group-domain`` (a node label) all members go to nodes of one value of
+  the label: of those values that have room for all the one with the fewest nodes.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ import msgspec
 import structlog
 
 from controller.allocation import Decider, Proceed, Refuse, Wait, Write
-from controller.ledger import Ledger
+from controller.ledger import Ledger, node_of
 from controller.placement import NodeUsage, is_finished
 from controller.writer import Writer
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectMeta, Uid
-from dra_driver.api.names import ALLOCATION_GATE, GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.names import ALLOCATION_GATE, GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Informer
@@ -68,11 +70,13 @@ class Gang:
         key: namespace and name.
         size: number of members that there must be.
         members: that count, in the order of their names.
+        domain: a node label that is to have one value on all nodes of the group; empty: none.
     """
 
     key: GroupKey
     size: int
     members: tuple[Pod, ...]
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,18 @@ class Groups:
             return GroupProblem(
                 key, f"group {key[1]} has {len(members)} pods, its {GROUP_SIZE_LABEL} is {text}"
             )
-        return Gang(key, int(text), members)
+        domains = {
+            domain
+            for member in members
+            for m in (member.metadata, *(c.metadata for c in self._claims_of(member)))
+            if (domain := (m.annotations or {}).get(GROUP_DOMAIN_ANNOTATION, ""))
+        }
+        if len(domains) > 1:
+            found = ", ".join(sorted(domains))
+            return GroupProblem(
+                key, f"group {key[1]}: its members name several {GROUP_DOMAIN_ANNOTATION}: {found}"
+            )
+        return Gang(key, int(text), members, domains.pop() if domains else "")
 
     def _members(self, key: GroupKey) -> tuple[Pod, ...]:
         found = {p.key: p for p in self._pods.by_index(GROUP_INDEX, key)}
@@ -191,13 +206,10 @@ class Groups:
         if missing > 0:
             reason = f"group {gang.key[1]}: {len(gang.members)} of {gang.size} pods are there"
             return self._incomplete(gang, reason)
-        answer: Wait | Proceed | Refuse | list[tuple[Pod, Write]] = Proceed()
-        for order in (self._by_demand(gang.members), gang.members):
-            answer = self._try(order)
-            if not isinstance(answer, Refuse):
-                break
+        answer = self._anywhere(gang)
         if isinstance(answer, Refuse):
-            text = f"group {gang.key[1]}, all {gang.size} pods together: {answer.message}"
+            where = f" on nodes of one {gang.domain}" if gang.domain else ""
+            text = f"group {gang.key[1]}, all {gang.size} pods together{where}: {answer.message}"
             return Refuse(text, answer.claims, self._held(gang))
         held = self._held(gang) if isinstance(answer, list) else ()
         if isinstance(answer, list) and held and self._time_left(gang) <= 0:
@@ -206,6 +218,33 @@ class Groups:
         if not held and not isinstance(answer, Wait):
             self._partial_since.pop(gang.key, None)
         return answer
+
+    def _anywhere(self, gang: Gang) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
+        """The first domain that answers; the answer of the last one where none does."""
+        answer: Wait | Proceed | Refuse | list[tuple[Pod, Write]] = Refuse(
+            f"no node has the label {gang.domain}"
+        )
+        for within in self._domains(gang):
+            for order in (self._by_demand(gang.members), gang.members):
+                answer = self._try(order, within)
+                if not isinstance(answer, Refuse):
+                    return answer
+        return answer
+
+    def _domains(self, gang: Gang) -> list[set[str] | None]:
+        """Sets of nodes of which one must hold the whole group, the smallest first; None: all nodes."""
+        if not gang.domain:
+            return [None]
+        by_value = self._decider.nodes_by_label(gang.domain)
+        held = {
+            node
+            for pod in gang.members
+            for claim in self._claims_of(pod)
+            if claim.status.allocation is not None and (node := node_of(claim.status.allocation)) is not None
+        }
+        # Members that run already, or whose allocation was written before, decide for the others.
+        fitting = ((len(nodes), value) for value, nodes in by_value.items() if held <= nodes)
+        return [by_value[value] for _, value in sorted(fitting)]
 
     def _incomplete(self, gang: Gang, reason: str) -> Wait | Refuse:
         held = self._held(gang)
@@ -252,14 +291,16 @@ class Groups:
 
         return tuple(sorted(members, key=lambda p: (-demand(p), p.key)))
 
-    def _try(self, members: Sequence[Pod]) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
+    def _try(
+        self, members: Sequence[Pod], within: set[str] | None
+    ) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
         writes: list[tuple[Pod, Write]] = []
         assumed: dict[Uid, ResourceClaim] = {}
         answer: Wait | Refuse | None = None
         for pod in members:
             if is_finished(pod):
                 continue
-            decision = self._decider.decide(pod, self._avoided(pod), assumed)
+            decision = self._decider.decide(pod, self._avoided(pod), assumed, within)
             if isinstance(decision, Wait | Refuse):
                 answer = decision
                 break

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
+from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import ResourceClaim
 
 __all__ = ["WaitingPods", "shape_of"]
@@ -30,8 +31,9 @@ def shape_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]
         return str(pod.key).encode()
     spec = pod.spec
     needs = [c.resources.requests for c in (*spec.init_containers, *spec.containers)]
+    topology = [(c.metadata.annotations or {}).get(TOPOLOGY_ANNOTATION, "") for c in claims]
     return codec.encode(
-        [[c.spec for c in claims], spec.node_selector, spec.affinity, spec.tolerations, needs]
+        [[c.spec for c in claims], topology, spec.node_selector, spec.affinity, spec.tolerations, needs]
     )
 
 

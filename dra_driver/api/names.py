@@ -12,6 +12,7 @@ __all__ = [
     "CONTROLLER_TAINT",
     "DEFAULT_DRIVER_NAME",
     "EXTENDED_RESOURCE_ANNOTATION",
+    "GROUP_DOMAIN_ANNOTATION",
     "GROUP_LABEL",
     "GROUP_SIZE_LABEL",
     "IMPLICIT_RESOURCE_PREFIX",
@@ -55,6 +56,9 @@ POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 # name, the resource that the class serves without being told.
 EXTENDED_RESOURCE_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 IMPLICIT_RESOURCE_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
+
+# On the pods of a group or on their claims: a node label of which all nodes of the group have one value.
+GROUP_DOMAIN_ANNOTATION: Final = "dra-driver.dev/group-domain"
 
 # On claims: what its devices are to have in common, such as "required:numaNode" or "preferred:nvlinkGroup"
 # (several separated by commas).

@@ -3,12 +3,17 @@
 import asyncio
 
 import pytest
-from test_controller_allocation import NS, claim, cluster_of, node, pod, pool, request, run
+from test_controller_allocation import NS, OURS, claim, cluster_of, node, pod, pool, request, run
 
 from controller import groups
-from dra_driver.api.core import PODS
-from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
-from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.api.core import NODES, PODS
+from dra_driver.api.names import (
+    GROUP_DOMAIN_ANNOTATION,
+    GROUP_LABEL,
+    GROUP_SIZE_LABEL,
+    TOPOLOGY_ANNOTATION,
+)
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Invalid
 
 
@@ -212,5 +217,84 @@ def test_labels_that_make_no_sense_are_refused_with_the_reason(sizes, text):
     async def scenario(h):
         assert h.held() == []
         assert any(text in e for e in h.events("FailedAllocation"))
+
+    run(cluster, scenario)
+
+
+DOMAIN = {"metadata": {"annotations": {GROUP_DOMAIN_ANNOTATION: "rack"}}}
+
+
+def racks(cluster, **names):
+    for name, rack in names.items():
+        cluster.edit(NODES, name, {"metadata": {"labels": {"rack": rack}}})
+
+
+def test_a_group_stays_within_one_domain():
+    cluster = cluster_of(n1=(40, 40), n2=(40,), n3=(40, 40), n4=(40,))
+    racks(cluster, n1="a", n2="b", n3="b", n4="c")
+    for name in "xyz":
+        member(cluster, name)
+        cluster.edit(PODS, name, DOMAIN, NS)
+
+    async def scenario(h):
+        await h.quiet()
+        assert {h.devices(n)[0][0] for n in "xyz"} == {"n2", "n3"}
+
+    run(cluster, scenario)
+
+
+def test_a_group_that_no_domain_holds_waits():
+    cluster = cluster_of(n1=(40, 40), n2=(40,))
+    racks(cluster, n1="a", n2="b")
+    for name in "xyz":
+        member(cluster, name, on="claim")
+        cluster.edit(RESOURCE_CLAIMS, name, DOMAIN, NS)
+
+    async def scenario(h):
+        assert h.held() == []
+        assert any("all 3 pods together on nodes of one rack" in e for e in h.events("FailedAllocation"))
+        racks(cluster, n2="a")
+        await h.quiet()
+        assert len(set(h.held())) == 3
+
+    run(cluster, scenario)
+
+
+def test_members_must_name_one_domain():
+    cluster = cluster_of(n1=(40, 40))
+    for name, label in (("x", "rack"), ("y", "zone")):
+        member(cluster, name, 2)
+        cluster.edit(PODS, name, {"metadata": {"annotations": {GROUP_DOMAIN_ANNOTATION: label}}}, NS)
+
+    async def scenario(h):
+        assert h.held() == []
+        assert any(
+            "name several dra-driver.dev/group-domain: rack, zone" in e for e in h.events("FailedAllocation")
+        )
+
+    run(cluster, scenario)
+
+
+def test_topology_is_asked_for_by_annotation():
+    cluster = cluster_of(n1=(40, 40), n2=(40, 40))
+    for name, numa in (("n1", (0, 1)), ("n2", (1, 1))):
+        slice_ = cluster.raw(RESOURCE_SLICES, f"{name}-{OURS}")
+        devices = [
+            {**d, "attributes": {"numaNode": {"int": n}}}
+            for d, n in zip(slice_["spec"]["devices"], numa, strict=True)
+        ]
+        cluster.edit(RESOURCE_SLICES, f"{name}-{OURS}", {"spec": {"devices": devices}})
+    near = {"metadata": {"annotations": {TOPOLOGY_ANNOTATION: "required:numaNode"}}}
+    for name in ("a", "b", "c"):
+        claim(cluster, name, request(count=2))
+        if name != "c":
+            cluster.edit(RESOURCE_CLAIMS, name, near, NS)
+        pod(cluster, name, name)
+
+    async def scenario(h):
+        await h.quiet()
+        # One of those that ask for it, and the one that does not: equal but for the annotation.
+        assert sorted(h.devices(n)[0][0] for n in "abc" if h.devices(n)) == ["n1", "n2"]
+        assert h.devices("c")[0][0] == "n1"
 
     run(cluster, scenario)
