@@ -42,7 +42,6 @@ class ClusterConfig:
         run_controller: off for tests that bring their own.
         plugin_flags: more of the node agents' command line.
         log_level: of the child processes.
-        plugin_flags: more flags of the node agents of GPUs.
         manifests: objects that are there before anything runs.
     """
 
@@ -54,7 +53,6 @@ class ClusterConfig:
     run_controller: bool = True
     plugin_flags: tuple[str, ...] = ()
     log_level: str = "info"
-    plugin_flags: tuple[str, ...] = ()
     manifests: tuple[dict[str, Any], ...] = ()
 
     @property

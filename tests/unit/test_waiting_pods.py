@@ -6,6 +6,7 @@ from controller.waiting import WaitingPods, shape_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
+from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import ResourceClaim
 
 
@@ -15,9 +16,13 @@ def pod(name: str, second: int = 0, **spec: object) -> Pod:
     return codec.convert(Pod, raw)
 
 
-def claim(name: str, device_class: str = "gpu") -> ResourceClaim:
+def claim(name: str, device_class: str = "gpu", topology: str = "") -> ResourceClaim:
     request = {"name": "r", "exactly": {"deviceClassName": device_class}}
-    raw = {"metadata": {"name": name, "uid": name}, "spec": {"devices": {"requests": [request]}}}
+    annotations = {TOPOLOGY_ANNOTATION: topology} if topology else {}
+    raw = {
+        "metadata": {"name": name, "uid": name, "annotations": annotations},
+        "spec": {"devices": {"requests": [request]}},
+    }
     return codec.convert(ResourceClaim, raw)
 
 
@@ -56,6 +61,7 @@ def test_what_tells_pods_apart() -> None:
     shapes = [
         shape_of(pod("a"), [claim("1")], ()),
         shape_of(pod("a"), [claim("1", "other")], ()),
+        shape_of(pod("a"), [claim("1", topology="required:numaNode")], ()),
         shape_of(pod("a", nodeSelector={"k": "v"}), [claim("1")], ()),
         shape_of(pod("a", containers=[container]), [claim("1")], ()),
         shape_of(pod("a"), [], ()),
