@@ -262,7 +262,6 @@ class EmbeddedCluster:
         gpus = (
             f"--dev-root={layout.dev}",
             f"--backend=simulated={layout.hardware}",
-            *self.config.plugin_flags,
         )
         plugin = self._process(
             f"plugin-{name}", self._plugin_command(name, layout, self.config.driver_name, *gpus)

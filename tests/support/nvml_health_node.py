@@ -33,7 +33,7 @@ async def _told(node: Any, kube: ApplyingKube) -> dict[str, Any]:
         conditions[device] = [
             [c["status"], c["reason"]] for d in stored["status"].get("devices", ()) for c in d["conditions"]
         ]
-    metrics = node.plugin.observation.metrics.render(await node.plugin.observation._samples()).decode()
+    metrics = node.plugin.observation.metrics.render(await node.plugin.observation.samples()).decode()
     return {
         "stream": {d.device.device_name: d.health for d in message.devices},
         "conditions": conditions,

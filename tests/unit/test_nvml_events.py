@@ -101,6 +101,7 @@ def test_samples_hold_what_the_gpu_tells(probe: stub.Probe) -> None:
         "memory_total": 85520809984,
         "temperature": 61.0,
         "power": 312.5,
+        "errors": {},
     }
     assert (bare["utilization"], bare["temperature"], bare["power"]) == (None, None, None)
 
