@@ -58,11 +58,13 @@ class Bindings:
         Raises:
             PrepareError: a device is in use, or the kernel refuses.
         """
-        todo = [
-            (device, binding)
-            for device, binding in bindings_of(record)
-            if self._functions.driver(binding.address) != binding.driver
-        ]
+        todo = []
+        for device, binding in bindings_of(record):
+            if self._functions.driver(binding.address) == binding.driver:
+                # Undoing it may have been interrupted after its first step.
+                self._functions.bind(binding.address, binding.driver)
+            else:
+                todo.append((device, binding))
         if not todo:
             return False
         with contextlib.ExitStack() as stack:

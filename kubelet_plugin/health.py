@@ -7,7 +7,7 @@ once after an event, Events on the Node and on the pods concerned when a conditi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -135,6 +135,7 @@ class HealthEvents:
     Args:
         claims: what is prepared now; its pods are told too.
         leads: whether this instance speaks for the node.
+        refresh: awaited before the pods of a device are told; makes ``claims`` know all of them.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class HealthEvents:
         table: DeviceTable,
         claims: Callable[[], Iterable[PreparedClaim]],
         leads: Callable[[], bool],
+        refresh: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._client = client
         self._recorder = EventRecorder(client, COMPONENT, clock)
@@ -153,6 +155,7 @@ class HealthEvents:
         self._table = table
         self._claims = claims
         self._leads = leads
+        self._refresh = refresh
         self._known: Mapping[str, Mapping[str, DeviceHealth]] = {}
 
     async def run(self) -> None:
@@ -184,6 +187,8 @@ class HealthEvents:
         node = await self._node()
         if node is None:
             return
+        if begun and self._refresh is not None:
+            await self._refresh(device)
         for h in begun:
             text = (
                 f"device {device}: {h.reason}: {h.message}" if h.message else f"device {device}: {h.reason}"

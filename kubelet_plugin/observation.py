@@ -30,6 +30,7 @@ from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.health import HealthEvents, HealthMonitor
 from kubelet_plugin.metrics import Metrics, Sources
 from kubelet_plugin.registration import RegistrationState
+from kubelet_plugin.reservations import Reservations
 
 __all__ = ["Observation", "Observed", "telemetry_sources"]
 
@@ -91,10 +92,11 @@ class Observation:
         self._executor = executor
         self._telemetry = tuple(telemetry_sources(backends))
         self._sampling: asyncio.Future[Sequence[DeviceSample]] | None = None
+        self._reservations = Reservations(client, lambda: engine.claims, leads)
         self.metrics = Metrics(
             Sources(
                 devices=lambda: table.devices,
-                claims=lambda: engine.claims,
+                claims=self._reservations.claims,
                 failures=lambda: engine.failures,
                 registrations=lambda: state.confirmations,
                 registered=lambda: state.registered is True,
@@ -118,8 +120,9 @@ class Observation:
             clock=clock,
             node_name=configuration.node_name,
             table=table,
-            claims=lambda: engine.claims,
+            claims=self._reservations.claims,
             leads=leads,
+            refresh=self._reservations.refresh,
         )
         self.address: tuple[str, int] | None = None
 
@@ -139,6 +142,7 @@ class Observation:
             tasks.create_task(self._monitor.run())
             tasks.create_task(self._events.run())
             tasks.create_task(self._status.run())
+            tasks.create_task(self._reservations.run())
             await asyncio.get_running_loop().create_future()
 
     @contextlib.asynccontextmanager
@@ -231,7 +235,7 @@ class Observation:
             ],
             "claims": [
                 {**_plain(msgspec.structs.replace(c, spec=None)), "state": c.state.value}
-                for c in self._engine.claims
+                for c in self._reservations.claims()
             ],
         }
 

@@ -21,7 +21,14 @@ from dra_driver.preparation.metadata import METADATA_FILE, metadata_files
 from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.passthrough import bound
-from dra_driver.preparation.plan import RECORD_ANNOTATION, annotated, complete, plan, recover
+from dra_driver.preparation.plan import (
+    RECORD_ANNOTATION,
+    annotated,
+    complete,
+    plan,
+    recover,
+    reserving_pods,
+)
 
 __all__ = [
     "METADATA_FILE",
@@ -48,6 +55,7 @@ __all__ = [
     "metadata_files",
     "plan",
     "recover",
+    "reserving_pods",
     "spec_file_name",
     "spec_file_prefix",
     "transition",

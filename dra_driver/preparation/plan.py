@@ -28,7 +28,16 @@ from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.sharing import Treatment, device_type, settings_of, treat
 
-__all__ = ["RECORD_ANNOTATION", "Grant", "NodeDevice", "annotated", "complete", "plan", "recover"]
+__all__ = [
+    "RECORD_ANNOTATION",
+    "Grant",
+    "NodeDevice",
+    "annotated",
+    "complete",
+    "plan",
+    "recover",
+    "reserving_pods",
+]
 
 # Annotation of our CDI documents: the claim's record, from which a lost checkpoint is rebuilt.
 RECORD_ANNOTATION: Final = "dra-driver.dev/prepared-claim"
@@ -105,16 +114,21 @@ def plan(
         state=ClaimState.STARTED,
         devices=prepared,
         settings=settings_of(grant.treatment for grant in grants),
-        pods=tuple(
-            PodReference(name=r.name, uid=r.uid)
-            for r in claim.status.reserved_for
-            if r.resource == "pods" and not r.api_group
-        ),
+        pods=reserving_pods(claim),
         pod_claim=pod_claim_name((claim.metadata.annotations or {}).get(api_names.POD_CLAIM_ANNOTATION)),
     )
     if not grants:
         return record
     return msgspec.structs.replace(record, spec=_document(driver, grants, record, metadata_directory))
+
+
+def reserving_pods(claim: ResourceClaim) -> tuple[PodReference, ...]:
+    """The pods that the claim is reserved for, as it was read."""
+    return tuple(
+        PodReference(name=r.name, uid=r.uid)
+        for r in claim.status.reserved_for
+        if r.resource == "pods" and not r.api_group
+    )
 
 
 def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerEdits]]) -> PreparedClaim:

@@ -140,6 +140,56 @@ def test_an_event_reaches_the_kubelet_the_claim_and_people(tmp_path: Path) -> No
     asyncio.run(main())
 
 
+def test_a_pod_that_joins_a_prepared_claim_is_told_and_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube, backend = Kube(), SickBackend(1)
+        body = add_claim(kube, held("shared", "gpu-0"))
+        async with agent(tmp_path, kube, backend) as node:
+            await prepare(node, body)
+            # The kubelet does not call a second time for the second pod.
+            joined = {"resource": "pods", "name": "evaluator", "uid": "u-2"}
+            body["status"]["reservedFor"] = [POD, joined]
+            add_claim(kube, body)
+            backend.ail(0, OFF_THE_BUS, code=79)
+            told = {("Pod", name, "DeviceUnhealthy") for name in ("trainer", "evaluator")}
+            await eventually(lambda: told <= set(events(kube)))
+            text = node.plugin.observation.metrics.render(()).decode()
+            info = [x for x in text.splitlines() if x.startswith("dra_driver_device_claim_info{")]
+            assert [
+                f'pod="{name}"' in line for line, name in zip(info, ("trainer", "evaluator"), strict=True)
+            ]
+            # What cannot be read any more stays, and unprepare does not need it.
+            kube.down = True
+            await node.plugin.observation._reservations.refresh()
+            state = node.plugin.observation.state()
+            pods = [p["name"] for p in state["claims"][0]["pods"]]  # type: ignore[index]
+            assert pods == ["trainer", "evaluator"]
+            kube.down = False
+            body["status"]["reservedFor"] = [joined]
+            add_claim(kube, body)
+            await node.plugin.observation._reservations.refresh()
+            text = node.plugin.observation.metrics.render(()).decode()
+            (healthy,) = [x for x in text.splitlines() if x.startswith("dra_driver_device_healthy{")]
+            assert 'pod="evaluator"' in healthy
+
+    asyncio.run(main())
+
+
+def test_a_claim_of_a_template_is_not_read_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube, backend = Kube(), SickBackend(1)
+        body = held("own", "gpu-0")
+        body["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "gpu"}
+        add_claim(kube, body)
+        async with agent(tmp_path, kube, backend) as node:
+            await prepare(node, body)
+            before = kube.calls.count(("get", "resourceclaims", "own"))
+            await node.plugin.observation._reservations.refresh()
+            assert kube.calls.count(("get", "resourceclaims", "own")) == before
+
+    asyncio.run(main())
+
+
 def test_a_claim_prepared_on_a_device_that_is_ill_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         kube, backend = Kube(), SickBackend(1)
