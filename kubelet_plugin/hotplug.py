@@ -1,5 +1,8 @@
 """Devices that come and go, drivers that are loaded and unloaded, and letting go of them when asked to.
 
+The kernel tells of most of it (``uevents``); what it does not tell, as of NVIDIA's device nodes, or where it
+cannot be heard, shows in directories that are listed once a second.
+
 A vendor's library keeps the driver's device nodes open, and a driver in use cannot be unloaded. Whoever wants
 to unload it creates the file ``release`` in the state directory: while it is there the libraries are
 closed and nobody looks at the hardware.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -17,6 +21,8 @@ from typing import Final
 import structlog
 
 from kubelet_plugin.devices import DeviceTable
+from kubelet_plugin.signals import Changes
+from kubelet_plugin.uevents import heard, open_uevents
 
 __all__ = ["RELEASE_FILE", "Hotplug", "fingerprint", "watched"]
 
@@ -24,6 +30,7 @@ RELEASE_FILE: Final = "release"
 LOOK_SECONDS: Final = 1.0
 # A driver needs a moment from its first device node to its last.
 SETTLE_SECONDS: Final = 1.0
+MOST_SETTLE_SECONDS: Final = 5.0
 _MODULES: Final = ("nvidia", "amdgpu", "i915", "xe")
 
 log = structlog.get_logger(__name__)
@@ -59,6 +66,7 @@ class Hotplug:
         places: see ``watched``.
         executor: of the vendors' libraries, which are closed in it.
         hold: told whether the hardware is let go of.
+        listen: opens what the kernel's events are read from.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Hotplug:
         places: Iterable[tuple[Path, str]],
         executor: Executor,
         hold: Callable[[bool], None],
+        listen: Callable[[], socket.socket | None] = open_uevents,
     ) -> None:
         self._table = table
         self._file = file
@@ -76,6 +85,8 @@ class Hotplug:
         self._executor = executor
         self._hold = hold
         self._released = False
+        self._listen = listen
+        self._events = Changes()
 
     def begin(self) -> None:
         """Before anything is opened: somebody may have asked while no agent ran."""
@@ -86,18 +97,33 @@ class Hotplug:
 
     async def run(self) -> None:
         """Works until cancelled."""
-        before = fingerprint(self._places)
+        with heard(self._listen(), self._events.notify):
+            await self._follow()
+
+    async def _follow(self) -> None:
+        before, seen = fingerprint(self._places), self._events.count
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            told = await self._events.wait(seen, LOOK_SECONDS)
             await self._release_or_not(self._file.exists())
             now = fingerprint(self._places)
-            if now == before:
+            if now == before and told == seen:
                 continue
-            before = now
             if not self._released:
-                log.info("devices or drivers have changed; looking at the hardware")
-                await asyncio.sleep(SETTLE_SECONDS)
+                log.info("devices or drivers have changed; looking at the hardware", told=told != seen)
+                await self._settle()
+            # What comes during the look is looked at again.
+            before, seen = fingerprint(self._places), self._events.count
+            if not self._released:
                 await self._table.scan()
+
+    async def _settle(self) -> None:
+        """Until nothing has been told for a moment; a driver that is loaded tells of each of its devices."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + MOST_SETTLE_SECONDS
+        while True:
+            seen = self._events.count
+            if await self._events.wait(seen, SETTLE_SECONDS) == seen or loop.time() > end:
+                return
 
     async def _release_or_not(self, wanted: bool) -> None:
         if wanted == self._released:
