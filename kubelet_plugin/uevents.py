@@ -1,8 +1,8 @@
 """What the kernel tells of devices and drivers that come and go, as udev hears it, without udev.
 
 The socket is ``NETLINK_KOBJECT_UEVENT``, group 1: one datagram for each event, ``ACTION@DEVPATH`` and then
-``NAME=VALUE`` strings, each ended by a zero byte (``lib/kobject_uevent.c`` of the kernel). They are taken as a
-hint to look, never as a description of what there is.
+``NAME=VALUE`` strings, each ended by a zero byte (``lib/kobject_uevent.c`` of the kernel). They are a hint to
+look, never a description of what there is.
 """
 
 from __future__ import annotations

@@ -308,7 +308,6 @@ class EmbeddedCluster:
             f"--cdi-dir={layout.cdi}",
             f"--state-dir={state}",
             f"--log-level={self.config.log_level}",
-            *self.config.plugin_flags,
             *more,
         )
 

@@ -40,7 +40,6 @@ class ClusterConfig:
         allocator: ``controller`` or ``scheduler``.
         kubelet: delays of the kubelets.
         run_controller: off for tests that bring their own.
-        plugin_flags: more of the node agents' command line.
         log_level: of the child processes.
         manifests: objects that are there before anything runs.
     """
@@ -51,7 +50,6 @@ class ClusterConfig:
     allocator: str = "controller"
     kubelet: KubeletSettings = field(default_factory=KubeletSettings.quick)
     run_controller: bool = True
-    plugin_flags: tuple[str, ...] = ()
     log_level: str = "info"
     manifests: tuple[dict[str, Any], ...] = ()
 
