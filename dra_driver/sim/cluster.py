@@ -260,6 +260,7 @@ class EmbeddedCluster:
         profiles.write_profile(config.profile, layout.hardware)
         kubelet = await self._kubelet(name, layout, config)
         gpus = (
+            *self.config.plugin_flags,
             f"--dev-root={layout.dev}",
             f"--backend=simulated={layout.hardware}",
         )

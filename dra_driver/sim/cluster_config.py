@@ -41,6 +41,7 @@ class ClusterConfig:
         kubelet: delays of the kubelets.
         run_controller: off for tests that bring their own.
         log_level: of the child processes.
+        plugin_flags: more flags of the node agents of GPUs.
         manifests: objects that are there before anything runs.
     """
 
@@ -51,6 +52,7 @@ class ClusterConfig:
     kubelet: KubeletSettings = field(default_factory=KubeletSettings.quick)
     run_controller: bool = True
     log_level: str = "info"
+    plugin_flags: tuple[str, ...] = ()
     manifests: tuple[dict[str, Any], ...] = ()
 
     @property
