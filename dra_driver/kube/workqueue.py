@@ -107,6 +107,9 @@ class WorkQueue(Generic[K]):
     async def _worker(self, work: Callable[[K], Awaitable[None]]) -> None:
         while True:
             key = await self.get()
+            # Neither getting a key that is there nor work without I/O gives way: thousands of keys in a row
+            # would hold up the renewal of the lease until it is lost.
+            await asyncio.sleep(0)
             try:
                 await work(key)
             except Conflict as e:

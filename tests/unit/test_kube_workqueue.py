@@ -1,0 +1,61 @@
+"""The work queue: fair to whatever else runs in the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dra_driver.kube import WorkQueue
+
+
+def test_a_long_queue_of_work_without_io_lets_others_run() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[int] = WorkQueue("long")
+        for key in range(1000):
+            queue.add(key)
+        done: list[int] = []
+
+        async def work(key: int) -> None:
+            done.append(key)
+
+        seen: list[int] = []
+
+        async def other() -> None:
+            while len(done) < 1000:
+                seen.append(len(done))
+                await asyncio.sleep(0)
+
+        worker = asyncio.create_task(queue.process(work, workers=2))
+        async with asyncio.timeout(30):
+            await other()
+        seen.append(len(done))
+        worker.cancel()
+        await asyncio.wait({worker})
+        assert max(b - a for a, b in zip(seen, seen[1:], strict=False)) <= 10
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_is_added_while_it_is_worked_on_is_worked_on_again() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue("again")
+        queue.add("a")
+        times = 0
+        finished = asyncio.Event()
+
+        async def work(key: str) -> None:
+            nonlocal times
+            times += 1
+            if times == 1:
+                queue.add(key)
+                await asyncio.sleep(0)
+            else:
+                finished.set()
+
+        worker = asyncio.create_task(queue.process(work, workers=2))
+        async with asyncio.timeout(30):
+            await finished.wait()
+        worker.cancel()
+        await asyncio.wait({worker})
+        assert times == 2
+
+    asyncio.run(scenario())
