@@ -196,6 +196,9 @@ def run() -> list[Row]:
         {"name": f"one GPU, {nodes} nodes, empty", "value": value, "unit": "claims/s"}
         for nodes, value in flat.items()
     ]
+    flat[NODES] = next(r["value"] for r in rows if r["name"].startswith("one GPU"))
+    spread = max(flat.values()) / flat[NODES]
+    rows.append({"name": f"cost per claim, {NODES} nodes / the cheapest", "value": spread, "unit": "times"})
     filled, _ = rate("one GPU", NODES, full=False, claims=8 * NODES, free=0.0)
     rows.append({"name": f"fill {8 * NODES} GPUs, one claim each", "value": 8 * NODES / filled, "unit": "s"})
     rows.append({"name": f"load {NODES} nodes from JSON (slowest)", "value": loading, "unit": "s"})
