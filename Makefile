@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint fmt types proto proto-check crash-test bench e2e chart-test manifests wheel image sbom docs constraints clean
+.PHONY: help venv demo test lint fmt types proto proto-check crash-test fault-test bench e2e chart-test manifests wheel image sbom docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ proto-check: $(STAMP)
 
 crash-test: $(STAMP) ## kills real node agents at every durable step; prints kills, runs, leaks
 	@$(VENV_BIN)/python tests/crash/crash_test.py $(ARGS)
+
+fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embedded API server; prints violations
+	@$(VENV_BIN)/python tests/faults/fault_test.py --schedules $(or $(N),200) --seed $(or $(SEED),1) $(ARGS)
 
 bench: $(STAMP) ## the benchmarks; writes build/bench.json and prints a table
 	@$(VENV_BIN)/python tests/benchmarks/run.py $(ARGS)

@@ -7,7 +7,7 @@ out. The claims of a pod are solved together, so that a pod never holds a part o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.interest import ClaimInterest, Interest, is_our_taint
 from controller.ledger import Ledger, node_of
@@ -16,7 +16,13 @@ from controller.world import World
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, Uid
-from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import (
+    AllocationResult,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
 from dra_driver.kube import Informer
 from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
@@ -54,9 +60,11 @@ class Proceed:
 
     Attributes:
         node: where its claims are allocated, as far as they are and it is one node.
+        theirs: it still needs devices, but none that are ours at present.
     """
 
     node: str | None = None
+    theirs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +76,13 @@ class Refuse:
         claims: that are ours and wait.
         undo: allocations of the same pod, written before, that nobody has reserved: they pin the pod to a
             node where the rest does not fit.
+        elsewhere: kube-scheduler may have what the claims ask for in pools of its own.
     """
 
     message: str
     claims: tuple[ResourceClaim, ...] = ()
     undo: tuple[ResourceClaim, ...] = ()
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,7 @@ class Decider:
         inventories: Informer[DeviceInventory] | None = None,
         blocked: Callable[[PoolID], bool] = lambda _: False,
         rule: Callable[[PoolID], PoolPolicy] = lambda _: DEFAULT_POLICY,
+        taint_rules: Informer[DeviceTaintRule] | None = None,
     ) -> None:
         """Connects the parts.
 
@@ -114,12 +125,20 @@ class Decider:
             inventories: which devices are busy; None: nobody tells.
             blocked: pools that are changing hands: protected, yet not ours to decide on.
             rule: how to choose the devices of a pool; ``forget_pool`` must tell of other answers.
+            taint_rules: taints of admins; None: the API has none.
         """
         self._blocked = blocked
         self._rule = rule
         self._ledger = ledger
         self._placements = Placements(nodes, usage)
-        self._world = World(drivers, slices=slices, classes=classes, nodes=nodes, inventories=inventories)
+        self._world = World(
+            drivers,
+            slices=slices,
+            classes=classes,
+            nodes=nodes,
+            inventories=inventories,
+            taint_rules=taint_rules,
+        )
         # Our pools with their rules; every pool with its rule; those for which both are to be asked anew.
         self._ours: PoolRules = PersistentMap()
         self._every: PoolRules = PersistentMap()
@@ -182,7 +201,7 @@ class Decider:
         problem = _first_problem(interests)
         ours = [c for c, i in zip(pending, interests, strict=True) if i.interest is Interest.OURS]
         if all(i.interest is Interest.THEIRS for i in interests):
-            return Proceed()
+            return Proceed(theirs=True)
         if not ours and not problem:
             # The rest is kube-scheduler's, but it must not see the pod before another controller is done.
             return Wait("another controller allocates a claim of the pod", poll=10.0)
@@ -192,7 +211,15 @@ class Decider:
             return Refuse(problem, told)
         if any(self._ledger.in_flight(c) for c in claims if c.metadata.uid not in assumed):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
-        return self._solve(pod, claims, ours, avoid, within)
+        decision = self._solve(pod, claims, ours, avoid, within)
+        if isinstance(decision, Refuse) and all(i.elsewhere for i in interests):
+            return replace(decision, elsewhere=True)
+        return decision
+
+    @property
+    def interest_version(self) -> int:
+        """Another one whenever a claim may be somebody else's than before."""
+        return self._current().interest.version
 
     def _claims(self, pod: Pod, assumed: Mapping[Uid, ResourceClaim]) -> list[ResourceClaim] | Wait:
         claims: list[ResourceClaim] = []

@@ -19,7 +19,13 @@ from controller.writer import Writer
 from dra_driver.api.core import PODS, Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import (
+    RESOURCE_CLAIMS,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
@@ -66,6 +72,7 @@ class Allocator:
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
         inventories: Informer[DeviceInventory] | None = None,
+        taint_rules: Informer[DeviceTaintRule] | None = None,
         blocked: Callable[[PoolID], bool] = lambda _: False,
         rule: Callable[[PoolID], PoolPolicy] = lambda _: DEFAULT_POLICY,
         metrics: Metrics | None = None,
@@ -85,6 +92,7 @@ class Allocator:
             classes: all.
             nodes: all.
             inventories: which devices are busy; None: nobody tells.
+            taint_rules: taints of admins; None: the API has none.
             blocked: pools that carry our taint and are not ours to decide on (any more, or yet).
             rule: how to choose the devices of a pool; ``pool_changed`` must tell of other answers.
             metrics: None: some that nobody reads.
@@ -111,6 +119,7 @@ class Allocator:
             inventories=inventories,
             blocked=blocked,
             rule=rule,
+            taint_rules=taint_rules,
         )
         self._groups = Groups(
             self._decider,
@@ -125,6 +134,11 @@ class Allocator:
             avoided=self._avoided,
         )
         self._waiting = WaitingPods()
+        # Pods left to kube-scheduler with claims that are not allocated: what is not ours now may become it.
+        self._passed: set[ObjectKey] = set()
+        # Claims that nobody uses, in pools that are not ours to decide on for the moment.
+        self._unused_later: set[ObjectKey] = set()
+        self._passed_at = (PoolAllocator.CONTROLLER, -1)
         self._avoid: dict[Uid, dict[str, float]] = {}  # pod → node → until when
         self._bounces: dict[Uid, int] = {}
         self._undone: set[Uid] = set()
@@ -134,7 +148,7 @@ class Allocator:
         self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
         pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
         claims.add_handler(Handler(self._claim_seen, self._claim_updated, self._claim_seen))
-        for informer in (slices, classes):
+        for informer in (slices, classes, *((taint_rules,) if taint_rules is not None else ())):
             informer.add_handler(
                 Handler(
                     added=lambda _: self._wake(),
@@ -264,13 +278,21 @@ class Allocator:
 
     def _wake(self) -> None:
         """Something changed for the better, perhaps: waiting pods are looked at again soon."""
-        if self._timer is None and len(self._waiting):
+        if self._timer is None and (len(self._waiting) or self._passed or self._unused_later):
             self._timer = asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake_now)
 
     def _wake_now(self) -> None:
         self._timer = None
         for key in self._waiting.heads():
             self.queue.add(key)
+        later, self._unused_later = self._unused_later, set()
+        for key in later:
+            self.unused.add(key)
+        now = (self._mode(), self._decider.interest_version)
+        if self._passed and now != self._passed_at:
+            for key in self._passed:
+                self.queue.add(key)
+        self._passed_at = now
 
     def _served(self, key: ObjectKey) -> None:
         """The pod waits no longer; the next one that asks for the same may be served now as well."""
@@ -281,6 +303,7 @@ class Allocator:
     def _forget(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         self._served(pod.key)
+        self._passed.discard(pod.key)
         self._avoid.pop(uid, None)
         self._bounces.pop(uid, None)
         self._ungated.discard(uid)
@@ -293,10 +316,13 @@ class Allocator:
         pod = self._pods.get(key)
         if pod is None:
             return
+        self._passed.discard(key)
         if is_finished(pod) or pod.metadata.deletion_timestamp:
             self._served(key)
             return
         if not uses_claims(pod) or self._mode() is PoolAllocator.SCHEDULER:
+            if uses_claims(pod) and not pod.spec.node_name:
+                self._passed.add(key)
             await self._proceed(pod)
             return
         self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())
@@ -312,7 +338,9 @@ class Allocator:
                 self._served(key)
                 if poll:
                     self.queue.add_after(key, poll)
-            case Proceed(node):
+            case Proceed(node, theirs):
+                if theirs:
+                    self._passed.add(key)
                 if node is not None and not pod.spec.node_name:
                     self._usage.place(pod, node)  # known from its claims after a restart, too
                 await self._proceed(pod)
@@ -363,6 +391,9 @@ class Allocator:
 
     async def _proceed(self, pod: Pod) -> None:
         self._served(pod.key)
+        await self._ungate(pod)
+
+    async def _ungate(self, pod: Pod) -> None:
         if is_gated(pod) and pod.metadata.uid not in self._ungated:
             await self._writer.ungate(pod)
             self._ungated.add(pod.metadata.uid)
@@ -379,11 +410,14 @@ class Allocator:
             or claim.status.reserved_for
             or claim.metadata.deletion_timestamp
             or self._ledger.in_flight(claim)
-            or self._mode() is PoolAllocator.SCHEDULER
-            or not self._decider.is_ours(claim.status.allocation)
         ):
             return
         if any(not is_finished(pod) for pod in self._pods.by_index(CLAIM_INDEX, key)):
+            return
+        if self._mode() is PoolAllocator.SCHEDULER or not self._decider.is_ours(claim.status.allocation):
+            # The pool may be changing hands, or its node is away: then it is looked at again.
+            if any(r.driver in self._config.drivers for r in claim.status.allocation.devices.results):
+                self._unused_later.add(key)
             return
         log.info("taking back an allocation that no pod uses", claim=str(key))
         self._undone.add(claim.metadata.uid)
@@ -425,6 +459,10 @@ class Allocator:
         self._recorder.event(PODS, pod, "Warning", "FailedAllocation", decision.message)
         for claim in decision.claims:
             self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", "FailedAllocation", decision.message)
+        if decision.elsewhere:
+            # It waits here and there from now on. Whoever allocates first has it: the pools are disjoint, and
+            # the claim is written under its resourceVersion.
+            await self._ungate(pod)
 
     async def _write(self, pod: Pod, decision: Write) -> None:
         # No await between the decision and here: no other decision can have taken the same devices.

@@ -21,6 +21,7 @@ from controller.metrics import CONTENT_TYPE, MeteredClient, Metrics
 from controller.node_labels import NodeLabeler
 from controller.policies import PolicyBook
 from controller.publisher import POOL_INDEX, Publisher, pool_of, refusal_of
+from controller.taint_rules import informer_of_rules, until_rules_are_known
 from controller.tracing import tracing
 from controller.web import Feed
 from controller.web import serve as serve_page
@@ -32,6 +33,7 @@ from dra_driver.api.resource import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceClass,
+    DeviceTaintRule,
     ResourceClaim,
     ResourceSlice,
 )
@@ -65,9 +67,10 @@ class Informers:
     classes: Informer[DeviceClass]
     claims: Informer[ResourceClaim]
     pods: Informer[Pod]
+    taint_rules: Informer[DeviceTaintRule] | None = None
 
     @classmethod
-    def of(cls, client: KubeClient) -> Informers:
+    def of(cls, client: KubeClient, taint_rules: Informer[DeviceTaintRule] | None = None) -> Informers:
         """Not started yet."""
         return cls(
             inventories=Informer(client, DEVICE_INVENTORIES),
@@ -77,11 +80,13 @@ class Informers:
             classes=Informer(client, DEVICE_CLASSES),
             claims=Informer(client, RESOURCE_CLAIMS, indices={GROUP_INDEX: groups_of}),
             pods=Informer(client, PODS, indices={CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of}),
+            taint_rules=taint_rules,
         )
 
     def all(self) -> tuple[Informer[Any], ...]:
         """All of them."""
-        return (*self.needed(), self.policies)
+        optional = (self.policies,) if self.taint_rules is None else (self.policies, self.taint_rules)
+        return (*self.needed(), *optional)
 
     def needed(self) -> tuple[Informer[Any], ...]:
         """Those that must be filled before anything is decided.
@@ -158,6 +163,7 @@ class _Parts:
             classes=informers.classes,
             nodes=informers.nodes,
             inventories=informers.inventories,
+            taint_rules=informers.taint_rules,
             blocked=lambda pool: pool in frozen or handover.blocked(pool),
             rule=policies.rule,
             metrics=metrics,
@@ -234,7 +240,7 @@ class Controller:
 
     async def _lead(self) -> None:
         """Everything is listed anew after the lease is ours: what a predecessor wrote last is seen."""
-        informers = Informers.of(self._client)
+        informers = Informers.of(self._client, await informer_of_rules(self._client))
         recorder = EventRecorder(self._client, "dra-driver-controller", self._clock)
         parts = _Parts.of(self._client, self._config, self._clock, recorder, informers, self.metrics)
         try:
@@ -247,6 +253,8 @@ class Controller:
                 for informer in informers.needed():
                     await informer.synced.wait()
                 await _until_policies(self._client, informers.policies)
+                if informers.taint_rules is not None:
+                    await until_rules_are_known(self._client, informers.taint_rules)
                 log.info("caches are filled", **{i.resource.plural: len(i) for i in informers.all()})
                 await _until_probed(parts.publisher)
                 group.create_task(parts.publisher.run())

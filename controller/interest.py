@@ -38,10 +38,17 @@ class Interest(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimInterest:
-    """The answer for one claim; ``reason`` for MIXED (refused) and UNKNOWN (a class is missing)."""
+    """The answer for one claim.
+
+    Attributes:
+        interest: who serves it.
+        reason: for MIXED (refused) and UNKNOWN (a class is missing).
+        elsewhere: OURS, and kube-scheduler has pools with devices of every class that is asked for as well.
+    """
 
     interest: Interest
     reason: str = ""
+    elsewhere: bool = False
 
 
 def is_our_taint(taint: DeviceTaint) -> bool:
@@ -77,11 +84,20 @@ class _Known:
     pools: set[PoolID]
     owners: Counter[Owner]
 
+    def sides(self) -> frozenset[Owner]:
+        """Everybody who has a device of the class."""
+        return frozenset(owner for owner, count in self.owners.items() if count > 0)
+
 
 class InterestIndex:
-    """Follows snapshots: a changed pool is looked at once for every class that somebody has asked about."""
+    """Follows snapshots: a changed pool is looked at once for every class that somebody has asked about.
+
+    Attributes:
+        version: another one whenever answers may be others than before.
+    """
 
     def __init__(self, drivers: Collection[DriverName]) -> None:
+        self.version = 0
         self._drivers = drivers
         self._owners: dict[PoolID, Owner] = {}
         self._known: dict[str, _Known] = {}
@@ -95,6 +111,7 @@ class InterestIndex:
             pools: those whose slices have changed, with their owners; None: it has no devices any more.
         """
         classes = snapshot.classes
+        before_all = {name: known.sides() for name, known in self._known.items()}
         for name in [n for n, k in self._known.items() if classes.get(n) is not k.class_]:
             del self._known[name]
         self._snapshot = snapshot
@@ -108,6 +125,8 @@ class InterestIndex:
                     known.pools.discard(pool)
                     known.owners[before] -= 1
                 self._add(known, pool)
+        if before_all != {name: known.sides() for name, known in self._known.items()}:
+            self.version += 1
 
     def _add(self, known: _Known, pool: PoolID) -> None:
         owner = self._owners.get(pool)
@@ -132,7 +151,8 @@ class InterestIndex:
                     )
                 flags.append((name, class_name, *self._class(self._snapshot.classes[class_name])))
         if flags and all(own for _, _, own, _ in flags):
-            return ClaimInterest(Interest.OURS)
+            elsewhere = all(self._by_scheduler(class_name) for _, class_name, _, _ in flags)
+            return ClaimInterest(Interest.OURS, elsewhere=elsewhere)
         if all(foreign for _, _, _, foreign in flags):
             sibling = any(self._of_siblings(class_name) for _, class_name, _, _ in flags)
             return ClaimInterest(Interest.SIBLING if sibling else Interest.THEIRS)
@@ -166,6 +186,9 @@ class InterestIndex:
             for pool in self._owners:
                 self._add(known, pool)
         return known
+
+    def _by_scheduler(self, class_name: str) -> bool:
+        return self._look(self._snapshot.classes[class_name]).owners[Owner.OTHERS] > 0
 
     def _of_siblings(self, class_name: str) -> bool:
         return self._look(self._snapshot.classes[class_name]).owners[Owner.SIBLING] > 0

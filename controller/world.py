@@ -9,9 +9,9 @@ from controller.interest import InterestIndex, Owner, is_our_taint
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey
-from dra_driver.api.resource import DeviceClass, ResourceSlice
+from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceSlice
 from dra_driver.kube import Changes, Informer
-from dra_driver.structured import AllocatedState, PoolID, Snapshot
+from dra_driver.structured import AllocatedState, PoolID, Snapshot, concerns, with_rules
 
 __all__ = ["World"]
 
@@ -33,6 +33,7 @@ class World:
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
         inventories: Informer[DeviceInventory] | None = None,
+        taint_rules: Informer[DeviceTaintRule] | None = None,
     ) -> None:
         self._drivers = drivers
         self._informer = slices
@@ -40,6 +41,9 @@ class World:
         self._slices, self._classes = Changes(slices), Changes(classes)
         # Nodes report their health all the time; only their labels matter to devices.
         self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
+        # Rules add taints to what the slices say. Decisions see them; whose a pool is, they do not change.
+        self._rule_changes = Changes(taint_rules) if taint_rules is not None else None
+        self._rules: dict[str, DeviceTaintRule] = {}
         # Slice → pool; pool → slice → whether all its devices are protected (slices with devices only).
         self._pool_of: dict[str, PoolID] = {}
         self._protected: dict[PoolID, dict[str, bool]] = {}
@@ -58,10 +62,11 @@ class World:
         Returns:
             pools whose slices have changed.
         """
-        if not (self._slices or self._classes or self._nodes or self._busy):
+        if not (self._slices or self._classes or self._nodes or self._busy or self._rule_changes):
             return set()
         slices, gone = self._slices.take()
         slices += self._of_pools(self._busy.take(), gone | {s.metadata.name for s in slices})
+        slices += self._of_rules(gone | {s.metadata.name for s in slices})
         slices = list(map(self._busy.marked, slices))
         touched = {pool for name in gone if (pool := self._drop(name)) is not None}
         for slice_ in slices:
@@ -69,7 +74,8 @@ class World:
             touched |= {self._note(slice_)} if old is None else {old, self._note(slice_)}
         snapshot = self.snapshot
         if slices or gone:
-            snapshot = snapshot.with_slices(slices, gone)
+            rules = self._rules.values()
+            snapshot = snapshot.with_slices([with_rules(s, rules) for s in slices] if rules else slices, gone)
         if self._classes:
             snapshot = snapshot.with_classes(*self._classes.take())
         if self._nodes:
@@ -89,6 +95,20 @@ class World:
         names = (name for pool in pools for name in self._protected.get(pool, ()) if name not in known)
         found = (self._informer.get(ObjectKey("", name)) for name in names)
         return [slice_ for slice_ in found if slice_ is not None]
+
+    def _of_rules(self, known: Collection[str]) -> list[ResourceSlice]:
+        """Slices that rules concern which have changed, without those that are known already."""
+        if not self._rule_changes:
+            return []
+        changed, removed = self._rule_changes.take()
+        names = (*removed, *(r.metadata.name for r in changed))
+        touched = [*(self._rules.pop(n) for n in names if n in self._rules), *changed]
+        self._rules.update((r.metadata.name, r) for r in changed)
+        return [
+            s
+            for s in self._informer.items()
+            if s.metadata.name not in known and any(concerns(r, s) for r in touched)
+        ]
 
     def _note(self, slice_: ResourceSlice) -> PoolID:
         pool = self._pool_of[slice_.metadata.name] = PoolID(slice_.spec.driver, slice_.spec.pool.name)

@@ -45,6 +45,9 @@ __all__ = [
     "DeviceSelector",
     "DeviceSubRequest",
     "DeviceTaint",
+    "DeviceTaintRule",
+    "DeviceTaintRuleSpec",
+    "DeviceTaintSelector",
     "DeviceToleration",
     "ExactDeviceRequest",
     "NetworkDeviceData",
@@ -433,6 +436,30 @@ class DeviceClass(WireObject, frozen=True, kw_only=True):
     spec: DeviceClassSpec = DeviceClassSpec()
 
 
+# --- DeviceTaintRule ----------------------------------------------------------------------------------------
+
+
+class DeviceTaintSelector(Wire, frozen=True, kw_only=True):
+    """``spec.deviceSelector`` of a rule; what is absent selects everything."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class DeviceTaintRuleSpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a rule. Without a selector it selects no device."""
+
+    taint: DeviceTaint
+    device_selector: DeviceTaintSelector | None = None
+
+
+class DeviceTaintRule(WireObject, frozen=True, kw_only=True):
+    """A taint that an admin puts on devices (KEP-5055)."""
+
+    spec: DeviceTaintRuleSpec
+
+
 _GROUP = "resource.k8s.io"
 RESOURCE_SLICES = Resource(_GROUP, "v1", "resourceslices", "ResourceSlice", ResourceSlice, namespaced=False)
 RESOURCE_CLAIMS = Resource(_GROUP, "v1", "resourceclaims", "ResourceClaim", ResourceClaim, namespaced=True)
@@ -440,3 +467,8 @@ RESOURCE_CLAIM_TEMPLATES = Resource(
     _GROUP, "v1", "resourceclaimtemplates", "ResourceClaimTemplate", ResourceClaimTemplate, namespaced=True
 )
 DEVICE_CLASSES = Resource(_GROUP, "v1", "deviceclasses", "DeviceClass", DeviceClass, namespaced=False)
+
+
+def device_taint_rules(version: str) -> Resource[DeviceTaintRule]:
+    """The kind in the version that a server has."""
+    return Resource(_GROUP, version, "devicetaintrules", "DeviceTaintRule", DeviceTaintRule, namespaced=False)

@@ -6,13 +6,14 @@ import argparse
 import asyncio
 
 from controller.interest import is_our_taint
+from controller.taint_rules import informer_of_rules
 from dra_driver.api.core import NODES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import allocator_manifests, common
 from dra_driver.cli.allocator_manifests import Manifests
-from dra_driver.errors import InvalidInput
+from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.kube import KubeApi
-from dra_driver.structured import NodePolicy
+from dra_driver.structured import NodePolicy, with_rules
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -77,9 +78,14 @@ async def _live(args: argparse.Namespace) -> None:
 
 async def _from_cluster(client: KubeApi) -> Manifests:
     """What the cluster has at this moment."""
+    informer = await informer_of_rules(client)
+    try:
+        rules = (await client.list(informer.resource)).items if informer is not None else ()
+    except Forbidden:
+        rules = ()
     return Manifests(
         nodes=list((await client.list(NODES)).items),
-        slices=list((await client.list(RESOURCE_SLICES)).items),
+        slices=[with_rules(s, rules) for s in (await client.list(RESOURCE_SLICES)).items],
         classes=list((await client.list(DEVICE_CLASSES)).items),
         claims=list((await client.list(RESOURCE_CLAIMS)).items),
         source="the cluster has",

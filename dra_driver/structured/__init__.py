@@ -15,6 +15,7 @@ from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
 from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState, PoolState
+from dra_driver.structured.taintrules import concerns, with_rules
 from dra_driver.structured.types import (
     DEFAULT,
     DEFAULT_POLICY,
@@ -61,4 +62,6 @@ __all__ = [
     "Strategy",
     "allocate",
     "allocate_group",
+    "concerns",
+    "with_rules",
 ]

@@ -1,0 +1,826 @@
+"""One random fault schedule on the embedded API server.
+
+Everything that talks to the server is real and talks HTTP to it: the controller, the node agents (with real
+gRPC to stand-in kubelets), the stand-in scheduler and controllers. All of it lives in one process, so that
+hundreds of schedules are affordable; a part that is killed is cancelled at whatever it awaits.
+
+Invariants, looked at after every single write:
+
+* no device in two claims (shares and admin access aside), no partition over another one or over the whole,
+  no more memory given out than there is, no more shares than allowed.
+
+When the faults are over and everything is quiet:
+
+* every claim that can be satisfied is allocated, groups as a whole, and its pods run;
+* slices are what ``build_slices`` makes of the inventory, and their counters are not over-drawn;
+* nothing is written any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import logging
+import random
+import shutil
+import tempfile
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+import yaml
+
+from controller import allocator, groups, handover, policies
+from controller.app import Controller
+from controller.config import ControllerConfig
+from controller.interest import is_our_taint
+from dra_driver import discovery
+from dra_driver.api.core import NAMESPACES, NODES, PODS, Pod
+from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.partitions import partition_devices
+from dra_driver.api.policy import DEVICE_POLICIES
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    ResourceClaim,
+    device_taint_rules,
+)
+from dra_driver.errors import ApiUnavailable, DraError, NotFound
+from dra_driver.kube import KubeApi
+from dra_driver.resourceclaim import pod_claims
+from dra_driver.resourceslice import Usage, build_slices, owner_of, plan
+from dra_driver.sim import assets
+from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.apiserver.admission import STAND_INS
+from dra_driver.sim.apiserver.injection import Injector, at_moments
+from dra_driver.sim.controllers import ClaimController, GarbageCollector
+from dra_driver.sim.eviction import TaintEviction
+from dra_driver.sim.faults import FaultPlan, Kill, random_plan
+from dra_driver.sim.faults.plan import FullDisk
+from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
+from dra_driver.sim.node_lifecycle import NodeLifecycle
+from dra_driver.sim.profiles import write_profile
+from dra_driver.sim.scheduler import Scheduler
+from dra_driver.structured import (
+    Allocated,
+    AllocatedState,
+    GroupAllocated,
+    PoolID,
+    Snapshot,
+    allocate,
+    allocate_group,
+    with_rules,
+)
+from kubelet_plugin.configuration import Configuration
+from kubelet_plugin.engine import Timing
+from kubelet_plugin.plugin import Plugin
+
+DRIVER = "gpu.dra-driver.dev"
+CLASS = "any"
+NS = "default"
+NODE_NAMES = ("n1", "n2")
+DISTURBED_SECONDS = 3.0
+LEAST_ACTS = 20
+SETTLE_SECONDS = 60.0
+QUIET_SECONDS = 1.0
+OBSERVER = "observer"
+TAINT_RULES = device_taint_rules("v1beta2")
+
+SETTINGS = KubeletSettings(
+    registry_tick=0.1,
+    call_timeout=3.0,
+    registration_backoff=0.1,
+    registration_cap=0.5,
+    startup_wipe=0.05,
+    wipe_delay=0.6,
+    prepare_retry=0.5,
+    unprepare_retry=0.2,
+    unprepare_retry_later=0.5,
+    create_retry=0.3,
+    restart_backoff=0.3,
+    health_retry=0.5,
+    stop_delay=0.02,
+    exit_detection=0.02,
+    reconcile=0.3,
+    heartbeat=3600.0,
+)
+
+PROFILE = {
+    "description": "two A100 with 40 GB",
+    "driverVersion": "570.148.08",
+    "cudaDriverVersion": "12.8",
+    "gpus": [
+        {"product": "A100-40", "pciAddress": f"0000:{bus}:00.0", "pcieRoot": "pci0000:00", "numaNode": 0}
+        for bus in ("07", "0f")
+    ],
+}
+
+# Every form of a device, unlike the classes of the manifests.
+ANY_CLASS = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": CLASS},
+    "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]},
+}
+
+POLICIES: tuple[dict[str, Any] | None, ...] = (
+    None,
+    {"partitions": {"profiles": ["*"]}},
+    {"partitions": {"profiles": ["3g.20gb"]}},
+    {"share": {"maxShares": 2}},
+    {"share": {"maxShares": 4, "memory": {"min": "4Gi", "step": "2Gi"}}},
+    {"hide": True},
+    {"taints": [{"key": "example.com/t", "effect": "NoSchedule"}]},
+    {"allocator": "scheduler"},
+)
+SELECTORS = (
+    f'device.attributes["{DRIVER}"].type == "gpu"',
+    f'device.attributes["{DRIVER}"].type == "mig"',
+    "true",
+)
+
+
+_log: contextvars.ContextVar[deque[str] | None] = contextvars.ContextVar("log", default=None)
+
+
+def _collect(_: Any, method: str, event: Any) -> Any:
+    """Keeps the log of each schedule apart: they run side by side."""
+    log = _log.get()
+    if log is not None:
+        when = f"{asyncio.get_running_loop().time():.3f}"
+        fields = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
+        text = f"{when} [{method}] {event.get('event')} {fields}"
+        if event.get("exc_info"):
+            text += "\n" + traceback.format_exc()
+        log.append(text)
+    raise structlog.DropEvent
+
+
+def quiet_logs() -> None:
+    """Logs go to the schedule that they are of, and to nobody else."""
+    structlog.configure(processors=[_collect], wrapper_class=structlog.make_filtering_bound_logger(0))
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
+def speed_up() -> None:
+    """The same behaviour with less waiting. For a process that does nothing else."""
+    allocator.AVOID_SECONDS = 0.2
+    allocator.LONGEST_AVOID_SECONDS = 0.6
+    allocator.UNUSED_SECONDS = 0.3
+    handover.DRAIN_SECONDS = 0.2
+    policies.SETTLE_SECONDS = 0.02
+    groups.GROUP_SECONDS = 1.0
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass
+class Result:
+    """What became of one schedule."""
+
+    seed: int
+    plan: str
+    violations: list[str] = field(default_factory=list)
+    faults: int = 0
+    kills: int = 0
+    writes: int = 0
+    claims: int = 0
+    forms: set[str] = field(default_factory=set)
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
+    state: list[str] = field(default_factory=list)
+
+
+class Part:
+    """Something that runs until it is killed, and can be started again."""
+
+    def __init__(self, name: str, work: Callable[[], Awaitable[None]], failed: Callable[[str], None]) -> None:
+        self.name = name
+        self._work = work
+        self._failed = failed
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._guarded(), name=self.name)
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _guarded(self) -> None:
+        try:
+            await self._work()
+        except Exception as e:
+            self._failed(f"{self.name} ended: {type(e).__name__}: {e}")
+
+
+class World:
+    """A cluster, and what happens to it."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.seed = seed
+        self.faults: FaultPlan = self._plan()
+        self.result = Result(seed, str(self.faults))
+        self.parts: dict[str, Part] = {}
+        self.server = ApiServer()
+        self.root = Path()
+        self.kubelets: dict[str, SimKubelet] = {}
+        self._names = itertools.count(1)
+        self._stack = contextlib.AsyncExitStack()
+        self._clients: list[KubeApi] = []
+        self.acts = 0
+
+    def _plan(self) -> FaultPlan:
+        made = random_plan(self.seed, seconds=DISTURBED_SECONDS, faults=7, nodes=NODE_NAMES, processes=True)
+        # A full disk is a matter of processes; the crash test has it.
+        return FaultPlan(tuple(f for f in made.faults if not isinstance(f, FullDisk)), made.seed)
+
+    def violation(self, text: str) -> None:
+        if len(self.result.violations) < 20:
+            self.result.violations.append(text)
+
+    # --- start and end --------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> World:
+        self.root = Path(tempfile.mkdtemp(prefix="f-"))
+        self._stack.callback(shutil.rmtree, self.root, ignore_errors=True)
+        self.server.registry.collected = GarbageCollector.KINDS
+        await self.server.install([*_manifests(), ANY_CLASS])
+        await self.server.start()
+        self._stack.push_async_callback(self.server.stop)
+        self.server.write_kubeconfig(self.root / "kubeconfig")
+        self._stack.push_async_callback(self._close_clients)
+        self._stack.push_async_callback(self._stop_parts)
+        self.api = await self._client(OBSERVER)
+        self._watch_writes()
+        if self.chance.random() < 0.5:
+            labels = {"dra-driver.dev/allocator": "controller"}
+            await self.api.merge_patch(NAMESPACES, NS, {"metadata": {"labels": labels}})
+        for name, make in (
+            ("claim-controller", ClaimController),
+            ("garbage-collector", GarbageCollector),
+            ("taint-eviction", TaintEviction),
+            ("node-controller", NodeLifecycle),
+            ("scheduler", Scheduler),
+        ):
+            self._add(name, lambda name=name, make=make: self._run_client(name, make))
+        for name in NODE_NAMES:
+            await self._add_node(name)
+        self._add("controller", self._run_controller)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _client(self, agent: str) -> KubeApi:
+        client = await KubeApi.connect(self.root / "kubeconfig", user_agent=agent)
+        self._clients.append(client)
+        return client
+
+    async def _close_clients(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+    def _add(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        part = self.parts[name] = Part(name, work, self.violation)
+        part.start()
+
+    async def _stop_parts(self) -> None:
+        for part in self.parts.values():
+            await part.stop()
+
+    async def _run_client(self, name: str, make: Any) -> None:
+        async with await KubeApi.connect(self.root / "kubeconfig", user_agent=name) as api:
+            await make(api).run()
+
+    async def _run_controller(self) -> None:
+        config = ControllerConfig(drivers=(DRIVER,), leader_elect=False)
+        async with await KubeApi.connect(self.root / "kubeconfig", user_agent="controller") as api:
+            await Controller(api, config).run()
+
+    async def _add_node(self, name: str) -> None:
+        layout = NodeLayout(self.root / name)
+        layout.create()
+        source = self.root / "profile.yaml"
+        source.write_text(yaml.safe_dump(PROFILE), encoding="utf-8")
+        write_profile(str(source), layout.hardware)
+        self._add(f"kubelet {name}", lambda: self._run_kubelet(name, layout))
+        self._add(f"plugin {name}", lambda: self._run_plugin(name, layout))
+
+    async def _run_kubelet(self, name: str, layout: NodeLayout) -> None:
+        old = self.kubelets.get(name)
+        async with await KubeApi.connect(self.root / "kubeconfig", user_agent=f"kubelet-{name}") as api:
+            kubelet = SimKubelet(api, name, layout, SETTINGS, runtime=old.runtime if old else None)
+            self.kubelets[name] = kubelet
+            await kubelet.run()
+
+    async def _run_plugin(self, name: str, layout: NodeLayout) -> None:
+        configuration = Configuration(
+            node_name=name,
+            driver_name=DRIVER,
+            plugins_dir=layout.plugins,
+            registry_dir=layout.registry,
+            cdi_dir=layout.cdi,
+            state_dir=layout.state,
+            dev_root=layout.dev,
+            backends=(f"simulated={layout.hardware}",),
+            rescan_seconds=3600.0,
+        )
+        async with await KubeApi.connect(self.root / "kubeconfig", user_agent=f"plugin-{name}") as api:
+            backends = discovery.open_backends(
+                configuration.backends,
+                sysfs_root=configuration.sysfs_root,
+                procfs_root=configuration.procfs_root,
+                dev_root=configuration.dev_root,
+                node_name=name,
+            )
+            timing = Timing(budget=2.5, patience=0.6)
+            plugin = Plugin(configuration, client=api, backends=backends, timing=timing, settle_seconds=0.1)
+            await plugin.run(asyncio.Event())
+
+    # --- what happens ---------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Most schedules strike a cluster that works; the others one that comes up."""
+        if self.chance.random() < 0.3:
+            return
+        while list(self._slices()):
+            await asyncio.sleep(0.05)
+
+    async def disturb(self) -> None:
+        """Faults, and people who go on working."""
+        injector = self.server.set_faults(self.faults.for_server(), exempt=(OBSERVER,))
+        assert isinstance(injector, Injector)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        async with asyncio.TaskGroup() as group:
+            for fault in self.faults.for_cluster():
+                if isinstance(fault, Kill):
+                    act = self._killer(fault)
+                    group.create_task(at_moments(fault.timing, lambda: loop.time() - start, act))
+            group.create_task(self._random_kills(start))
+            group.create_task(self._people(start))
+        left = start + DISTURBED_SECONDS - loop.time()
+        await asyncio.sleep(max(left, 0.0))
+        self.result.faults += sum(injector.struck) + self.result.kills
+        self.server.set_faults(None)
+        for part in self.parts.values():
+            part.start()
+
+    def _killer(self, fault: Kill) -> Callable[[], Awaitable[None]]:
+        part = self.parts[str(fault.target)]
+
+        async def act() -> None:
+            await self._kill(part, fault.timing.duration or 0.0)
+
+        return act
+
+    async def _kill(self, part: Part, seconds: float) -> None:
+        self.result.kills += 1
+        await part.stop()
+        await asyncio.sleep(seconds)
+        part.start()
+
+    async def _random_kills(self, start: float) -> None:
+        """Every part is restarted now and then, at any moment, the controller more often than others."""
+        loop = asyncio.get_running_loop()
+        names = [*self.parts, *["controller"] * 6]
+        while loop.time() - start < DISTURBED_SECONDS:
+            await asyncio.sleep(self.chance.uniform(0.2, 0.9))
+            await self._kill(self.parts[self.chance.choice(names)], self.chance.uniform(0.0, 0.2))
+
+    async def _people(self, start: float) -> None:
+        loop = asyncio.get_running_loop()
+        # On a slow machine the faults are over before people have done much; then they go on without.
+        while loop.time() - start < DISTURBED_SECONDS or self.acts < LEAST_ACTS:
+            await asyncio.sleep(self.chance.uniform(0.0, 0.15))
+            self.acts += 1
+            try:
+                await self._somebody()
+            except (ApiUnavailable, DraError):
+                pass  # the API server may be away; people try something else
+
+    async def _somebody(self) -> None:
+        roll = self.chance.random()
+        if roll < 0.45:
+            await self._new_pod()
+        elif roll < 0.52:
+            await self._new_group()
+        elif roll < 0.68:
+            pods = self.server.store.list(PODS, NS)
+            if pods:
+                await self.api.delete(PODS, self.chance.choice(pods).metadata.name, NS)
+        elif roll < 0.86:
+            await self._policy()
+        elif roll < 0.89:
+            await self._taint_rule()
+        elif roll < 0.93:
+            node = self.chance.choice(NODE_NAMES)
+            labels = {"zone": self.chance.choice(("a", "b"))}
+            await self.api.merge_patch(NODES, node, {"metadata": {"labels": labels}})
+        else:
+            await self._loose_claim()
+
+    def _claim_spec(self) -> dict[str, Any]:
+        chance = self.chance
+        exactly: dict[str, Any] = {
+            "deviceClassName": CLASS,
+            "count": chance.choice((1, 1, 1, 2)),
+            "selectors": [{"cel": {"expression": chance.choice(SELECTORS)}}],
+        }
+        if chance.random() < 0.3:
+            exactly["capacity"] = {"requests": {"memory": chance.choice(("4Gi", "10Gi", "20Gi"))}}
+        return {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
+
+    async def _new_pod(self, labels: dict[str, str] | None = None, spec: Any = None) -> None:
+        name = f"p{next(self._names)}"
+        meta = {"name": name, "namespace": NS}
+        entries: list[dict[str, Any]] = []
+        for i in range(self.chance.choice((1, 1, 1, 2))):
+            body = spec or self._claim_spec()
+            if self.chance.random() < 0.5:
+                template = {"metadata": {**meta, "name": f"{name}-{i}"}, "spec": {"spec": body}}
+                await self.api.create(_TEMPLATES, template)
+                entries.append({"name": f"r{i}", "resourceClaimTemplateName": f"{name}-{i}"})
+                continue
+            known = [c.metadata.name for c in self.server.store.list(RESOURCE_CLAIMS, NS)]
+            own = [n for n in known if n.startswith("c")]
+            if own and labels is None and self.chance.random() < 0.15:
+                claim = self.chance.choice(own)  # shared with another pod
+            else:
+                claim = f"c{name}-{i}"
+                await self.api.create(RESOURCE_CLAIMS, {"metadata": {**meta, "name": claim}, "spec": body})
+            if any(e.get("resourceClaimName") == claim for e in entries):
+                continue
+            entries.append({"name": f"r{i}", "resourceClaimName": claim})
+        command = self.chance.choice(("sleep 3600", "sleep 3600", "sleep 0.2"))
+        container: dict[str, Any] = {
+            "name": "main",
+            "image": "busybox",
+            "command": ["sh", "-c", command],
+            "resources": {"claims": [{"name": e["name"]} for e in entries]},
+        }
+        if self.chance.random() < 0.2:
+            container["resources"]["requests"] = {"cpu": "40"}
+        pod = {
+            "metadata": {**meta, **({"labels": labels} if labels else {})},
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "resourceClaims": entries,
+                "containers": [container],
+            },
+        }
+        await self.api.create(PODS, pod)
+
+    async def _new_group(self) -> None:
+        size = self.chance.choice((2, 3))
+        labels = {GROUP_LABEL: f"g{next(self._names)}", GROUP_SIZE_LABEL: str(size)}
+        exactly = {
+            "deviceClassName": CLASS,
+            "selectors": [{"cel": {"expression": self.chance.choice(SELECTORS)}}],
+        }
+        spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
+        for _ in range(size - (self.chance.random() < 0.15)):
+            await self._new_pod(labels, spec)
+            await asyncio.sleep(self.chance.uniform(0.0, 0.1))
+
+    async def _loose_claim(self) -> None:
+        """Nobody uses it; it must not be allocated."""
+        name = f"loose{next(self._names)}"
+        await self.api.create(
+            RESOURCE_CLAIMS, {"metadata": {"name": name, "namespace": NS}, "spec": self._claim_spec()}
+        )
+
+    async def _policy(self) -> None:
+        node = self.chance.choice(NODE_NAMES)
+        spec = self.chance.choice(POLICIES)
+        with contextlib.suppress(NotFound):
+            await self.api.delete(DEVICE_POLICIES, node)
+        if spec is not None:
+            terms = [{"matchExpressions": [{"key": _HOSTNAME, "operator": "In", "values": [node]}]}]
+            body = {
+                "metadata": {"name": node},
+                "spec": {**spec, "nodeSelector": {"nodeSelectorTerms": terms}},
+            }
+            await self.api.create(DEVICE_POLICIES, _with_kind(DEVICE_POLICIES, body))
+
+    async def _taint_rule(self) -> None:
+        """An admin takes a device, or a node's devices, out of service; or back."""
+        name = self.chance.choice(NODE_NAMES)
+        with contextlib.suppress(NotFound):
+            await self.api.delete(TAINT_RULES, name)
+        if self.chance.random() < 0.5:
+            taint = {"key": "example.com/check", "effect": self.chance.choice(("None", "NoSchedule"))}
+            selector = {"pool": name, "device": self.chance.choice((None, "gpu-0000-07-00-0"))}
+            spec = {"taint": taint, "deviceSelector": {k: v for k, v in selector.items() if v}}
+            await self.api.create(TAINT_RULES, {"metadata": {"name": name}, "spec": spec})
+
+    # --- at every write -------------------------------------------------------------------------------------
+
+    def _watch_writes(self) -> None:
+        store = self.server.store
+        claims = store.collection(RESOURCE_CLAIMS.group, RESOURCE_CLAIMS.plural)
+        seen = claims.end()
+        counted = store.notify
+
+        def notify() -> None:
+            nonlocal seen
+            counted()
+            self.result.writes += 1
+            if claims.end() != seen:
+                seen = claims.end()
+                for text in self.collisions():
+                    self.violation(f"write {store.version}: {text}")
+
+        store.notify = notify  # type: ignore[method-assign]
+
+    def collisions(self) -> Iterator[str]:
+        """By the geometry of the hardware, and not by what slices say."""
+        store = self.server.store
+        held: dict[tuple[str, str], list[Any]] = {}
+        for claim in store.list(RESOURCE_CLAIMS):
+            for r in claim.status.allocation.devices.results if claim.status.allocation else ():
+                if not r.admin_access:
+                    held.setdefault((r.pool, r.device), []).append(r)
+                    self.result.forms.add(
+                        "share" if r.share_id else "partition" if "-mig-" in r.device else "whole"
+                    )
+        for device, results in held.items():
+            if len(results) > 1 and not all(r.share_id for r in results):
+                yield f"{device} is in {len(results)} claims"
+        for inventory in store.list(DEVICE_INVENTORIES):
+            node = inventory.spec.node_name
+            for gpu in inventory.spec.devices:
+                yield from self._collisions_on(node, gpu, held)
+
+    def _collisions_on(self, node: str, gpu: Any, held: Any) -> Iterator[str]:
+        whole = held.get((node, gpu.name), [])
+        given = sum(r.consumed_capacity["memory"].value() for r in whole if r.share_id)
+        if given > gpu.capacity["memory"].value.value():
+            yield f"{node}/{gpu.name}: {given} bytes of memory given out"
+        taken: dict[int, str] = {}
+        for p in partition_devices(gpu):
+            if (node, p.name) not in held:
+                continue
+            if whole:
+                yield f"{node}/{gpu.name} is given out, and its partition {p.name}"
+            for i in range(p.placement.start, p.placement.start + p.placement.size):
+                if i in taken:
+                    yield f"{node}: {p.name} lies over {taken[i]}"
+                taken[i] = p.name
+
+    # --- in the end -----------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Waits until all is well and quiet, then until nothing more can come."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLE_SECONDS
+        problems: list[str] = ["nothing was looked at"]
+        while loop.time() < deadline:
+            version = self.server.store.version
+            await asyncio.sleep(QUIET_SECONDS)
+            problems = [] if version == self.server.store.version else [f"still writing: {self.latest()}"]
+            problems = [*self.unsettled(), *problems]
+            if not problems:
+                break
+        if problems:
+            self.result.state = list(self.describe())
+        for problem in problems:
+            self.violation(f"after {SETTLE_SECONDS:g} s: {problem}")
+        self.result.claims = len(self.server.store.list(RESOURCE_CLAIMS))
+
+    def describe(self) -> Iterator[str]:
+        """The state, for people who look for what went wrong."""
+        store = self.server.store
+        for pod in store.list(PODS):
+            gates = [g.name for g in pod.spec.scheduling_gates]
+            uses = [str(u.key) for u in pod_claims(pod)]
+            cpu = [str(c.resources.requests.get("cpu", "")) for c in pod.spec.containers]
+            yield (
+                f"pod {pod.metadata.name} {pod.metadata.labels or ''} on {pod.spec.node_name or '-'} "
+                f"{pod.status.phase} gates={gates} claims={uses} cpu={cpu} "
+                f"deleted={pod.metadata.deletion_timestamp}"
+            )
+            conditions = store.raw("", "pods", pod.metadata.name, NS)["status"].get("conditions") or []
+            yield from (f"    {c['type']}={c['status']} {c.get('message', '')}" for c in conditions)
+        for claim in store.list(RESOURCE_CLAIMS):
+            results = claim.status.allocation.devices.results if claim.status.allocation else ()
+            devices = [f"{r.pool}/{r.device}" for r in results]
+            yield f"claim {claim.metadata.name} {devices} for {[r.name for r in claim.status.reserved_for]}"
+        for inventory in store.list(DEVICE_INVENTORIES):
+            yield f"inventory {inventory.metadata.name} {inventory.status}"
+        for slice_ in store.list(RESOURCE_SLICES):
+            yield f"slice {slice_.metadata.name} {[d.name for d in slice_.spec.devices]}"
+        for rule in store.list(TAINT_RULES):
+            yield f"rule {rule.metadata.name} {rule.spec}"
+        for policy in store.list(DEVICE_POLICIES):
+            yield f"policy {policy.metadata.name} {policy.spec}"
+
+    def latest(self) -> str:
+        """What was written last, for messages."""
+        newest = max(
+            (e for c in self.server.store.collections() for e in itertools.islice(reversed(c.events), 1)),
+            key=lambda e: e.version,
+            default=None,
+        )
+        if newest is None:
+            return "nothing"
+        text = newest.new.raw
+        return f"{newest.type} {text.get('kind')} {newest.new.key} {text.get('reason', '')}"
+
+    def unsettled(self) -> Iterator[str]:
+        """What is not as it should be."""
+        yield from self._slices()
+        yield from self._allocations()
+        yield from self._pods()
+
+    def _slices(self) -> Iterator[str]:
+        store = self.server.store
+        slices = store.list(RESOURCE_SLICES)
+        claims = store.list(RESOURCE_CLAIMS)
+        inventories = store.list(DEVICE_INVENTORIES)
+        if {i.spec.node_name for i in inventories} != set(NODE_NAMES):
+            yield "inventories are missing"
+        for inventory in inventories:
+            node = inventory.spec.node_name
+            mine = [s for s in slices if s.spec.node_name == node]
+            state = AllocatedState.from_claims(claims).pool(PoolID(DRIVER, node))
+            newest = max((s.spec.pool.generation for s in mine), default=0)
+            published = {d.name: d for s in mine for d in s.spec.devices if s.spec.pool.generation == newest}
+            usage = (
+                Usage(frozenset(state.devices), frozenset(state.shares), published)
+                if state.devices or state.shares
+                else Usage()
+            )
+            matching = [p for p in store.list(DEVICE_POLICIES) if p.metadata.name == node]
+            desired = build_slices(inventory, matching, usage)
+            owner = store.get(NODES, node)
+            if owner is None or not plan(mine, desired, owner_of(owner)).empty:
+                yield f"slices of {node} are not those of its inventory"
+            if inventory.status.publication.allocator != desired.allocator.value:
+                yield f"{node} is noted as {inventory.status.publication.allocator}"
+
+    def snapshot(self) -> Snapshot:
+        """The cluster as stored."""
+        store = self.server.store
+        rules = store.list(TAINT_RULES)
+        return Snapshot.build(
+            slices=[with_rules(s, rules) for s in store.list(RESOURCE_SLICES)],
+            classes=store.list(DEVICE_CLASSES),
+            nodes=store.list(NODES),
+            allocated=AllocatedState.from_claims(store.list(RESOURCE_CLAIMS)),
+        )
+
+    def _claims_of(self, pod: Pod) -> list[ResourceClaim] | None:
+        found = [
+            self.server.store.get(RESOURCE_CLAIMS, used.key.name, NS) if used.key is not None else None
+            for used in pod_claims(pod)
+        ]
+        return None if None in found else [c for c in found if c is not None]
+
+    def _allocations(self) -> Iterator[str]:
+        snapshot = self.snapshot()
+        waiting: dict[str, list[Pod]] = {}
+        used: set[str] = set()
+        self._users: dict[str, set[str]] = {}
+        for pod in self.server.store.list(PODS, NS):
+            if pod.status.phase in ("Succeeded", "Failed"):
+                continue
+            claims = self._claims_of(pod)
+            if claims is None:
+                yield f"claims of pod {pod.metadata.name} are missing"
+                continue
+            for claim in claims:
+                used.add(claim.metadata.name)
+                self._users.setdefault(claim.metadata.name, set()).add(pod.metadata.name)
+            group = (pod.metadata.labels or {}).get(GROUP_LABEL, "")
+            if group:
+                waiting.setdefault(group, []).append(pod)
+            elif any(c.status.allocation is None for c in claims):
+                outcome = allocate(snapshot, claims, nodes=self._room(pod), ignore_taint=is_our_taint)
+                if isinstance(outcome, Allocated):
+                    yield f"pod {pod.metadata.name} fits on {outcome.node} and waits"
+        for group, members in waiting.items():
+            yield from self._group(snapshot, group, members)
+        for claim in self.server.store.list(RESOURCE_CLAIMS):
+            if claim.status.allocation is not None and claim.metadata.name not in used:
+                yield f"claim {claim.metadata.name} is allocated, and no pod uses it"
+
+    def _group(self, snapshot: Snapshot, group: str, members: list[Pod]) -> Iterator[str]:
+        size = int((members[0].metadata.labels or {})[GROUP_SIZE_LABEL])
+        claims = [self._claims_of(p) or [] for p in members]
+        mine = {p.metadata.name for p in members}
+        # A claim that somebody outside the group uses as well may be allocated for that one.
+        own = [c for cs in claims for c in cs if self._users[c.metadata.name] <= mine]
+        states = {c.status.allocation is not None for c in own}
+        started = any(p.spec.node_name for p in members)
+        if states <= {True} or (started and len(members) < size):
+            return
+        if True in states and not started:
+            yield f"group {group} is allocated in part"
+        # With CPUs to share out it is another puzzle, which the single pods pose already.
+        puzzle = any(c.resources.requests for p in members for c in p.spec.containers)
+        if len(members) == size and not started and not puzzle:
+            ours = {
+                i.spec.node_name
+                for i in self.server.store.list(DEVICE_INVENTORIES)
+                if i.status.publication.allocator == "controller"
+            }
+            outcome = allocate_group(
+                snapshot, claims, ignore_taint=is_our_taint, usable=lambda _, pool: pool in ours
+            )
+            if isinstance(outcome, GroupAllocated):
+                yield f"group {group} fits and waits"
+
+    def _room(self, pod: Pod) -> list[str]:
+        """Nodes with CPU for the pod."""
+
+        def cpus(p: Pod) -> int:
+            return sum(
+                q.value() for c in p.spec.containers for k, q in c.resources.requests.items() if k == "cpu"
+            )
+
+        taken = dict.fromkeys(NODE_NAMES, 0)
+        for other in self.server.store.list(PODS, NS):
+            if other.spec.node_name and other.status.phase not in ("Succeeded", "Failed"):
+                taken[other.spec.node_name] += cpus(other)
+        return [n for n in NODE_NAMES if taken[n] + cpus(pod) <= 64]
+
+    def _pods(self) -> Iterator[str]:
+        for pod in self.server.store.list(PODS, NS):
+            claims = self._claims_of(pod) or []
+            allocated = bool(claims) and all(c.status.allocation is not None for c in claims)
+            if allocated and pod.status.phase == "Pending" and not self._blocked(pod):
+                yield f"pod {pod.metadata.name} has its devices and does not run"
+            if pod.metadata.deletion_timestamp:
+                yield f"pod {pod.metadata.name} does not go away"
+
+    def _blocked(self, pod: Pod) -> bool:
+        """A shared claim, allocated for another pod, is on a node without room for this one.
+
+        Or the node agent refuses the claim, as documented: two devices with an MPS daemon each.
+        """
+        claims = self._claims_of(pod) or []
+        for claim in claims:
+            results = claim.status.allocation.devices.results if claim.status.allocation else ()
+            if sum(1 for r in results if r.share_id) > 1:
+                return True
+        pools = {r.pool for c in claims if c.status.allocation for r in c.status.allocation.devices.results}
+        shared = any(len(c.status.reserved_for) > 0 for c in claims)
+        return (shared and not pools <= set(self._room(pod))) or bool(
+            (pod.metadata.labels or {}).get(GROUP_LABEL)
+        )
+
+
+async def play(seed: int) -> Result:
+    """One schedule, from an empty cluster to the last look."""
+    world = World(seed)
+    _log.set(world.result.log)
+    async with world:
+        async with asyncio.timeout(SETTLE_SECONDS):
+            await world.begin()
+        await world.disturb()
+        await world.settle()
+    return world.result
+
+
+_TEMPLATES = Resource(
+    "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate", WireObject, namespaced=True
+)
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+def _with_kind(resource: Any, body: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+
+
+def _manifests() -> list[dict[str, Any]]:
+    """As an administrator would install them, but for policies that the server does not evaluate."""
+    folder = assets.deploy_directory("manifests")
+    paths = [
+        *sorted((folder / "crds").glob("*.yaml")),
+        folder / "20-deviceclasses.yaml",
+        folder / "gating.yaml",
+    ]
+    documents = [d for p in paths for d in yaml.safe_load_all(p.read_text(encoding="utf-8")) if d]
+    return [d for d in documents if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS]
+
+
+__all__ = ["Result", "World", "play", "quiet_logs", "speed_up"]

@@ -1,0 +1,226 @@
+"""DeviceTaintRules: which devices they taint, and that the controller respects them."""
+
+import asyncio
+
+import pytest
+from support.fake_cluster import FakeCluster
+
+from controller.allocation import Decider, Refuse, Write
+from controller.ledger import Ledger
+from controller.placement import NodeUsage
+from controller.taint_rules import informer_of_rules, until_rules_are_known
+from dra_driver.api import codec
+from dra_driver.api.core import NODES, PODS
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceTaintRule,
+    ResourceSlice,
+    device_taint_rules,
+)
+from dra_driver.errors import Forbidden
+from dra_driver.kube import Informer
+from dra_driver.structured import with_rules
+
+DRIVER, NS = "gpu.example.com", "default"
+RULES = device_taint_rules("v1beta2")
+OURS = {"key": "dra-driver.dev/controller", "value": "allocates", "effect": "NoSchedule"}
+
+
+def slice_body(node="n1", count=2):
+    devices = [{"name": f"gpu-{i}", "taints": [OURS]} for i in range(count)]
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    return {
+        "metadata": {"name": node},
+        "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices},
+    }
+
+
+def rule_body(selector, effect="NoSchedule", key="example.com/sick", name="rule"):
+    spec = {"taint": {"key": key, "value": "x", "effect": effect}}
+    if selector is not None:
+        spec["deviceSelector"] = selector
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def slice_():
+    return codec.convert(ResourceSlice, slice_body())
+
+
+def rule(*args, **more):
+    return codec.convert(DeviceTaintRule, rule_body(*args, **more))
+
+
+@pytest.mark.parametrize(
+    ("selector", "tainted"),
+    [
+        (None, set()),
+        ({}, {"gpu-0", "gpu-1"}),
+        ({"driver": DRIVER}, {"gpu-0", "gpu-1"}),
+        ({"driver": "other.example.com"}, set()),
+        ({"pool": "n1", "device": "gpu-1"}, {"gpu-1"}),
+        ({"pool": "n2"}, set()),
+        ({"device": "gpu-7"}, set()),
+    ],
+)
+def test_selectors(selector, tainted):
+    result = with_rules(slice_(), [rule(selector)])
+    assert {d.name for d in result.spec.devices if len(d.taints) > 1} == tainted
+
+
+def test_a_slice_that_no_rule_concerns_stays_the_same_object():
+    one = slice_()
+    assert with_rules(one, ()) is one
+    assert with_rules(one, [rule({"pool": "n2"}), rule({"device": "gpu-7"}), rule(None)]) is one
+
+
+def test_several_rules_and_equal_taints():
+    rules = [rule({}, name="b", key="example.com/b"), rule({}, name="a"), rule({}, name="c")]
+    keys = [t.key for t in with_rules(slice_(), rules).spec.devices[0].taints]
+    assert keys == ["dra-driver.dev/controller", "example.com/sick", "example.com/b"]
+
+
+class World:
+    """A decider on a fake API server."""
+
+    def __init__(self, *rules):
+        self.cluster = FakeCluster()
+        for name in ("n1", "n2"):
+            labels = {"kubernetes.io/hostname": name}
+            self.cluster.put(NODES, {"metadata": {"name": name, "labels": labels}})
+            self.cluster.put(RESOURCE_SLICES, slice_body(name, 1))
+        selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+        self.cluster.put(DEVICE_CLASSES, {"metadata": {"name": "gpu"}, "spec": {"selectors": [selector]}})
+        for body in rules:
+            self.cluster.put(RULES, body)
+
+    def claim(self, **exactly):
+        body = {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1, **exactly}
+        spec = {"devices": {"requests": [{"name": "r", "exactly": body}]}}
+        meta = {"name": "c", "namespace": NS, "uid": "uid-c"}
+        self.cluster.put(RESOURCE_CLAIMS, {"metadata": meta, "spec": spec, "status": {}})
+        spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "r", "resourceClaimName": "c"}]}
+        meta = {"name": "p", "namespace": NS, "uid": "uid-p"}
+        self.cluster.put(PODS, {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
+
+    async def __aenter__(self):
+        names = {
+            "slices": RESOURCE_SLICES,
+            "classes": DEVICE_CLASSES,
+            "nodes": NODES,
+            "claims": RESOURCE_CLAIMS,
+            "pods": PODS,
+            "taint_rules": RULES,
+        }
+        self.informers = {k: Informer(self.cluster, r) for k, r in names.items()}
+        self.group = asyncio.TaskGroup()
+        await self.group.__aenter__()
+        usage = NodeUsage()
+        self.decider = Decider(
+            (DRIVER,),
+            Ledger(self.informers["claims"], lambda: None),
+            usage,
+            **{k: self.informers[k] for k in ("slices", "classes", "nodes", "taint_rules")},
+        )
+        self.tasks = [self.group.create_task(i.run()) for i in self.informers.values()]
+        for informer in self.informers.values():
+            await informer.synced.wait()
+        return self
+
+    async def __aexit__(self, *_):
+        for task in self.tasks:
+            task.cancel()
+        await self.group.__aexit__(None, None, None)
+
+    def decide(self):
+        return self.decider.decide(self.informers["pods"].get_by_name("p", NS))
+
+
+def test_rules_keep_devices_from_claims_and_are_named():
+    async def scenario():
+        world = World(rule_body({"pool": "n1"}))
+        world.claim()
+        async with world:
+            decision = world.decide()
+            assert isinstance(decision, Write)
+            assert decision.node == "n2"
+            world.cluster.put(RULES, rule_body({"pool": "n2"}, "NoExecute", name="second"))
+            await until(lambda: len(world.informers["taint_rules"]) == 2)
+            refused = world.decide()
+            assert isinstance(refused, Refuse)
+            assert "example.com/sick=x:NoSchedule" in refused.message
+            assert "example.com/sick=x:NoExecute" in refused.message
+            world.cluster.remove(RULES, "rule")
+            await until(lambda: len(world.informers["taint_rules"]) == 1)
+            decision = world.decide()
+            assert isinstance(decision, Write)
+            assert decision.node == "n1"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("effect", "toleration", "served"),
+    [
+        ("None", None, True),
+        ("NoSchedule", {"key": "example.com/sick", "operator": "Exists"}, True),
+        ("NoSchedule", {"key": "example.com/other", "operator": "Exists"}, False),
+        ("NoExecute", {"key": "example.com/sick", "operator": "Equal", "value": "x"}, True),
+        ("NoExecute", {"key": "example.com/sick", "operator": "Exists", "effect": "NoSchedule"}, False),
+        ("NoExecute", None, False),
+    ],
+)
+def test_effects_and_tolerations(effect, toleration, served):
+    async def scenario():
+        world = World(rule_body({}, effect))
+        world.claim(**({"tolerations": [toleration]} if toleration else {}))
+        async with world:
+            assert isinstance(world.decide(), Write if served else Refuse)
+
+    asyncio.run(scenario())
+
+
+def test_a_rule_with_our_own_taint_makes_no_pool_ours():
+    async def scenario():
+        body = rule_body({}, key="dra-driver.dev/controller")
+        body["spec"]["taint"]["value"] = "allocates"
+        world = World(body)
+        body = slice_body("n1", 1)
+        body["spec"]["devices"] = [{"name": "gpu-0"}]  # kube-scheduler's
+        world.cluster.put(RESOURCE_SLICES, body)
+        world.claim()
+        async with world:
+            decision = world.decide()
+            assert isinstance(decision, Write)
+            assert decision.node == "n2"
+
+    asyncio.run(scenario())
+
+
+def test_the_version_is_found_and_absence_is_fine():
+    async def scenario():
+        cluster = FakeCluster()
+        assert await informer_of_rules(cluster) is None
+        cluster.kinds_served["resource.k8s.io", "v1alpha3"] = {"devicetaintrules"}
+        informer = await informer_of_rules(cluster)
+        assert informer is not None
+        assert informer.resource.version == "v1alpha3"
+        cluster.kinds_served["resource.k8s.io", "v1beta2"] = {"devicetaintrules"}
+        informer = await informer_of_rules(cluster)
+        assert informer is not None
+        assert informer.resource.version == "v1beta2"
+
+        def refuse(verb, kind, name, subresource):
+            raise Forbidden("no right", code=403)
+
+        cluster.before = refuse
+        await asyncio.wait_for(until_rules_are_known(cluster, informer), 5)
+
+    asyncio.run(scenario())
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
