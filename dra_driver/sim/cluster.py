@@ -308,6 +308,7 @@ class EmbeddedCluster:
             f"--registry-dir={layout.registry}",
             f"--cdi-dir={layout.cdi}",
             f"--state-dir={state}",
+            f"--procfs-root={layout.proc}",
             f"--log-level={self.config.log_level}",
             *more,
         )
@@ -326,6 +327,10 @@ class EmbeddedCluster:
         process = ManagedProcess(name, command, self.root / f"{name}.log")
         self._processes.append(process)
         return process
+
+    def adopt(self, process: ManagedProcess) -> None:
+        """Takes a process among those that end with the cluster."""
+        self._processes.append(process)
 
     async def start_process(self, process: ManagedProcess) -> None:
         """Starts a process of the cluster, for the first time or again."""
@@ -346,6 +351,21 @@ class EmbeddedCluster:
         node = self.nodes[name]
         node.kubelet = await self._kubelet(name, node.layout, node.config, node.kubelet.runtime)
         node.task = self._run(f"kubelet of {name}", node.kubelet.run())
+
+    async def reboot(self, name: str) -> None:
+        """Reboots a node: its processes and containers end, its tmpfs is empty, its boot is another one."""
+        node = self.nodes[name]
+        await self.stop_kubelet(name)
+        plugins = [p for p in (node.plugin, node.nic_plugin) if p is not None]
+        for process in plugins:
+            await self.kill(process)
+        for path in node.layout.cdi.iterdir():
+            path.unlink()
+        node.layout.boot()
+        node.kubelet = await self._kubelet(name, node.layout, node.config)
+        node.task = self._run(f"kubelet of {name}", node.kubelet.run())
+        for process in plugins:
+            await self.start_process(process)
 
     async def kill_plugin(self, name: str) -> None:
         """SIGKILL for a node's plugin, files left as they are; returns when it is gone."""

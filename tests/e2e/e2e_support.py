@@ -4,58 +4,99 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from dra_driver.api.core import Pod
-from dra_driver.errors import DraError
+import yaml
+from embedded_hands import EmbeddedHands
+from local_hands import LocalHands
+
+from dra_driver.api.core import NODES, PODS, Pod
+from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.names import ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
+from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
+from dra_driver.preparation import Checkpoint
+from dra_driver.sim import assets, examples
 from dra_driver.sim.cdi_reader import ContainerView
-from dra_driver.sim.cluster import ClusterConfig, EmbeddedCluster
+from dra_driver.sim.cluster import EmbeddedCluster
+from dra_driver.sim.demo_cluster import demo_cluster
 
 T = TypeVar("T")
 
 # For clusters that cannot pull it; needs sh, env, grep, sort and sleep.
 IMAGE = os.environ.get("E2E_IMAGE") or "busybox:1.37"
+# The kubelet repeats a prepare that failed only after 65 to 84 s.
+SECONDS = 150.0
+
+OBJECTS, EXAMPLES = examples.load_manifests(assets.deploy_directory("examples"))
+for _body in OBJECTS:
+    for _container in _body.get("spec", {}).get("containers", ()):
+        _container["image"] = IMAGE
+SETUP = examples.setup_objects(OBJECTS)
+
+
+class Hands(Protocol):
+    """What can be done to a cluster of our own beyond its API."""
+
+    parts: tuple[str, ...]
+
+    async def kill(self, part: str, node: str) -> None:
+        """Kills ``plugin``, ``kubelet``, ``controller`` or ``runtime`` and sees that it starts again."""
+
+    async def reboot(self, node: str) -> None:
+        """Ends all processes of the node, empties its tmpfs, gives it another boot ID; it comes up again."""
+
+    def hardware(self, node: str) -> Path:
+        """The profile of the node's simulated GPUs, which is read again and again."""
+
+    def state(self, node: str) -> tuple[Path, Path]:
+        """The state folder of the node agent for GPUs, and the node's CDI folder."""
+
+    async def previous(self) -> str:
+        """Puts the version before in the place of this one; says which, or why not after ``-``."""
+
+    async def current(self, node: str) -> None:
+        """Updates to this version, node agents one beside the other for a while."""
+
+    async def uninstall(self) -> list[str]:
+        """Takes the driver off, and says what is left of it on nodes."""
 
 
 class Cluster(Protocol):
     """What the suite needs of a cluster."""
 
     api: KubeApi
+    hands: Hands | None
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
         """What each container of a running pod sees; None where that cannot be told."""
-
-    async def node_leftovers(self) -> list[str]:
-        """Files that claims left on nodes, as far as they can be looked at."""
 
 
 class Embedded:
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self.cluster = cluster
         self.api = cluster.api
+        self.hands: Hands | None = EmbeddedHands(cluster)
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
         sandbox = self.cluster.nodes[pod.spec.node_name].kubelet.runtime.sandboxes.get(pod.metadata.uid)
         return {name: c.view for name, c in sandbox.containers.items()} if sandbox is not None else {}
 
-    async def node_leftovers(self) -> list[str]:
-        found: list[str] = []
-        for node in self.cluster.nodes.values():
-            found += node.leftovers()
-        return found
-
 
 class Existing:
-    def __init__(self, api: KubeApi) -> None:
+    def __init__(self, api: KubeApi, hands: Hands | None = None) -> None:
         self.api = api
+        self.hands = hands
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
-        # The examples print the variables that they got, shortly after they have started.
+        # The suite's containers print the variables that they got, shortly after they have started.
         views: dict[str, ContainerView] = {}
         for container in pod.spec.containers:
             text = await self._log(pod, container.name)
@@ -77,9 +118,6 @@ class Existing:
             await asyncio.sleep(0.1)
         return None
 
-    async def node_leftovers(self) -> list[str]:
-        return []
-
 
 class Background:
     """An event loop in a thread of its own, so that one cluster serves many synchronous tests."""
@@ -89,7 +127,7 @@ class Background:
         self._thread = threading.Thread(target=self.loop.run_forever, name="cluster", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], seconds: float = 120.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], seconds: float = SECONDS * 4) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(seconds)
 
     def close(self) -> None:
@@ -101,10 +139,181 @@ class Background:
 @contextlib.asynccontextmanager
 async def open_cluster(kind: str) -> AsyncIterator[Cluster]:
     if kind == "embedded":
-        async with EmbeddedCluster(ClusterConfig.of(3)) as cluster:
+        async with EmbeddedCluster(dataclasses.replace(demo_cluster(), plugin_flags=("--rescan-interval=1",))) as cluster:
             await cluster.ready()
             yield Embedded(cluster)
     else:
         path = os.environ.get("KUBECONFIG")
         async with await KubeApi.connect(Path(path) if path else None) as api:
-            yield Existing(api)
+            yield Existing(api, LocalHands(api) if kind == "local" else None)
+
+
+async def eventually(what: str, condition: Callable[[], Awaitable[bool]], seconds: float = SECONDS) -> None:
+    """Waits until the condition holds; an API server that is away does not count."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        with contextlib.suppress(ApiUnavailable):
+            if await condition():
+                return
+        assert asyncio.get_running_loop().time() < deadline, f"waited in vain for {what}"
+        await asyncio.sleep(0.1)
+
+
+async def set_up(cluster: Cluster) -> None:
+    """Applies what an admin sets up for the examples, and waits until the devices show it."""
+    await examples.apply(cluster.api, SETUP)
+
+    async def shown() -> bool:
+        devices = [d for s in (await cluster.api.list(RESOURCE_SLICES)).items for d in s.spec.devices]
+        models = {getattr(d.attributes.get("model"), "string_value", "") for d in devices}
+        return (
+            ("H200" not in models or any("busy" in d.attributes for d in devices))
+            and ("L40S" not in models or any(d.allow_multiple_allocations for d in devices))
+            and ("A100-SXM4-80GB" not in models or any("profile" in d.attributes for d in devices))
+        )
+
+    await eventually("the policies of the examples", shown)
+
+
+async def clear(cluster: Cluster, namespace: str) -> None:
+    """Deletes all pods and claims of a namespace and waits until they are gone."""
+    for resource in (PODS, RESOURCE_CLAIMS):
+        for item in (await cluster.api.list(resource, namespace)).items:
+            with contextlib.suppress(NotFound):
+                await cluster.api.delete(resource, item.metadata.name, namespace)
+
+    async def empty() -> bool:
+        pods = await cluster.api.list(PODS, namespace)
+        return not pods.items and not (await cluster.api.list(RESOURCE_CLAIMS, namespace)).items
+
+    await eventually(f"namespace {namespace} to be empty", empty)
+
+
+async def make_namespace(cluster: Cluster, name: str) -> None:
+    """One whose claims our controller allocates."""
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    body["metadata"]["labels"] = {ALLOCATOR_LABEL: "controller"}  # type: ignore[index]
+    await examples.apply(cluster.api, [body])
+
+
+async def published(cluster: Cluster) -> dict[str, int]:
+    """Node → epoch of its GPUs, of those whose slices are those of the present epoch."""
+    found: dict[str, int] = {}
+    for inventory in (await cluster.api.list(DEVICE_INVENTORIES)).items:
+        registration, publication = inventory.status.registration, inventory.status.publication
+        current = registration.registered and publication.epoch == registration.epoch
+        if inventory.spec.driver == DEFAULT_DRIVER_NAME and current:
+            found[inventory.spec.node_name] = registration.epoch
+    return found
+
+
+async def every_node_published(cluster: Cluster) -> bool:
+    nodes = {n.metadata.name for n in (await cluster.api.list(NODES)).items}
+    return nodes <= set(await published(cluster))
+
+
+def leftovers(cluster: Cluster, node: str) -> list[str]:
+    """What claims have left on a node: CDI files, entries of the checkpoint, MPS daemons, MIG instances."""
+    assert cluster.hands is not None
+    state, cdi = cluster.hands.state(node)
+    found = [f"CDI file {path.name}" for path in sorted(cdi.glob("k8s.*")) if path.is_file()]
+    with contextlib.suppress(FileNotFoundError):
+        claims = Checkpoint.decode((state / "checkpoint.json").read_bytes())
+        found += [f"checkpoint entry of {claim.key}" for claim in claims]
+    found += [f"MPS daemon of {path.name}" for path in sorted(state.glob("mps/*"))]
+    found += [
+        f"MIG instances of {uuid}"
+        for uuid, gpu in gpu_settings(cluster, node).items()
+        if gpu.get("instances")
+    ]
+    return [f"{node}: {item}" for item in found]
+
+
+def gpu_settings(cluster: Cluster, node: str) -> Mapping[str, Mapping[str, Any]]:
+    """What is set on a node's simulated GPUs."""
+    assert cluster.hands is not None
+    try:
+        found: dict[str, dict[str, Any]] = json.loads(
+            (cluster.hands.state(node)[0] / "simulated-gpus.json").read_bytes()
+        )
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def set_health(cluster: Cluster, node: str, device: str, *health: Mapping[str, str]) -> None:
+    """Makes a simulated GPU ill, or well again without arguments."""
+    assert cluster.hands is not None
+    file = cluster.hands.hardware(node)
+    profile = yaml.safe_load(file.read_text())
+    for gpu in profile["gpus"]:
+        if "gpu-" + gpu["pciAddress"].replace(":", "-").replace(".", "-") == device:
+            gpu["health"] = [dict(h) for h in health]
+    new = file.with_suffix(".new")
+    new.write_text(yaml.safe_dump(profile))
+    new.replace(file)
+
+
+async def running(cluster: Cluster, namespace: str, *names: str) -> list[Pod]:
+    """The pods, once all of them run."""
+
+    async def reached() -> bool:
+        for name in names:
+            found: Pod = await cluster.api.get(PODS, name, namespace)
+            if found.status.phase != "Running":
+                return False
+        return True
+
+    await eventually(f"{', '.join(names)} to run", reached)
+    return [await cluster.api.get(PODS, name, namespace) for name in names]
+
+
+async def allocated(cluster: Cluster, namespace: str, name: str) -> list[tuple[str, str]]:
+    """(request, device) of a claim."""
+    found: ResourceClaim = await cluster.api.get(RESOURCE_CLAIMS, name, namespace)
+    assert found.status.allocation is not None
+    return [(r.request, r.device) for r in found.status.allocation.devices.results]
+
+
+def claim(namespace: str, name: str, *requests: dict[str, Any], **devices: Any) -> dict[str, Any]:
+    """A ResourceClaim; a request without a name is ``gpu``."""
+    named = [r if "name" in r else {"name": "gpu", "exactly": r} for r in requests]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"devices": {"requests": named, **devices}},
+    }
+
+
+def pod(
+    namespace: str,
+    name: str,
+    used: str,
+    *,
+    command: str = "env | grep -E '^(DRA|CUDA)_' | sort; sleep 3600",
+    labels: Mapping[str, str] | None = None,
+    containers: Mapping[str, dict[str, Any]] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A pod with the claim ``used``; each container names what it wants of it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels or {})},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": used}],
+            "containers": [
+                {
+                    "name": container,
+                    "image": IMAGE,
+                    "command": ["sh", "-c", command],
+                    "resources": {"claims": [{"name": "gpu", **wanted}]},
+                }
+                for container, wanted in (containers or {"main": {}}).items()
+            ],
+            **spec,
+        },
+    }

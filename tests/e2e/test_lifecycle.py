@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import e2e_support
 import pytest
-from e2e_support import IMAGE
+from e2e_support import clear, eventually, make_namespace
 
-from dra_driver.api.core import EVENTS, NAMESPACES, PODS, Pod
-from dra_driver.api.names import ALLOCATION_GATE, ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME
+from dra_driver.api.core import EVENTS, PODS, Pod
+from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.errors import Conflict, NotFound
 from dra_driver.sim import examples
 
 if TYPE_CHECKING:
@@ -21,29 +20,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 NAMESPACE = "dra-e2e"
-SECONDS = 90.0
 GPU = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DEFAULT_DRIVER_NAME}}]}}
 
 
 def pod(name: str, command: str, **claim: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "resourceClaims": [{"name": "gpu", **claim}],
-            "containers": [
-                {
-                    "name": "main",
-                    "image": IMAGE,
-                    "command": ["sh", "-c", command],
-                    "resources": {"claims": [{"name": "gpu"}]},
-                }
-            ],
-        },
-    }
+    body = e2e_support.pod(NAMESPACE, name, "", command=command)
+    body["spec"]["resourceClaims"] = [{"name": "gpu", **claim}]
+    return body
 
 
 def claim(kind: str, name: str) -> dict[str, Any]:
@@ -55,13 +38,6 @@ def claim(kind: str, name: str) -> dict[str, Any]:
     }
 
 
-async def eventually(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
-    deadline = asyncio.get_running_loop().time() + SECONDS
-    while not await condition():
-        assert asyncio.get_running_loop().time() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.1)
-
-
 async def phase(cluster: Cluster, name: str) -> str:
     found: Pod = await cluster.api.get(PODS, name, NAMESPACE)
     return found.status.phase
@@ -69,32 +45,9 @@ async def phase(cluster: Cluster, name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
-    async def prepare() -> None:
-        labels = {ALLOCATOR_LABEL: "controller"}
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
-        try:
-            await cluster.api.create(NAMESPACES, body)
-        except Conflict:
-            pass
-
-    async def clean() -> None:
-        for resource in (PODS, RESOURCE_CLAIMS):
-            for item in (await cluster.api.list(resource, NAMESPACE)).items:
-                try:
-                    await cluster.api.delete(resource, item.metadata.name, NAMESPACE)
-                except NotFound:
-                    continue
-
-        async def empty() -> bool:
-            pods = await cluster.api.list(PODS, NAMESPACE)
-            claims = await cluster.api.list(RESOURCE_CLAIMS, NAMESPACE)
-            return not pods.items and not claims.items
-
-        await eventually("an empty namespace", empty)
-
-    background.run(prepare())
+    background.run(make_namespace(cluster, NAMESPACE))
     yield
-    background.run(clean(), SECONDS + 30)
+    background.run(clear(cluster, NAMESPACE))
 
 
 def test_the_gate_stays_until_devices_are_allocated(background: Background, cluster: Cluster) -> None:
@@ -128,7 +81,7 @@ def test_the_gate_stays_until_devices_are_allocated(background: Background, clus
 
         await eventually("an event that says why the pod waits", explained)
 
-    background.run(scenario(), SECONDS * 2)
+    background.run(scenario())
 
 
 def test_a_pod_that_ends_gives_its_device_back(background: Background, cluster: Cluster) -> None:
@@ -145,7 +98,7 @@ def test_a_pod_that_ends_gives_its_device_back(background: Background, cluster: 
         await eventually("the pod to end", succeeded)
         await eventually("its claim to be gone", claim_gone)
 
-    background.run(scenario(), SECONDS * 2)
+    background.run(scenario())
 
 
 def test_a_named_claim_is_free_again_after_its_last_pod(background: Background, cluster: Cluster) -> None:
@@ -173,7 +126,7 @@ def test_a_named_claim_is_free_again_after_its_last_pod(background: Background, 
 
         await eventually("the claim to be free", free)
 
-    background.run(scenario(), SECONDS * 3)
+    background.run(scenario())
 
 
 def test_a_claim_in_use_outlives_its_deletion(background: Background, cluster: Cluster) -> None:
@@ -196,4 +149,4 @@ def test_a_claim_in_use_outlives_its_deletion(background: Background, cluster: C
 
         await eventually("the claim to be gone", gone)
 
-    background.run(scenario(), SECONDS * 2)
+    background.run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,11 @@ class NodeLayout:
         return self.root / "n"
 
     @property
+    def proc(self) -> Path:
+        """For ``/proc``, of which only the boot ID is there."""
+        return self.root / "proc"
+
+    @property
     def checkpoint(self) -> Path:
         """The kubelet's own checkpoint of prepared claims."""
         return self.kubelet / "dra_manager_state"
@@ -66,6 +72,14 @@ class NodeLayout:
         """Makes the directories."""
         for directory in (self.registry, self.plugins, self.cdi, self.state, self.dev):
             directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        if not self.proc.exists():
+            self.boot()
+
+    def boot(self) -> None:
+        """Another boot of the node: writes a new boot ID."""
+        file = self.proc / "sys/kernel/random/boot_id"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="local", description=__doc__)
     parser.add_argument("--bin", default="", metavar="DIR", help="folder of Kubernetes release binaries")
-    parser.add_argument("--backend", action="append", metavar="NAME", help="default: simulated=dgx-h100")
+    parser.add_argument(
+        "--gpus", default="examples", metavar="PROFILE", help="the node's simulated GPUs; default: examples"
+    )
     parser.add_argument("--logs", type=Path, default=PROJECT / "build" / "e2e-local", metavar="DIR")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="default: pytest on the suite")
     return parser.parse_args(arguments)
@@ -75,7 +77,7 @@ def settings_of(options: argparse.Namespace, found: Mapping[str, Path], root: Pa
         "project": str(PROJECT),
         "logs": str(options.logs.absolute()),
         "binaries": {name: str(path) for name, path in found.items()},
-        "backends": options.backend or ["simulated=dgx-h100"],
+        "gpus": options.gpus,
         "cgroup_version": host.cgroup_version(),
         "may_lower_oom_score": host.has_capability(host.CAP_SYS_RESOURCE),
         "outer_mounts": host.mount_namespace(),

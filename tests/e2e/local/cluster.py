@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,16 +14,18 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import previous_version
 import yaml
 
-from local import certificates, cni_plugin, configuration, host, images, manifests
+from local import certificates, cni_plugin, configuration, host, images, manifests, node_files
 from local.configuration import Node
+from local.node_files import NodeFiles
 from local.processes import NotUpError, Processes, tail
 
 NAMESPACE = "dra-driver"
 # On two cores that others use too, everything takes its time.
 PATIENCE_SECONDS = 180.0
-MOUNT_POINTS = ("/var/lib/kubelet", "/etc/cdi", "/var/log")
+MOUNT_POINTS = ("/var/lib/kubelet", "/etc/cdi", "/var/log", "/dev/infiniband")
 
 
 class LocalCluster:
@@ -36,14 +39,16 @@ class LocalCluster:
         path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
         self.environment = {**os.environ, "PATH": path, "KUBECONFIG": str(node.admin_kubeconfig)}
         self.processes = Processes(node.root / "log", self.environment)
+        self.files = NodeFiles(node.root / "files")
         self._commands = configuration.command_lines(node, binaries)
 
-    def start(self) -> None:
-        """Brings everything up, to the node's readiness.
+    def start(self, gpus: str) -> None:
+        """Brings everything up, to the node's readiness; ``gpus`` is the node's simulated hardware.
 
         Raises:
             NotUpError: something does not come up.
         """
+        self.files.make(gpus)
         self._mount()
         self._configure()
         self._start("etcd")
@@ -64,19 +69,31 @@ class LocalCluster:
             "kube-controller-manager", "a service account", lambda: self._succeeds(account), PATIENCE_SECONDS
         )
 
-    def install(self, backends: Sequence[str]) -> None:
-        """Installs the driver from ``deploy/manifests`` and waits until it offers devices.
+    def install(self, project: Path | None = None, image: str = configuration.DRIVER_IMAGE) -> None:
+        """Installs the driver, or another version over it, from ``deploy``; waits until it works.
+
+        Args:
+            project: whose manifests; None: this one's.
+            image: for all of them.
 
         Raises:
-            NotUpError: it does not.
+            NotUpError: it does not work.
         """
-        documents = manifests.load(self._project / "deploy" / "manifests")
-        adapted = manifests.adapt(documents, configuration.DRIVER_IMAGE, backends)
+        deploy = (project or self._project) / "deploy"
+        documents = manifests.load(deploy / "manifests") + manifests.load(deploy / "optional")
         file = self.node.etc / "driver.yaml"
-        file.write_text(yaml.safe_dump_all(adapted))
-        self.kubectl("apply", "--server-side", "-f", str(file))
+        file.write_text(yaml.safe_dump_all(manifests.adapt(documents, image, self.files)))
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
+        self.wait_for_driver()
+
+    def wait_for_driver(self) -> None:
+        """Waits until all pods of the driver are of the newest revision and ready, and devices are offered.
+
+        Raises:
+            NotUpError: they are not.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
-        for workload in ("daemonset/dra-driver-kubelet-plugin", "deployment/dra-driver-controller"):
+        for workload in self.kubectl("-n", NAMESPACE, "get", "daemonsets,deployments", "-o", "name").split():
             left = f"--timeout={max(1.0, deadline - time.monotonic()):.0f}s"
             done = self._kubectl("-n", NAMESPACE, "rollout", "status", workload, left)
             if done.returncode:
@@ -86,10 +103,67 @@ class LocalCluster:
                 raise NotUpError(f"the driver publishes no ResourceSlices; {self.describe_driver()}")
             time.sleep(0.2)
 
+    def install_previous(self) -> str:
+        """Puts the version before over this one; gives its commit, or ``- why`` there is none.
+
+        Raises:
+            NotUpError: it does not work.
+        """
+        folder = self.node.root / "previous"
+        try:
+            commit = previous_version.unpack(folder)
+        except previous_version.NoPreviousVersion as e:
+            return f"- {e}"
+        archive = self.node.root / "images" / "previous.tar"
+        images.make_driver(
+            archive, configuration.PREVIOUS_IMAGE, self._binaries["ldd"], self._project, code=folder
+        )
+        self._import(archive)
+        self.install(folder, configuration.PREVIOUS_IMAGE)
+        return commit
+
+    def restart(self, name: str) -> None:
+        """Kills a component and starts it again.
+
+        Raises:
+            NotUpError: it does not come up.
+        """
+        self.processes.stop(name, signal.SIGKILL)
+        self._start(name)
+        self._wait(name)
+
+    def reboot(self) -> None:
+        """All that a reboot ends on a node ends, its tmpfs is empty, and the boot is another one.
+
+        Raises:
+            NotUpError: the node does not come back.
+        """
+        for name in ("kubelet", "containerd"):
+            self.processes.stop(name, signal.SIGKILL)
+        host.kill_cgroup(self.node.name)
+        host.kill_named("containerd-shim")
+        for mount in reversed(host.mounts_below("/run/containerd", "/run/netns", private=False)):
+            self._run("umount", "--lazy", mount)
+        for folder in map(Path, ("/run/containerd", "/run/netns", "/run/cdi")):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.files.boot()
+        for name in ("containerd", "kubelet"):
+            self._start(name)
+            self._wait(name)
+
+    def _wait(self, name: str) -> None:
+        if name == "containerd":
+            self.processes.wait(name, "its socket", self._containerd_answers, 60)
+        else:
+            self.processes.wait(name, "its health", kubelet_healthy, 60)
+            self.processes.wait(name, "a ready node", self._node_ready, PATIENCE_SECONDS)
+
     def uninstall(self) -> None:
         """Takes the driver off again, in the order opposite to the installation's."""
-        file = str(self.node.etc / "driver.yaml")
-        self.kubectl("delete", "--ignore-not-found", "--timeout=90s", "-f", file)
+        file = self.node.etc / "driver.yaml"
+        documents = list(yaml.safe_load_all(file.read_text()))
+        file.write_text(yaml.safe_dump_all(reversed(documents)))
+        self.kubectl("delete", "--ignore-not-found", "--timeout=120s", "-f", str(file))
 
     def stop(self) -> None:
         """Ends the components. Containers end with the PID namespace, mounts with theirs."""
@@ -131,6 +205,8 @@ class LocalCluster:
             own = root / "node" / place.strip("/")
             own.mkdir(parents=True)
             self._run("mount", "--bind", str(own), place)
+        self._run("mount", "--bind", str(self.files.rdma_nodes), "/dev/infiniband")
+        self._run("mount", "--bind", str(self.files.boot_id), str(node_files.BOOT_ID))
         # Volumes of pods are mounted below; containers that ask for propagation see them.
         self._run("mount", "--make-rshared", "/var/lib/kubelet")
         self._run("ip", "link", "set", "lo", "up")
@@ -214,10 +290,20 @@ class LocalCluster:
             shutil.copytree(pods, folder / "pods", dirs_exist_ok=True)
 
 
+def kubelet_healthy() -> bool:
+    """Whether the kubelet answers."""
+    return answers(f"{configuration.KUBELET_HEALTH}/healthz")
+
+
 def etcd_healthy() -> bool:
     """Whether etcd answers."""
+    return answers(f"{configuration.ETCD}/health")
+
+
+def answers(url: str) -> bool:
+    """Whether a server says that all is well."""
     try:
-        with urllib.request.urlopen(f"{configuration.ETCD}/health", timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False

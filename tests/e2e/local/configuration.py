@@ -22,6 +22,8 @@ CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 CNI_PLUGIN = "dra-e2e"
 SHELL_IMAGE = "localhost/dra-e2e-shell:1"
 DRIVER_IMAGE = "localhost/dra-driver-e2e:1"
+PREVIOUS_IMAGE = "localhost/dra-driver-e2e:0"
+KUBELET_HEALTH = "http://127.0.0.1:10248"
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,8 @@ def command_lines(node: Node, binaries: Mapping[str, Path]) -> dict[str, list[st
             f"--kubeconfig={node.etc / 'kubelet.kubeconfig'}",
             f"--hostname-override={node.name}",
             f"--node-ip={NODE_ADDRESS}",
+            # The policies of deploy/examples are for nodes with this label.
+            "--node-labels=dra-driver.dev/examples=true",
             "--v=2",
         ],
     }

@@ -53,18 +53,19 @@ def mount_namespace() -> str:
     return str(Path("/proc/self/ns/mnt").readlink())
 
 
-def mounts_below(*folders: str) -> list[str]:
+def mounts_below(*folders: str, private: bool = True) -> list[str]:
     """The mount points at and below some folders, in the order in which they were mounted.
 
     Raises:
-        RuntimeError: one is shared with other namespaces, so that unmounting it would reach them.
+        RuntimeError: one is shared with other namespaces, so that unmounting it would reach them; not asked
+            without ``private``, for mounts that are the namespace's own.
     """
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         place = fields[4].encode().decode("unicode_escape")  # a blank is \040
         if any(place == f or place.startswith(f"{f}/") for f in folders):
-            if any(f.startswith("shared:") for f in fields[6 : fields.index("-")]):
+            if private and any(f.startswith("shared:") for f in fields[6 : fields.index("-")]):
                 raise RuntimeError(f"{place} is shared with other mount namespaces")
             found.append(place)
     return found
@@ -162,6 +163,24 @@ def _delegate(hierarchy: Path) -> None:
     for controller in CONTROLLERS:
         if controller in there:
             (hierarchy / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def kill_cgroup(name: str) -> None:
+    """Kills all processes in it and below."""
+    for hierarchy in hierarchies():
+        for file in (hierarchy / name).rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                for pid in file.read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+
+
+def kill_named(start: str) -> None:
+    """Kills the processes of this PID namespace whose programs' names begin so."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if file.read_bytes().partition(b"\0")[0].rpartition(b"/")[2].startswith(start.encode()):
+                os.kill(int(file.parent.name), signal.SIGKILL)
 
 
 def remove_cgroup(name: str) -> None:

@@ -89,15 +89,15 @@ class Layer:
             with source.open("rb") as content:
                 self._add(info, content)
 
-    def tree(self, folder: Path, left_out: Iterable[str] = ()) -> None:
-        """A folder with all below it, without byte code of other interpreters."""
-        skipped = set(left_out)
-        for here, folders, files in os.walk(folder):
+    def tree(self, folder: Path, left_out: Iterable[str] = (), *, source: Path | None = None) -> None:
+        """A folder with all below it (in ``source``), without byte code of other interpreters."""
+        skipped, base = set(left_out), source or folder
+        for here, folders, files in os.walk(base):
             folders[:] = sorted(f for f in folders if f not in skipped and not f.startswith("config-"))
             for name in sorted(files):
                 file = Path(here, name)
                 if useful(file) and file.is_file():
-                    self.copy(file)
+                    self.copy(file, str(folder.absolute() / file.relative_to(base)))
 
     def _add(self, info: tarfile.TarInfo, content: io.BufferedIOBase | None = None) -> None:
         if info.name in self._names:
@@ -198,8 +198,11 @@ def distributions(project: str) -> list[importlib.metadata.Distribution]:
     return list(found.values())
 
 
-def make_driver(archive: Path, name: str, ldd: Path, project: Path) -> None:
-    """An image with this interpreter, the driver and what it needs; as ``deploy/Dockerfile`` makes it."""
+def make_driver(archive: Path, name: str, ldd: Path, project: Path, code: Path | None = None) -> None:
+    """An image with this interpreter, the driver and what it needs; as ``deploy/Dockerfile`` makes it.
+
+    With ``code`` the driver is the one in that folder, another version, in the place of this project's.
+    """
     interpreter = Path(sys.executable).resolve()
     standard = {Path(sysconfig.get_path(p, vars={"base": sys.base_prefix})) for p in ("stdlib", "platstdlib")}
     installed = [
@@ -214,7 +217,7 @@ def make_driver(archive: Path, name: str, ldd: Path, project: Path) -> None:
         for file in files:
             layer.copy(file)
         for package in PROJECT_PACKAGES:
-            layer.tree(project / package)
+            layer.tree(project / package, source=None if code is None else code / package)
         layer.tree(project / "deploy")
         for script in sorted(Path(sys.executable).parent.glob("python*")):
             if script.is_symlink():

@@ -17,6 +17,7 @@ from pathlib import Path
 from local import configuration, host
 from local.cluster import LocalCluster
 from local.configuration import Node
+from local.control import Control
 from local.processes import NotUpError
 
 
@@ -65,13 +66,17 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
     started = time.monotonic()
     code = 1
     try:
-        cluster.start()
+        cluster.start(str(settings["gpus"]))
         say(f"node {node.name} is ready after {time.monotonic() - started:.0f} s")
-        cluster.install(_names(settings["backends"]))
+        cluster.install()
         say(f"driver installed after {time.monotonic() - started:.0f} s")
+        control = root / "control.sock"
+        Control(cluster, control)
         environment = {
             **cluster.environment,
-            "CLUSTER": "existing",
+            "CLUSTER": "local",
+            "E2E_CONTROL": str(control),
+            "E2E_FILES": str(cluster.files.folder),
             "E2E_IMAGE": configuration.SHELL_IMAGE,
         }
         code = subprocess.run(command, env=environment).returncode
@@ -90,11 +95,6 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
 
 def _mapping(value: object) -> dict[str, str]:
     assert isinstance(value, dict)
-    return value
-
-
-def _names(value: object) -> list[str]:
-    assert isinstance(value, list)
     return value
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from local.node_files import NodeFiles
+
 
 def load(folder: Path) -> list[dict[str, Any]]:
     """All documents of a folder and the folders in it, in the order of their paths."""
@@ -17,25 +19,37 @@ def load(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def adapt(documents: Iterable[dict[str, Any]], image: str, backends: Iterable[str]) -> list[dict[str, Any]]:
-    """The documents with our image, and the node agent with other backends; all else is as it was.
+def adapt(documents: Iterable[dict[str, Any]], image: str, node: NodeFiles) -> list[dict[str, Any]]:
+    """The documents with our image, and the node agents with simulated hardware; all else as it was.
 
+    The controller handles every driver that a node agent among the documents publishes for.
     Changes the documents in place.
 
     Raises:
-        ValueError: no node agent is among them, so that the backends would have gone nowhere.
+        ValueError: no node agent is among them, so that the hardware would have gone nowhere.
     """
     adapted = list(documents)
-    agents = 0
+    controllers: list[dict[str, Any]] = []
+    drivers: list[str] = []
     for document in adapted:
         if document["kind"] not in ("DaemonSet", "Deployment"):
             continue
-        for container in document["spec"]["template"]["spec"]["containers"]:
+        pod = document["spec"]["template"]["spec"]
+        for container in pod["containers"]:
             container["image"] = image
             container["imagePullPolicy"] = "Never"
+            if container["command"][:2] == ["dra-driver", "controller"]:
+                controllers.append(container)
             if container["command"][:2] == ["dra-driver", "kubelet-plugin"]:
-                agents += 1
-                container["args"] = [*container["args"], *(f"--backend={b}" for b in backends)]
-    if not agents:
+                drivers += [a.partition("=")[2] for a in container["args"] if a.startswith("--driver-name=")]
+                container["args"] = [*container["args"], *node.arguments(drivers[-1])]
+                mount = {"name": "e2e-files", "mountPath": str(node.folder), "readOnly": True}
+                container["volumeMounts"] = [*container["volumeMounts"], mount]
+                volume = {"name": "e2e-files", "hostPath": {"path": str(node.folder), "type": "Directory"}}
+                pod["volumes"] = [*(v for v in pod["volumes"] if v["name"] != "e2e-files"), volume]
+    if not drivers:
         raise ValueError("no container of the manifests runs [dra-driver, kubelet-plugin]")
+    for container in controllers:
+        others = [a for a in container["args"] if not a.startswith("--driver-name=")]
+        container["args"] = [*others, *(f"--driver-name={d}" for d in drivers)]
     return adapted

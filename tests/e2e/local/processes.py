@@ -72,6 +72,12 @@ class Processes:
         """Those that have ended although nobody stopped them."""
         return [f"{n} (status {p.returncode})" for n, p in self._running.items() if p.poll() is not None]
 
+    def stop(self, name: str, number: int = signal.SIGTERM) -> None:
+        """Ends one of them with a signal and waits for it."""
+        process = self._running[name]
+        process.send_signal(number)
+        process.wait()
+
     def stop_all(self, grace_seconds: float = 5.0) -> None:
         """Asks all of them, the youngest first; kills those that do not go."""
         for process in reversed(self._running.values()):
