@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import re
 import sys
 import tarfile
@@ -12,14 +13,18 @@ import tempfile
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
-from local import binaries, cni_plugin, configuration, host, images, manifests
+from local import binaries, cni_plugin, configuration, control, host, images, manifests, node_files
 from local.configuration import Node
 from local.processes import NotUpError, Processes, tail
+
+if TYPE_CHECKING:
+    from local.cluster import LocalCluster
 
 PROJECT = Path(__file__).resolve().parents[2]
 NODE = Node(root=Path("/tmp/dra-e2e-x y"), name="dra-e2e-x")
@@ -110,22 +115,86 @@ def test_every_component_has_a_command_line_of_a_found_binary() -> None:
     assert set(binaries.KUBERNETES) < set(lines)
 
 
-def test_our_manifests_change_in_image_and_backend_only() -> None:
-    folder = PROJECT / "deploy" / "manifests"
-    before = manifests.load(folder)
-    after = manifests.adapt(manifests.load(folder), "localhost/ours:1", ["simulated=mixed"])
-    for document in before:
-        if document["kind"] in ("DaemonSet", "Deployment"):
-            (container,) = document["spec"]["template"]["spec"]["containers"]
-            container |= {"image": "localhost/ours:1", "imagePullPolicy": "Never"}
-            if document["kind"] == "DaemonSet":
-                container["args"].append("--backend=simulated=mixed")
-    assert after == before
+def test_our_manifests_change_in_image_hardware_and_drivers_only(tmp_path: Path) -> None:
+    deploy = PROJECT / "deploy"
+    files = node_files.NodeFiles(tmp_path)
+
+    def load() -> list[dict[str, Any]]:
+        return manifests.load(deploy / "manifests") + manifests.load(deploy / "optional")
+
+    before, after = load(), manifests.adapt(load(), "localhost/ours:1", files)
+    drivers = ["--driver-name=gpu.dra-driver.dev", "--driver-name=rdma.dra-driver.dev"]
+    for old, new in zip(before, after, strict=True):
+        if old["kind"] not in ("DaemonSet", "Deployment"):
+            assert old == new
+            continue
+        (was,) = old["spec"]["template"]["spec"]["containers"]
+        (now,) = new["spec"]["template"]["spec"]["containers"]
+        assert (now["image"], now["imagePullPolicy"]) == ("localhost/ours:1", "Never")
+        if old["kind"] == "Deployment":
+            assert [a for a in now["args"] if "--driver-name" in a] == drivers
+        else:
+            (driver,) = (a.partition("=")[2] for a in was["args"] if "--driver-name" in a)
+            assert now["args"] == [*was["args"], *files.arguments(driver)]
+            assert {"name": "e2e-files", "mountPath": str(tmp_path), "readOnly": True} in now["volumeMounts"]
 
 
-def test_manifests_without_a_node_agent_are_refused() -> None:
+def test_manifests_without_a_node_agent_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="kubelet-plugin"):
-        manifests.adapt([{"kind": "Namespace"}], "image", [])
+        manifests.adapt([{"kind": "Namespace"}], "image", node_files.NodeFiles(tmp_path))
+
+
+def test_each_driver_has_simulated_hardware_of_its_own(tmp_path: Path) -> None:
+    files = node_files.NodeFiles(tmp_path)
+    assert f"--backend=simulated={files.gpus}" in files.arguments("gpu.dra-driver.dev")
+    assert "--backend=rdma" in files.arguments("rdma.dra-driver.dev")
+    files.boot_id.parent.mkdir(parents=True)
+    files.boot()
+    first = files.boot_id.read_text()
+    files.boot()
+    assert files.boot_id.read_text() != first
+
+
+def test_another_version_takes_the_place_of_this_one_in_an_image(tmp_path: Path) -> None:
+    for version in ("this", "previous"):
+        (tmp_path / version / "pkg").mkdir(parents=True)
+        (tmp_path / version / "pkg" / "a.py").write_text(version)
+    with images.Layer(tmp_path / "a.layer") as layer:
+        layer.tree(tmp_path / "this" / "pkg", source=tmp_path / "previous" / "pkg")
+    with tarfile.open(layer.file) as tar:
+        content = tar.extractfile(str(tmp_path / "this/pkg/a.py").strip("/"))
+        assert content is not None
+        assert content.read() == b"previous"
+
+
+class Deeds:
+    """What a control asks of a cluster."""
+
+    def restart(self, name: str) -> str:
+        return f"restarted {name}"
+
+    def reboot(self) -> None:
+        raise NotUpError("no node")
+
+    install = install_previous = uninstall = reboot
+
+
+def test_the_suite_asks_the_harness_through_a_socket(tmp_path: Path) -> None:
+    served = control.Control(cast("LocalCluster", Deeds()), tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(tmp_path / "s"))
+        with connection.makefile("rwb") as stream:
+            answers = []
+            for request in ({"do": "restart", "name": "kubelet"}, {"do": "reboot"}, {"do": "dance"}):
+                stream.write(json.dumps(request).encode() + b"\n")
+                stream.flush()
+                answers.append(json.loads(stream.readline()))
+    served.close()
+    assert answers == [
+        {"done": "restarted kubelet"},
+        {"error": "NotUpError: no node"},
+        {"error": "KeyError: 'dance'"},
+    ]
 
 
 def test_what_ldd_prints_is_understood() -> None:

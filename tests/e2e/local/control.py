@@ -25,11 +25,21 @@ class Control:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
         self._socket.listen()
-        threading.Thread(target=self._serve, name="control", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it, once the present request is answered and its asker gone."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
 
     def _serve(self) -> None:
         while True:
-            connection, _ = self._socket.accept()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
             with connection, connection.makefile("rwb") as stream:
                 for line in stream:
                     stream.write(json.dumps(self._answer(line)).encode() + b"\n")
