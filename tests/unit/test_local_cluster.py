@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import re
+import socket
 import sys
 import tarfile
 import tempfile
