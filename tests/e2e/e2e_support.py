@@ -139,7 +139,8 @@ class Background:
 @contextlib.asynccontextmanager
 async def open_cluster(kind: str) -> AsyncIterator[Cluster]:
     if kind == "embedded":
-        async with EmbeddedCluster(dataclasses.replace(demo_cluster(), plugin_flags=("--rescan-interval=1",))) as cluster:
+        config = dataclasses.replace(demo_cluster(), plugin_flags=("--rescan-interval=1",))
+        async with EmbeddedCluster(config) as cluster:
             await cluster.ready()
             yield Embedded(cluster)
     else:
