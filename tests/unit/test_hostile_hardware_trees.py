@@ -15,7 +15,7 @@ import pytest
 from dra_driver.cli import main
 from dra_driver.discovery import open_backend
 from dra_driver.errors import DiscoveryError
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.ports import DiscoveredDevice, TelemetrySource
 
 BACKENDS = {
     "mi300x-spx": "amdgpu",
@@ -61,6 +61,30 @@ def test_garbage_in_every_file(spec: str, garbage: bytes, tmp_path: Path) -> Non
     for found in discover(BACKENDS[spec], root):
         assert found.device.name
         assert found.uuid
+
+
+SAMPLED = (
+    "hwmon/hwmon1/temp1_input", "hwmon/hwmon1/power1_average", "hwmon/hwmon1/energy1_input",
+    "gpu_busy_percent",
+    "mem_info_vram_used", "tile0/gt0/gtidle/idle_residency_ms", "drm/card0/gt/gt0/rc6_residency_ms",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", [s for s, backend in BACKENDS.items() if backend != "rdma"])
+@pytest.mark.parametrize("garbage", [*GARBAGE, b"18446744073709551615\n"], ids=range(len(GARBAGE) + 1))
+def test_samples_of_garbage_are_absent_or_plausible(spec: str, garbage: bytes, tmp_path: Path) -> None:
+    root = hw.machine(tmp_path, spec)
+    backend = open_backend(BACKENDS[spec], sysfs_root=root / "sys", dev_root=root / "dev", node_name="n")
+    found = backend.discover()
+    assert isinstance(backend, TelemetrySource)
+    for function in (root / "sys/devices").glob("pci*/*:*"):
+        for file in SAMPLED:
+            (function / file).parent.mkdir(parents=True, exist_ok=True)
+            (function / file).write_bytes(garbage)
+    for _ in range(2):
+        samples = backend.sample()
+        assert {s.device for s in samples} <= {d.device.name for d in found}
+        assert all(s.utilization is None or 0 <= s.utilization <= 1 for s in samples)
 
 
 @pytest.mark.parametrize("spec", BACKENDS)
