@@ -26,6 +26,7 @@ from dra_driver.cdi.spec import (
     encode,
     merge,
 )
+from dra_driver.cdi.yaml_form import json_of_yaml
 
 __all__ = [
     "ContainerEdits",
@@ -38,6 +39,7 @@ __all__ = [
     "Spec",
     "decode",
     "encode",
+    "json_of_yaml",
     "merge",
     "minimum_version",
     "qualified_name",

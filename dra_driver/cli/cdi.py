@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ import msgspec
 from dra_driver import cdi
 from dra_driver.api import codec
 from dra_driver.cli import common
-from dra_driver.errors import DecodeError, DraError, InvalidInput
+from dra_driver.errors import DraError, InvalidInput
 from dra_driver.preparation import RECORD_ANNOTATION, PreparedClaim
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -95,27 +97,21 @@ def _read_all(folders: Sequence[Path]) -> list[_Document]:
 
 def _read(path: Path) -> _Document:
     try:
-        with path.open("rb") as file:
+        # A pipe would be waited for.
+        if not stat.S_ISREG(path.stat().st_mode):
+            return _Document(path, findings=("no regular file",))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except OSError as e:
         return _Document(path, findings=(f"cannot be read: {e.strerror}",))
     if len(data) > _MAX_BYTES:
         return _Document(path, findings=(f"over {_MAX_BYTES} bytes",))
     try:
-        spec = cdi.decode(data if path.suffix == ".json" else _json_of(data))
+        spec = cdi.decode(data if path.suffix == ".json" else cdi.json_of_yaml(data))
     except DraError as e:
         return _Document(path, findings=(str(e),))
     return _Document(path, spec, cdi.validate(spec), _claim(spec))
-
-
-def _json_of(data: bytes) -> bytes:
-    import yaml
-
-    try:
-        raw = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
-        return msgspec.json.encode(raw)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError) as e:
-        raise DecodeError(f"not YAML that can be a document: {str(e)[:300]}") from e
 
 
 def _claim(spec: cdi.Spec) -> PreparedClaim | None:
@@ -149,10 +145,16 @@ def _list(documents: Sequence[_Document], output: str) -> int:
         common.print_data({"devices": devices, "invalid": broken}, output)
         return 0
     header = ("DEVICE", "CLAIM", "CDI VERSION", "FILE")
-    print(common.table(header, [tuple(d.values()) for d in devices]) if devices else "No CDI devices.")
+    rows = [tuple(map(_plain, d.values())) for d in devices]
+    print(common.table(header, rows) if rows else "No CDI devices.")
     for b in broken:
-        print(f"invalid: {b['file']}: {'; '.join(b['findings'])}")
+        print(_plain(f"invalid: {b['file']}: {'; '.join(b['findings'])}"))
     return 0
+
+
+def _plain(text: str) -> str:
+    """Names in documents are strangers' text: nothing of them reaches the terminal but characters."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def _conflicts(documents: Sequence[_Document]) -> Iterator[tuple[Path, str]]:
@@ -178,7 +180,7 @@ def _validate(documents: Sequence[_Document], output: str) -> int:
     if output != "table":
         common.print_data({"documents": results}, output)
     for r in results if output == "table" else ():
-        print(f"{r['file']}: {'; '.join(r['findings']) or 'valid'}")
+        print(_plain(f"{r['file']}: {'; '.join(r['findings']) or 'valid'}"))
     if not documents and output == "table":
         print("No CDI documents.")
     return 1 if any(r["findings"] for r in results) else 0

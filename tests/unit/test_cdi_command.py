@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,40 @@ def test_show_merges_what_a_container_gets(
 def test_show_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "show", "nvidia.com/gpu=9") == 2
     assert "no such CDI device" in capsys.readouterr().err
+
+
+def _bomb() -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    return "\n".join(lines)
+
+
+def test_hostile_and_broken_files_are_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None of them may hang the command, fill the memory or reach the terminal."""
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    (tmp_path / "gone.yaml").symlink_to("/nonexistent")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe{")
+    (tmp_path / "empty.yaml").write_bytes(b"")
+    (tmp_path / "bomb.yaml").write_text(_bomb())
+    (tmp_path / "self.yaml").write_text("a: &x [*x]\n")
+    (tmp_path / "deep.yaml").write_text("[" * 100_000)
+    (tmp_path / "deep.json").write_text('{"devices":' * 50_000)
+    (tmp_path / "types.json").write_text('{"cdiVersion": 9, "kind": []}')
+    (tmp_path / "date.yaml").write_text("cdiVersion: 2020-01-01\n? [a]\n: b\n")
+    evil = {
+        "cdiVersion": "0.5.0",
+        "kind": "vendor.com/class",
+        "annotations": {"dra-driver.dev/prepared-claim": '{"uid": 1}'},
+        "devices": [{"name": "\x1b]0;evil\x07", "containerEdits": {"env": ["A=1"]}}],
+    }
+    (tmp_path / "evil\x1b[31m.json").write_text(json.dumps(evil))
+    for action in ("list", "validate"):
+        code = main(["cdi", action, "--cdi-dir", str(tmp_path)])
+        printed = capsys.readouterr().out
+        assert code == (1 if action == "validate" else 0)
+        assert "\x1b" not in printed
+        assert "\x07" not in printed
+        for path in tmp_path.iterdir():
+            assert path.name.replace("\x1b", "\ufffd") in printed, f"{path.name} is not told of"
