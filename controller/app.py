@@ -14,6 +14,7 @@ from aiohttp import web
 from controller.admission import AdmissionServer
 from controller.allocator import CLAIM_INDEX, Allocator, claims_of
 from controller.config import ControllerConfig
+from controller.device_plugins import DevicePlugins
 from controller.freeze import FrozenPools
 from controller.groups import GROUP_INDEX, groups_of
 from controller.handover import Handover, Tolerators
@@ -150,6 +151,10 @@ class _Parts:
             handover=handover,
             taken=lambda pool: allocator.ledger.allocated().pool(pool),
             frozen=frozen,
+            device_plugins=DevicePlugins(
+                informers.classes,
+                changed=lambda: publisher.all_again(),  # noqa: PLW0108 - made here
+            ),
         )
         allocator = Allocator(
             client,

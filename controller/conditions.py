@@ -33,6 +33,8 @@ def published(
         refused_mode: why the controller does not allocate the pool though it should, or should not.
         draining: the pool is on its way to the controller, which does not allocate from it yet.
     """
+    if desired.withheld:
+        return _not_published("DevicePluginPresent", desired.withheld)
     slices = len(desired.slices)
     text = (
         f"{desired.devices} device{'s' * (desired.devices != 1)} in {slices} "
@@ -81,9 +83,11 @@ def left_to_node() -> Condition:
 
 def refused(why: str) -> Condition:
     """The inventory is not believed."""
-    return Condition(
-        type=PUBLISHED, status="False", reason="Refused", message=cut(why), last_transition_time=""
-    )
+    return _not_published("Refused", why)
+
+
+def _not_published(reason: str, why: str) -> Condition:
+    return Condition(type=PUBLISHED, status="False", reason=reason, message=cut(why), last_transition_time="")
 
 
 def same(present: Iterable[Condition], condition: Condition) -> bool:

@@ -24,6 +24,7 @@ import structlog
 
 from controller import conditions
 from controller.config import ControllerConfig
+from controller.device_plugins import DevicePlugins
 from controller.freeze import FrozenPools, changes_forms
 from controller.handover import DRAINING, Handover, Step
 from controller.policies import PolicyBook
@@ -97,6 +98,7 @@ class Publisher:
         handover: Handover | None = None,
         taken: Callable[[PoolID], PoolState] | None = None,
         frozen: FrozenPools | None = None,
+        device_plugins: DevicePlugins | None = None,
     ) -> None:
         """Connects the parts.
 
@@ -112,6 +114,7 @@ class Publisher:
             handover: None: pools change hands at once, which is safe only where nobody allocates.
             taken: what claims hold of a pool; None: nothing.
             frozen: pools that the allocator must leave alone; None: nobody asks.
+            device_plugins: whose devices are withheld; None: there are none.
         """
         self._client = client
         self._config = config
@@ -123,6 +126,7 @@ class Publisher:
         self._policies = policies
         self._handover = handover
         self._taken = taken
+        self._device_plugins = device_plugins
         self._frozen = frozen or FrozenPools(lambda _: None)
         self._pending: set[PoolID] = set()
         self._features: ServerFeatures | None = None
@@ -228,7 +232,8 @@ class Publisher:
             and old.metadata.labels != node.metadata.labels
             and self._policies.looks_at_labels
         )
-        if labels or old.metadata.uid != node.metadata.uid:
+        plugins = self._device_plugins is not None and self._device_plugins.concerned(old, node)
+        if labels or plugins or old.metadata.uid != node.metadata.uid:
             self._node_changed(node)
 
     # --- one inventory --------------------------------------------------------------------------------------
@@ -287,6 +292,8 @@ class Publisher:
                 desired = build_slices(inventory, policies, usage, options=forced, features=features)
             if step.after:
                 self.queue.add_after(inventory.metadata.name, step.after)
+        if self._device_plugins is not None:
+            desired = self._device_plugins.withhold(desired, node)
         if desired.pending:
             self._pending.add(pool)
         else:

@@ -58,6 +58,7 @@ class NodeStatus(Wire, frozen=True, kw_only=True):
     """``status`` of a node. ``conditions`` stay raw: the kubelet's have other fields than metav1's."""
 
     allocatable: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+    capacity: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
     conditions: tuple[Mapping[str, str | None], ...] = ()
 
 

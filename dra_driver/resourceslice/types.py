@@ -124,6 +124,7 @@ class DesiredPool:
         outcomes: policy → what became of it here.
         sources: field of the pool → policy that it is from.
         partitioned: whether there are counters.
+        withheld: why nothing is published though there are devices; empty: all is.
     """
 
     driver: DriverName
@@ -140,6 +141,7 @@ class DesiredPool:
     outcomes: Mapping[str, PolicyOutcome] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     partitioned: bool = False
+    withheld: str = ""
 
     @property
     def devices(self) -> int:

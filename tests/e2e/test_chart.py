@@ -220,7 +220,7 @@ def test_a_chart_release_lives_and_leaves_nothing(
     eventually("slices", lambda: bool(ours()))
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([TEMPLATE, POD]))
     eventually("the pod", lambda: pod()["status"].get("phase") == "Running")
-    eventually("its device", lambda: "DRA_GPU__GPU__0_DEVICE" in kubectl("-n", "chart-e2e", "logs", "chart-pod"))
+    eventually("its device", lambda: "DRA_GPU__GPU__0" in kubectl("-n", "chart-e2e", "logs", "chart-pod"))
     before = pod()["status"]["containerStatuses"][0]
 
     # Everything that runs is replaced; the pod does not notice.
