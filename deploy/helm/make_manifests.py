@@ -34,9 +34,21 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/50-admission.yaml": ("webhooks.yaml", ()),
     "manifests/gating.yaml": ("admission-policies.yaml", ()),
     "optional/rdma.yaml": ("rdma.yaml", ("rdma.enabled=true",)),
+    "optional/publish-node.yaml": ("publish-node.yaml", ("publish=node", "allocator=scheduler")),
 }
 # What stands before the rendering, where something is to be said.
 HEADS: Mapping[str, str] = {
+    "optional/publish-node.yaml": """\
+# For node agents that run with --publish=node: each publishes the ResourceSlices of its own node, and no
+# controller is needed. Whole devices, allocated by kube-scheduler; DevicePolicies need the controller.
+#
+#   cd deploy/manifests
+#   kubectl apply -f 00-namespace.yaml -f crds -f 10-rbac.yaml -f 20-deviceclasses.yaml -f 40-kubelet-plugin.yaml
+#   kubectl apply -f ../optional/publish-node.yaml
+#
+# with --publish=node among the arguments of the DaemonSet. Not with the admission policies of gating.yaml: nobody
+# would take their scheduling gate off.
+""",
     "optional/rdma.yaml": """\
 # RDMA NICs, published by the same binary under a second driver name:
 #     kubectl apply -f deploy/optional/rdma.yaml

@@ -15,7 +15,12 @@ from chart_support import CHART, Chart, Object, named, of_kind
 import controller.metrics
 import kubelet_plugin.metrics
 
-ALERTS = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+ALERTS = {
+    "groups": [
+        *yaml.safe_load((CHART / "files" / "alerts" / "controller.yaml").read_text()),
+        *yaml.safe_load((CHART / "files" / "alerts" / "nodes.yaml").read_text()),
+    ]
+}
 DASHBOARD = json.loads((CHART / "files" / "dashboards" / "dra-driver.json").read_text())
 # Added by Prometheus to what it scrapes; "node" by the relabeling of our ServiceMonitor.
 ADDED_LABELS = {"node", "le"}
@@ -95,6 +100,13 @@ def test_alerts_have_the_form_that_prometheus_demands(chart: Chart) -> None:
             assert one["annotations"]["summary"]
             assert re.fullmatch(r"\d+[smh]", one.get("for", "0s"))
             balanced(one["expr"], one["alert"])
+
+
+def test_without_a_controller_nobody_misses_it(chart: Chart) -> None:
+    values = {"publish": "node", "allocator": "scheduler", "controller": {"enabled": False}}
+    objects = chart.render({**values, "monitoring": ALL_MONITORING})
+    assert "DraDriverControllerAbsent" not in str(of_kind(objects, "PrometheusRule"))
+    assert len(of_kind(objects, "ServiceMonitor")) == 1
 
 
 def balanced(text: str, where: str) -> None:

@@ -227,8 +227,8 @@ def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
 
 
 def test_the_controller_runs_without_any_privilege(rendered: dict[tuple[str, str], list[Object]]) -> None:
-    for objects in rendered.values():
-        spec = named(objects, "Deployment", "dra-driver-controller")["spec"]["template"]["spec"]
+    for deployment in (d for objects in rendered.values() for d in of_kind(objects, "Deployment")):
+        spec = deployment["spec"]["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert not any("hostPath" in v for v in spec.get("volumes", ()))
         for container in spec["containers"]:
@@ -336,6 +336,20 @@ def test_without_webhooks_nothing_is_left_of_them(chart: Chart) -> None:
     }
     assert "admission-port" not in str(off)
     assert "dra-driver-admission" not in str(off)
+
+
+def test_agents_that_publish_may_write_slices_and_only_then(chart: Chart) -> None:
+    values = {"publish": "node", "allocator": "scheduler", "controller": {"enabled": False}}
+    objects = chart.render(values)
+    args = parse(*(agent(objects)[1][k] for k in ("command", "args")))
+    assert args.publish == "node"
+    assert named(objects, "ClusterRoleBinding", "dra-driver-publish-node")
+    assert "by-a-plugin" in str(named(objects, "ValidatingAdmissionPolicy", "dra-driver-own-slices"))
+    assert not of_kind(objects, "Deployment")
+    # Nobody would take the gate off, fill the webhooks or need the rights.
+    assert not of_kind(objects, "MutatingAdmissionPolicy")
+    assert "dra-driver-controller" not in str(objects)
+    assert "publish-node" not in str(chart.render())
 
 
 def test_policies_that_kubernetes_does_not_have_are_left_out(chart: Chart) -> None:

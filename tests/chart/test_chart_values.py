@@ -61,6 +61,8 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
             {"kubeletPlugin": {"backends": ["amdgpu"], "nvidia": {"mig": True}}},
             'mig: true has no effect without the backend nvml; kubeletPlugin.backends is ["amdgpu"]',
         ),
+        ({"publish": "node"}, "publish: node leaves allocation to kube-scheduler; allocator is controller"),
+        ({"controller": {"enabled": False}}, "leaves nobody to publish ResourceSlices; set publish: node"),
         ({"kubeletPlugin": {"maxSurge": 0}}, "are both 0: no pod could be replaced"),
         ({"kubeletPlugin": {"maxUnavailable": "10%"}}, "one of them must be 0"),
         (

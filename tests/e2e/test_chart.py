@@ -24,6 +24,8 @@ from chart_cases import cases
 from chart_support import CHART, ROOT, Chart
 from e2e_support import IMAGE
 
+from dra_driver.preparation import Checkpoint
+
 pytestmark = pytest.mark.e2e
 
 NAMESPACE = "dra-driver"
@@ -244,13 +246,14 @@ def test_a_chart_release_lives_and_leaves_nothing(
     assert installed() == []
     assert "dra-driver.dev" not in kubectl("api-resources", "--cached=false")
     assert not listed("pods", "-n", NAMESPACE)
-    node_files = Path("/var/lib/kubelet/plugins/gpu.dra-driver.dev")
-    if node_files.exists():  # the local cluster's node is this machine
-        assert sorted(p.name for p in node_files.iterdir() if p.is_file()) <= [
-            "checkpoint.json",
-            "checkpoint.json.old",
-        ]
+    state = Path("/var/lib/kubelet/plugins/gpu.dra-driver.dev")
+    if state.exists():  # the local cluster's node is this machine
+        # What docs/installation.md tells to remove; no claim is in it.
+        left = {p.name for p in state.iterdir() if p.is_file()}
+        assert left <= {"checkpoint.json", "checkpoint.json.previous", "state.lock", "state.wanted"}
+        assert len(Checkpoint.decode((state / "checkpoint.json").read_bytes())) == 0
         assert not list(Path("/var/run/cdi").glob("*dra-driver*"))
+        assert not list(Path("/var/lib/kubelet/plugins_registry").glob("*dra-driver*"))
 
 
 def agent_pods() -> list[dict[str, Any]]:

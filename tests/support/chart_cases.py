@@ -55,6 +55,19 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"no-{feature}", {"admissionPolicies": {feature: False}}
     for webhooks in (True, False):
         yield f"webhooks={webhooks}", {"webhooks": {"enabled": webhooks}, "networkPolicy": {"enabled": True}}
+    for controller in (True, False):
+        yield (
+            f"publish-node-controller={controller}",
+            {
+                "publish": "node",
+                "allocator": "scheduler",
+                "controller": {"enabled": controller},
+                "rdma": {"enabled": True},
+                "networkPolicy": {"enabled": True},
+                "monitoring": ALL_MONITORING,
+            },
+        )
+    yield "first-fit", {"strategy": "first-fit", "nodePolicy": "spread"}
     for keep in (True, False):
         yield f"crds-keep={keep}", {"crds": {"keep": keep}}
     yield "no-crds", {"crds": {"install": False}}

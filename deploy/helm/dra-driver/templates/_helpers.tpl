@@ -62,6 +62,12 @@
 {{- $_ := set $named . $class -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq .Values.publish "node") (ne .Values.allocator "scheduler") -}}
+{{- fail (printf "publish: node leaves allocation to kube-scheduler; allocator is %s, set allocator: scheduler" .Values.allocator) -}}
+{{- end -}}
+{{- if and (eq .Values.publish "controller") (not .Values.controller.enabled) -}}
+{{- fail "controller.enabled: false leaves nobody to publish ResourceSlices; set publish: node" -}}
+{{- end -}}
 {{- $plugin := .Values.kubeletPlugin -}}
 {{- if not (include "dra-driver.uses" (list . "nvml")) -}}
 {{- range $feature := list "timeSlicing" "mig" "mps" "privileged" -}}
