@@ -2,8 +2,8 @@
 
 A DeviceClass with ``spec.extendedResourceName`` serves pods that ask for that resource. Where the node itself
 counts the resource in ``status.capacity``, a device plugin hands it out there: kube-scheduler then leaves such
-pods to the plugin, while claims would take the same devices from us. So a pool whose devices such a class selects
-is published empty until the device plugin is gone (its capacity is 0 then, or absent).
+pods to the plugin, while claims would take the same devices from us. So a pool whose devices such a class
+selects is published empty until the device plugin is gone (its capacity is 0 then, or absent).
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class DevicePlugins:
                 yield (
                     f"a device plugin hands out {node.status.capacity[resource]} {resource} on node "
                     f"{node.metadata.name}, and DeviceClass {name} serves {resource} with {hit} of the "
-                    f"{len(devices)} devices here: they would be given away twice. Remove the device plugin from "
-                    "the node, or extendedResourceName from the class"
+                    f"{len(devices)} devices here: they would be given away twice. Remove the device plugin "
+                    "from the node, or extendedResourceName from the class"
                 )
 
 

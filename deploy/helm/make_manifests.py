@@ -43,11 +43,11 @@ HEADS: Mapping[str, str] = {
 # controller is needed. Whole devices, allocated by kube-scheduler; DevicePolicies need the controller.
 #
 #   cd deploy/manifests
-#   kubectl apply -f 00-namespace.yaml -f crds -f 10-rbac.yaml -f 20-deviceclasses.yaml -f 40-kubelet-plugin.yaml
-#   kubectl apply -f ../optional/publish-node.yaml
+#   kubectl apply -f 00-namespace.yaml -f crds -f 10-rbac.yaml -f 20-deviceclasses.yaml
+#   kubectl apply -f 40-kubelet-plugin.yaml -f gating.yaml -f ../optional/publish-node.yaml
 #
-# with --publish=node among the arguments of the DaemonSet. Not with the admission policies of gating.yaml: nobody
-# would take their scheduling gate off.
+# with --publish=node among the arguments of the DaemonSet. Label no namespace with dra-driver.dev/allocator:
+# nobody would take the gate off the pods there.
 """,
     "optional/rdma.yaml": """\
 # RDMA NICs, published by the same binary under a second driver name:
