@@ -1,7 +1,7 @@
 """Device plugins beside us: two that hand out one node's devices would give each of them away twice.
 
 A DeviceClass with ``spec.extendedResourceName`` serves pods that ask for that resource. Where the node itself
-counts the resource in ``status.capacity``, a device plugin hands it out there: kube-scheduler then leaves such
+counts the resource in ``status.capacity``, a device plugin hands it out there: kube-scheduler leaves such
 pods to the plugin, while claims would take the same devices from us. So a pool whose devices such a class
 selects is published empty until the device plugin is gone (its capacity is 0 then, or absent).
 """
