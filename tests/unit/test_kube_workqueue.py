@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from dra_driver.kube import WorkQueue
 
@@ -30,7 +31,7 @@ def test_a_long_queue_of_work_without_io_lets_others_run() -> None:
         seen.append(len(done))
         worker.cancel()
         await asyncio.wait({worker})
-        assert max(b - a for a, b in zip(seen, seen[1:], strict=False)) <= 10
+        assert max(b - a for a, b in itertools.pairwise(seen)) <= 10
 
     asyncio.run(scenario())
 
