@@ -31,11 +31,13 @@ from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceClass,
     DeviceTaintRule,
     ResourceClaim,
+    ResourceClaimTemplate,
     ResourceSlice,
 )
 from dra_driver.errors import ConfigurationError, DraError, NotFound
@@ -67,6 +69,7 @@ class Informers:
     nodes: Informer[Node]
     classes: Informer[DeviceClass]
     claims: Informer[ResourceClaim]
+    templates: Informer[ResourceClaimTemplate]
     pods: Informer[Pod]
     taint_rules: Informer[DeviceTaintRule] | None = None
 
@@ -80,6 +83,7 @@ class Informers:
             nodes=Informer(client, NODES),
             classes=Informer(client, DEVICE_CLASSES),
             claims=Informer(client, RESOURCE_CLAIMS, indices={GROUP_INDEX: groups_of}),
+            templates=Informer(client, RESOURCE_CLAIM_TEMPLATES),
             pods=Informer(client, PODS, indices={CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of}),
             taint_rules=taint_rules,
         )
@@ -94,7 +98,15 @@ class Informers:
 
         Policies may be missing altogether: a cluster where their CRD is not installed (yet) has none.
         """
-        return (self.inventories, self.slices, self.nodes, self.classes, self.claims, self.pods)
+        return (
+            self.inventories,
+            self.slices,
+            self.nodes,
+            self.classes,
+            self.claims,
+            self.templates,
+            self.pods,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +141,7 @@ class _Parts:
             informers.claims,
             informers.classes,
             changed=lambda: publisher.all_again(),  # noqa: PLW0108 - made below
+            templates=informers.templates,
         )
         handover = Handover(
             client,

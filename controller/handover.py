@@ -31,6 +31,8 @@ from dra_driver.api.resource import (
     DeviceClass,
     DeviceToleration,
     ResourceClaim,
+    ResourceClaimSpec,
+    ResourceClaimTemplate,
     ResourceSlice,
 )
 from dra_driver.kube import Handler, Informer
@@ -87,7 +89,7 @@ class Handover:
             client: claims are read again with it.
             clock: for the time that draining takes.
             inventories: what is noted.
-            tolerators: claims that tolerate our taint.
+            tolerators: claims and templates that tolerate our taint.
             ledger: what is taken; None while there is no allocator.
             changed: called at once with a pool for which the answer of ``blocked`` changes.
         """
@@ -145,7 +147,7 @@ class Handover:
         if not noted:
             # The first publication, or an older controller's work.
             noted = (PoolAllocator.CONTROLLER if protected else PoolAllocator.SCHEDULER).value
-            if not there and (wanted is PoolAllocator.SCHEDULER or self._tolerators.claims()):
+            if not there and (wanted is PoolAllocator.SCHEDULER or self._tolerators.found()):
                 noted = PoolAllocator.SCHEDULER.value
         if wanted is PoolAllocator.CONTROLLER:
             return await self._to_controller(pool, noted, protected=protected)
@@ -157,7 +159,7 @@ class Handover:
 
     async def _to_controller(self, pool: PoolID, noted: str, *, protected: bool) -> Step:
         controller = PoolAllocator.CONTROLLER
-        tolerating = self._tolerators.claims()
+        tolerating = self._tolerators.found()
         refused = _refusal(tolerating) if tolerating else ""
         if noted == controller.value:
             # It stays: to hand it over for each such claim would let any user switch allocators.
@@ -222,17 +224,19 @@ def _pool(inventory: DeviceInventory) -> PoolID:
     return PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
 
 
-def _refusal(claims: tuple[ObjectKey, ...]) -> str:
-    shown = ", ".join(str(key) for key in claims[:5])
-    more = f" and {len(claims) - 5} more" if len(claims) > 5 else ""
+def _refusal(found: tuple[str, ...]) -> str:
+    shown = ", ".join(found[:5])
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return (
-        f"claims tolerate the taint {CONTROLLER_TAINT}, so kube-scheduler could allocate the same devices: "
-        f"{shown}{more}; delete them or give them tolerations that name other keys"
+        f"claims or templates tolerate the taint {CONTROLLER_TAINT}, so kube-scheduler could allocate the "
+        f"same devices: {shown}{more}; delete them or give them tolerations that name other keys"
     )
 
 
 class Tolerators:
-    """Claims whose tolerations cover our taint. kube-scheduler honours those, whoever else allocates.
+    """Claims whose tolerations cover our taint, and templates that such claims would be made of.
+
+    kube-scheduler honours those, whoever else allocates.
 
     A toleration of everything counts only where its DeviceClass may select devices of ours. Requests with
     admin access do not count: they take no device away.
@@ -244,33 +248,47 @@ class Tolerators:
         claims: Informer[ResourceClaim],
         classes: Informer[DeviceClass],
         changed: Callable[[], None],
+        templates: Informer[ResourceClaimTemplate] | None = None,
     ) -> None:
         self._drivers = frozenset(drivers)
         self._classes = classes
         self._changed = changed
-        self._suspects: dict[ObjectKey, ResourceClaim] = {}
-        claims.add_handler(Handler(added=self._seen, updated=lambda _, c: self._seen(c), deleted=self._gone))
+        # "claim" or "template", and which one.
+        self._suspects: dict[tuple[str, ObjectKey], ResourceClaimSpec] = {}
+        # Specs are immutable, of claims and of templates.
+        claims.add_handler(
+            Handler(
+                added=lambda c: self._seen("claim", c.key, c.spec),
+                deleted=lambda c: self._gone("claim", c.key),
+            )
+        )
+        if templates is not None:
+            templates.add_handler(
+                Handler(
+                    added=lambda t: self._seen("template", t.key, t.spec.spec),
+                    deleted=lambda t: self._gone("template", t.key),
+                )
+            )
 
-    def claims(self) -> tuple[ObjectKey, ...]:
-        """Those that are there now, in order."""
-        return tuple(sorted(key for key, claim in self._suspects.items() if self._tolerates(claim)))
+    def found(self) -> tuple[str, ...]:
+        """Those that are there now, in order: ``claim ns/a``, ``template ns/b``."""
+        return tuple(
+            f"{kind} {key}" for (kind, key), spec in sorted(self._suspects.items()) if self._tolerates(spec)
+        )
 
-    def _seen(self, claim: ResourceClaim) -> None:
-        # The spec of a claim is immutable.
-        if claim.key not in self._suspects and any(
-            _covers(t) for _, tolerations in _requests(claim) for t in tolerations
-        ):
-            self._suspects[claim.key] = claim
+    def _seen(self, kind: str, key: ObjectKey, spec: ResourceClaimSpec) -> None:
+        if any(_covers(t) for _, tolerations in _requests(spec) for t in tolerations):
+            self._suspects[kind, key] = spec
             self._changed()
 
-    def _gone(self, claim: ResourceClaim) -> None:
-        if self._suspects.pop(claim.key, None) is not None:
+    def _gone(self, kind: str, key: ObjectKey) -> None:
+        if self._suspects.pop((kind, key), None) is not None:
             self._changed()
 
-    def _tolerates(self, claim: ResourceClaim) -> bool:
+    def _tolerates(self, spec: ResourceClaimSpec) -> bool:
         return any(
             _covers(t) and (t.key or self._may_be_ours(class_name))
-            for class_name, tolerations in _requests(claim)
+            for class_name, tolerations in _requests(spec)
             for t in tolerations
         )
 
@@ -288,8 +306,8 @@ class Tolerators:
         return not named or bool(named & self._drivers)
 
 
-def _requests(claim: ResourceClaim) -> Iterable[tuple[str, tuple[DeviceToleration, ...]]]:
-    for request in claim.spec.devices.requests or ():
+def _requests(spec: ResourceClaimSpec) -> Iterable[tuple[str, tuple[DeviceToleration, ...]]]:
+    for request in spec.devices.requests or ():
         if request.exactly is not None and not request.exactly.admin_access:
             yield request.exactly.device_class_name, request.exactly.tolerations
         for sub in request.first_available:

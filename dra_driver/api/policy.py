@@ -86,7 +86,7 @@ class DevicePolicySpec(Wire, frozen=True, kw_only=True):
         strategy: of the whole pool: ``first-fit`` or ``best-fit``.
         node_policy: of the whole pool: ``pack`` or ``spread``.
         hide: the devices are not published.
-        taints: effect None or NoSchedule.
+        taints: effect None, NoSchedule or NoExecute (which evicts the pods that use the devices).
         attributes: added; what the node found out is never replaced.
     """
 

@@ -28,7 +28,7 @@ import shutil
 import tempfile
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -378,10 +378,22 @@ class World:
             group.create_task(self._people(start))
         left = start + DISTURBED_SECONDS - loop.time()
         await asyncio.sleep(max(left, 0.0))
+        await self._until_server_is_back()
         self.result.faults += sum(injector.struck) + self.result.kills
         self.server.set_faults(None)
         for part in self.parts.values():
             part.start()
+
+    async def _until_server_is_back(self) -> None:
+        """An outage that is cut short would never end."""
+        async with asyncio.timeout(SETTLE_SECONDS):
+            while True:
+                try:
+                    await self.api.list(NODES)
+                except ApiUnavailable:
+                    await asyncio.sleep(0.05)
+                else:
+                    return
 
     def _killer(self, fault: Kill) -> Callable[[], Awaitable[None]]:
         part = self.parts[str(fault.target)]
@@ -677,12 +689,12 @@ class World:
             if inventory.status.publication.allocator != desired.allocator.value:
                 yield f"{node} is noted as {inventory.status.publication.allocator}"
 
-    def snapshot(self) -> Snapshot:
-        """The cluster as stored."""
+    def snapshot(self, only: Collection[str] = NODE_NAMES) -> Snapshot:
+        """The cluster as stored, with the slices of these nodes."""
         store = self.server.store
         rules = store.list(TAINT_RULES)
         return Snapshot.build(
-            slices=[with_rules(s, rules) for s in store.list(RESOURCE_SLICES)],
+            slices=[with_rules(s, rules) for s in store.list(RESOURCE_SLICES) if s.spec.node_name in only],
             classes=store.list(DEVICE_CLASSES),
             nodes=store.list(NODES),
             allocated=AllocatedState.from_claims(store.list(RESOURCE_CLAIMS)),
@@ -718,12 +730,12 @@ class World:
                 if isinstance(outcome, Allocated):
                     yield f"pod {pod.metadata.name} fits on {outcome.node} and waits"
         for group, members in waiting.items():
-            yield from self._group(snapshot, group, members)
+            yield from self._group(group, members)
         for claim in self.server.store.list(RESOURCE_CLAIMS):
             if claim.status.allocation is not None and claim.metadata.name not in used:
                 yield f"claim {claim.metadata.name} is allocated, and no pod uses it"
 
-    def _group(self, snapshot: Snapshot, group: str, members: list[Pod]) -> Iterator[str]:
+    def _group(self, group: str, members: list[Pod]) -> Iterator[str]:
         size = int((members[0].metadata.labels or {})[GROUP_SIZE_LABEL])
         claims = [self._claims_of(p) or [] for p in members]
         mine = {p.metadata.name for p in members}
@@ -743,9 +755,7 @@ class World:
                 for i in self.server.store.list(DEVICE_INVENTORIES)
                 if i.status.publication.allocator == "controller"
             }
-            outcome = allocate_group(
-                snapshot, claims, ignore_taint=is_our_taint, usable=lambda _, pool: pool in ours
-            )
+            outcome = allocate_group(self.snapshot(ours), claims, ignore_taint=is_our_taint)
             if isinstance(outcome, GroupAllocated):
                 yield f"group {group} fits and waits"
 
@@ -794,8 +804,11 @@ async def play(seed: int) -> Result:
     world = World(seed)
     _log.set(world.result.log)
     async with world:
-        async with asyncio.timeout(SETTLE_SECONDS):
-            await world.begin()
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await world.begin()
+        except TimeoutError:
+            world.violation(f"the cluster did not come up: {list(world.unsettled())}")
         await world.disturb()
         await world.settle()
     return world.result

@@ -40,6 +40,7 @@ class FakeCluster:
         before: called before each call with ``(verb, kind, name, subresource)``; may raise or change things.
         after: called when a write is applied and before its answer; raising there means: done, but no answer.
         drop: changes an object on its way into the store, as an API server with a feature gate off does.
+        time_added: of taints of slices that come without.
         kinds_served: (group, version) → plural names, as discovery gives them.
         quiet: kinds whose watchers get nothing for now (an informer that lags).
     """
@@ -51,6 +52,7 @@ class FakeCluster:
         self.after: Callable[[str, str, str, str], None] = lambda *_: None
         self.drop: Callable[[dict[str, Any]], None] = lambda _: None
         self.quiet: set[str] = set()
+        self.time_added = "2026-01-01T00:00:00Z"
         self.kinds_served: dict[tuple[str, str], set[str]] = {}
         self._versions = itertools.count(1)
         self._version = 0
@@ -240,7 +242,7 @@ class FakeCluster:
     def _default(self, raw: dict[str, Any]) -> None:
         for device in raw.get("spec", {}).get("devices", ()) if raw["kind"] == "ResourceSlice" else ():
             for taint in device.get("taints", ()):
-                taint.setdefault("timeAdded", "2026-01-01T00:00:00Z")
+                taint.setdefault("timeAdded", self.time_added)
         self.drop(raw)
 
     def _store(self, key: tuple[str, str, str], raw: dict[str, Any], type_: WatchEventType) -> None:

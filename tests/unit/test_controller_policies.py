@@ -14,7 +14,7 @@ from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
 from dra_driver.api.policy import DEVICE_POLICIES
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.resourceslice import PENDING_TAINT, PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
 
@@ -375,6 +375,63 @@ def test_controller_mode_is_refused_while_claims_tolerate_the_taint(tolerations)
         cluster.remove(RESOURCE_CLAIMS, "sly", NS)
         await h.until(lambda: h.noted() == "controller")
         await h.until(lambda: h.published().reason == "Published")
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("tolerations", [EVERYTHING, BY_KEY])
+def test_controller_mode_is_refused_while_templates_tolerate_the_taint(tolerations):
+    cluster = cluster_with("n1", gpus=1)
+    exactly = {"deviceClassName": "gpu", "tolerations": tolerations}
+    spec = {"spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
+    cluster.put(RESOURCE_CLAIM_TEMPLATES, {"metadata": {"name": "sly", "namespace": NS}, "spec": spec})
+
+    async def scenario(h):
+        assert (h.noted(), h.taints()) == ("scheduler", set())
+        assert "template default/sly" in h.published().message
+        cluster.remove(RESOURCE_CLAIM_TEMPLATES, "sly", NS)
+        await h.until(lambda: h.noted() == "controller")
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("effect", ["None", "NoSchedule", "NoExecute"])
+def test_taints_of_policies_and_of_health_keep_their_time_and_clear(effect):
+    cluster = cluster_with("n1", gpus=2)
+    policy(
+        cluster,
+        "p",
+        taints=[{"key": "example.com/mine", "value": "v", "effect": effect}],
+        health={"info": "", "degraded": effect, "failed": "NoExecute"},
+    )
+
+    def ails(*severities):
+        body = cluster.raw(DEVICE_INVENTORIES, f"n1.{DRIVER}")
+        devices = [dict(d) for d in body["spec"]["devices"]]
+        devices[0]["health"] = [{"reason": f"R{i}", "severity": s} for i, s in enumerate(severities)]
+        cluster.edit(DEVICE_INVENTORIES, f"n1.{DRIVER}", {"spec": {"devices": devices}})
+
+    def taints(name):
+        found = {(t.key, t.effect): t.time_added for t in h_devices()[name].taints}
+        return {k: v for k, v in found.items() if k[0] != CONTROLLER_TAINT}
+
+    def h_devices():
+        return Harness(cluster).devices()
+
+    async def scenario(h):
+        own = {("example.com/mine", effect): "2026-01-01T00:00:00Z"}
+        assert taints("gpu-0") == taints("gpu-1") == own
+        ails("degraded", "degraded", "info")
+        sick = {("dra-driver.dev/unhealthy", effect): "2026-01-01T00:00:00Z"}
+        await h.until(lambda: taints("gpu-0") == own | sick)
+        cluster.time_added = "2026-02-02T00:00:00Z"  # the API server's clock goes on
+        ails("degraded", "failed")
+        worse = {("dra-driver.dev/unhealthy", "NoExecute"): "2026-02-02T00:00:00Z"}
+        await h.until(lambda: set(taints("gpu-0")) == set(own | worse | sick))
+        assert taints("gpu-0") == own | worse | sick
+        ails()
+        await h.until(lambda: taints("gpu-0") == own)
+        assert taints("gpu-1") == own
 
     run(cluster, scenario)
 
