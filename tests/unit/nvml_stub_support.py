@@ -167,6 +167,9 @@ for line in sys.stdin:
     elif ask["op"] == "close":
         backend.close()
         answer = {}
+    elif ask["op"] == "pause":
+        with backend.paused():
+            answer = {}
     elif ask["op"] == "wait":
         events = backend.wait_for_events(ask["seconds"])
         answer = {"events": [[e.uuid, e.reason, e.severity, e.message, e.code] for e in events]}
@@ -245,6 +248,10 @@ class Probe:
     def close_library(self) -> None:
         """``close`` of the backend."""
         self._ask("close")
+
+    def pause(self) -> None:
+        """``paused`` of the backend, and on."""
+        self._ask("pause")
 
     def stop(self) -> None:
         """Ends the process."""

@@ -65,6 +65,27 @@ def test_closing_the_library_ends_what_a_reset_ends(probe: stub.Probe) -> None:
     assert [e[4] for e in probe.wait(gpus("event 1 8 79", "event 2 8 31", "event 3 8 62"))] == [62]
 
 
+def test_letting_go_for_a_moment_is_no_reset(probe: stub.Probe) -> None:
+    """As for taking another GPU from its driver."""
+    probe.open(gpus())
+    probe.discover()
+    probe.wait(gpus("event 1 8 79"))
+    probe.pause()
+    assert health(probe.discover()) == [[], ["Xid79"]]
+    # And it watches again.
+    assert [e[4] for e in probe.wait(gpus("event 1 8 79", "event 2 8 62"))] == [62]
+
+
+def test_a_gpu_that_the_driver_had_not_for_a_while_was_reset(probe: stub.Probe) -> None:
+    """It was bound to another driver, or taken out and put back."""
+    probe.open(gpus())
+    probe.discover()
+    probe.wait(gpus("event 1 8 79"))
+    first, _, _ = gpus().rpartition("gpu\n")
+    assert health(probe.discover(first)) == [[]]
+    assert health(probe.discover(gpus())) == [[], []]
+
+
 def test_polling_sees_memory_that_waits_for_a_reset(probe: stub.Probe) -> None:
     probe.open(gpus("remapped 0 1 1 0", "uncorrected 2", "recovery 1"))
     assert health(probe.discover())[1] == ["RecoveryAction", "RowRemapPending", "UncorrectedMemoryErrors"]
