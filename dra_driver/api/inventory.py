@@ -14,6 +14,7 @@ import msgspec
 
 from dra_driver.api.meta import DriverName, Resource, Wire, WireObject
 from dra_driver.api.resource import Condition, DeviceAttribute, DeviceCapacity
+from dra_driver.api.shared import shared, shared_attributes, shared_capacities
 
 __all__ = [
     "API_VERSION",
@@ -66,6 +67,12 @@ class PartitionProfile(Wire, frozen=True, kw_only=True):
     attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
     capacity: Mapping[str, DeviceCapacity] = msgspec.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Every GPU of a fleet lists the same profiles."""
+        shared_attributes(self.attributes)
+        msgspec.structs.force_setattr(self, "placements", shared(self.placements))
+        msgspec.structs.force_setattr(self, "capacity", shared_capacities(self.capacity))
+
 
 class DeviceLink(Wire, frozen=True, kw_only=True):
     """A direct connection to another device of the node.
@@ -106,6 +113,11 @@ class InventoryDevice(Wire, frozen=True, kw_only=True):
     partitions: tuple[PartitionProfile, ...] = ()
     links: tuple[DeviceLink, ...] = ()
     health: tuple[DeviceHealth, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Most attributes are those of the model."""
+        shared_attributes(self.attributes)
+        msgspec.structs.force_setattr(self, "capacity", shared_capacities(self.capacity))
 
 
 class DeviceInventorySpec(Wire, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from dra_driver.api.meta import DriverName, ObjectMeta, PoolName, Resource, Uid, Wire, WireObject
 from dra_driver.api.quantity import Quantity
+from dra_driver.api.shared import shared_attributes, shared_capacities
 
 __all__ = [
     "DEVICE_CLASSES",
@@ -176,6 +177,11 @@ class Device(Wire, frozen=True, kw_only=True):
     binding_conditions: tuple[str, ...] = ()
     binding_failure_conditions: tuple[str, ...] = ()
     allow_multiple_allocations: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Most attributes are those of the model."""
+        shared_attributes(self.attributes)
+        msgspec.structs.force_setattr(self, "capacity", shared_capacities(self.capacity))
 
 
 class ResourcePool(Wire, frozen=True, kw_only=True):

@@ -1,0 +1,57 @@
+"""Equal parts of many objects, kept once.
+
+Thousands of machines of one model say the same about their devices; decoded one by one, that is most of the
+memory of a process that follows them all. Only immutable values are shared, and only those that are equal to
+the letter: quantities that are equal and written differently stay apart. What is remembered is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
+
+__all__ = ["shared", "shared_attributes", "shared_capacities"]
+
+_T = TypeVar("_T", bound=Hashable)
+
+_MOST = 65_536
+
+_values: dict[Hashable, Hashable] = {}
+_capacities: dict[Hashable, Mapping[str, DeviceCapacity]] = {}
+
+
+def shared(value: _T) -> _T:
+    """An equal value, the same one for all who ask. Not for quantities, nor what contains any."""
+    key = (type(value), value)
+    known = _values.get(key)
+    if known is None:
+        if len(_values) >= _MOST:
+            _values.clear()
+        known = _values[key] = value
+    return known  # type: ignore[return-value] # of the type in the key
+
+
+def shared_attributes(attributes: Mapping[str, DeviceAttribute]) -> None:
+    """Replaces the values of a dict by equal ones that are shared. Other mappings are left alone."""
+    if type(attributes) is dict:
+        for name, value in attributes.items():
+            attributes[name] = shared(value)
+
+
+def shared_capacities(capacities: Mapping[str, DeviceCapacity]) -> Mapping[str, DeviceCapacity]:
+    """An equal mapping, the same one for all who ask; nobody may change it."""
+    key: list[Hashable] = []
+    for name, capacity in capacities.items():
+        value = capacity.value
+        if capacity.request_policy is not None:
+            return capacities
+        key += (name, value.nano, value.scale, value.is_big, value.format)
+    known = _capacities.get(tuple(key))
+    if known is None:
+        if len(_capacities) >= _MOST:
+            _capacities.clear()
+        known = _capacities[tuple(key)] = capacities
+    return known
