@@ -193,9 +193,19 @@ def prepare_update(kind: Kind, old: Raw, new: Raw, subresource: str, now: str) -
 def spec_changed(kind: Kind, old: Raw, new: Raw) -> bool:
     """Whether the part of the object that the generation counts has changed."""
     skipped = ("metadata", "status") if kind.status else ("metadata",)
-    return {k: v for k, v in old.items() if k not in skipped} != {
-        k: v for k, v in new.items() if k not in skipped
-    }
+    before = {k: v for k, v in old.items() if k not in skipped}
+    after = {k: v for k, v in new.items() if k not in skipped}
+    return before != after and (kind.custom or _without_empties(before) != _without_empties(after))
+
+
+def _without_empties(value: Any) -> Any:
+    """A built-in object as Go compares it: an empty list or map is as good as none."""
+    if isinstance(value, dict):
+        inner = {k: _without_empties(v) for k, v in value.items()}
+        return {k: v for k, v in inner.items() if v not in ({}, [], None)}
+    if isinstance(value, list):
+        return [_without_empties(v) for v in value]
+    return value
 
 
 def _take(old: Raw, new: Raw, name: str) -> None:

@@ -61,12 +61,10 @@ def check_claim(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
 
 
 def check_template(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A ResourceClaimTemplate; its spec never changes."""
+    """A ResourceClaimTemplate; its spec never changes, and what is wrong with a new one is told as well."""
     spec = raw["spec"]
-    if old is not None:
-        if not _same(spec, old.get("spec")):
-            causes.invalid("spec", spec, "field is immutable")
-        return
+    if old is not None and not _same(spec, old.get("spec")):
+        causes.invalid("spec", spec, "field is immutable")
     metadata = spec.get("metadata") or {}
     for name, value in metadata.items():
         if name not in ("labels", "annotations") and value:
@@ -77,7 +75,8 @@ def check_template(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surr
     for key in metadata.get("annotations") or {}:
         check_formats(formats.qualified_name_errors, key.lower(), "spec.metadata.annotations", causes)
     _check_spec(spec["spec"], "spec.spec", causes)
-    _check_admin(spec["spec"], "spec.spec", causes, surroundings)
+    if old is None:
+        _check_admin(spec["spec"], "spec.spec", causes, surroundings)
 
 
 def _check_admin(spec: Raw, path: str, causes: Causes, surroundings: Surroundings) -> None:

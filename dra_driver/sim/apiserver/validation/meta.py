@@ -111,7 +111,17 @@ def _check_owners(owners: list[Raw], causes: Causes) -> None:
 
 
 # Kinds whose check of an update includes the whole check of ``metadata``.
-_FULL = frozenset({"ResourceClaim", "DeviceClass", "ConfigMap", "Secret", "ServiceAccount", "Pod"})
+_FULL = frozenset(
+    {
+        "ResourceClaim",
+        "ResourceClaimTemplate",
+        "DeviceClass",
+        "ConfigMap",
+        "Secret",
+        "ServiceAccount",
+        "Pod",
+    }
+)
 
 
 def check_update(kind: Kind, old: Raw, new: Raw, causes: Causes) -> None:
