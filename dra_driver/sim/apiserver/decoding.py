@@ -11,7 +11,16 @@ from dra_driver.sim.apiserver.kinds import Kind
 from dra_driver.sim.apiserver.options import Options
 from dra_driver.sim.apiserver.status import Cause, Raw, StatusError
 
-__all__ = ["Complaint", "bad_patch", "cannot_handle", "check_type", "decode", "only_endpoint", "typed"]
+__all__ = [
+    "Complaint",
+    "bad_patch",
+    "cannot_handle",
+    "check_type",
+    "decode",
+    "only_endpoint",
+    "patched_object",
+    "typed",
+]
 
 Complaint = Callable[[str], StatusError]
 
@@ -30,6 +39,8 @@ def decode(
         now: for fields that default to it.
     """
     context = Context(now)
+    if body is None and not kind.custom:
+        body = {}
     if not isinstance(body, dict):
         raise StatusError.bad_request(
             "the object provided is unrecognized (must be of type " + kind.kind + ")"
@@ -53,7 +64,24 @@ def decode(
     raw: Raw = {"kind": kind.kind, "apiVersion": kind.storage_version, **decoded}
     if not isinstance(raw.get("metadata"), dict):
         raw["metadata"] = {}
+    _drop_duplicate_owners(raw["metadata"], options)
     return raw, context
+
+
+def _drop_duplicate_owners(metadata: Raw, options: Options) -> None:
+    owners: list[Raw] = metadata.get("ownerReferences") or []
+    kept: list[Raw] = []
+    for owner in owners:
+        if owner not in kept:
+            kept.append(owner)
+    if len(kept) < len(owners):
+        twice = sorted({o.get("uid", "") for o in owners if owners.count(o) > 1})
+        metadata["ownerReferences"] = kept
+        options.warnings.append(
+            ".metadata.ownerReferences contains duplicate entries; API server dedups owner references in "
+            "1.20+, and may reject such requests as early as 1.24; please fix your requests; "
+            "duplicate UID(s) observed: " + ", ".join(twice)
+        )
 
 
 def check_type(kind: Kind, body: object) -> None:
@@ -62,6 +90,8 @@ def check_type(kind: Kind, body: object) -> None:
     Raises:
         StatusError: 400.
     """
+    if body is None and not kind.custom:
+        return  # Go decodes null as an object without anything
     if not isinstance(body, dict):
         word = {list: "array", str: "string", bool: "bool", type(None): "null"}.get(type(body), "number")
         raise StatusError.bad_request(
@@ -75,12 +105,37 @@ def check_type(kind: Kind, body: object) -> None:
             f"the object provided is unrecognized (must be of type {kind.kind}): "
             f"Object '{missing}' is missing"
         )
+    if kind.custom and given_version == kind.api_version and given_kind != kind.kind:
+        cause = Cause("FieldValueInvalid", f"Invalid value: {given_kind!r}: must be {kind.kind}", "kind")
+        raise StatusError.invalid(str(given_kind), kind.group, "", [cause])
     if (given_kind and given_kind != kind.kind) or (given_version and given_version != kind.api_version):
         version = str(given_version or kind.api_version).rpartition("/")[2]
         raise StatusError.bad_request(
             f'{given_kind or kind.kind} in version "{version}" cannot be handled as a {kind.kind}: '
             f'no kind "{given_kind or kind.kind}" is registered for version "{given_version}"'
         )
+
+
+def patched_object(kind: Kind, patched: Any, form: str) -> Raw:
+    """What a patch has made, as an object of the kind.
+
+    A built-in object may lose its kind and apiVersion; a strategic merge cannot change them at all.
+
+    Raises:
+        StatusError: 422 where it is of another kind or version now.
+    """
+    if not isinstance(patched, dict):
+        raise bad_patch(f"the patch makes no {kind.kind}")
+    if form == "strategic":
+        return {**patched, "kind": kind.kind, "apiVersion": kind.api_version}
+    for name, wanted in (("kind", kind.kind), ("apiVersion", kind.api_version)):
+        given = patched.get(name)
+        if given != wanted and kind.custom:
+            cause = Cause("FieldValueInvalid", f"Invalid value: {given!r}: must be {wanted}", name)
+            raise StatusError.invalid(kind.kind, kind.group, "", [cause])
+        if given and given != wanted:
+            raise bad_patch(f"the patch makes {name} {given!r}, not {wanted!r}")
+    return patched
 
 
 def typed(kind: Kind, stored: Kind, given: Raw, name: str) -> Raw:

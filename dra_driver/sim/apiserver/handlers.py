@@ -206,7 +206,7 @@ class Handlers:
                 ):
                     return await self._delete_all(request, found, form, headers)
         except StatusError as e:
-            e.headers.update(headers)
+            e.headers = {**headers, **e.headers}
             raise
         raise StatusError.method_not_allowed()
 
@@ -217,7 +217,10 @@ class Handlers:
         if is_watch(request, found):
             return await self._watch(request, found, form, headers)
         if found.name:
-            listing.check_version(self.registry, query.get("resourceVersion", ""))
+            version = query.get("resourceVersion", "")
+            if version and not version.isdigit():
+                raise StatusError.internal(f'resourceVersion: Invalid value: "{version}": invalid syntax')
+            listing.check_version(self.registry, version)
             stored = self.registry.get(found.kind, found.namespace, found.name)
             if form == _PLAIN and "pretty" not in query:
                 return _bytes(200, listing.object_bytes(found.kind, stored), headers)
@@ -283,6 +286,14 @@ class Handlers:
 
     async def _reviewed(self, found: Route, options: Options | DeleteOptions, write: Callable[[], T]) -> T:
         """Does a write; webhooks that want a say are asked before, with nothing stored yet."""
+        try:
+            return await self._asking(found, options, write)
+        except StatusError as e:
+            if isinstance(options, Options) and options.warnings:
+                e.headers["Warning"] = ", ".join(map(_warning, options.warnings))
+            raise
+
+    async def _asking(self, found: Route, options: Options | DeleteOptions, write: Callable[[], T]) -> T:
         if not self.webhooks.wanted(found.kind):
             return write()
         reviews = options.reviews = Reviews()
@@ -324,6 +335,8 @@ class Handlers:
         options = write_options(request.query, agent, "PatchOptions", applying=patch_form == "apply")
         data = await request.read()
         patch = decode_body(data, content_type, found.kind.kind)
+        if patch_form in ("merge", "strategic"):
+            options.duplicates = find_duplicates(data, patch)
         raw, new = await self._reviewed(
             found,
             options,

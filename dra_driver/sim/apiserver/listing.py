@@ -93,11 +93,14 @@ def _check_match(query: Mapping[str, str]) -> str:
 
 
 def _limit(query: Mapping[str, str]) -> int:
-    text = query.get("limit", "")
-    try:
-        return int(text or 0)
-    except ValueError:
-        raise StatusError.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax') from None
+    number = 0
+    for name in ("timeoutSeconds", "limit"):
+        text = query.get(name, "")
+        try:
+            number = int(text or 0)
+        except ValueError:
+            raise StatusError.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax') from None
+    return number
 
 
 def _token(version: int, last: Key) -> str:

@@ -67,20 +67,20 @@ def _operate(document: Any, operation: Mapping[str, Any]) -> Any:
     name = operation["op"]
     path = _pointer(operation["path"])
     if name == "test":
-        if _lookup(document, path) != operation.get("value"):
+        if _lookup_or_none(document, path) != operation.get("value"):
             raise ValueError("test failed")
         return document
     if name == "remove":
         return _remove(document, path)
     if name == "add":
-        return _add(document, path, operation["value"])
+        return _add(document, path, operation.get("value"))
     if name == "replace":
         if not path:
             return operation["value"]
-        parent = _lookup(document, path[:-1])
-        if isinstance(parent, dict) and path[-1] not in parent:
-            raise KeyError(path[-1])
-        return _add(_remove(document, path), path, operation["value"])
+        if isinstance(_lookup(document, path[:-1]), list):
+            document = _remove(document, path)
+        # The real server replaces what is not there as well.
+        return _add(document, path, operation.get("value"))
     if name in ("move", "copy"):
         source = _pointer(operation["from"])
         value = copy.deepcopy(_lookup(document, source))
@@ -107,6 +107,12 @@ def _lookup(document: Any, path: list[str]) -> Any:
     for step in path:
         document = document[_index(document, step)] if isinstance(document, list) else document[step]
     return document
+
+
+def _lookup_or_none(document: Any, path: list[str]) -> Any:
+    """What is not there counts as null, if its parent is there."""
+    parent = _lookup(document, path[:-1])
+    return parent.get(path[-1]) if path and isinstance(parent, dict) else _lookup(document, path)
 
 
 def _remove(document: Any, path: list[str]) -> Any:
@@ -158,10 +164,14 @@ def strategic_merge(target: Raw, patch: object, type_: Type) -> Raw:
 
 def _merge_object(target: Any, patch: Raw, type_: Type | None, retain: bool = False) -> Any:
     directive = patch.get(_PATCH)
+    if directive is not None and not isinstance(target, dict):
+        return {}  # an instruction about what is not there leaves nothing
     if directive == "replace":
         return {k: v for k, v in patch.items() if k != _PATCH}
     if directive == "delete":
         return {}
+    if directive is not None and directive != "merge":
+        raise StatusError.internal(f"unknown patch type: {directive} in map: {patch}")
     out = dict(target) if isinstance(target, dict) else {}
     if _RETAIN in patch:
         keep = set(patch[_RETAIN])
@@ -177,6 +187,7 @@ def _merge_object(target: Any, patch: Raw, type_: Type | None, retain: bool = Fa
         elif value is None:
             out.pop(key, None)
         else:
+            _check_order(value, patch.get(_ORDER + key), fields.get(key))
             merged = _merge_value(out.get(key), value, fields.get(key), type_)
             out[key] = _ordered(merged, patch.get(_ORDER + key), fields.get(key))
     for key, order in patch.items():
@@ -238,6 +249,24 @@ def _interleaved(named: dict[Any, Any], rest: dict[Any, Any], positions: Mapping
             out.append(rest[others.pop(0)])
         out.append(value)
     return out + [rest[o] for o in others]
+
+
+def _check_order(items: Any, order: Any, field: Field | None) -> None:
+    """What a patch names must come in the order that it prescribes."""
+    if not isinstance(items, list) or not isinstance(order, list):
+        return
+    key = field.merge_key if field else ""
+
+    def names(values: list[Any]) -> list[Any]:
+        kept = (v for v in values if not (isinstance(v, dict) and _PATCH in v))
+        return [v.get(key) if isinstance(v, dict) else v for v in kept]
+
+    wanted = names(order)
+    for name in names(items):
+        if name not in wanted:
+            text = f"The order in patch list:\n{items}\n doesn't match {_ORDER[:-1]} list:\n{order}\n"
+            raise StatusError.internal(text)
+        wanted = wanted[wanted.index(name) + 1 :]
 
 
 def _ordered(items: Any, order: Any, field: Field | None) -> Any:

@@ -176,6 +176,8 @@ class Registry:
         return self.collection(kind).put(key, raw).raw
 
     def _locate(self, kind: Kind, namespace: str, metadata: Raw) -> None:
+        if not kind.namespaced:
+            metadata.pop("namespace", None)
         given = metadata.get("namespace") or ""
         if given and given != namespace:
             raise StatusError.bad_request(
@@ -283,6 +285,9 @@ class Registry:
         if existing is None:
             if not kind.put_creates or subresource:
                 raise StatusError.not_found(kind.plural, kind.group, name)
+            if metadata.get("uid"):
+                why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: "
+                raise StatusError.conflict(kind.plural, kind.group, name, why)
             return self._create(kind, namespace, raw, context, options), True
         return self._replace(kind, existing, raw, context, options, subresource), False
 
@@ -310,11 +315,12 @@ class Registry:
         name = existing.key.name
         self._check_version(kind, existing, metadata, patched or applied)
         now = self.now()
+        causes = validation.identity(kind, old["metadata"], metadata)
         _carry_system_fields(old["metadata"], metadata)
         namespace = existing.key.namespace
         raw, context = self._mutated(kind, "UPDATE", namespace, raw, old, context, options, subresource)
         strategy.prepare_update(kind, old, raw, subresource, now)
-        causes = validation.update(kind, old, raw, subresource, self._surroundings(kind, namespace, options))
+        causes += validation.update(kind, old, raw, subresource, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, name, causes)
         self._validated(kind, "UPDATE", namespace, raw, old, options, subresource)
@@ -335,7 +341,7 @@ class Registry:
     def _check_version(self, kind: Kind, existing: Stored, metadata: Raw, patched: bool) -> None:
         name = existing.key.name
         uid = metadata.get("uid")
-        if uid and uid != existing.raw["metadata"]["uid"]:
+        if uid and uid != existing.raw["metadata"]["uid"] and not patched:
             raise StatusError.conflict(
                 kind.plural,
                 kind.group,
@@ -396,10 +402,7 @@ class Registry:
             case _:
                 patched = patches.strategic_merge(old, patch, kind.type)
         complain = decoding.bad_patch
-        if not isinstance(patched, dict) or patched.get("kind") != kind.kind:
-            raise complain(f"the patch makes no {kind.kind}")
-        if kind.custom and patched.get("apiVersion") != kind.api_version:
-            raise complain("the patch changes apiVersion")
+        patched = decoding.patched_object(kind, patched, form)
         raw, context = self._decode(kind, patched, options, complain)
         kind = self.kinds.stored(kind)
         self._check_name(name, raw["metadata"])
@@ -427,8 +430,8 @@ class Registry:
             raise StatusError.bad_request("metadata must be an object")
         if metadata.get("managedFields") is not None:
             raise StatusError.bad_request("metadata.managedFields must be nil")
-        if metadata.setdefault("name", name) != name:
-            self._check_name(name, metadata)
+        named = dict(metadata)
+        metadata["name"] = name
         self._locate(kind, namespace, metadata)
         if existing is None and subresource:
             raise StatusError.not_found(kind.plural, kind.group, name)
@@ -441,6 +444,11 @@ class Registry:
         live = {**existing.raw, "apiVersion": kind.api_version} if existing else bare
         manager = self._manager(kind, options, subresource, self.now())
         merged = managed.apply(kind.type, live, applied, manager, force=options.force)
+        self._check_name(name, {"name": name, **named})
+        if existing is None and metadata.get("uid"):
+            why = f"uid mismatch: the provided object specified uid {metadata['uid']}"
+            why += ", and no existing object was found"
+            raise StatusError.conflict(kind.plural, kind.group, name, why)
         if metadata.get("resourceVersion") and existing:
             merged["metadata"]["resourceVersion"] = metadata["resourceVersion"]
         raw, context = self._decode(kind, merged, options, decoding.bad_patch)

@@ -217,6 +217,8 @@ def delete_options(query: Mapping[str, str], body: Any) -> DeleteOptions:
     """
     if body is None:
         body = {}
+    else:
+        query = {}  # whoever sends a body says everything in it
     if not isinstance(body, dict):
         raise StatusError.bad_request("the body must be DeleteOptions")
     given = body.get("kind") or "DeleteOptions"
@@ -225,6 +227,10 @@ def delete_options(query: Mapping[str, str], body: Any) -> DeleteOptions:
     causes = Causes()
     preconditions = body.get("preconditions") or {}
     grace = body.get("gracePeriodSeconds")
+    if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool)):
+        raise StatusError.bad_request(
+            "json: cannot unmarshal into Go struct field gracePeriodSeconds of type int64"
+        )
     if "gracePeriodSeconds" in query:
         try:
             grace = int(query["gracePeriodSeconds"])
@@ -238,6 +244,10 @@ def delete_options(query: Mapping[str, str], body: Any) -> DeleteOptions:
     policy = body.get("propagationPolicy") or query.get("propagationPolicy", "")
     if policy not in ("", "Background", "Foreground", "Orphan"):
         causes.not_supported("propagationPolicy", policy, ("Background", "Foreground", "Orphan", "nil"))
+    if policy and ("orphanDependents" in body or "orphanDependents" in query):
+        causes.invalid(
+            "propagationPolicy", policy, "orphanDependents and deletionPropagation cannot be both set"
+        )
     _refuse_options("DeleteOptions", causes)
     return DeleteOptions(
         grace=grace,

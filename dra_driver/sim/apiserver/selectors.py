@@ -171,7 +171,8 @@ def field_selector(text: str, kind: Kind) -> Selector | None:
         if m is None:
             raise StatusError.bad_request(f"invalid selector: '{text}'; can't understand '{part}'")
         path, operator, value = m[1], m[2], re.sub(r"\\([\\,=])", r"\1", m[3])
-        if path in ("metadata.name", "metadata.namespace"):
+        own_list = bool(kind.selectable) and not kind.namespaced  # such kinds name what they know
+        if path == "metadata.name" or (path == "metadata.namespace" and not own_list):
             default = ""
         elif path in kind.selectable:
             default = kind.selectable[path]

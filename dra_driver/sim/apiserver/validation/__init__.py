@@ -13,7 +13,7 @@ from dra_driver.sim.apiserver.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import claims, meta, slices, workloads
 from dra_driver.sim.apiserver.validation.meta import Surroundings
 
-__all__ = ["Surroundings", "create", "update"]
+__all__ = ["Surroundings", "create", "identity", "update"]
 
 Check = Callable[[Raw, Raw | None, Causes, Surroundings], None]
 
@@ -39,6 +39,15 @@ _STATUS: Mapping[tuple[str, str], Check] = {
     ("resource.k8s.io", "DeviceTaintRule"): slices.check_taint_rule_status,
     ("", "Pod"): workloads.check_pod_status,
 }
+
+
+def identity(kind: Kind, old: Raw, new: Raw) -> Causes:
+    """What is wrong with the UID of changed metadata, before the server puts back the one that it has."""
+    causes = Causes()
+    if new.get("uid") and new["uid"] != old["uid"]:
+        for _ in range(meta.checks_of_identity(kind)):
+            causes.invalid("metadata.uid", new["uid"], "field is immutable")
+    return causes
 
 
 def create(kind: Kind, raw: Raw, surroundings: Surroundings) -> Causes:

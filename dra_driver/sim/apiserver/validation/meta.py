@@ -17,6 +17,7 @@ __all__ = [
     "check_label_name",
     "check_node_selector",
     "check_update",
+    "checks_of_identity",
 ]
 
 _LABEL_KINDS = frozenset({("", "Namespace"), ("", "Service")})
@@ -52,6 +53,9 @@ def check_create(kind: Kind, metadata: Raw, causes: Causes) -> None:
     """``metadata`` of a new object."""
     name = metadata.get("name", "")
     prefix = metadata.get("generateName", "")
+    if kind.kind == "Event" and not kind.group:
+        _check_common(kind, metadata, causes)  # any name will do
+        return
     errors = (
         formats.dns_label_errors if (kind.group, kind.kind) in _LABEL_KINDS else formats.dns_subdomain_errors
     )
@@ -65,14 +69,14 @@ def check_create(kind: Kind, metadata: Raw, causes: Causes) -> None:
             causes.invalid("metadata.name", name, "may not be '.' or '..' nor contain '/' or '%'")
     else:
         check_formats(errors, name, "metadata.name", causes)
-    _check_common(metadata, causes)
+    _check_common(kind, metadata, causes)
 
 
-def _check_common(metadata: Raw, causes: Causes) -> None:
+def _check_common(kind: Kind, metadata: Raw, causes: Causes) -> None:
     if metadata.get("generation", 0) < 0:
         causes.invalid("metadata.generation", metadata["generation"], "must be greater than or equal to 0")
     _check_labels(metadata, causes)
-    _check_finalizers(metadata, causes)
+    _check_finalizers(kind, metadata, causes)
 
 
 def _check_labels(metadata: Raw, causes: Causes) -> None:
@@ -88,10 +92,10 @@ def _check_labels(metadata: Raw, causes: Causes) -> None:
     _check_owners(metadata.get("ownerReferences") or [], causes)
 
 
-def _check_finalizers(metadata: Raw, causes: Causes) -> None:
+def _check_finalizers(kind: Kind, metadata: Raw, causes: Causes) -> None:
     for i, finalizer in enumerate(metadata.get("finalizers") or []):
         check_label_name(finalizer, "metadata.finalizers", causes)
-        if "/" not in finalizer and finalizer not in _FINALIZERS:
+        if "/" not in finalizer and finalizer not in _FINALIZERS and not _any_finalizer(kind):
             causes.invalid(
                 f"metadata.finalizers[{i}]",
                 finalizer,
@@ -104,6 +108,15 @@ def _check_owners(owners: list[Raw], causes: Causes) -> None:
         for name, key in (("apiVersion", "apiVersion"), ("kind", "kind"), ("name", "name"), ("uid", "uid")):
             if not owner.get(key):
                 causes.invalid(f"metadata.ownerReferences.{name}", owner.get(key, ""), "must not be empty")
+        _, slash, version = (owner.get("apiVersion") or "").partition("/")
+        if "/" in version or (slash and not version):
+            causes.invalid(
+                "metadata.ownerReferences.apiVersion", owner["apiVersion"], "version must not be empty"
+            )
+        if (owner.get("apiVersion"), owner.get("kind")) == ("v1", "Event"):
+            causes.invalid(
+                "metadata.ownerReferences", owner, "/v1, Kind=Event is disallowed from being an owner"
+            )
     if sum(1 for o in owners if o.get("controller")) > 1:
         causes.invalid(
             "metadata.ownerReferences", owners, "Only one reference can have Controller set to true"
@@ -120,8 +133,28 @@ _FULL = frozenset(
         "Secret",
         "ServiceAccount",
         "Pod",
+        "Node",
+        "Namespace",
+        "Job",
+        "Role",
+        "RoleBinding",
+        "ClusterRole",
+        "ClusterRoleBinding",
     }
 )
+# Kinds that have no check of their own for ``metadata``.
+_GENERIC = frozenset({"PodDisruptionBudget", "Event"})
+_ADMISSION = "admissionregistration.k8s.io"
+
+
+def _any_finalizer(kind: Kind) -> bool:
+    """Whether finalizers need not be standard ones or qualified."""
+    return kind.custom or kind.group == _ADMISSION or kind.kind == "Lease" or kind.kind in _GENERIC
+
+
+def checks_of_identity(kind: Kind) -> int:
+    """How many checks complain of a changed UID."""
+    return 1 if kind.kind in _GENERIC or kind.group == _ADMISSION else 2
 
 
 def check_update(kind: Kind, old: Raw, new: Raw, causes: Causes) -> None:
@@ -142,8 +175,11 @@ def check_update(kind: Kind, old: Raw, new: Raw, causes: Causes) -> None:
             if name in new and new.get(name) != old.get(name):
                 causes.invalid(f"metadata.{name}", new[name], "field is immutable")
         _check_labels(new, causes)
+    if kind.kind in _GENERIC:
+        _check_finalizers(kind, new, causes)
+        return
     for _ in range(2 if kind.kind in _FULL else 1):
-        _check_common(new, causes)
+        _check_common(kind, new, causes)
 
 
 def check_conditions(conditions: list[Raw], path: str, causes: Causes) -> None:
