@@ -119,6 +119,7 @@ constraints: ## renews the lock files: newest versions, with hashes, no addresse
 	@build/pip-tools/bin/pip install --quiet pip-tools
 	@$(COMPILE) --extra dev --extra tracing --all-build-deps --output-file constraints.txt pyproject.toml
 	@$(COMPILE) --extra tracing --output-file deploy/requirements.txt pyproject.toml
+	@echo hatchling | $(COMPILE) --output-file deploy/build-requirements.txt -
 	@echo cyclonedx-bom | $(COMPILE) --output-file deploy/sbom-requirements.txt -
 	@echo mkdocs-material | $(COMPILE) --output-file docs/requirements.txt -
 
