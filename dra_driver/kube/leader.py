@@ -126,10 +126,14 @@ class LeaderElector:
         renewed = self._clock.monotonic()
         while True:
             await asyncio.sleep(self._config.retry_seconds)
-            left = renewed + self._config.renew_deadline_seconds - self._clock.monotonic()
+            age = self._clock.monotonic() - renewed
+            left = self._config.renew_deadline_seconds - age
+            # A process that could not run for a while (a busy machine) did no work either. Nobody else gets
+            # the lease before its end, so there is time for one attempt.
+            last_chance = min(self._config.retry_seconds, self._config.lease_seconds - 1 - age)
             problem = "another holds it"
             try:
-                async with asyncio.timeout(max(left, 0.01)):
+                async with asyncio.timeout(max(left, last_chance, 0.01)):
                     if await self._try():
                         renewed = self._clock.monotonic()
                         continue
