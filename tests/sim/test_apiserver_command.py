@@ -98,8 +98,30 @@ def test_kubectl_gets_along_with_it(tmp_path: Path) -> None:
         kubectl("patch", *claim, "--type=merge", "-p", '{"metadata":{"labels":{"c":"d"}}}')
         kubectl("wait", *claim, "--for=jsonpath={.metadata.labels.c}=d", "--timeout=5s")
         kubectl("create", "configmap", "made", "--from-literal=a=b")
-        kubectl("api-resources")
+        kubectl("patch", *claim, "--type=json", "-p", '[{"op":"remove","path":"/metadata/labels/c"}]')
+        kubectl("patch", *claim, "--type=strategic", "-p", '{"metadata":{"labels":{"e":"f"}}}')
+        assert "e: f" in kubectl("get", *claim, "-o", "yaml")
+        assert '"e": "f"' in kubectl("get", *claim, "-o", "json")
+        old = kubectl("get", f"resourceclaims.v1beta1.resource.k8s.io/{name}", "-n", namespace, "-o", "yaml")
+        assert "apiVersion: resource.k8s.io/v1beta1" in old
+        assert "<[]Container>" in kubectl("explain", "pods.spec.containers")
+        assert "resourceslices" in kubectl("api-resources")
         kubectl("delete", "-R", "-f", str(EXAMPLES), "--timeout=20s")
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
+def test_kubectl_watches(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    with _server(path):
+        command = ["kubectl", "--kubeconfig", str(path), "get", "namespaces", "-w", "--request-timeout=2s"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "default" in found.stdout, found.stderr
+
+
+def test_services_are_checked(tmp_path: Path) -> None:
+    answer = _run(f"--kubeconfig={tmp_path / 'kubeconfig'}", "--service=hook")
+    assert answer.returncode == 2
+    assert "NAMESPACE/NAME=HOST:PORT" in answer.stderr
 
 
 def test_faults_come_from_a_flag_or_a_file(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def test_no_call_fails_during_updates(monkeypatch: pytest.MonkeyPatch) -> None:
                 for serial in range(1, 4):
                     node, new = await start(serial)
                     await update.registered(node)
+                    done = update.calls
+                    await until(lambda done=done: update.calls >= done + 8)  # type: ignore[misc]
                     await old.aclose()
                     assert inventory(kube)["status"]["registration"]["registered"]  # type: ignore[index]
                     old = new
