@@ -64,7 +64,7 @@ TEMPLATE = {
 
 @pytest.fixture(scope="module")
 def chart() -> Chart:
-    if os.environ.get("CLUSTER") != "existing":
+    if os.environ.get("CLUSTER") not in ("existing", "local"):
         pytest.skip("needs a real cluster: CLUSTER=existing or local")
     built = ROOT / "build" / "helm" / "node_modules" / ".bin" / "helm"
     helm = os.environ.get("HELM") or (str(built) if built.exists() else shutil.which("helm"))

@@ -143,7 +143,7 @@ class LocalCluster:
         host.kill_cgroup(self.node.name)
         host.kill_named("containerd-shim")
         for mount in reversed(host.mounts_below("/run/containerd", "/run/netns", private=False)):
-            self._run("umount", "--lazy", mount)
+            self._unmount(mount)
         for folder in map(Path, ("/run/containerd", "/run/netns", "/run/cdi")):
             shutil.rmtree(folder, ignore_errors=True)
         self.files.boot()
@@ -198,7 +198,7 @@ class LocalCluster:
         runs = {os.path.realpath(p) for p in ("/run", "/var/run")}
         for inherited in reversed(host.mounts_below(*runs, *MOUNT_POINTS)):
             # Only this namespace's copies: they would keep another cluster's volumes and networks alive.
-            self._run("umount", "--lazy", inherited)
+            self._unmount(inherited)
         for folder in runs:
             self._run("mount", "-t", "tmpfs", "-o", "mode=755", "dra-e2e", folder)
         for place in MOUNT_POINTS:
@@ -214,6 +214,14 @@ class LocalCluster:
             self._run("ip", "address", "add", f"{address}/32", "dev", "lo")
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         host.make_cgroup(self.node.name)
+
+    def _unmount(self, place: str) -> None:
+        try:
+            self._run("umount", "--lazy", place)
+        except NotUpError:
+            # Another cluster may have unmounted its own meanwhile, and ours is a slave of that.
+            if place in host.mounts_below(place, private=False):
+                raise
 
     def _configure(self) -> None:
         node = self.node
