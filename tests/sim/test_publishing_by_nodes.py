@@ -76,7 +76,7 @@ def test_without_a_controller_pods_get_devices_and_slices_come_back() -> None:
         await support.apply(cluster, support.gpu_pod("two"))
         await support.phase(cluster, "two", "Running")
 
-    support.run(scenario, BY_NODES)
+    support.run(scenario, BY_NODES, seconds=150)
 
 
 def test_slices_that_somebody_deletes_come_back_and_those_of_others_stay() -> None:
@@ -104,7 +104,7 @@ def test_slices_that_somebody_deletes_come_back_and_those_of_others_stay() -> No
         await cluster.wait_for("the slice to be back", whole)
         assert "foreign" in {s.metadata.name for s in await pool(cluster)}
 
-    support.run(scenario, BY_NODES)
+    support.run(scenario, BY_NODES, seconds=150)
 
 
 def test_a_node_changes_hands_in_both_directions() -> None:
