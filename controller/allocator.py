@@ -132,6 +132,7 @@ class Allocator:
             claims=claims,
             users=lambda claim: pods.by_index(CLAIM_INDEX, claim.key),
             avoided=self._avoided,
+            timeout=config.group_seconds,
         )
         self._waiting = WaitingPods()
         # Pods left to kube-scheduler with claims that are not allocated: what is not ours now may become it.

@@ -46,6 +46,7 @@ class ControllerConfig:
         otlp_endpoint: of a collector of traces; empty: none.
         node_labels: ``none``, ``own`` (under dra-driver.dev) or ``nvidia`` (NVIDIA's names as well).
         admission: webhooks; None: not served.
+        group_seconds: how long members of a group may hold devices while others of it are missing.
         workers: pods whose allocations are written at the same time.
 
     Raises:
@@ -68,6 +69,7 @@ class ControllerConfig:
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
+    group_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         findings: list[str] = []
@@ -91,6 +93,8 @@ class ControllerConfig:
             findings.append(
                 f"--otlp-endpoint {self.otlp_endpoint!r}: must be an address such as http://collector:4318"
             )
+        if not 0 <= self.group_seconds <= 86_400:
+            findings.append(f"--group-timeout {self.group_seconds:g}: must be between 0 and 86400 seconds")
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):

@@ -7,7 +7,7 @@ Members are pods of one namespace that carry, themselves or on a claim that they
 * All allocations are decided in one step on one state of the cluster, so two groups never hold a part each.
 * Where some are written and the rest cannot be (a refusal by the API server, a member that is deleted, a
   restart in between and no room afterwards), everything that gated members hold is given back; where the rest
-  is merely missing, after ``GROUP_SECONDS``.
+  is merely missing, after ``--group-timeout``.
 * Once all are allocated, the group has started. A member that fails later leaves the others alone: they keep
   running and keep their devices. A pod that takes its place (same labels) is allocated by itself as soon as
   the number of members is right again. Failed pods and pods that are being deleted do not count as members,
@@ -39,13 +39,11 @@ from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import pod_claims
 
-__all__ = ["GROUP_INDEX", "GROUP_SECONDS", "Gang", "GroupKey", "GroupProblem", "Groups", "groups_of"]
+__all__ = ["GROUP_INDEX", "Gang", "GroupKey", "GroupProblem", "Groups", "groups_of"]
 
 log = structlog.get_logger(__name__)
 
 GROUP_INDEX: Final = "group"
-# How long members may hold devices while others of their group are missing.
-GROUP_SECONDS = 30.0
 LARGEST_GROUP: Final = 1024
 
 GroupKey = tuple[str, str]
@@ -108,6 +106,7 @@ class Groups:
         claims: Informer[ResourceClaim],
         users: Callable[[ResourceClaim], Iterable[Pod]],
         avoided: Callable[[Pod], set[str]],
+        timeout: float = 30.0,
     ) -> None:
         """Connects the parts.
 
@@ -117,12 +116,14 @@ class Groups:
             usage: likewise for CPU, memory and pods.
             writer: of allocations.
             recorder: for Events.
-            clock: for ``GROUP_SECONDS``.
+            clock: for ``timeout``.
             pods: with the index ``GROUP_INDEX``.
             claims: with the index ``GROUP_INDEX``.
             users: pods that use a claim.
             avoided: nodes where kube-scheduler could not place a pod a short while ago.
+            timeout: seconds for which members may hold devices while others of their group are missing.
         """
+        self._timeout = timeout
         self._decider = decider
         self._ledger = ledger
         self._usage = usage
@@ -257,7 +258,7 @@ class Groups:
     def _time_left(self, gang: Gang) -> float:
         """Seconds for which a part of the group may go on holding devices."""
         now = self._clock.monotonic()
-        return self._partial_since.setdefault(gang.key, now) + GROUP_SECONDS - now
+        return self._partial_since.setdefault(gang.key, now) + self._timeout - now
 
     def _held(self, gang: Gang) -> tuple[ResourceClaim, ...]:
         """What members that have not started hold: allocations that nobody has reserved yet."""

@@ -111,6 +111,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of a Service: https://HOST[:PORT][/PATH], as the API server reaches them",
     )
     parser.add_argument(
+        "--group-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long pods of a group may hold devices while others of it are missing; default: 30",
+    )
+    parser.add_argument(
         "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
     )
 
@@ -141,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
         web_port=args.web_port,
         web_host=args.web_host,
         workers=args.workers,
+        group_seconds=args.group_timeout,
         node_labels=args.node_labels,
     )
     asyncio.run(_main(config))

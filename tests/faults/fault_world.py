@@ -36,7 +36,7 @@ from typing import Any
 import structlog
 import yaml
 
-from controller import allocator, groups, handover, policies
+from controller import allocator, handover, policies
 from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.interest import is_our_taint
@@ -179,7 +179,6 @@ def speed_up() -> None:
     allocator.UNUSED_SECONDS = 0.3
     handover.DRAIN_SECONDS = 0.2
     policies.SETTLE_SECONDS = 0.02
-    groups.GROUP_SECONDS = 1.0
 
 
 class Violation(AssertionError):
@@ -310,7 +309,7 @@ class World:
             await make(api).run()
 
     async def _run_controller(self) -> None:
-        config = ControllerConfig(drivers=(DRIVER,), leader_elect=False)
+        config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, group_seconds=1.0)
         async with await KubeApi.connect(self.root / "kubeconfig", user_agent="controller") as api:
             await Controller(api, config).run()
 

@@ -23,6 +23,7 @@ from dra_driver.errors import ConfigurationError
         ({"namespace": "A"}, "--namespace"),
         ({"health_port": 70000}, "70000"),
         ({"workers": 0}, "--workers"),
+        ({"group_seconds": -1.0}, "--group-timeout -1"),
     ],
 )
 def test_wrong_settings_are_named(settings, finding):
