@@ -390,6 +390,13 @@ class Allocator:
         now = self._clock.monotonic()
         return {node for node, until in self._avoid.get(pod.metadata.uid, {}).items() if until > now}
 
+    def _again_when_not_avoided(self, pod: Pod) -> None:
+        """Nobody tells when a node may be tried again, and whoever added the key has undone the delay."""
+        now = self._clock.monotonic()
+        left = [until - now for until in self._avoid.get(pod.metadata.uid, {}).values() if until > now]
+        if left:
+            self.queue.add_after(pod.key, min(left) + 0.1)
+
     async def _proceed(self, pod: Pod) -> None:
         self._served(pod.key)
         await self._ungate(pod)
@@ -453,6 +460,7 @@ class Allocator:
         alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
         shape = shape or shape_of(pod, decision.claims if alone else (), self._avoided(pod))
         self._waiting.add(pod, shape, decision.message)
+        self._again_when_not_avoided(pod)
         if not (decision.claims or is_gated(pod)):
             return  # not ours; kube-scheduler says what is wrong with it
         self._metrics.allocations.labels("refused").inc()

@@ -275,7 +275,7 @@ class World:
             ("claim-controller", ClaimController),
             ("garbage-collector", GarbageCollector),
             ("taint-eviction", TaintEviction),
-            ("node-controller", NodeLifecycle),
+            ("node-controller", lambda api: NodeLifecycle(api, grace=1e6)),
             ("scheduler", Scheduler),
         ):
             self._add(name, lambda name=name, make=make: self._run_client(name, make))

@@ -524,6 +524,85 @@ def test_when_the_scheduler_deallocates_another_node_is_tried():
     run(cluster, scenario)
 
 
+def test_a_node_is_tried_again_when_it_is_avoided_no_longer(monkeypatch):
+    monkeypatch.setattr("controller.allocator.AVOID_SECONDS", 0.2)
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.devices("c") == [("n1", "gpu-0")]
+        h.deallocate("c")
+        # A change that wakes the pod while the node is still avoided must not be its last chance.
+        cluster.edit(NODES, "n1", {"metadata": {"labels": {"changed": "yes"}}})
+        await asyncio.sleep(0.1)
+        assert h.devices("c") == []
+        h.clock.time += 1.0
+        async with asyncio.timeout(5):
+            while not h.devices("c"):
+                await asyncio.sleep(0.02)
+
+    run(cluster, scenario)
+
+
+def test_a_pod_that_was_left_to_the_scheduler_is_served_when_a_pool_becomes_ours():
+    cluster = cluster_of()
+    node(cluster, "n1")
+    pool(cluster, "n1", 40, protected=False)
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert (h.devices("c"), h.gates("p")) == ([], [])
+        node(cluster, "n2")
+        pool(cluster, "n2", 40)
+        await h.quiet()
+        assert h.devices("c") == [("n2", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_pod_for_which_we_have_no_room_may_go_to_pools_of_the_scheduler():
+    cluster = cluster_of(n1=(40,))
+    node(cluster, "n2")
+    pool(cluster, "n2", 40, protected=False)
+    for name in "ab":
+        claim(cluster, name)
+        pod(cluster, f"p{name}", name)
+
+    async def scenario(h):
+        served, waits = ("a", "b") if h.devices("a") else ("b", "a")
+        assert (h.devices(served), h.devices(waits)) == ([("n1", "gpu-0")], [])
+        assert h.gates(f"p{waits}") == []  # kube-scheduler may give it n2
+        cluster.remove(PODS, f"p{served}", NS)
+        h.deallocate(served)
+        await h.quiet()
+        assert h.devices(waits) == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again(monkeypatch):
+    monkeypatch.setattr("controller.allocator.UNUSED_SECONDS", 0.1)
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.devices("c") == [("n1", "gpu-0")]
+        cluster.remove(RESOURCE_SLICES, f"n1-{OURS}")  # a kubelet restarts
+        await asyncio.sleep(0.1)
+        cluster.remove(PODS, "p", NS)
+        await asyncio.sleep(0.4)
+        assert h.devices("c") == [("n1", "gpu-0")]
+        pool(cluster, "n1", 40)
+        async with asyncio.timeout(5):
+            while h.devices("c"):
+                await asyncio.sleep(0.02)
+
+    run(cluster, scenario)
+
+
 def test_a_conflict_means_look_again_and_two_claims_never_hold_one_device():
     cluster = cluster_of(n1=(40, 40, 40, 40), n2=(40, 40, 40, 40))
     for i in range(12):
