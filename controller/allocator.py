@@ -390,6 +390,17 @@ class Allocator:
         now = self._clock.monotonic()
         return {node for node, until in self._avoid.get(pod.metadata.uid, {}).items() if until > now}
 
+    def _serves_another(self, claim: ResourceClaim, pod: Pod) -> bool:
+        """Whether a pod that has everything it needs is about to run with the claim."""
+        for other in self._pods.by_index(CLAIM_INDEX, claim.key):
+            gone = is_finished(other) or bool(other.metadata.deletion_timestamp)
+            if gone or other.metadata.uid == pod.metadata.uid:
+                continue
+            needed = [self._ledger.get(key) for key in claims_of(other)]
+            if all(c is not None and c.status.allocation is not None for c in needed):
+                return True
+        return False
+
     def _again_when_not_avoided(self, pod: Pod) -> None:
         """Nobody tells when a node may be tried again, and whoever added the key has undone the delay."""
         now = self._clock.monotonic()
@@ -443,8 +454,10 @@ class Allocator:
             decision: why.
             shape: pods of one shape are served or not together; empty: by what the pod asks for.
         """
-        if decision.undo:
-            for claim in decision.undo:
+        # Members of a group hold all or nothing; who merely shares a claim lets another pod go first.
+        undo = [c for c in decision.undo if shape or not self._serves_another(c, pod)]
+        if undo:
+            for claim in undo:
                 log.info(
                     "taking back an allocation that pins the pod", pod=str(pod.key), claim=str(claim.key)
                 )
