@@ -209,19 +209,25 @@ class Part:
         self._work = work
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._guarded(), name=self.name)
+            # Killed twice, it may be started while it still ends.
+            work = self._guarded(self._ending)
+            self._task = asyncio.get_running_loop().create_task(work, name=self.name)
 
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
+            self._ending = task
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _guarded(self) -> None:
+    async def _guarded(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait({before})
         try:
             await self._work()
         except Exception as e:
