@@ -90,14 +90,14 @@ NS = "default"
 NODE_NAMES = ("n1", "n2")
 DISTURBED_SECONDS = 3.0
 LEAST_ACTS = 20
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS = 120.0
 QUIET_SECONDS = 1.0
 OBSERVER = "observer"
 TAINT_RULES = device_taint_rules("v1beta2")
 
 SETTINGS = KubeletSettings(
     registry_tick=0.1,
-    call_timeout=3.0,
+    call_timeout=12.0,
     registration_backoff=0.1,
     registration_cap=0.5,
     startup_wipe=0.05,
@@ -355,7 +355,7 @@ class World:
                 dev_root=configuration.dev_root,
                 node_name=name,
             )
-            timing = Timing(budget=2.5, patience=0.6)
+            timing = Timing(budget=10.0, patience=0.6)
             plugin = Plugin(configuration, client=api, backends=backends, timing=timing, settle_seconds=0.1)
             await plugin.run(asyncio.Event())
 
