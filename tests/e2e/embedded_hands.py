@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from node_traces import traces
 from previous_version import NoPreviousVersion, unpack
 
 from dra_driver.sim.cluster import EmbeddedCluster
@@ -90,5 +91,5 @@ class EmbeddedHands:
         for process in [p for n in nodes for p in (n.plugin, n.nic_plugin) if p is not None]:
             await process.stop()
         await self._cluster.controller.stop()
-        places = [p for n in nodes for p in (n.layout.registry, n.layout.plugins, n.layout.cdi)]
-        return [str(p) for place in places for p in place.rglob("*") if not p.is_dir()]
+        layouts = [n.layout for n in nodes]
+        return [t for layout in layouts for t in traces(layout.registry, layout.plugins, layout.cdi)]

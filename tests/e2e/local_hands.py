@@ -13,6 +13,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from node_traces import traces
+
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.kube import KubeApi
 
@@ -63,8 +65,7 @@ class LocalHands:
     async def uninstall(self) -> list[str]:
         """See ``Hands``."""
         await ask("uninstall")
-        places = (KUBELET / "plugins", KUBELET / "plugins_registry", Path("/var/run/cdi"))
-        return [str(p) for place in places for p in place.rglob("*") if not p.is_dir()]
+        return traces(KUBELET / "plugins_registry", KUBELET / "plugins", Path("/var/run/cdi"))
 
 
 def processes(*words: str) -> set[int]:

@@ -1,0 +1,23 @@
+"""What a driver that was taken off has left on a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dra_driver.preparation import Checkpoint
+
+# What the node agent remembers from one start to the next stays: it cannot tell an update from its end.
+MEMORY = ("checkpoint.json", "health.json", "simulated-gpus.json", "lock")
+
+
+def traces(registry: Path, plugins: Path, cdi: Path) -> list[str]:
+    """Sockets, CDI files, entries of checkpoints, and files of the node agent that are not its memory."""
+    found = [str(p) for folder in (registry, cdi) for p in folder.rglob("*") if not p.is_dir()]
+    for path in sorted(plugins.rglob("*")):
+        if path.is_dir():
+            continue
+        if path.is_socket() or not path.name.lstrip(".").startswith(MEMORY):
+            found.append(str(path))
+        elif path.name == "checkpoint.json":
+            found += [f"{path}: {claim.key}" for claim in Checkpoint.decode(path.read_bytes())]
+    return found
