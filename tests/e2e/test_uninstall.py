@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from e2e_support import eventually
+from e2e_support import EXAMPLES, clear, eventually
 
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES
@@ -42,6 +42,9 @@ def test_nothing_is_left(background: Background, cluster: Cluster) -> None:
 
     async def scenario() -> None:
         assert cluster.hands is not None
+        # Workloads go first, as the documentation says: without the node agent their claims cannot be undone.
+        for namespace in sorted({e.key.namespace for e in EXAMPLES}):
+            await clear(cluster, namespace)
         files = await cluster.hands.uninstall()
         try:
             # The kubelet takes the slices of a driver that is gone away after 30 s.
