@@ -60,10 +60,13 @@ def published(
         text += f"; it goes to the {_WHO[desired.wanted]} when what is under way has ended"
     elif desired.problems:
         reason = "PublishedInPart"
+    elif desired.conflicts:
+        reason = "ExtendedResourceConflict"
     if desired.pending:
         text += "; pending: " + "; ".join(p.text for p in desired.pending)
     if desired.problems:
         text += "; left out: " + "; ".join(desired.problems)
+    text += "".join(f"; {conflict}" for conflict in desired.conflicts)
     return Condition(type=PUBLISHED, status="True", reason=reason, message=cut(text), last_transition_time="")
 
 

@@ -1,9 +1,14 @@
-"""Device plugins beside us: two that hand out one node's devices would give each of them away twice.
+"""Extended resources: device plugins beside us, and pools that cannot serve what a class promises.
+
+Two that hand out one node's devices would give each of them away twice.
 
 A DeviceClass with ``spec.extendedResourceName`` serves pods that ask for that resource. Where the node itself
 counts the resource in ``status.capacity``, a device plugin hands it out there: kube-scheduler leaves such
 pods to the plugin, while claims would take the same devices from us. So a pool whose devices such a class
 selects is published empty until the device plugin is gone (its capacity is 0 then, or absent).
+
+kube-scheduler makes the claims of extended resources in memory and allocates them itself, so devices of a
+pool that the controller allocates are out of their reach. Such a pool is published all the same, and says so.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from dra_driver import cel
 from dra_driver.api.core import Node
 from dra_driver.api.resource import Device, DeviceClass
 from dra_driver.kube import Handler, Informer
-from dra_driver.resourceslice import DesiredPool, SliceContent
+from dra_driver.resourceslice import DesiredPool, PoolAllocator, SliceContent
 
 __all__ = ["DevicePlugins"]
 
@@ -51,11 +56,12 @@ class DevicePlugins:
         return bool(self._serving) and list(self._claimed(old)) != list(self._claimed(new))
 
     def withhold(self, desired: DesiredPool, node: Node) -> DesiredPool:
-        """The pool, or an empty one with the reason in ``withheld``."""
+        """The pool with its ``conflicts``, or an empty one with the reason in ``withheld``."""
         reason = next(self._reasons(desired, node), "")
-        if not reason:
-            return desired
-        return dataclasses.replace(desired, slices=(SliceContent(),), withheld=reason)
+        if reason:
+            return dataclasses.replace(desired, slices=(SliceContent(),), withheld=reason)
+        conflicts = tuple(self._conflicts(desired))
+        return dataclasses.replace(desired, conflicts=conflicts) if conflicts else desired
 
     def _claimed(self, node: Node) -> Iterator[tuple[str, str]]:
         """Class and resource, for each resource that a device plugin of the node hands out."""
@@ -64,16 +70,32 @@ class DevicePlugins:
             if node.status.capacity.get(resource):
                 yield name, resource
 
+    def _hit(self, name: str, desired: DesiredPool) -> int:
+        """How many devices of the pool the class selects."""
+        class_ = self._serving[name]
+        return sum(_selects(class_, desired.driver, d) for s in desired.slices for d in s.devices)
+
+    def _conflicts(self, desired: DesiredPool) -> Iterator[str]:
+        if desired.allocator is not PoolAllocator.CONTROLLER:
+            return
+        for name, class_ in sorted(self._serving.items()):
+            if hit := self._hit(name, desired):
+                resource = class_.spec.extended_resource_name
+                yield (
+                    f"DeviceClass {name} serves the extended resource {resource}, but pods that ask for it "
+                    f"get none of its {hit} devices here: kube-scheduler allocates those itself, and this "
+                    "pool is the controller's. Let a DevicePolicy give the pool to the scheduler "
+                    "(allocator: scheduler), or use claims"
+                )
+
     def _reasons(self, desired: DesiredPool, node: Node) -> Iterator[str]:
         for name, resource in self._claimed(node):
-            devices = [d for s in desired.slices for d in s.devices]
-            hit = sum(_selects(self._serving[name], desired.driver, d) for d in devices)
-            if hit:
+            if hit := self._hit(name, desired):
                 yield (
                     f"a device plugin hands out {node.status.capacity[resource]} {resource} on node "
                     f"{node.metadata.name}, and DeviceClass {name} serves {resource} with {hit} of the "
-                    f"{len(devices)} devices here: they would be given away twice. Remove the device plugin "
-                    "from the node, or extendedResourceName from the class"
+                    f"{desired.devices} devices here: they would be given away twice. Remove the device "
+                    "plugin from the node, or extendedResourceName from the class"
                 )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
 
@@ -433,14 +433,8 @@ class Publisher:
             status["publication"] = raw_publication(publication)
         if not conditions.same(inventory.status.conditions, condition):
             status["conditions"] = self._conditions(inventory, condition)
-            kind = "Normal" if condition.reason == "Published" else "Warning"
-            self._recorder.event(
-                DEVICE_INVENTORIES,
-                inventory,
-                "Normal" if kind == "Normal" else "Warning",
-                condition.reason,
-                condition.message,
-            )
+            kind: Literal["Normal", "Warning"] = "Normal" if condition.reason == "Published" else "Warning"
+            self._recorder.event(DEVICE_INVENTORIES, inventory, kind, condition.reason, condition.message)
         return await self._patch_status(inventory, status) if status else inventory
 
     async def _note_condition(self, inventory: DeviceInventory, condition: Condition) -> None:

@@ -125,6 +125,7 @@ class DesiredPool:
         sources: field of the pool → policy that it is from.
         partitioned: whether there are counters.
         withheld: why nothing is published though there are devices; empty: all is.
+        conflicts: what people may expect of the pool and it cannot do, for people.
     """
 
     driver: DriverName
@@ -142,6 +143,7 @@ class DesiredPool:
     sources: Mapping[str, str] = field(default_factory=dict)
     partitioned: bool = False
     withheld: str = ""
+    conflicts: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:

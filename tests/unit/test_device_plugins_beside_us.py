@@ -50,7 +50,11 @@ def cluster(capacity: str | None, *, resource: str | None = RESOURCE, vendor: st
     return made
 
 
-def run(made: FakeCluster, scenario: Callable[[], Awaitable[None]]) -> None:
+def run(
+    made: FakeCluster,
+    scenario: Callable[[], Awaitable[None]],
+    allocator: PoolAllocator = PoolAllocator.SCHEDULER,
+) -> None:
     async def main() -> None:
         inventories = Informer(made, DEVICE_INVENTORIES)
         slices = Informer(made, RESOURCE_SLICES, indices={POOL_INDEX: pool_of})
@@ -58,7 +62,7 @@ def run(made: FakeCluster, scenario: Callable[[], Awaitable[None]]) -> None:
         recorder = EventRecorder(made, "test", SystemClock())
         publisher = Publisher(
             made,
-            ControllerConfig(drivers=(DRIVER,), allocator=PoolAllocator.SCHEDULER),
+            ControllerConfig(drivers=(DRIVER,), allocator=allocator),
             SystemClock(),
             recorder,
             inventories=inventories,
@@ -137,3 +141,23 @@ def test_resources_that_no_class_serves_or_of_other_devices_concern_nobody() -> 
             await becomes(made, "True", "Published", 2)
 
         run(made, scenario)
+
+
+def test_an_extended_resource_on_a_pool_of_the_controller_is_told() -> None:
+    made = cluster(None)
+
+    async def scenario() -> None:
+        await becomes(made, "True", "ExtendedResourceConflict", 2)
+        (condition,) = made.obj(DEVICE_INVENTORIES, NAME).status.conditions
+        for word in (RESOURCE, f"nvidia.{DRIVER}", "none of its 2 devices", "allocator: scheduler"):
+            assert word in condition.message
+        made.edit(DEVICE_CLASSES, f"nvidia.{DRIVER}", {"spec": {"extendedResourceName": None}})
+        await becomes(made, "True", "Published", 2)
+
+    run(made, scenario, PoolAllocator.CONTROLLER)
+    other = cluster(None, vendor="amd")
+
+    async def untouched() -> None:
+        await becomes(other, "True", "Published", 2)
+
+    run(other, untouched, PoolAllocator.CONTROLLER)
