@@ -26,6 +26,7 @@ from dra_driver.structured import (
     allocate,
 )
 from dra_driver.structured.budget import Budget
+from dra_driver.structured.fleet import Fleet
 
 TAINT = {"key": "dra-driver.dev/controller", "value": "allocates", "effect": "NoSchedule"}
 OTHER = {"key": "example.com/broken", "effect": "NoExecute"}
@@ -43,6 +44,20 @@ def test_only_the_given_nodes_are_looked_at(strategy: Strategy) -> None:
     nowhere = allocate(two_nodes(), [claim("c", exactly())], nodes=[], strategy=strategy)
     assert isinstance(nowhere, DoesNotFit)
     assert nowhere.summary() == "0 of 0 nodes: there is no node to look at"
+
+
+def test_when_a_taint_was_added_tells_no_nodes_apart() -> None:
+    # The API server notes the time in every taint, so that each node has another one.
+    cluster = snapshot(
+        *(
+            pool(f"n{i}", device("d", taints=[{**TAINT, "timeAdded": f"2026-01-01T00:00:0{i}Z"}]))
+            for i in range(5)
+        )
+    )
+    outcome = allocate(cluster, [claim("c", exactly())], ignore_taint=lambda t: t.key == TAINT["key"])
+    assert isinstance(outcome, Allocated)
+    fleet = cluster.memory.of(Fleet)
+    assert len({id(n) for shape in fleet._shapes.values() for n in shape.index.classes}) == 1
 
 
 @pytest.mark.parametrize("strategy", Strategy)
