@@ -36,6 +36,8 @@ __all__ = ["allocate", "allocate_by_scan"]
 
 # Nodes of so many kinds are looked at for a brief reason.
 _SAMPLE: Final = 2
+# Classes of nodes, the largest ones, of which a node is looked at for the summary.
+_MOST_CLASSES: Final = 128
 
 
 def allocate(
@@ -137,10 +139,15 @@ class _Question:
     def _nodes(self) -> Iterator[Node]:
         """Candidates in the order of their names."""
         plans = self.plans
-        names = self._snapshot.nodes if self._wanted is None else sorted(self._wanted)
-        for name in names:
+        for node in self._candidates():
+            if self._admitted_by(plans, node):
+                yield node
+
+    def _candidates(self) -> Iterator[Node]:
+        """All that the caller allows, in the order of their names."""
+        for name in self._snapshot.nodes if self._wanted is None else sorted(self._wanted):
             node = self._snapshot.nodes.get(name)
-            if node is not None and self._admitted_by(plans, node):
+            if node is not None:
                 yield node
 
     def _admitted(self, node: Node) -> bool:
@@ -195,7 +202,7 @@ class _Question:
             outcome = None if found is None else found.outcome
         return self._last_word_of_classes(fleet, shape, refused) if outcome is None else outcome
 
-    @property
+    @cached_property
     def _rules(self) -> PoolRules | None:
         pools = self._options.pools
         return pools if pools is None or isinstance(pools, PersistentMap) else PersistentMap(pools)
@@ -260,10 +267,15 @@ class _Question:
 
     def _allowed(self) -> Callable[[str], bool] | None:
         wanted, nodes = self._wanted, self._snapshot.nodes
-        if any(c.status.allocation is not None for c in self._claims):
+        if self._is_held:
             plans = self.plans
             return lambda name: (wanted is None or name in wanted) and self._admitted_by(plans, nodes[name])
         return None if wanted is None else wanted.__contains__
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether a claim is allocated, and may exclude nodes."""
+        return any(c.status.allocation is not None for c in self._claims)
 
     def _found(self, shape: Shape, choice: Choice) -> _Found:
         """The answer for these claims and this node, from one for claims and nodes like them."""
@@ -301,7 +313,27 @@ class _Question:
                 return outcome
         if failures and failed == number:
             return failures[0]
-        return DoesNotFit(self._explain, lambda: self._sample(shape))
+        return DoesNotFit(self._explain, lambda: self._sample(shape), lambda: self._tell(fleet, shape))
+
+    def _tell(self, fleet: Fleet, shape: Shape) -> str:
+        """The summary, from a look at one node of each class, and at most at ``_MOST_CLASSES``."""
+        if not shape.index.shows(self._snapshot, self._rules):
+            return reasons.summary(self._explain())  # the index has gone on to another snapshot since
+        known = fleet.classes(shape, self._allowed())
+        if len(known) > _MOST_CLASSES:
+            known.sort(key=lambda item: (-len(item[0]), item[0][0]))
+        shown = sorted((names for names, _ in known[:_MOST_CLASSES]), key=lambda names: names[0])
+        alike = [reasons.Alike(self._look(names[0]), names) for names in shown]
+        if self._is_held:
+            refused = [node for node in self._candidates() if not self._admitted(node)]
+            if refused:
+                names = [node.metadata.name for node in refused]
+                alike.append(reasons.Alike(reasons.refused_node(refused[0], self.plans), names))
+        left = sum(len(names) for names, _ in known[_MOST_CLASSES:])
+        return reasons.summary_of(alike, self._look, left)
+
+    def _look(self, name: str) -> NodeReasons:
+        return reasons.node_reasons(self._problem(self._snapshot.nodes[name]))
 
     def _sample(self, shape: Shape) -> tuple[int, tuple[NodeReasons, ...]]:
         """The number of nodes, and the reasons on one node of each of a few layouts."""
@@ -392,11 +424,7 @@ class _Question:
         return failures[0] if failures and len(failures) == number else DoesNotFit(self._explain)
 
     def _explain(self) -> tuple[NodeReasons, ...]:
-        refused = [
-            node
-            for name, node in self._snapshot.nodes.items()
-            if (self._wanted is None or name in self._wanted) and not self._admitted(node)
-        ]
+        refused = [node for node in self._candidates() if not self._admitted(node)]
         looked_at = [reasons.node_reasons(self._problem(node)) for node in self._nodes()]
         return tuple(
             sorted(

@@ -169,7 +169,7 @@ def _content(snapshot: Snapshot, entry: DeviceEntry, off_node: bool) -> Hashable
         device.allow_multiple_allocations,
         bool(device.binding_conditions),
         # Without their times, which the API server sets: they would tell every node apart from every other.
-        device.taints and tuple((t.key, t.value, t.effect) for t in device.taints),
+        tuple([(t.key, t.value, t.effect) for t in device.taints]),
         device.consumes_counters and _needs(entry),
         entry.ambiguous_selector,
         is_busy(entry),

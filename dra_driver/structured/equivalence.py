@@ -163,21 +163,25 @@ class FleetIndex:
         rules = self._rules if rules is None else rules
         if len(self.classes) > max(_MOST_CLASSES, 4 * len(self._where)):
             self._reset()
-        index, taken = snapshot.index, snapshot.allocated.pools
-        if (
-            snapshot.nodes is self._nodes
-            and index.local is self._local
-            and index.everywhere is self._everywhere
-            and taken is self._taken
-            and rules is self._rules
-        ):
+        if self.shows(snapshot, rules):
             return
+        index, taken = snapshot.index, snapshot.allocated.pools
         dirty = self._dirty(snapshot, rules)
         self._rules = rules
         self._nodes, self._local = snapshot.nodes, index.local
         self._everywhere, self._taken = index.everywhere, taken
         for name in sorted(dirty) if len(dirty) > 1 else dirty:
             self._place(snapshot, name)
+
+    def shows(self, snapshot: Snapshot, rules: PoolRules | None = None) -> bool:
+        """Whether the classes are those of the snapshot, with pools used in this way."""
+        return (
+            snapshot.nodes is self._nodes
+            and snapshot.index.local is self._local
+            and snapshot.index.everywhere is self._everywhere
+            and snapshot.allocated.pools is self._taken
+            and (rules is None or rules is self._rules)
+        )
 
     @property
     def layouts(self) -> int:

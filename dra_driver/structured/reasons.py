@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.api.core import Node
@@ -15,7 +17,7 @@ from dra_driver.structured.plan import Alternative, ClaimPlan
 from dra_driver.structured.pools import DeviceEntry, PoolView
 from dra_driver.structured.types import Exclusion, NodeReasons, Rule
 
-__all__ = ["node_reasons", "refused_node", "summary"]
+__all__ = ["Alike", "node_reasons", "refused_node", "summary", "summary_of"]
 
 # How near a device was to be taken: of the devices of a node those excluded latest tell most.
 _NEARNESS: Final = {
@@ -42,6 +44,12 @@ _NEARNESS: Final = {
 # Names that a sentence lists before it says "and N more".
 _LISTED: Final = 3
 _EXPRESSION: Final = 120
+# What was found are names: other ones on each node, as a rule.
+_WITH_NAMES: Final = frozenset(
+    {Rule.IN_USE, Rule.CONSTRAINT, Rule.POOL_NOT_USABLE, Rule.POOL_INVALID, Rule.POOL_INCOMPLETE}
+)
+# Of nodes about which the same is said, so many are looked at one by one for names.
+_LOOKED_AT: Final = 8
 
 
 # --- per device ---------------------------------------------------------------------------------------------
@@ -117,22 +125,97 @@ def _demand(problem: NodeProblem, alternative: Alternative, candidate: Candidate
 # --- in words -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Nodes whose reasons differ in nothing but names: of devices, of pools, of claims that hold devices.
+
+    Attributes:
+        first: the reasons on the first of them.
+        nodes: names, in order.
+    """
+
+    first: NodeReasons
+    nodes: Sequence[str]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Nodes about which the same sentence is said.
+
+    Attributes:
+        first: name of the first of them.
+        number: of nodes.
+        exclusions: those that decide on one node of each kind, and on how many nodes.
+        named: those that decide on nodes that were looked at one by one.
+        complete: whether these were all nodes.
+    """
+
+    first: str
+    number: int
+    exclusions: list[tuple[Exclusion, int]]
+    named: list[list[Exclusion]]
+    complete: bool = True
+
+    def count(self, rule: Rule | None = None) -> int:
+        """How many devices were excluded; by one rule, or by all."""
+        return sum(n for e, n in self.exclusions if rule is None or e.rule is rule)
+
+    def found(self, *rules: Rule) -> str:
+        """What was found on the nodes by some rules, as a list of names."""
+        by_node = [{e.found for e in of if e.found and e.rule in rules} for of in self.named]
+        names = sorted(set().union(*by_node))
+        # Names that are the same wherever we looked will be the same elsewhere (a pool for all nodes).
+        if self.complete or (len(by_node) > 1 and all(of == by_node[0] for of in by_node)):
+            return _list(names)
+        return f"{', '.join(names[:_LISTED])} and others"
+
+
 def summary(reasons: Sequence[NodeReasons]) -> str:
     """One sentence over all nodes: what they have, and why it is not enough.
 
     Nodes with the same text are counted together. On a node, the request that is farthest from being served
     speaks for it.
     """
-    if not reasons:
+    return summary_of([Alike(node, (node.node,)) for node in reasons], lambda name: NodeReasons(name, ()))
+
+
+def summary_of(alike: Sequence[Alike], look: Callable[[str], NodeReasons], left: int = 0) -> str:
+    """``summary`` of nodes of which one of each kind was looked at.
+
+    Args:
+        alike: nodes by kind.
+        look: gives the reasons on a node; used for a few nodes where their names matter.
+        left: nodes of further kinds.
+    """
+    total = left + sum(len(kind.nodes) for kind in alike)
+    if not total:
         return "0 of 0 nodes: there is no node to look at"
-    groups: dict[str, list[NodeReasons]] = defaultdict(list)
-    for node in reasons:
-        groups[_shape(node)].append(node)
-    parts = [
-        f"{len(nodes)} {_sentence(nodes)}"
-        for _, nodes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].node))
-    ]
-    return f"0 of {len(reasons)} node{'s' * (len(reasons) != 1)}: {'; '.join(parts)}"
+    groups: dict[str, list[Alike]] = defaultdict(list)
+    for kind in alike:
+        groups[_shape(kind.first)].append(kind)
+    found = [_group(kinds, look) for kinds in groups.values()]
+    found.sort(key=lambda group: (-group.number, group.first))
+    parts = [f"{group.number} {_sentence(group)}" for group in found]
+    if left:
+        parts.append(f"{left} others, which differ from these, were not looked into")
+    return f"0 of {total} node{'s' * (total != 1)}: {'; '.join(parts)}"
+
+
+def _group(kinds: Sequence[Alike], look: Callable[[str], NodeReasons]) -> _Group:
+    decisive = [_decisive(kind.first) for kind in kinds]
+    number = sum(len(kind.nodes) for kind in kinds)
+    made = _Group(
+        first=min(kind.nodes[0] for kind in kinds),
+        number=number,
+        exclusions=[(e, len(kind.nodes)) for kind, es in zip(kinds, decisive, strict=True) for e in es],
+        named=decisive,
+    )
+    if any(e.rule in _WITH_NAMES for es in decisive for e in es):
+        further = (name for kind in kinds for name in kind.nodes if name != kind.first.node)
+        for name in itertools.islice(further, max(0, _LOOKED_AT - len(kinds))):
+            made.named.append(_decisive(look(name)))
+        made.complete = len(made.named) == number
+    return made
 
 
 def _decisive(node: NodeReasons) -> list[Exclusion]:
@@ -162,23 +245,24 @@ def _shape(node: NodeReasons) -> str:
     return "|".join([*sorted(r.value for r in rules), *wanted, str(free)])
 
 
-def _sentence(nodes: Sequence[NodeReasons]) -> str:
-    have = "has" if len(nodes) == 1 else "have"
-    exclusions = [e for node in nodes for e in _decisive(node)]
+def _sentence(group: _Group) -> str:
+    have = "has" if group.number == 1 else "have"
+    exclusions = [e for e, _ in group.exclusions]
     if not exclusions:
         return f"{have} nothing to offer"
-    count = _devices(len(exclusions))
-    fit = f"{count} that fit{'s' * (len(exclusions) == 1)}"
+    count = _devices(group.count())
+    fit = f"{count} that fit{'s' * (group.count() == 1)}"
     rule = max((e.rule for e in exclusions), key=_NEARNESS.__getitem__)
     match rule:
         case Rule.NODE_SELECTOR:
             claims = _list(sorted({e.claim for e in exclusions}))
-            return f"{'is' if len(nodes) == 1 else 'are'} not where the allocated claim {claims} can be used"
+            return (
+                f"{'is' if group.number == 1 else 'are'} not where the allocated claim {claims} can be used"
+            )
         case Rule.NO_DEVICES:
             return f"{have} no devices"
         case Rule.POOL_NOT_USABLE:
-            pools = _list(sorted({e.found for e in exclusions}))
-            return f"{have} devices only in pools that may not be used here ({pools})"
+            return f"{have} devices only in pools that may not be used here ({group.found(rule)})"
         case Rule.CLASS:
             return f"{have} no device of class {exclusions[0].wanted}"
         case Rule.SELECTOR:
@@ -188,34 +272,34 @@ def _sentence(nodes: Sequence[NodeReasons]) -> str:
             return f"{have} {count} that a selector cannot judge ({exclusions[0].found})"
         case Rule.POOL_INVALID | Rule.POOL_INCOMPLETE:
             what = "an invalid pool" if rule is Rule.POOL_INVALID else "a pool that is being updated"
-            return f"{have} {count} in {what} ({_list(sorted({e.found for e in exclusions}))})"
+            return f"{have} {count} in {what} ({group.found(rule)})"
         case Rule.CAPACITY:
-            return f"{have} {_too_small(exclusions)}"
+            return f"{have} {_too_small(exclusions, group.count())}"
         case Rule.TAINT:
             return f"{have} {fit}, tainted {_list(sorted({e.found for e in exclusions}))}"
         case Rule.IN_USE:
-            return f"{have} {fit}, all allocated{_holders(exclusions)}"
+            return f"{have} {fit}, all allocated{_holders(group)}"
         case Rule.CAPACITY_IN_USE:
             return f"{have} {fit}, with too little left of {_left(exclusions)}"
         case Rule.COUNTERS:
             return f"{have} {fit}, excluded by partitions in use ({exclusions[0].wanted} used up)"
         case Rule.CONSTRAINT:
-            return f"{have} {_together(exclusions, len(nodes))}"
+            return f"{have} {_together(group)}"
 
 
 def _devices(number: int) -> str:
     return f"{number} device{'s' * (number != 1)}"
 
 
-def _too_small(exclusions: Sequence[Exclusion]) -> str:
+def _too_small(exclusions: Sequence[Exclusion], count: int) -> str:
     wanted = exclusions[0].wanted
     found = [e.found for e in exclusions if e.wanted == wanted and e.found]
     if not wanted:
-        return f"{_devices(len(exclusions))} whose request policy does not allow the amount"
+        return f"{_devices(count)} whose request policy does not allow the amount"
     name, _, amount = wanted.partition(" ")
     if not found:
-        return f"{_devices(len(exclusions))} without capacity {name}"
-    return f"{_devices(len(exclusions))} with {name} below {amount} (largest {_largest(found)})"
+        return f"{_devices(count)} without capacity {name}"
+    return f"{_devices(count)} with {name} below {amount} (largest {_largest(found)})"
 
 
 def _left(exclusions: Sequence[Exclusion]) -> str:
@@ -233,27 +317,28 @@ def _largest(amounts: Iterable[str]) -> str:
     return max(amounts, key=size)
 
 
-def _holders(exclusions: Sequence[Exclusion]) -> str:
-    holders = sorted({e.found for e in exclusions if e.found})
-    return (
-        f": by claims {_list(holders)}" if len(holders) > 1 else f": by claim {holders[0]}" if holders else ""
-    )
+def _holders(group: _Group) -> str:
+    holders = group.found(Rule.IN_USE)
+    if not holders:
+        return ""
+    many = " " in holders  # names have none
+    return f": by claim{'s' * many} {holders}"
 
 
-def _together(exclusions: Sequence[Exclusion], nodes: int) -> str:
+def _together(group: _Group) -> str:
     """Devices that are free and would fit: how many each of the nodes has, and what is asked of them."""
-    free = [e for e in exclusions if e.rule is Rule.CONSTRAINT]
-    busy = [e for e in exclusions if e.rule is Rule.IN_USE]
-    number, wanted = len(free) // nodes, list(dict.fromkeys(e.wanted for e in free))
+    busy = group.count(Rule.IN_USE)
+    number = group.count(Rule.CONSTRAINT) // group.number
+    wanted = list(dict.fromkeys(e.wanted for e, _ in group.exclusions if e.rule is Rule.CONSTRAINT))
     fit = f"{number} free device{'s' * (number != 1)} that fit{'s' * (number == 1)}"
-    if nodes > 1:
+    if group.number > 1:
         fit += " each"
     needed = wanted[0].removesuffix(" devices") if len(wanted) == 1 else ""
     if needed.isdecimal() and number < int(needed):
         text = f"only {fit}, {needed} are needed"
     else:
         text = f"{fit} one by one, not together ({_list(wanted)})"
-    return f"{text}, {len(busy)} more allocated{_holders(busy)}" if busy else text
+    return f"{text}, {busy} more allocated{_holders(group)}" if busy else text
 
 
 def _short(expression: str) -> str:

@@ -216,6 +216,8 @@ class DoesNotFit:
     explain: Callable[[], tuple[NodeReasons, ...]]
     sample: Callable[[], tuple[int, tuple[NodeReasons, ...]]] | None = None
     """The number of nodes, and the reasons on some of them."""
+    tell: Callable[[], str] | None = None
+    """The summary, where it can be had without a look at every node."""
 
     @cached_property
     def reasons(self) -> tuple[NodeReasons, ...]:
@@ -224,6 +226,8 @@ class DoesNotFit:
 
     def summary(self) -> str:
         """One sentence for people, for example for the Event on the pod."""
+        if self.tell is not None:
+            return self.tell()
         from dra_driver.structured import reasons
 
         return reasons.summary(self.reasons)

@@ -38,6 +38,7 @@ from dra_driver.structured import (
     allocate,
 )
 from dra_driver.structured.allocator import allocate_by_scan
+from dra_driver.structured.reasons import summary
 
 G = "gpu.example.com"
 MODELS = {"small": "24Gi", "middle": "40Gi", "large": "80Gi"}
@@ -167,6 +168,8 @@ def same(now: Snapshot, pod: list[ResourceClaim], **how: Any) -> Outcome:
     fast, slow = allocate(now, pod, **how), allocate_by_scan(now, pod, **how)
     event(type(fast).__name__)
     assert seen(fast) == seen(slow)
+    if isinstance(fast, DoesNotFit):
+        assert fast.summary() == summary(slow.explain())
     return fast
 
 

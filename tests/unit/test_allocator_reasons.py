@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from allocator_world import claim, device, exactly, partitioned_pool, pool, snapshot, takes
+from allocator_world import claim, device, exactly, node, partitioned_pool, pool, snapshot, takes
 
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.structured import AllocatedState, DeviceID, DoesNotFit, Rule, Snapshot, allocate
+from dra_driver.structured import (
+    AllocatedState,
+    DeviceID,
+    DoesNotFit,
+    NodeReasons,
+    Rule,
+    Snapshot,
+    allocate,
+)
+from dra_driver.structured.node import NodeProblem
+from dra_driver.structured.reasons import node_reasons, summary
 
 TAINT = {"key": "broken", "value": "yes", "effect": "NoSchedule"}
 
@@ -45,6 +55,54 @@ def test_a_long_list_of_claims_is_cut() -> None:
     cluster = snapshot(pool("n1", *(device(f"d{i}") for i in range(6))))
     cluster = held(cluster, *(("n1", f"d{i}", f"x/c{i}") for i in range(6)))
     assert "by claims x/c0, x/c1, x/c2 and 3 more" in refusal(cluster, claim("c", exactly())).summary()
+
+
+def test_many_nodes_are_counted_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = snapshot(
+        *(pool(f"big-{i:02}", device("d", "80Gi")) for i in range(40)),
+        *(pool(f"small-{i:02}", device("d", "24Gi")) for i in range(20)),
+    )
+    cluster = held(cluster, *((f"big-{i:02}", "d", f"x/c{i:02}") for i in range(40)))
+    looks: list[str] = []
+
+    def counted(problem: NodeProblem) -> NodeReasons:
+        looks.append(problem.node.metadata.name)
+        return node_reasons(problem)
+
+    refused = refusal(cluster, claim("c", exactly(memory="32Gi")))
+    assert "40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and 37 more" in (
+        summary(refused.explain())
+    )
+    monkeypatch.setattr("dra_driver.structured.reasons.node_reasons", counted)
+    assert refused.summary() == (
+        "0 of 60 nodes: 40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and "
+        "others; 20 have 20 devices with memory below 32Gi (largest 24Gi)"
+    )
+    assert len(looks) < 12
+
+
+def test_a_pool_of_all_nodes_is_held_by_the_same_claims_everywhere() -> None:
+    shared = pool("rack", device("d"), nodeName=None, allNodes=True)
+    cluster = held(snapshot(shared, nodes=[node(f"n{i:02}") for i in range(30)]), ("rack", "d", "x/only"))
+    assert refusal(cluster, claim("c", exactly())).summary() == (
+        "0 of 30 nodes: 30 have 30 devices that fit, all allocated: by claim x/only"
+    )
+
+
+def test_kinds_of_nodes_beyond_many_are_counted_only() -> None:
+    cluster = snapshot(*(pool(f"n{i:03}", device("d", f"{i + 1}Gi")) for i in range(150)))
+    text = refusal(cluster, claim("c", exactly(memory="200Gi"))).summary()
+    assert text == (
+        "0 of 150 nodes: 128 have 128 devices with memory below 200Gi (largest 128Gi); "
+        "22 others, which differ from these, were not looked into"
+    )
+
+
+def test_reasons_asked_for_later_are_those_of_their_snapshot() -> None:
+    before = snapshot(pool("n1", device("d", "24Gi")))
+    refused = refusal(before, claim("c", exactly(memory="32Gi")))
+    refusal(before.with_slices([pool("n1", device("d", "8Gi"))]), claim("c", exactly(memory="32Gi")))
+    assert refused.summary() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
 
 
 EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
