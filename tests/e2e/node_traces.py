@@ -7,7 +7,7 @@ from pathlib import Path
 from dra_driver.preparation import Checkpoint
 
 # What the node agent remembers from one start to the next stays: it cannot tell an update from its end.
-MEMORY = ("checkpoint.json", "health.json", "simulated-gpus.json", "lock")
+MEMORY = ("checkpoint.json", "health.json", "simulated-gpus.json", "state.lock", "state.wanted")
 
 
 def traces(registry: Path, plugins: Path, cdi: Path) -> list[str]:

@@ -51,7 +51,7 @@ def test_nothing_is_left(background: Background, cluster: Cluster) -> None:
             await eventually("nothing to be left", nothing)
         except AssertionError:
             pytest.fail(f"left behind: {', '.join(left)}")
-        assert files == []
+        assert not files, ", ".join(files)
         try:
             inventories = (await cluster.api.list(DEVICE_INVENTORIES)).items
         except DraError:
