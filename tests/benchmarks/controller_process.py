@@ -78,11 +78,15 @@ class ControllerProcess:
         return time.monotonic() - self.started
 
     def calls(self) -> Counter[tuple[str, str, str]]:
-        """API calls so far, by verb, resource and code. Watches, reads and leases are left out."""
+        """API calls so far, by verb, resource and code. Watches, reads, leases and Events are left out."""
         found: Counter[tuple[str, str, str]] = Counter()
         for (name, labels), value in self.samples().items():
             of = dict(labels)
-            if name == "api_calls_total" and of["verb"] in _WRITES and of["resource"] != "leases":
+            if (
+                name == "api_calls_total"
+                and of["verb"] in _WRITES
+                and of["resource"] not in ("leases", "events")
+            ):
                 found[of["verb"], of["resource"], of["code"]] = int(value)
         return found
 
