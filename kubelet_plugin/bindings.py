@@ -61,6 +61,8 @@ class Bindings:
         todo = []
         for device, binding in bindings_of(record):
             if self._functions.driver(binding.address) == binding.driver:
+                if binding.driver_before == binding.driver:
+                    continue  # somebody else's binding, as on a node that is only for virtual machines
                 # Undoing it may have been interrupted after its first step.
                 self._functions.bind(binding.address, binding.driver)
             else:

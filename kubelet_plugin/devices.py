@@ -18,6 +18,7 @@ from dra_driver.api import names
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
 from dra_driver.discovery import BackendReport, KeptBackend
+from dra_driver.discovery.pci import PciAddress
 from dra_driver.errors import DraError
 from dra_driver.ports import CdiMaterial, DeviceBackend, DiscoveredDevice, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord
@@ -77,6 +78,8 @@ class DeviceTable:
         self._executor = executor
         self._reports: tuple[BackendReport, ...] = tuple(b.report for b in self._backends)
         self._devices: dict[str, DiscoveredDevice] = {}
+        self._away: frozenset[str] = frozenset()
+        self._one = asyncio.Lock()
         self._published: Mapping[str, str] = {}
         self._view: Mapping[str, NodeDevice] = {}
         self.changes = Changes()
@@ -106,24 +109,36 @@ class DeviceTable:
 
     async def scan(self) -> None:
         """Asks every backend; never raises for hardware."""
+        async with self._one:
+            await self._scan()
+
+    async def _scan(self) -> None:
         loop = asyncio.get_running_loop()
         await self._kept()  # a look may hang, and what events said is known already
+        away = {d.device.name: d for d in self._elsewhere()}
         for backend in self._backends:
             if self.released:
                 return
             await loop.run_in_executor(self._executor, self._look, backend)
         await self._kept()
         devices = _by_name(d for b in self._backends for d in b.devices)
-        # In place of what a backend says of a device that is on its way there or back.
-        devices |= {d.device.name: d for d in self._elsewhere()}
+        # In place of what a backend says of a device that is on its way there or back: one that came back
+        # during the look may have been looked at before, and is seen by the next look.
+        away |= {d.device.name: d for d in self._elsewhere()}
+        devices |= away
         reports = tuple(b.report for b in self._backends)
         for before, now in zip(self._reports, reports, strict=True):
             _log_change(before, now)
         if all(b.answered for b in self._backends):
             self.complete.set()
-        if devices != self._devices or reports != self._reports or self.changes.count == 0:
+        if (
+            devices != self._devices
+            or reports != self._reports
+            or away.keys() != self._away
+            or self.changes.count == 0
+        ):
             log.info("devices discovered", devices=len(devices), before=len(self._devices))
-            self._devices, self._reports = devices, reports
+            self._devices, self._reports, self._away = devices, reports, frozenset(away)
             self._refresh()
             self.changes.notify()
 
@@ -177,6 +192,7 @@ class DeviceTable:
                 address="" if why_not else _text(found, names.PCI_BUS_ID),
                 no_passthrough=why_not,
                 found=None if why_not else found.device,
+                away=name in self._away,
             )
             if control is not None:
                 for partition in _partitions(found, device):
@@ -189,7 +205,7 @@ class DeviceTable:
         if not self._passthrough:
             return "passthrough is off on this node (the agent runs without --passthrough)"
         address = _text(found, names.PCI_BUS_ID)
-        if not address or _text(found, "type") not in _FUNCTIONS:
+        if PciAddress.parse(address) is None or _text(found, "type") not in _FUNCTIONS:
             return "it is no PCI function of its own"
         if addresses[address] > 1:
             return f"it shares the PCI function {address} with other devices of the node"

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from dra_driver.discovery.pci import read_sysfs
+from dra_driver.discovery.pci import PciAddress, read_sysfs
 from dra_driver.errors import PrepareError
 
 __all__ = ["VFIO", "PciFunctions", "write_attribute"]
@@ -23,7 +24,7 @@ __all__ = ["VFIO", "PciFunctions", "write_attribute"]
 VFIO: Final = "vfio-pci"
 # They let functions of their group be used by others: bridges, and who only keeps them away from everybody.
 _HARMLESS: Final = frozenset({"", "pcieport", "pci-stub"})
-_NO_OVERRIDE: Final = frozenset({"", "(null)"})
+_DRIVER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # devtmpfs makes the group's node a moment after the binding.
 _NODE_SECONDS: Final = 2.0
 
@@ -65,15 +66,15 @@ class PciFunctions:
 
     def present(self, address: str) -> bool:
         """Whether there is such a function."""
-        return (self._pci / "devices" / address).exists()
+        return self._folder(address).exists()
 
     def driver(self, address: str) -> str:
         """The driver that it is bound to; empty: none."""
-        return _target(self._pci / "devices" / address / "driver")
+        return _target(self._folder(address) / "driver")
 
     def group(self, address: str) -> str:
         """Number of its IOMMU group; empty where the machine has no IOMMU or does not use it."""
-        return _target(self._pci / "devices" / address / "iommu_group")
+        return _target(self._folder(address) / "iommu_group")
 
     def check(self, address: str, driver: str, ours: Collection[str]) -> None:
         """Refuses what cannot go well, before anything is changed.
@@ -88,7 +89,7 @@ class PciFunctions:
         """
         if not self.present(address):
             raise PrepareError(f"there is no PCI function {address}", retryable=True)
-        if not (self._pci / "drivers" / driver).is_dir():
+        if not self._driver_folder(driver).is_dir():
             raise PrepareError(f"the kernel driver {driver} is not loaded on this node (modprobe {driver})")
         group = self.group(address)
         if not group:
@@ -96,7 +97,7 @@ class PciFunctions:
                 f"PCI function {address} is in no IOMMU group: the machine's IOMMU is off, and without it a "
                 "device cannot be passed through"
             )
-        if (read_sysfs(self._pci / "devices" / address / "sriov_numvfs") or "0") != "0":
+        if (read_sysfs(self._folder(address) / "sriov_numvfs") or "0") != "0":
             raise PrepareError(f"PCI function {address} has virtual functions, which would be lost")
         used = [
             f"{other} (driver {held})"
@@ -124,14 +125,14 @@ class PciFunctions:
         Raises:
             PrepareError: it is not bound to it afterwards.
         """
-        folder = self._pci / "devices" / address
+        folder = self._folder(address)
         try:
             if (read_sysfs(folder / "driver_override") or "") != driver:
                 self._write(folder / "driver_override", driver)
             now = self.driver(address)
             if now != driver:
                 if now:
-                    self._write(self._pci / "drivers" / now / "unbind", address)
+                    self._write(self._driver_folder(now) / "unbind", address)
                 self._write(self._pci / "drivers_probe", address)
         except OSError as e:
             raise PrepareError(
@@ -151,7 +152,8 @@ class PciFunctions:
         Args:
             address: the function.
             driver: that it was bound to by ``bind``.
-            before: that it was bound to before; empty: none.
+            before: that it was bound to before; empty: none. Where it is the same, the binding is another's,
+                and how that was made is not known: nothing is done.
 
         Returns:
             Why it is not bound to what it was before, where that cannot be helped; empty where all is well.
@@ -159,14 +161,16 @@ class PciFunctions:
         Raises:
             PrepareError: it is still bound to ``driver``.
         """
+        if before == driver:
+            return ""
         if not self.present(address):
             return "it is not there any more"
-        folder = self._pci / "devices" / address
+        folder = self._folder(address)
         try:
-            if (read_sysfs(folder / "driver_override") or "") not in _NO_OVERRIDE:
+            if read_sysfs(folder / "driver_override") == driver:
                 self._write(folder / "driver_override", "\n")
             if self.driver(address) == driver:
-                self._write(self._pci / "drivers" / driver / "unbind", address)
+                self._write(self._driver_folder(driver) / "unbind", address)
         except OSError as e:
             raise PrepareError(
                 f"PCI function {address} cannot be taken from {driver}: {e.strerror}", retryable=True
@@ -174,13 +178,24 @@ class PciFunctions:
         if not before or self.driver(address):
             return ""
         try:
-            self._write(self._pci / "drivers" / before / "bind", address)
+            self._write(self._driver_folder(before) / "bind", address)
         except OSError as e:
             return f"driver {before} does not take it: {e.strerror}"
         return ""
 
+    def _folder(self, address: str) -> Path:
+        """Of a function; the text comes from backends and records, and leads nowhere else."""
+        if PciAddress.parse(address) is None:
+            raise PrepareError(f"{address[:80]!r} is no PCI address")
+        return self._pci / "devices" / address
+
+    def _driver_folder(self, driver: str) -> Path:
+        if not _DRIVER.fullmatch(driver):
+            raise PrepareError(f"{driver[:80]!r} is no name of a kernel driver")
+        return self._pci / "drivers" / driver
+
     def _members(self, address: str) -> Sequence[str]:
-        devices = self._pci / "devices" / address / "iommu_group" / "devices"
+        devices = self._folder(address) / "iommu_group" / "devices"
         with contextlib.suppress(OSError):
             return sorted(p.name for p in devices.iterdir() if p.name != address)
         return ()

@@ -35,6 +35,8 @@ class NodeDevice:
         address: PCI address of a device that can be handed over as a bare function; empty where it cannot be,
             then ``no_passthrough`` says why, as a clause.
         found: the device as discovery described it, where it has an ``address``.
+        away: a claim has it under another kernel driver, or had it when discovery last looked: what a
+            container needs to use it is not known.
     """
 
     name: str
@@ -51,3 +53,4 @@ class NodeDevice:
     address: str = ""
     no_passthrough: str = "this device cannot be passed through"
     found: InventoryDevice | None = None
+    away: bool = False

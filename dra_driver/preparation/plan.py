@@ -258,6 +258,11 @@ def _find(
         known = sorted(devices)
         listed = ", ".join(known[:_NAMES_IN_MESSAGE]) + (" …" if len(known) > _NAMES_IN_MESSAGE else "")
         raise PrepareError(f"{what} is not on this node; here are: {listed or 'none'}", retryable=True)
+    if device.away and not result.admin_access:
+        raise PrepareError(
+            f"{what} is bound to another kernel driver for another claim, or not back from there yet",
+            retryable=True,
+        )
     if device.published_uuid is None:
         raise PrepareError(f"{what} is not in the node's DeviceInventory yet", retryable=True)
     if device.published_uuid != device.uuid:

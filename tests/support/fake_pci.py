@@ -27,6 +27,7 @@ class FakePci:
         self, functions: Mapping[str, tuple[str, str]], drivers: tuple[str, ...] = ("nvidia", VFIO)
     ) -> FakePci:
         """Functions by address: driver (empty: none) and IOMMU group (empty: none)."""
+        (self.dev / "vfio").mkdir(parents=True, exist_ok=True)
         for name in {*drivers, *(d for d, _ in functions.values() if d)}:
             (self._pci / "drivers" / name).mkdir(parents=True, exist_ok=True)
         for address, (driver, group) in functions.items():
@@ -42,7 +43,6 @@ class FakePci:
                 (folder / "iommu_group").symlink_to(members.parent)
             if driver:
                 self._bind(address, driver)
-        (self.dev / "vfio").mkdir(parents=True, exist_ok=True)
         (self.dev / "vfio/vfio").touch()
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 from fake_kube import FakeKube
 from fake_pci import FakePci
-from node_agent import DRIVER, Node, add_claim, claim, device, eventually, inventory, running
+from node_agent import DRIVER, QUICK, Node, add_claim, claim, device, eventually, inventory, running
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth
@@ -22,6 +23,8 @@ from dra_driver.discovery.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import InvalidParameters, PrepareError
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
+from kubelet_plugin.devices import DeviceTable
+from kubelet_plugin.engine import Timing
 
 ONE, TWO = "0000:3b:00.0", "0000:86:00.0"
 CONFIG = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "GpuConfig", "driver": "vfio-pci"}
@@ -124,6 +127,39 @@ def test_a_driver_that_is_gone_is_told_and_keeps_nobody(tmp_path: Path) -> None:
     assert "not there" in bus.restore("0000:ff:00.0", VFIO, "nvidia")
 
 
+def test_what_was_bound_to_vfio_before_stays_so(tmp_path: Path) -> None:
+    """A node whose administrator has set its GPUs aside for virtual machines."""
+    pci = FakePci(tmp_path).build({ONE: (VFIO, "12")})
+    (pci.sysfs / "bus/pci/devices" / ONE / "modalias").write_text("nvidia")
+    bus = functions(pci)
+    assert bus.restore(ONE, VFIO, VFIO) == ""
+    assert pci.driver(ONE) == VFIO
+
+
+def test_an_override_of_somebody_else_stays(tmp_path: Path) -> None:
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12")})
+    pci.write(pci.sysfs / "bus/pci/devices" / ONE / "driver_override", "nvidia")
+    assert functions(pci).restore(ONE, VFIO, "nvidia") == ""
+    assert (pci.driver(ONE), pci.override(ONE)) == ("nvidia", "nvidia")
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "..", f"../devices/{ONE}", f"{ONE}/", f"{ONE}\n", "0000:3b:00.0\0"]
+)
+def test_what_is_no_address_leads_nowhere(tmp_path: Path, text: str) -> None:
+    bus = functions(FakePci(tmp_path).build({ONE: ("nvidia", "12")}))
+    for step in (
+        lambda: bus.check(text, VFIO, set()),
+        lambda: bus.bind(text, VFIO),
+        lambda: bus.restore(text, VFIO, "nvidia"),
+    ):
+        with pytest.raises(PrepareError, match="no PCI address"):
+            step()
+    bus.bind(ONE, VFIO)
+    with pytest.raises(PrepareError, match="no name of a kernel driver"):
+        bus.restore(ONE, VFIO, "../../devices")
+
+
 def test_processes_with_the_node_open_are_seen(tmp_path: Path) -> None:
     bus = functions(FakePci(tmp_path).build({}))
     fds = tmp_path / "proc/4711/fd"
@@ -189,13 +225,14 @@ async def call(node: Node, verb: str, body: dict[str, Any]) -> str:
     return str(answer.claims[reference.uid].error)
 
 
-def agent(root: Path, kube: FakeKube, machine: Machine, **settings: Any) -> Any:
+def agent(root: Path, kube: FakeKube, machine: Machine, timing: Timing = QUICK, **settings: Any) -> Any:
     places = {"sysfs_root": machine.pci.sysfs, "dev_root": machine.pci.dev, "procfs_root": machine.pci.proc}
     return running(
         root,
         kube,
         backend=machine,
         functions=functions(machine.pci),
+        timing=timing,
         settings={"passthrough": True, **places, **settings},
     )
 
@@ -302,6 +339,74 @@ def test_two_gpus_of_one_group_go_together_or_not_at_all(tmp_path: Path) -> None
             assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == (VFIO, VFIO)
             assert await call(node, "unprepare", both) == ""
             assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == ("nvidia", "nvidia")
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_next_gets_the_nodes_of_the_device(tmp_path: Path) -> None:
+    """Planned while another claim has the device under vfio-pci, as when its pod was deleted by force."""
+
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        async with agent(tmp_path, kube, machine, Timing(budget=60, patience=60)) as node:
+            before = add_claim(kube, passed_through("gpu-0"))
+            assert await call(node, "prepare", before) == ""
+            await eventually(lambda: listed(kube) == {"gpu-0": ["PassedThrough"], "gpu-1": []})
+            after = add_claim(kube, claim("next", "gpu-0"))
+            async with asyncio.TaskGroup() as tasks:
+                waiting = tasks.create_task(call(node, "prepare", after))
+                await asyncio.sleep(0.3)
+                assert await call(node, "unprepare", before) == ""
+            assert waiting.result() == ""
+            text = json.dumps(spec_of(node, after))
+            assert "/dev/nvidia0" in text
+            assert "/dev/nvidiactl" in text
+
+    asyncio.run(scenario())
+
+
+def test_it_is_never_missing_on_its_way_back(tmp_path: Path) -> None:
+    """Looked at while it was away, and asked for when it is back: a gap would withdraw it."""
+
+    async def scenario() -> None:
+        machine = Machine(tmp_path)
+        away = [machine.gpus[ONE]]
+        looked: list[list[str]] = []
+
+        class Returning:
+            name = "test"
+
+            def discover(self) -> Sequence[DiscoveredDevice]:
+                found = [machine.gpus[TWO]] if away else list(machine.gpus.values())
+                away.clear()
+                return found
+
+            def close(self) -> None:
+                """Nothing is open."""
+
+        with ThreadPoolExecutor(1) as executor:
+            table = DeviceTable([Returning()], executor, elsewhere=lambda: tuple(away), passthrough=True)
+            for away_then in (True, False):
+                await table.scan()
+                looked.append(sorted(d.device.name for d in table.devices))
+                assert table.for_prepare["gpu-0"].away is away_then
+        assert looked == [["gpu-0", "gpu-1"]] * 2
+
+    asyncio.run(scenario())
+
+
+def test_a_node_for_virtual_machines_keeps_its_binding(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        machine.pci.write(machine.pci.sysfs / "bus/pci/drivers/nvidia/unbind", ONE)
+        machine.pci._bind(ONE, VFIO)
+        machine.discover = lambda: list(machine.gpus.values())  # type: ignore[method-assign]
+        async with agent(tmp_path, kube, machine) as node:
+            body = add_claim(kube, passed_through("gpu-0"))
+            assert await call(node, "prepare", body) == ""
+            assert await call(node, "prepare", body) == ""
+            assert await call(node, "unprepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == (VFIO, "")
 
     asyncio.run(scenario())
 
