@@ -81,8 +81,10 @@ class HealthFile:
         self._tell = tell
         self._seen: tuple[int, ...] | None = None
         self._written: dict[str, bytes] = {}
-        # What backends wrote that are not configured now.
-        self._others: Mapping[str, bytes] = {}
+        # Also of backends that are not configured now, or do not answer.
+        self._kept: Mapping[str, bytes] = {}
+        # Whether the file is worth keeping as the previous version; not so after it was found damaged.
+        self._usable = True
         self._one = asyncio.Lock()
 
     async def load(self) -> None:
@@ -118,6 +120,7 @@ class HealthFile:
             except FileNotFoundError:
                 continue
             except (OSError, DecodeError) as e:
+                self._usable = self._usable and path != self._path
                 log.error("what was known of the devices' health is lost", path=str(path), error=str(e))
                 problems.append(f"the record of the devices' health {path} cannot be used: {e}")
         return problems
@@ -133,19 +136,33 @@ class HealthFile:
                 except FileNotFoundError:
                     pass
                 except DecodeError as e:
+                    self._usable = False
                     log.error("the record of the devices' health is written anew", error=str(e))
             now = self._remembered()
-            backends = {**self._others, **now}
+            backends = {**self._kept, **now}
             payload = codec.encode(
                 _Payload(self._boot_id, {name: msgspec.Raw(data) for name, data in sorted(backends.items())})
             )
             head = codec.encode({"version": VERSION, "checksum": _checksum(payload)})
-            files.keep_previous(self._path, self._previous)
+            if self._usable:
+                files.keep_previous(self._path, self._previous)
             files.write(self._path, head[:-1] + b',"payload":' + payload + b"}\n", FILE_MODE)
-            self._seen, self._written = _identity(self._path), now
+            self._seen, self._written, self._usable = _identity(self._path), now, True
 
     def _remembered(self) -> dict[str, bytes]:
-        return {name: memory.health_memory() for name, memory in self._memories.items()}
+        """By backend; one that fails or gives no JSON costs the others nothing."""
+        found: dict[str, bytes] = {}
+        for name, memory in self._memories.items():
+            try:
+                found[name] = memory.health_memory()
+                msgspec.json.decode(found[name])
+            except Exception as e:
+                # A bug, maybe a third party's.
+                log.error("what a backend knows of health cannot be kept", backend=name, error=repr(e)[:300])
+                found.pop(name, None)
+                if name in self._written:
+                    found[name] = self._written[name]
+        return found
 
     def _take(self, data: bytes) -> None:
         envelope = codec.decode(_Envelope, data)
@@ -156,10 +173,19 @@ class HealthFile:
             log.info("the devices' health was written down before the machine was restarted; it is not used")
             return
         kept = {name: bytes(raw) for name, raw in payload.backends.items()}
-        self._others = {name: raw for name, raw in kept.items() if name not in self._memories}
+        self._kept = kept
+        problems: list[str] = []
         for name, memory in self._memories.items():
-            if name in kept:
-                memory.recall_health(kept[name])
+            try:
+                if name in kept:
+                    memory.recall_health(kept[name])
+            except DecodeError as e:
+                problems.append(f"{name}: {e}")
+            except Exception:
+                # A bug in a backend must not end the plugin at each of its starts.
+                log.exception("a backend does not take back what it knew of health", backend=name)
+        if problems:
+            raise DecodeError("; ".join(problems))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

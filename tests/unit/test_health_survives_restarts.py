@@ -164,12 +164,18 @@ class Backend:
 class File:
     """A health file on a folder of its own; what it told is in ``told``."""
 
-    def __init__(self, folder: Path, backend: Backend, boot: str = "boot-1") -> None:
+    def __init__(
+        self, folder: Path, backend: Backend, boot: str = "boot-1", beside: Sequence[Backend] = ()
+    ) -> None:
         self.path = folder / "state/health.json"
         self.told: list[str] = []
         self._executor = ThreadPoolExecutor(1)
         self._file = HealthFile(
-            self.path, [backend], self._executor, boot_id=boot, tell=lambda kind, _: self.told.append(kind)
+            self.path,
+            [*beside, backend],
+            self._executor,
+            boot_id=boot,
+            tell=lambda kind, _: self.told.append(kind),
         )
 
     def load(self) -> File:
@@ -243,6 +249,56 @@ def test_a_disk_that_refuses_costs_nothing_but_the_file(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("no folder")
     file = File(tmp_path, Backend("a")).load().keep()
     assert file.told == ["HealthMemoryDamaged"] * 2
+
+
+class Buggy(Backend):
+    """A third party's, which keeps to no contract."""
+
+    name = "buggy"
+    says: object = KeyError("of a third party")
+
+    def health_memory(self) -> bytes:
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says  # type: ignore[return-value]
+
+    def recall_health(self, data: bytes) -> None:
+        raise ZeroDivisionError("of a third party")
+
+
+@pytest.mark.parametrize("says", [KeyError("x"), b"no JSON", None])
+def test_a_bug_in_one_backend_costs_the_others_nothing(tmp_path: Path, says: object) -> None:
+    class Other(Backend):
+        name = "others"
+
+    buggy = Buggy()
+    buggy.says = b"[1]"
+    File(tmp_path, Other("x"), beside=[buggy]).load().keep()
+    buggy.says = says
+    back = Other()
+    file = File(tmp_path, back, beside=[buggy]).load()
+    assert back.words == {"x"}
+    back.words.add("y")
+    file.keep()
+    last = Other()
+    File(tmp_path, last).load()
+    assert last.words == {"x", "y"}
+    # Nor does it lose what it kept before.
+    assert b'"buggy":[1]' in (tmp_path / "state/health.json").read_bytes()
+
+
+def test_a_damaged_file_never_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "state/health.json"
+    previous = path.with_name(f"{path.name}.previous")
+    File(tmp_path, Backend("a")).keep()
+    File(tmp_path, Backend("a", "b")).load().keep()
+    good = previous.read_bytes()
+    path.write_bytes(b"{")
+    back = Backend("c")
+    file = File(tmp_path, back).load()
+    file.keep()
+    assert previous.read_bytes() == good
+    assert back.words == {"a", "c"}
 
 
 # --- real processes -----------------------------------------------------------------------------------------
