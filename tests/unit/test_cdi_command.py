@@ -133,6 +133,11 @@ def test_hostile_and_broken_files_are_findings(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "deep.yaml").write_text("[" * 100_000)
     (tmp_path / "deep.json").write_text('{"devices":' * 50_000)
     (tmp_path / "types.json").write_text('{"cdiVersion": 9, "kind": []}')
+    # To the base of 60, in time that grows with the square of the digits.
+    (tmp_path / "sixty.yaml").write_text("a: 1" + ":1" * 1_000_000 + "\n")
+    for number, tagged in enumerate(("!!int ''", "!!bool x", "!!timestamp x", "!!omap [x: 1]")):
+        (tmp_path / f"tag{number}.yaml").write_text(f"a: {tagged}\n")
+    (tmp_path / "float.yaml").write_text("a: 1" + ":1" * 10_000 + ".5\n")
     (tmp_path / "date.yaml").write_text("cdiVersion: 2020-01-01\n? [a]\n: b\n")
     evil = {
         "cdiVersion": "0.5.0",
