@@ -25,8 +25,8 @@ _CLOSING: Final = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 def json_of_yaml(data: bytes) -> bytes:
     """The same document in JSON.
 
-    Aliases are refused: a few hundred bytes of them stand for gigabytes. So are tags, by which a document says
-    that its text is of another type than it looks like.
+    Aliases are refused: a few hundred bytes of them stand for gigabytes. So are tags, by which a document
+    says that its text is of another type than it looks like.
 
     Raises:
         DecodeError: it is not YAML, or none that a document needs.
