@@ -7,8 +7,9 @@ usage() {
 usage: deploy/kind/kind.sh COMMAND
 
   create    a kind cluster (deploy/kind/cluster.yaml), its kubeconfig is build/kind/kubeconfig
-  load      builds the driver's image and brings it, and the pods' image, to the nodes
-  install   installs the driver with simulated devices, and waits until they are published
+  load      builds the driver's image, brings it and the pods' image to the node, and makes
+            simulated hardware
+  install   installs the driver, and waits until they are published
   test      runs the end-to-end suite (tests/e2e) against it
   delete    deletes the cluster
   all       all of these, in this order; the cluster is deleted even if the tests fail
@@ -18,7 +19,7 @@ variables (defaults)
   NODE_IMAGE    Kubernetes 1.34 or later, such as kindest/node:v1.36.1; empty: the one of kind's release
   IMAGE         name of the driver's image ($IMAGE)
   E2E_IMAGE     image of the suite's pods ($E2E_IMAGE)
-  BACKEND       what is simulated on each node ($BACKEND)
+  GPUS          profile of the simulated GPUs, built-in or a file ($GPUS)
   STATE         folder of the kubeconfig and of what was rendered (build/kind)
   KEEP          1: "all" leaves the cluster up
 EOF
@@ -27,7 +28,7 @@ EOF
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 state=${STATE:-$root/build/kind}
 : "${CLUSTER_NAME:=dra-driver}" "${NODE_IMAGE:=}" "${IMAGE:=dra-driver:kind}" "${E2E_IMAGE:=busybox:1.37}"
-: "${BACKEND:=simulated=e2e}" "${KEEP:=}"
+: "${GPUS:=examples}" "${KEEP:=}"
 export KUBECONFIG=$state/kubeconfig
 python=$root/.venv/bin/python
 
@@ -56,9 +57,9 @@ create() {
   if kind get clusters 2>/dev/null | grep -qx "$CLUSTER_NAME"; then
     fail "a cluster $CLUSTER_NAME exists already; deploy/kind/kind.sh delete removes it, CLUSTER_NAME names another"
   fi
-  mkdir -p "$state"
+  mkdir -p "$state/node"
   local config=$state/cluster.yaml
-  cp "$root/deploy/kind/cluster.yaml" "$config"
+  sed "s|STATE|$state|g" "$root/deploy/kind/cluster.yaml" >"$config"
   local minor
   minor=$(sed -nE 's/.*:v1\.([0-9]+)\..*/\1/p' <<<"$NODE_IMAGE")
   if [ -n "$minor" ] && [ "$minor" -lt 34 ]; then
@@ -78,21 +79,33 @@ load() {
   docker image inspect "$E2E_IMAGE" >/dev/null 2>&1 || docker pull "$E2E_IMAGE"
   say "loading $IMAGE and $E2E_IMAGE"
   kind load docker-image --name "$CLUSTER_NAME" "$IMAGE" "$E2E_IMAGE"
+  say "making the node's hardware ($GPUS)"
+  # In a container, because device nodes need root. Made once: NICs do not change while agents look at them.
+  docker run --rm --user 0 --volume "$state/node:$state/node" --volume "$root/tests/e2e:/suite:ro" \
+    --env PYTHONPATH=/suite "$IMAGE" python -c '
+import sys
+from pathlib import Path
+from local.node_files import NodeFiles
+node = NodeFiles(Path(sys.argv[1]))
+if not node.gpus.exists():
+    node.make(sys.argv[2])
+' "$state/node" "$GPUS"
 }
 
 install() {
   need_kind; need_kubectl; need_cluster; need_venv
-  say "installing the driver ($BACKEND)"
+  say "installing the driver"
   local without=()
   # Served from 1.36 on; before that the controller's webhook sets the gate.
   if ! kubectl get --raw /apis/admissionregistration.k8s.io/v1 | grep -q '"MutatingAdmissionPolicy"'; then
     without=(--without MutatingAdmissionPolicy --without MutatingAdmissionPolicyBinding)
   fi
-  "$python" "$root/deploy/kind/render.py" --image "$IMAGE" --backend "$BACKEND" "${without[@]}" \
+  "$python" "$root/deploy/kind/render.py" --image "$IMAGE" --node-files "$state/node" "${without[@]}" \
     >"$state/manifests.yaml"
   kubectl apply --server-side --force-conflicts --filename "$state/manifests.yaml"
   kubectl --namespace dra-driver rollout status deployment/dra-driver-controller --timeout 180s
   kubectl --namespace dra-driver rollout status daemonset/dra-driver-kubelet-plugin --timeout 180s
+  kubectl --namespace dra-driver rollout status daemonset/dra-driver-rdma-plugin --timeout 180s
   say "waiting for ResourceSlices"
   local tries
   for tries in $(seq 60); do

@@ -1,4 +1,4 @@
-"""The driver's manifests for a kind cluster, on stdout: an image that nobody can pull, simulated devices."""
+"""The driver's manifests for a kind cluster, on stdout: an image that nobody can pull, simulated hardware."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 
 from local.manifests import adapt, load  # noqa: E402 - the suite's folder is no package
+from local.node_files import NodeFiles  # noqa: E402
 
 
 def main() -> None:
-    """Prints the manifests of ``deploy/manifests``, adapted as those of the suite's local cluster are."""
+    """Prints the manifests of ``deploy``, adapted as those of the suite's local cluster are."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--image", required=True)
-    parser.add_argument("--backend", required=True, action="append")
+    parser.add_argument("--node-files", required=True, type=Path, metavar="DIR", help="on the node")
     parser.add_argument("--without", default=[], action="append", metavar="KIND", help="leave out this kind")
     options = parser.parse_args()
-    loaded = [d for d in load(ROOT / "deploy" / "manifests") if d["kind"] not in options.without]
-    documents = adapt(loaded, options.image, options.backend)
-    yaml.safe_dump_all(documents, sys.stdout, sort_keys=False)
+    nics = (ROOT / "deploy" / "optional" / "rdma.yaml").read_text(encoding="utf-8")
+    documents = [*load(ROOT / "deploy" / "manifests"), *yaml.safe_load_all(nics)]
+    kept = [d for d in documents if d["kind"] not in options.without]
+    yaml.safe_dump_all(adapt(kept, options.image, NodeFiles(options.node_files)), sys.stdout, sort_keys=False)
 
 
 if __name__ == "__main__":

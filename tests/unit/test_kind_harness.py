@@ -96,12 +96,15 @@ def test_what_is_missing_is_said(shell, command, programs, variables, said):
     assert said in done.stderr
 
 
-def test_a_cluster_is_made_of_the_configuration(shell):
+def test_a_cluster_is_made_of_the_configuration(shell, tmp_path):
     done, calls = shell("create", NODE_IMAGE="kindest/node:v1.36.1")
     assert done.returncode == 0, done.stderr
     [create] = [c for c in calls if c.startswith("kind create")]
     assert "--config" in create
     assert create.endswith("--image kindest/node:v1.36.1")
+    config = yaml.safe_load((tmp_path / "state" / "cluster.yaml").read_text())
+    [mount] = config["nodes"][0]["extraMounts"]
+    assert mount["hostPath"] == mount["containerPath"] == str(tmp_path / "state" / "node")
 
 
 def test_both_images_are_loaded(shell):
@@ -109,12 +112,13 @@ def test_both_images_are_loaded(shell):
     assert done.returncode == 0, done.stderr
     assert any(c.startswith("docker build --tag dra-driver:kind --file") for c in calls)
     assert "docker pull busybox:1.37" in calls
-    assert calls[-1] == "kind load docker-image --name dra-driver dra-driver:kind busybox:1.37"
+    assert "kind load docker-image --name dra-driver dra-driver:kind busybox:1.37" in calls
+    assert any(c.startswith("docker run --rm --user 0 --volume") for c in calls)
 
 
 @pytest.mark.parametrize(("served", "gate"), [("MutatingAdmissionPolicy", True), ("Older", False)])
 def test_the_driver_is_installed_with_simulated_devices(shell, tmp_path, served, gate):
-    done, calls = shell("install", CLUSTERS="dra-driver", SERVED=served, BACKEND="simulated=dgx-h100")
+    done, calls = shell("install", CLUSTERS="dra-driver", SERVED=served)
     assert done.returncode == 0, done.stderr
     assert any(c.startswith("kubectl apply --server-side") for c in calls)
     rendered = list(yaml.safe_load_all((tmp_path / "state" / "manifests.yaml").read_text()))
@@ -126,7 +130,9 @@ def test_the_driver_is_installed_with_simulated_devices(shell, tmp_path, served,
         for c in d["spec"]["template"]["spec"]["containers"]
     ]
     assert {(c["image"], c["imagePullPolicy"]) for c in containers} == {("dra-driver:kind", "Never")}
-    assert any("--backend=simulated=dgx-h100" in c["args"] for c in containers)
+    gpus = f"--backend=simulated={tmp_path / 'state' / 'node' / 'gpus.yaml'}"
+    assert any(gpus in c["args"] for c in containers)
+    assert any("--backend=rdma" in c["args"] for c in containers)
 
 
 def test_the_configuration_asks_for_what_the_driver_uses():
