@@ -73,14 +73,7 @@ class Bindings:
             for library in self._libraries:
                 stack.enter_context(library.paused())
             for device, binding in todo:
-                # The kernel waits for them inside the call, for as long as it takes.
-                users = self._functions.users(binding.nodes)
-                if users:
-                    raise PrepareError(
-                        f"device {device.device} is in use by process {', '.join(users[:8])}; it cannot be "
-                        f"bound to {binding.driver}",
-                        retryable=True,
-                    )
+                self._refuse_users(device, f"bound to {binding.driver}", binding.nodes)
                 self._functions.bind(binding.address, binding.driver)
                 log.info("bound to another driver", device=device.device, driver=binding.driver)
         return True
@@ -89,14 +82,29 @@ class Bindings:
         """Gives the devices back to their drivers; says whether there were any.
 
         Raises:
-            PrepareError: one cannot be taken from the driver that it was bound to.
+            PrepareError: one is still in use, or cannot be taken from the driver that it was bound to.
         """
         found = bindings_of(record)
         for device, binding in found:
+            bound_by_us = binding.driver_before != binding.driver
+            if bound_by_us and self._functions.driver(binding.address) == binding.driver:
+                # As above: a virtual machine that does not end would hold up every other call.
+                self._refuse_users(
+                    device, f"taken from {binding.driver}", self._functions.nodes(binding.address)
+                )
             why = self._functions.restore(binding.address, binding.driver, binding.driver_before)
             if why:
                 log.error("a device is not what it was before", device=device.device, why=why)
         return bool(found)
+
+    def _refuse_users(self, device: PreparedDevice, what: str, nodes: Sequence[str]) -> None:
+        """The kernel waits for them inside the call, for as long as it takes."""
+        users = self._functions.users(nodes)
+        if users:
+            raise PrepareError(
+                f"device {device.device} is in use by process {', '.join(users[:8])}; it cannot be {what}",
+                retryable=True,
+            )
 
 
 def bindings_of(record: PreparedClaim) -> Sequence[tuple[PreparedDevice, BindingRecord]]:

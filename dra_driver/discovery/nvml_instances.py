@@ -8,6 +8,7 @@ of whole GPUs, whose partitions this driver makes and destroys itself; the two a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -69,6 +70,10 @@ class WholeGpus(Protocol):
 
     def sample(self) -> Sequence[DeviceSample]:
         """See ``ports.TelemetrySource``: of GPUs and of their MIG devices."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """See ``ports.Pausable``."""
         ...
 
 
@@ -135,6 +140,10 @@ class NvmlInstancesBackend:
     def sample(self) -> Sequence[DeviceSample]:
         """See ``ports.TelemetrySource``: of what the last ``discover`` found, so not of GPUs that are cut."""
         return [s for s in self._gpus.sample() if s.device in self._published]
+
+    def paused(self) -> AbstractContextManager[None]:
+        """See ``ports.Pausable``."""
+        return self._gpus.paused()
 
     def close(self) -> None:
         """Closes the library."""

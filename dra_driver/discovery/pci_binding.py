@@ -76,6 +76,11 @@ class PciFunctions:
         """Number of its IOMMU group; empty where the machine has no IOMMU or does not use it."""
         return _target(self._folder(address) / "iommu_group")
 
+    def nodes(self, address: str) -> Sequence[str]:
+        """Device nodes that whoever uses it through VFIO has open, as containers know them."""
+        group = self.group(address)
+        return (f"/dev/vfio/{group}",) if group else ()
+
     def check(self, address: str, driver: str, ours: Collection[str]) -> None:
         """Refuses what cannot go well, before anything is changed.
 

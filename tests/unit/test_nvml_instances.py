@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import hardware_support as hw
@@ -16,7 +17,15 @@ from dra_driver.discovery.nvml_instances import NvmlInstancesBackend
 from dra_driver.discovery.problems import Problem
 from dra_driver.discovery.simulated import SimulatedBackend
 from dra_driver.errors import ConfigurationError, PrepareError
-from dra_driver.ports import DeviceNode, DiscoveredDevice, GpuInstance
+from dra_driver.ports import (
+    DeviceNode,
+    DiscoveredDevice,
+    GpuInstance,
+    HealthMemory,
+    HealthSource,
+    Pausable,
+    TelemetrySource,
+)
 
 MIG = DeviceHealth(reason="MigEnabled", severity="degraded")
 LOST = DeviceHealth(reason="XidError", severity="degraded")
@@ -65,6 +74,31 @@ def backend(instances: Sequence[GpuInstance] | PrepareError) -> NvmlInstancesBac
 def instance(number: int, profile: int, start: int, size: int, **facts: object) -> GpuInstance:
     known = {"uuid": f"MIG-{number}", "device_nodes": (DeviceNode(f"/dev/nvidia-caps/nvidia-cap{number}"),)}
     return GpuInstance(number, profile, start, size, **{**known, **facts})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("offer", [HealthSource, HealthMemory, TelemetrySource, Pausable])
+def test_it_offers_what_the_backend_of_whole_gpus_does(offer: type) -> None:
+    """One that could not be paused would keep open a GPU that is to be passed through."""
+    opened = [
+        open_backend(spec, sysfs_root=Path("/sys"), dev_root=Path("/dev"), node_name="n")
+        for spec in ("nvml", "nvml=mig")
+    ]
+    assert all(isinstance(backend, offer) for backend in opened)
+
+
+def test_it_is_paused_with_the_library() -> None:
+    paused: list[str] = []
+
+    class Pausing(Gpus):
+        @contextlib.contextmanager
+        def paused(self) -> Iterator[None]:
+            paused.append("begun")
+            yield
+            paused.append("ended")
+
+    with NvmlInstancesBackend(Pausing([])).paused():  # type: ignore[arg-type]
+        assert paused == ["begun"]
+    assert paused == ["begun", "ended"]
 
 
 def test_mig_devices_stand_in_for_their_gpu() -> None:

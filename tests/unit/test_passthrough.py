@@ -343,6 +343,27 @@ def test_two_gpus_of_one_group_go_together_or_not_at_all(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+def test_a_virtual_machine_that_does_not_end_holds_up_nobody_else(tmp_path: Path) -> None:
+    """The kernel would wait for it inside the write, and every other call for that."""
+
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        fds = machine.pci.proc / "4711/fd"
+        async with agent(tmp_path, kube, machine) as node:
+            body = add_claim(kube, passed_through("gpu-0"))
+            assert await call(node, "prepare", body) == ""
+            fds.mkdir(parents=True)
+            (fds / "3").symlink_to("/dev/vfio/12")
+            assert "in use by process 4711" in await call(node, "unprepare", body)
+            assert machine.pci.driver(ONE) == VFIO
+            assert [c.name for c in node.plugin._engine.claims] == ["vm"]
+            (fds / "3").unlink()
+            assert await call(node, "unprepare", body) == ""
+            assert machine.pci.driver(ONE) == "nvidia"
+
+    asyncio.run(scenario())
+
+
 def test_who_comes_next_gets_the_nodes_of_the_device(tmp_path: Path) -> None:
     """Planned while another claim has the device under vfio-pci, as when its pod was deleted by force."""
 
