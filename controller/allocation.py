@@ -127,6 +127,7 @@ class Decider:
             rule: how to choose the devices of a pool; ``forget_pool`` must tell of other answers.
             taint_rules: taints of admins; None: the API has none.
         """
+        self._drivers = frozenset(drivers)
         self._blocked = blocked
         self._rule = rule
         self._ledger = ledger
@@ -164,6 +165,12 @@ class Decider:
         """Whether every device of an allocation is from a pool of ours."""
         self._current()
         return all(PoolID(r.driver, r.pool) in self._ours for r in allocation.devices.results)
+
+    def is_left_to_scheduler(self, allocation: AllocationResult) -> bool:
+        """Whether every device is of our drivers, in a pool that kube-scheduler has, and that is there."""
+        world = self._current()
+        pools = {PoolID(r.driver, r.pool) for r in allocation.devices.results}
+        return all(p.driver in self._drivers and p in world.pools and p not in world.own for p in pools)
 
     def nodes_by_label(self, label: str) -> dict[str, set[str]]:
         """The nodes that have a label, by its value."""

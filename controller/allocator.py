@@ -420,7 +420,8 @@ class Allocator:
     async def free_unused(self, key: ObjectKey) -> None:
         """Takes back an allocation of ours whose pods went away before kube-scheduler reserved the claim.
 
-        The controller-manager deallocates when a reservation ends, so it never looks at such a claim.
+        The controller-manager deallocates when a reservation ends, so it never looks at such a claim. It is
+        ours also when its pool has gone to kube-scheduler since, which allocates and reserves in one write.
         """
         claim = self._ledger.get(key)
         if (
@@ -433,9 +434,10 @@ class Allocator:
             return
         if any(not is_finished(pod) for pod in self._pods.by_index(CLAIM_INDEX, key)):
             return
-        if self._mode() is PoolAllocator.SCHEDULER or not self._decider.is_ours(claim.status.allocation):
+        allocation = claim.status.allocation
+        if not (self._decider.is_ours(allocation) or self._decider.is_left_to_scheduler(allocation)):
             # The pool may be changing hands, or its node is away: then it is looked at again.
-            if any(r.driver in self._config.drivers for r in claim.status.allocation.devices.results):
+            if any(r.driver in self._config.drivers for r in allocation.devices.results):
                 self._unused_later.add(key)
             return
         log.info("taking back an allocation that no pod uses", claim=str(key))

@@ -603,6 +603,25 @@ def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again(monkeyp
     run(cluster, scenario)
 
 
+def test_an_unused_allocation_is_taken_back_when_its_pool_has_gone_to_the_scheduler(monkeypatch):
+    monkeypatch.setattr("controller.allocator.UNUSED_SECONDS", 0.1)
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        assert h.devices("c") == [("n1", "gpu-0")]
+        pool(cluster, "n1", 40, protected=False)
+        await asyncio.sleep(0.2)
+        assert h.devices("c") == [("n1", "gpu-0")]  # its pod is on the way
+        cluster.remove(PODS, "p", NS)
+        async with asyncio.timeout(5):
+            while h.devices("c"):
+                await asyncio.sleep(0.02)
+
+    run(cluster, scenario)
+
+
 def test_a_shared_claim_is_not_taken_from_the_pod_that_can_run_with_it():
     cluster = cluster_of(n1=(40,))
     for name in ("shared", "own"):

@@ -26,6 +26,8 @@ __all__ = ["NodeContext", "PodWorker"]
 log = structlog.get_logger(__name__)
 
 FINISHED = ("Succeeded", "Failed")
+# Before a status that could not be written is tried again.
+STATUS_RETRY = 0.5
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class PodWorker:
         self._pod = pod
         self._gone = False
         self._changed = asyncio.Event()
+        self._unwritten = False  # the last status could not be written
         self._waiting: dict[str, tuple[str, str]] = {}  # container → reason, message
         self._create_again = 0.0  # monotonic
         self._sandbox_ready = False
@@ -109,12 +112,16 @@ class PodWorker:
         while not self._ending:
             if self._phase in FINISHED:
                 await self._wait(None)
+                if self._unwritten:
+                    await self._write_status()
             else:
                 await self._supervise()
         await self._terminate()
 
     async def _wait(self, seconds: float | None) -> None:
         """Until something changes, at most ``seconds``."""
+        if self._unwritten:
+            seconds = STATUS_RETRY if seconds is None else min(seconds, STATUS_RETRY)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -272,9 +279,11 @@ class PodWorker:
                 subresource="status",
             )
             self._written = status
-        except (NotFound, Conflict):
-            pass  # gone or replaced; the watch will say so
+            self._unwritten = False
+        except NotFound:
+            pass  # gone; the watch will say so
         except DraError as e:
+            self._unwritten = True
             log.warning("pod status not written", pod=str(self._pod.key), error=str(e))
 
     def _status(self) -> dict[str, Any]:
