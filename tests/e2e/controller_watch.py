@@ -21,7 +21,7 @@ def pod_body(
     name: str,
     namespace: str,
     image: str,
-    command: str = "true",
+    command: str = "sleep 0.1",
     *,
     cpu: str = "10m",
     node: str = "",
