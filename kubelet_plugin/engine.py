@@ -182,12 +182,11 @@ class Engine:
             if self._recovery.is_orphan(uid, files[uid]):
                 await self._restart(uid, None)
         await self._remove_metadata_of_nobody()
-        if self._boot_id:
-            try:
-                # Last: a crash before it does all of the above again.
-                await self._checkpoints.booted(self._boot_id)
-            except OSError as e:
-                log.error("the boot ID could not be written down", error=str(e))
+        try:
+            # Last: a crash before it does all of the above again.
+            await self._note_boot()
+        except OSError as e:
+            log.error("the boot ID could not be written down", error=str(e))
         log.info("claims restored", claims=len(self._checkpoints.current), rebooted=rebooted)
 
     async def _remove_metadata_of_nobody(self) -> None:
@@ -200,6 +199,11 @@ class Engine:
     def _rebooted(self) -> bool:
         before = self._checkpoints.current.boot_id
         return bool(self._boot_id and before) and self._boot_id != before
+
+    async def _note_boot(self) -> None:
+        """Records of this boot must never look like those of the one before, whose devices nobody uses."""
+        if self._boot_id:
+            await self._checkpoints.booted(self._boot_id)
 
     async def _read_again(self) -> None:
         """Another instance may have acted since we let go."""
@@ -259,6 +263,7 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + self._timing.budget
         async with self._claim_locks.held(uid, deadline):
             async with self._turn.held(deadline):
+                await self._note_boot()
                 if (devices := await self._repeat(uid)) is not None:
                     return devices
             planned = await self._plan(reference, uid, deadline)

@@ -63,7 +63,8 @@ class DiskCheckpoints:
         return False
 
     async def booted(self, boot_id: str) -> None:
-        self._write(self.current.with_boot_id(boot_id))
+        if self.current.boot_id != boot_id:
+            self._write(self.current.with_boot_id(boot_id))
 
     async def save(self, *claims: PreparedClaim) -> None:
         self._write(self.current.changed({c.uid: c for c in claims}))

@@ -44,7 +44,7 @@ class Buggy(NoHardware):
         self.restored += 1
 
 
-def engine(disk: Disk, kube: FakeKube, hardware: Buggy) -> Engine:
+def engine(disk: Disk, kube: FakeKube, hardware: Buggy, boot_id: str = "") -> Engine:
     devices = {"gpu-0": NodeDevice("gpu-0", "U", "U", controllable=True)}
     return Engine(
         driver=DRIVER,
@@ -54,6 +54,7 @@ def engine(disk: Disk, kube: FakeKube, hardware: Buggy) -> Engine:
         specs=DiskSpecs(disk),
         devices=lambda: devices,
         hardware=hardware,
+        boot_id=boot_id,
     )
 
 
@@ -95,6 +96,27 @@ def test_a_bug_at_the_start_does_not_end_the_plugin() -> None:
         assert len(again.claims) == 1
         await again.unprepare(reference)
         assert not again.claims
+
+    asyncio.run(main())
+
+
+def test_a_boot_that_could_not_be_noted_at_once_does_not_look_like_another_one() -> None:
+    """The disk was full at the start: what is prepared afterwards must not be undone under its pods."""
+    kube, disk, hardware = FakeKube(), Disk(), Buggy()
+    reference = sliced(kube)
+    hardware.broken = False
+
+    async def main() -> None:
+        await engine(disk, kube, hardware, "one").restore()
+        disk.trouble_at, disk.error = disk.effects, True
+        node = engine(disk, kube, hardware, "two")
+        await node.restore()
+        assert disk.trouble_at is None, "the boot was to be noted"
+        await node.prepare(reference)
+        again = engine(disk, kube, hardware, "two")
+        await again.restore()
+        assert len(again.claims) == 1
+        assert hardware.restored == 0
 
     asyncio.run(main())
 
