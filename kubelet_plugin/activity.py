@@ -115,7 +115,7 @@ class ActivityWatch:
     def take(self, samples: Iterable[DeviceSample]) -> None:
         """Takes one sample of each device; a device that is missing does not tell."""
         now = self._clock.monotonic()
-        loads = {s.device: s.utilization for s in samples}
+        loads = {s.device: _load(s.utilization) for s in samples}
         for name in loads.keys() - self._devices.keys():
             self._devices[name] = DeviceActivity(self._threshold, self._seconds)
         for name, device in self._devices.items():
@@ -132,3 +132,8 @@ class ActivityWatch:
 
     def _named(self, use: Use) -> tuple[str, ...]:
         return tuple(sorted(name for name, device in self._devices.items() if device.use == use))
+
+
+def _load(told: object) -> float | None:
+    """Of what a backend, maybe a third party's, tells; None where it is no share of the time."""
+    return float(told) if isinstance(told, int | float) and 0 <= told <= 1 else None

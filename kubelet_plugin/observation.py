@@ -176,7 +176,8 @@ class Observation:
         samples: list[DeviceSample] = []
         for source in self._telemetry:
             try:
-                samples += source.sample()
+                told: tuple[object, ...] = tuple(source.sample())
+                samples += (s for s in told if isinstance(s, DeviceSample))
             except Exception as e:
                 # A backend of a third party must not cost all metrics.
                 log.warning("devices could not be sampled", error=f"{type(e).__name__}: {e}")

@@ -53,6 +53,17 @@ def test_it_changes_a_minute_after_its_load_has_and_not_before() -> None:
     assert 405 <= at <= 435
 
 
+@pytest.mark.parametrize("told", ["much", float("nan"), float("inf"), 10**400, b"1", [0.5]])
+def test_what_is_no_load_is_not_told(told: object) -> None:
+    """A backend of a third party must not end the agent."""
+    clock = Clock()
+    watch = ActivityWatch(clock, threshold=0.05, seconds=60.0)
+    for _ in range(20):
+        watch.take([DeviceSample(device="a", utilization=told), DeviceSample(device="b", utilization=0.9)])  # type: ignore[arg-type]
+        clock.time += 15
+    assert watch.current == Activity(busy=("b",))
+
+
 def test_bursts_are_no_change() -> None:
     assert uses((300, 0.0), (15, 1.0), (300, 0.0)) == [(120.0, "idle")]
     assert uses((300, 0.9), (45, 0.0), (300, 0.9)) == [(120.0, "busy")]
