@@ -21,8 +21,13 @@ from dra_driver.structured.types import DEFAULT_POLICY, PoolPolicy, PoolRules
 
 __all__ = ["Fleet"]
 
+# How pools are used: all in one way, or as the rules of this number say.
+_Use = PoolPolicy | int
+
 _MOST_SHAPES: Final = 2048
 _MOST_INDEXES: Final = 16
+# Rules that are asked about in turns, such as those of our pools and those of all pools.
+_MOST_LINES: Final = 2
 # A projection grows to serve further claims while nodes stay as equal as this many layouts.
 _MOST_LAYOUTS: Final = 256
 # An attribute with more values than this tells nodes apart; what an expression makes of it does so less.
@@ -34,11 +39,13 @@ class Fleet:
 
     def __init__(self) -> None:
         self._columns = Columns()
-        self._indexes: OrderedDict[tuple[frozenset[Column], PoolPolicy | None], FleetIndex] = OrderedDict()
+        self._indexes: OrderedDict[tuple[frozenset[Column], _Use], FleetIndex] = OrderedDict()
         self._shapes: OrderedDict[Hashable, Shape] = OrderedDict()
         self._shared: dict[Hashable, Solved | None] = {}
         # Columns of which it is known how many values they have.
         self._judged: set[Column] = set()
+        # Where rules come from that an index follows; those that are asked about last at the end.
+        self._lines: OrderedDict[object, int] = OrderedDict()
         self._classes: object = None
         self._scale: object = None
 
@@ -55,16 +62,16 @@ class Fleet:
             FatalError: the claims ask for something that does not exist.
         """
         self._check(snapshot)
-        default = options.default if rules is None else None
+        use = options.default if rules is None else self._line(rules)
         key = (
             tuple(None if c.status.allocation is not None else _wanted(c) for c in claims),
             options.ignore_taint,
-            default,
+            use,
         )
         shape = self._shapes.get(key)
         if shape is None:
             plans = compile_claims(claims, snapshot.classes, snapshot.features)
-            index = self._index(snapshot, plans, default, rules)
+            index = self._index(snapshot, plans, use, rules)
             shape = self._shapes[key] = Shape(plans, index, options, self._shared)
             if len(self._shapes) > _MOST_SHAPES:
                 self._shapes.popitem(last=False)
@@ -90,6 +97,17 @@ class Fleet:
         found.sort(key=lambda item: item[0][0])
         return found
 
+    def _line(self, rules: PoolRules) -> int:
+        """Which rules these are: an index that follows two of them in turns looks at every node each time."""
+        line = self._lines.get(rules.origin)
+        if line is None:
+            line = len(self._lines)
+            if line == _MOST_LINES:
+                _, line = self._lines.popitem(last=False)
+            self._lines[rules.origin] = line
+        self._lines.move_to_end(rules.origin)
+        return line
+
     def _check(self, snapshot: Snapshot) -> None:
         """Forgets what does not hold any more."""
         scale = snapshot.index.capacity_scale
@@ -106,33 +124,34 @@ class Fleet:
         self,
         snapshot: Snapshot,
         plans: Sequence[ClaimPlan],
-        default: PoolPolicy | None,
+        use: _Use,
         rules: PoolRules | None,
     ) -> FleetIndex:
         needed = self._needed(snapshot, plans)
         for (columns, of), index in reversed(self._indexes.items()):
-            if of == default and needed <= columns:
+            if of == use and needed <= columns:
                 self._indexes.move_to_end((columns, of))
                 return index
         for (columns, of), index in reversed(self._indexes.items()):
-            if of == default and index.layouts <= _MOST_LAYOUTS:
-                both = self._make(snapshot, needed | columns, default, rules)
+            if of == use and index.layouts <= _MOST_LAYOUTS:
+                both = self._make(snapshot, needed | columns, use, rules)
                 if both.layouts <= _MOST_LAYOUTS:
                     del self._indexes[columns, of]
                     self._drop_shapes(index)
                     return both
-                del self._indexes[needed | columns, default]
+                del self._indexes[needed | columns, use]
                 break
-        return self._make(snapshot, needed, default, rules)
+        return self._make(snapshot, needed, use, rules)
 
     def _make(
         self,
         snapshot: Snapshot,
         columns: frozenset[Column],
-        default: PoolPolicy | None,
+        use: _Use,
         rules: PoolRules | None,
     ) -> FleetIndex:
-        index = self._indexes[columns, default] = FleetIndex(self._columns, columns, default)
+        default = use if isinstance(use, PoolPolicy) else None
+        index = self._indexes[columns, use] = FleetIndex(self._columns, columns, default)
         index.follow(snapshot, rules)
         if len(self._indexes) > _MOST_INDEXES:
             _, old = self._indexes.popitem(last=False)

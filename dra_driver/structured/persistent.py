@@ -16,9 +16,13 @@ _BUCKETS: Final = 128
 
 
 class PersistentMap(Mapping[K, V], Generic[K, V]):
-    """A mapping that is never changed; ``updated`` makes another. Iterates in the order of the keys."""
+    """A mapping that is never changed; ``updated`` makes another. Iterates in the order of the keys.
 
-    __slots__ = ("_buckets", "_size")
+    Attributes:
+        origin: the same object in all maps that come from one another.
+    """
+
+    __slots__ = ("_buckets", "_size", "origin")
 
     def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
         buckets: list[dict[K, V]] = [{} for _ in range(_BUCKETS)]
@@ -27,6 +31,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
             buckets[hash(key) % _BUCKETS][key] = value
         self._buckets = buckets
         self._size = sum(map(len, buckets))
+        self.origin = object()
 
     def __getitem__(self, key: K) -> V:
         return self._buckets[hash(key) % _BUCKETS][key]
@@ -69,6 +74,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         made: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
         made._buckets = buckets
         made._size = size
+        made.origin = self.origin
         return made
 
     def differences(self, other: PersistentMap[K, V]) -> set[K]:

@@ -26,6 +26,7 @@ from dra_driver.structured import (
     allocate,
 )
 from dra_driver.structured.budget import Budget
+from dra_driver.structured.equivalence import FleetIndex
 from dra_driver.structured.fleet import Fleet
 
 TAINT = {"key": "dra-driver.dev/controller", "value": "allocates", "effect": "NoSchedule"}
@@ -58,6 +59,34 @@ def test_when_a_taint_was_added_tells_no_nodes_apart() -> None:
     assert isinstance(outcome, Allocated)
     fleet = cluster.memory.of(Fleet)
     assert len({id(n) for shape in fleet._shapes.values() for n in shape.index.classes}) == 1
+
+
+def test_two_sets_of_pools_in_turns_cost_no_look_at_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nics = [pool(f"n{i}", device("nic"), driver="nic.example.com") for i in range(3)]
+    cluster = snapshot(*(pool(f"n{i}", device("gpu", "80Gi")) for i in range(3)), *nics)
+    pools = [
+        PoolID(DriverName(d), PoolName(f"n{i}"))
+        for d in ("gpu.example.com", "nic.example.com")
+        for i in range(3)
+    ]
+    every: Any = PersistentMap((p, PoolPolicy()) for p in pools)
+    ours: Any = PersistentMap((p, PoolPolicy()) for p in pools[:3])
+    placed: list[str] = []
+    place = FleetIndex._place
+
+    def counted(index: FleetIndex, of: Snapshot, name: str) -> None:
+        placed.append(name)
+        place(index, of, name)
+
+    monkeypatch.setattr(FleetIndex, "_place", counted)
+    for turn in range(3):
+        for rules in (ours, every):
+            assert isinstance(allocate(cluster, [claim("c", exactly(memory="40Gi"))], pools=rules), Allocated)
+        assert len(placed) == 6, f"turn {turn}"
+    # A change of one pool costs a look at its node, by whoever asks.
+    every = every.updated({}, [pools[-1]])
+    assert isinstance(allocate(cluster, [claim("c", exactly())], pools=every), Allocated)
+    assert placed[6:] == ["n2"]
 
 
 @pytest.mark.parametrize("strategy", Strategy)
