@@ -148,7 +148,7 @@ class Allocator:
         self.queue: WorkQueue[ObjectKey] = WorkQueue("allocator", max_delay=30.0)
         self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
         pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
-        claims.add_handler(Handler(self._claim_seen, self._claim_updated, self._claim_seen))
+        claims.add_handler(Handler(self._claim_seen, self._claim_updated, self._claim_deleted))
         for informer in (slices, classes, *((taint_rules,) if taint_rules is not None else ())):
             informer.add_handler(
                 Handler(
@@ -236,6 +236,10 @@ class Allocator:
     def _claim_updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
         if old.status.allocation is not None and claim.status.allocation is None:
             self._deallocated(old)
+        self._claim_seen(claim)
+
+    def _claim_deleted(self, claim: ResourceClaim) -> None:
+        self._undone.discard(claim.metadata.uid)
         self._claim_seen(claim)
 
     def _deallocated(self, old: ResourceClaim) -> None:
@@ -415,7 +419,8 @@ class Allocator:
     async def _ungate(self, pod: Pod) -> None:
         if is_gated(pod) and pod.metadata.uid not in self._ungated:
             await self._writer.ungate(pod)
-            self._ungated.add(pod.metadata.uid)
+            if self._pods.get(pod.key) is not None:  # nobody would forget the uid of one that is gone
+                self._ungated.add(pod.metadata.uid)
 
     async def free_unused(self, key: ObjectKey) -> None:
         """Takes back an allocation of ours whose pods went away before kube-scheduler reserved the claim.
@@ -441,8 +446,16 @@ class Allocator:
                 self._unused_later.add(key)
             return
         log.info("taking back an allocation that no pod uses", claim=str(key))
+        await self._take_back(claim)
+
+    async def _take_back(self, claim: ResourceClaim) -> None:
+        """Deallocates; not to be taken for kube-scheduler's doing, unless it was refused."""
         self._undone.add(claim.metadata.uid)
-        await self._writer.deallocate(claim)
+        try:
+            await self._writer.deallocate(claim)
+        except ApiError:
+            self._undone.discard(claim.metadata.uid)
+            raise
 
     def reason(self, pod: ObjectKey) -> str:
         """Why the pod waits; empty where it does not."""
@@ -463,12 +476,7 @@ class Allocator:
                 log.info(
                     "taking back an allocation that pins the pod", pod=str(pod.key), claim=str(claim.key)
                 )
-                self._undone.add(claim.metadata.uid)
-                try:
-                    await self._writer.deallocate(claim)
-                except ApiError:
-                    self._undone.discard(claim.metadata.uid)
-                    raise
+                await self._take_back(claim)
             self.queue.add(pod.key)
             return
         entries = pod.spec.resource_claims
@@ -506,8 +514,7 @@ class Allocator:
                 log.info("allocated", claim=str(claim.key), node=decision.node, devices=devices)
         except ApiError as e:
             self._failed(e)
-            self._usage.gone(pod)
-            self._usage.seen(pod)
+            self._usage.not_placed(pod, self._pods.get(pod.key))
             if e.code not in (404, 409):
                 text = f"the allocation of claim {left[0][0].key} was refused: {e}"
                 self._recorder.event(PODS, pod, "Warning", "FailedAllocation", text)

@@ -320,8 +320,7 @@ class Groups:
         """What was assumed while trying is forgotten; nothing of it was written."""
         self._ledger.retract([c for _, w in writes for c, _ in w.allocations])
         for pod, _ in writes:
-            self._usage.gone(pod)
-            self._usage.seen(pod)
+            self._usage.not_placed(pod, pod)
 
     async def write(self, gang: Gang, writes: Sequence[tuple[Pod, Write]]) -> None:
         """Writes all allocations. Where one is refused, the next decision completes the group or gives back.
@@ -352,8 +351,7 @@ class Groups:
         )
         if problems:
             for pod, _ in writes:
-                self._usage.gone(pod)
-                self._usage.seen(pod)
+                self._usage.not_placed(pod, self._pods.get(pod.key))
             raise problems[0]
         for pod, decision in writes:
             message = f"allocated on node {decision.node}, with all {gang.size} pods of group {gang.key[1]}"

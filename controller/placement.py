@@ -101,6 +101,17 @@ class NodeUsage:
         """The pod is deleted, finished or no longer expected."""
         self._set(pod.metadata.uid, None)
 
+    def not_placed(self, pod: Pod, now: Pod | None) -> None:
+        """The pod does not come to where it was expected.
+
+        Args:
+            pod: as it was when it was placed.
+            now: the pod of this name as the API server has it by now, which may be another one, or none.
+        """
+        self.gone(pod)
+        if now is not None and now.metadata.uid == pod.metadata.uid:
+            self.seen(now)
+
     def _set(self, uid: Uid, entry: tuple[str, Demand] | None) -> None:
         old = self._pods.get(uid)
         if old == entry:

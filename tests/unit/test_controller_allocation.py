@@ -103,6 +103,9 @@ def pod(
     cluster.put(PODS, body)
 
 
+EIGHT_CORES = [{"name": "c", "resources": {"requests": {"cpu": "8"}}}]
+
+
 def classes(cluster: FakeCluster) -> None:
     for name, driver in (("gpu", OURS), ("nic", OTHER)):
         selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
@@ -810,6 +813,59 @@ def test_a_refused_write_is_told_and_the_device_goes_to_others():
         pod(cluster, "b", "b")
         await h.quiet()
         assert h.devices("b") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_bound_pod_that_went_away_during_its_write_takes_nothing_of_its_node():
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "a")
+    pod(cluster, "a", "a", gated=False, nodeName="n1", containers=EIGHT_CORES)
+
+    def take_away(verb, kind, name, subresource):
+        if kind == "ResourceClaim" and name == "a" and subresource == "status":
+            cluster.remove(PODS, "a", NS)
+            cluster.remove(RESOURCE_CLAIMS, "a", NS)
+            unreachable()
+
+    cluster.before = take_away
+
+    async def scenario(h):
+        await asyncio.sleep(0.5)
+        claim(cluster, "b")
+        pod(cluster, "b", "b", containers=EIGHT_CORES)
+        await h.quiet()
+        assert h.events("FailedAllocation") == []
+        assert h.devices("b") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_who_could_not_take_an_allocation_back_knows_the_schedulers_work_by_itself():
+    cluster = cluster_of(n1=(40,), n2=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h):
+        before = h.devices("c")
+        cluster.remove(PODS, "p", NS)
+        await h.quiet()
+
+        def first(verb, kind, name, subresource):
+            if kind == "ResourceClaim" and subresource == "status":
+                cluster.before = lambda *_: None
+                pod(cluster, "q", "c", gated=False)
+                uid = cluster.raw(PODS, "q", NS)["metadata"]["uid"]
+                holder = {"resource": "pods", "name": "q", "uid": uid}
+                cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"reservedFor": [holder]}}, NS)
+
+        cluster.before = first
+        await asyncio.sleep(2.2)
+        await h.quiet()
+        assert h.devices("c") == before
+        h.deallocate("c")  # by kube-scheduler: the pod cannot go there
+        await h.quiet()
+        assert h.devices("c") not in ([], before)
 
     run(cluster, scenario)
 
