@@ -285,6 +285,11 @@ class PoolIndex:
         self._caches.views[name] = (local, self.everywhere, view)
         return view
 
+    def forget(self, nodes: Iterable[str]) -> None:
+        """The nodes are gone: what is kept for them is of no use."""
+        for name in nodes:
+            self._caches.views.pop(name, None)
+
     def counters_left(self, pool: PoolView, taken: PoolState) -> Mapping[tuple[str, str], int]:
         """What allocated devices leave of a pool's counters, by (set, counter), in 1e-9."""
         known = self._caches.counters.get(pool)

@@ -89,7 +89,9 @@ class Snapshot:
 
     def with_nodes(self, changed: Iterable[Node], removed: Iterable[str] = ()) -> Snapshot:
         """With some nodes added or replaced, and some removed by name."""
-        return replace(self, nodes=self.nodes.updated({n.metadata.name: n for n in changed}, removed))
+        gone = tuple(removed)
+        self.index.forget(gone)
+        return replace(self, nodes=self.nodes.updated({n.metadata.name: n for n in changed}, gone))
 
     def with_classes(self, changed: Iterable[DeviceClass], removed: Iterable[str] = ()) -> Snapshot:
         """With some classes added or replaced, and some removed by name."""
@@ -104,6 +106,7 @@ class Snapshot:
         named = {n.metadata.name: n for n in nodes}
         changed = [n for name, n in named.items() if not _same_node(self.nodes.get(name), n)]
         removed = [name for name in self.nodes if name not in named]
+        self.index.forget(removed)
         by_name = {c.metadata.name: c for c in classes}
         return replace(
             self,

@@ -61,6 +61,17 @@ def test_when_a_taint_was_added_tells_no_nodes_apart() -> None:
     assert len({id(n) for shape in fleet._shapes.values() for n in shape.index.classes}) == 1
 
 
+def test_nothing_is_kept_of_nodes_that_are_gone() -> None:
+    now = two_nodes()
+    for i in range(5):
+        now = now.with_nodes([node(f"short-lived-{i}")])
+        assert isinstance(allocate(now, [claim("c", exactly())]), Allocated)
+        now = now.with_nodes([], [f"short-lived-{i}"])
+        assert isinstance(allocate(now, [claim("c", exactly())]), Allocated)
+    assert now.index._caches.views.keys() == {"n1", "n2"}
+    assert now.memory.of(Fleet)._columns._facts.keys() == {"n1", "n2"}
+
+
 def test_two_sets_of_pools_in_turns_cost_no_look_at_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     nics = [pool(f"n{i}", device("nic"), driver="nic.example.com") for i in range(3)]
     cluster = snapshot(*(pool(f"n{i}", device("gpu", "80Gi")) for i in range(3)), *nics)
