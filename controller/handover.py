@@ -50,6 +50,8 @@ DRAINING: Final = "draining"
 DRAIN_SECONDS = 15.0
 # How long until it is asked again whether the last write or event has arrived.
 _POLL_SECONDS: Final = 0.5
+# Claims and templates that a refusal names.
+_NAMED: Final = 5
 
 _DRIVER_NAMED = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
 
@@ -225,8 +227,8 @@ def _pool(inventory: DeviceInventory) -> PoolID:
 
 
 def _refusal(found: tuple[str, ...]) -> str:
-    shown = ", ".join(found[:5])
-    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    shown = ", ".join(found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return (
         f"claims or templates tolerate the taint {CONTROLLER_TAINT}, so kube-scheduler could allocate the "
         f"same devices: {shown}{more}; delete them or give them tolerations that name other keys"
@@ -255,6 +257,15 @@ class Tolerators:
         self._changed = changed
         # "claim" or "template", and which one.
         self._suspects: dict[tuple[str, ObjectKey], ResourceClaimSpec] = {}
+        # Those of them that do tolerate our taint, by the classes as they are.
+        self._tolerating: set[tuple[str, ObjectKey]] = set()
+        classes.add_handler(
+            Handler(
+                added=lambda _: self._classes_changed(),
+                updated=lambda old, new: self._classes_changed() if old.spec != new.spec else None,
+                deleted=lambda _: self._classes_changed(),
+            )
+        )
         # Specs are immutable, of claims and of templates.
         claims.add_handler(
             Handler(
@@ -272,17 +283,29 @@ class Tolerators:
 
     def found(self) -> tuple[str, ...]:
         """Those that are there now, in order: ``claim ns/a``, ``template ns/b``."""
-        return tuple(
-            f"{kind} {key}" for (kind, key), spec in sorted(self._suspects.items()) if self._tolerates(spec)
-        )
+        return tuple(f"{kind} {key}" for kind, key in sorted(self._tolerating))
 
     def _seen(self, kind: str, key: ObjectKey, spec: ResourceClaimSpec) -> None:
         if any(_covers(t) for _, tolerations in _requests(spec) for t in tolerations):
             self._suspects[kind, key] = spec
-            self._changed()
+            # Every pool is looked at after a change: not for claims of other drivers, nor for each of many.
+            if self._tolerates(spec):
+                self._tolerating.add((kind, key))
+                if len(self._tolerating) == 1:
+                    self._changed()
 
     def _gone(self, kind: str, key: ObjectKey) -> None:
-        if self._suspects.pop((kind, key), None) is not None:
+        self._suspects.pop((kind, key), None)
+        if (kind, key) in self._tolerating:
+            told = (kind, key) in sorted(self._tolerating)[:_NAMED]
+            self._tolerating.discard((kind, key))
+            if told:
+                self._changed()
+
+    def _classes_changed(self) -> None:
+        now = {which for which, spec in self._suspects.items() if self._tolerates(spec)}
+        if now != self._tolerating:
+            self._tolerating = now
             self._changed()
 
     def _tolerates(self, spec: ResourceClaimSpec) -> bool:

@@ -15,6 +15,7 @@ from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
 from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.kube import Informer
 from dra_driver.resourceslice import PENDING_TAINT, PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
 
@@ -452,6 +453,52 @@ def test_other_tolerations_do_no_harm(tolerations):
         assert h.noted() == "controller"
 
     run(cluster, scenario)
+
+
+def test_who_tolerates_the_taint_is_told_only_where_it_makes_a_difference():
+    cluster = cluster_with()
+    nic = {"selectors": [{"cel": {"expression": 'device.driver == "nic.example.com"'}}]}
+    cluster.put(DEVICE_CLASSES, {"metadata": {"name": "nic"}, "spec": nic})
+    told = []
+
+    def put(name: str, class_name: str) -> None:
+        exactly = {"deviceClassName": class_name, "tolerations": EVERYTHING}
+        spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
+        cluster.put(RESOURCE_CLAIMS, {"metadata": {"name": name, "namespace": NS}, "spec": spec})
+
+    async def main():
+        claims, classes = Informer(cluster, RESOURCE_CLAIMS), Informer(cluster, DEVICE_CLASSES)
+        tolerators = handover.Tolerators((DRIVER,), claims, classes, lambda: told.append(tolerators.found()))
+        tasks = [asyncio.create_task(i.run()) for i in (claims, classes)]
+
+        async def settled() -> None:
+            async with asyncio.timeout(10):
+                while len(claims) != len(cluster.all(RESOURCE_CLAIMS)) or not classes.synced.is_set():
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
+
+        for i in range(20):
+            put(f"nic-{i}", "nic")
+        await settled()
+        assert (told, tolerators.found()) == ([], ())
+        for i in range(8):
+            put(f"gpu-{i}", "gpu")
+        await settled()
+        assert told == [("claim default/gpu-0",)]
+        assert len(tolerators.found()) == 8
+        cluster.remove(RESOURCE_CLAIMS, "gpu-7", NS)
+        await settled()
+        assert len(told) == 1
+        cluster.remove(RESOURCE_CLAIMS, "gpu-0", NS)  # a refusal names it
+        await settled()
+        assert len(told) == 2
+        cluster.edit(DEVICE_CLASSES, "gpu", {"spec": nic})  # and now they are for the other driver
+        await asyncio.sleep(0.1)
+        assert told[2:] == [()]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(main())
 
 
 # --- how the allocator chooses, pool by pool ----------------------------------------------------------------
