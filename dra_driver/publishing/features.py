@@ -41,7 +41,7 @@ async def probe_features(client: KubeClient, driver: DriverName, node_name: str 
     Args:
         client: the server.
         driver: ours.
-        node_name: of the slices that are sent; a node agent may send its own node's only.
+        node_name: of the slices that are sent, and of their pool; a node agent may send its own node's only.
 
     Raises:
         ApiError, ApiUnavailable: the server could not be asked (``Forbidden``: no right to create slices).
@@ -76,7 +76,7 @@ async def _survives(
 ) -> bool:
     spec = ResourceSliceSpec(
         driver=driver,
-        pool=ResourcePool(name=PoolName(_NAME), generation=1, resource_slice_count=1),
+        pool=ResourcePool(name=PoolName(node_name), generation=1, resource_slice_count=1),
         node_name=node_name,
         devices=(device,) if device is not None else (),
         shared_counters=(CounterSet(name="probe", counters={"memory": Counter(value=_ONE)}),)

@@ -344,7 +344,9 @@ def test_agents_that_publish_may_write_slices_and_only_then(chart: Chart) -> Non
     args = parse(*(agent(objects)[1][k] for k in ("command", "args")))
     assert args.publish == "node"
     assert named(objects, "ClusterRoleBinding", "dra-driver-publish-node")
-    assert "by-a-plugin" in str(named(objects, "ValidatingAdmissionPolicy", "dra-driver-own-slices"))
+    policy = str(named(objects, "ValidatingAdmissionPolicy", "dra-driver-own-slices"))
+    assert "by-a-plugin" in policy
+    assert "variables.spec.pool.name == variables.node" in policy
     assert not of_kind(objects, "Deployment")
     # Nobody would take the gate off, fill the webhooks or need the rights.
     assert not of_kind(objects, "MutatingAdmissionPolicy")

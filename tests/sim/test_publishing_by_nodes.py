@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cluster_support as support
 
+from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_TAINT, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
+from dra_driver.publishing import probe_features
 from dra_driver.sim.cluster import EmbeddedCluster, SimNode
 
 BY_NODES = support.config(run_controller=False, plugin_flags=("--publish=node",))
@@ -138,3 +142,22 @@ def test_a_node_changes_hands_in_both_directions() -> None:
         await support.phase(cluster, "three", "Running")
 
     support.run(scenario, support.config(), seconds=150)
+
+
+def test_what_is_asked_of_the_server_is_of_the_own_node_and_pool() -> None:
+    """The admission policy lets a node agent send nothing else, not even in a dry run."""
+
+    async def scenario(cluster: EmbeddedCluster) -> None:
+        sent: list[ResourceSlice] = []
+
+        class Client:
+            async def create(self, resource: Any, body: Any, *, dry_run: bool = False) -> ResourceSlice:
+                assert dry_run
+                sent.append(await cluster.api.create(resource, body, dry_run=True))
+                return sent[-1]
+
+        await probe_features(Client(), DriverName(DEFAULT_DRIVER_NAME), "node-a")  # type: ignore[arg-type]
+        assert len(sent) == 3
+        assert {(s.spec.node_name, s.spec.pool.name) for s in sent} == {("node-a", "node-a")}
+
+    support.run(scenario, BY_NODES)
