@@ -233,16 +233,21 @@ class GpuHardware:
 
     async def bind_drivers(self, record: PreparedClaim) -> None:
         """See ``Hardware``."""
-        if bindings_of(record):
+        bindings = self._needed_bindings() if bindings_of(record) else None
+        if bindings is not None:
             async with self._alone(_BINDING):
-                if await self._call(self._needed_bindings().bind, record):
-                    self.changes.notify()
+                # Each has the time of a call: a driver may need seconds to let go of one.
+                for one in _one_by_one(record):
+                    if await self._call(bindings.bind, one):
+                        self.changes.notify()
 
     async def restore_drivers(self, record: PreparedClaim) -> None:
         """See ``Hardware``."""
-        if bindings_of(record):
+        bindings = self._needed_bindings() if bindings_of(record) else None
+        if bindings is not None:
             async with self._alone(_BINDING):
-                await self._call(self._needed_bindings().restore, record)
+                for one in _one_by_one(record):
+                    await self._call(bindings.restore, one)
 
     def forgotten(self, record: PreparedClaim) -> None:
         """See ``Hardware``. Its devices are the vendor's driver's again, and discovery sees them."""
@@ -465,6 +470,12 @@ def daemons_of(record: PreparedClaim) -> Iterator[str]:
     """Devices whose MPS daemon the claim needs."""
     yield from (s.device for s in record.settings if s.daemon)
     yield from (d.device for d, partition in _partitions(record) if partition.daemon)
+
+
+def _one_by_one(record: PreparedClaim) -> Iterator[PreparedClaim]:
+    """The record with one device at a time of those that are bound to another driver."""
+    for device, _ in bindings_of(record):
+        yield msgspec.structs.replace(record, devices=(device,))
 
 
 def _changes(setting: DeviceSetting) -> bool:

@@ -13,18 +13,23 @@ import msgspec
 import pytest
 from fake_kube import FakeKube
 from fake_pci import FakePci
-from node_agent import DRIVER, QUICK, Node, add_claim, claim, device, eventually, inventory, running
+from node_agent import DRIVER, NODE, QUICK, Node, add_claim, claim, device, eventually, inventory, running
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.meta import PoolName
 from dra_driver.api.parameters import KernelDriver, decode_parameters
-from dra_driver.api.resource import DeviceAttribute
+from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute
 from dra_driver.discovery.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import InvalidParameters, PrepareError
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.preparation import Holdings, PreparedClaim, plan
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
+from kubelet_plugin.bindings import Bindings
 from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import Timing
+from kubelet_plugin.hardware import GpuHardware
+from kubelet_plugin.mps import NoDaemons
 
 ONE, TWO = "0000:3b:00.0", "0000:86:00.0"
 CONFIG = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "GpuConfig", "driver": "vfio-pci"}
@@ -237,6 +242,17 @@ def agent(root: Path, kube: FakeKube, machine: Machine, timing: Timing = QUICK, 
     )
 
 
+async def planned(kube: FakeKube, machine: Machine, *names_: str) -> PreparedClaim:
+    """The record of a claim before anything is done for it."""
+    body = add_claim(kube, passed_through(*names_))
+    with ThreadPoolExecutor(1) as executor:
+        table = DeviceTable([machine], executor, passthrough=True)
+        await table.scan()
+        table.published({d.device.name: d.uuid for d in table.devices})
+    found = await kube.get(RESOURCE_CLAIMS, body["metadata"]["name"], body["metadata"]["namespace"])
+    return plan(found, found.metadata.uid, driver=DRIVER, pool=PoolName(NODE), devices=table.for_prepare)
+
+
 def spec_of(node: Node, body: dict[str, Any]) -> dict[str, Any]:
     file = node.config.cdi_dir / f"k8s.{DRIVER}-claim_{body['metadata']['uid']}.json"
     spec: dict[str, Any] = json.loads(file.read_bytes())
@@ -428,6 +444,41 @@ def test_a_node_for_virtual_machines_keeps_its_binding(tmp_path: Path) -> None:
             assert await call(node, "prepare", body) == ""
             assert await call(node, "unprepare", body) == ""
             assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == (VFIO, "")
+
+    asyncio.run(scenario())
+
+
+def test_each_device_has_the_time_of_a_call(tmp_path: Path) -> None:
+    """Eight GPUs that need four seconds each must not look like a library that hangs."""
+
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        written: list[Path] = []
+        calls: list[int] = []
+
+        class Counting(ThreadPoolExecutor):
+            def submit(self, *args: Any, **kwargs: Any) -> Any:
+                before = len(written)
+                future = super().submit(*args, **kwargs)
+                future.add_done_callback(lambda _: calls.append(len(written) - before))
+                return future
+
+        def write(path: Path, text: str) -> None:
+            if path.name == "unbind":
+                written.append(path)
+            machine.pci.write(path, text)
+
+        bus = PciFunctions(machine.pci.sysfs, machine.pci.dev, machine.pci.proc, write=write)
+        with Counting(1) as executor:
+            hardware = GpuHardware([], NoDaemons(), executor, bindings=Bindings(bus))
+            record = await planned(kube, machine, "gpu-0", "gpu-1")
+            record = await hardware.look(record, Holdings())
+            await hardware.bind_drivers(record)
+            assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == (VFIO, VFIO)
+            await hardware.restore_drivers(record)
+            assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == ("nvidia", "nvidia")
+        assert len(written) == 4
+        assert max(calls) == 1
 
     asyncio.run(scenario())
 
