@@ -123,9 +123,12 @@ class Handover:
 
     def _gone(self, inventory: DeviceInventory) -> None:
         pool = _pool(inventory)
-        self._noted.pop(pool, None)
         self._since.pop(pool, None)
-        self._resume(pool)
+        if self._noted.pop(pool, "") == DRAINING:
+            # What kube-scheduler has decided may still be on its way, whoever deletes the note of it.
+            self._stop(pool)
+        else:
+            self._resume(pool)
 
     def _stop(self, pool: PoolID) -> None:
         if pool not in self._stopped:
@@ -149,6 +152,8 @@ class Handover:
         if not noted:
             # The first publication, or an older controller's work.
             noted = (PoolAllocator.CONTROLLER if protected else PoolAllocator.SCHEDULER).value
+            if there and protected and pool in self._stopped:
+                noted = DRAINING  # its inventory was deleted meanwhile
             if not there and (wanted is PoolAllocator.SCHEDULER or self._tolerators.found()):
                 noted = PoolAllocator.SCHEDULER.value
         if wanted is PoolAllocator.CONTROLLER:

@@ -198,6 +198,20 @@ def test_a_policy_selects_nodes_and_says_how_many_devices_it_matches():
     run(cluster, scenario, **SCHEDULER)
 
 
+def test_a_policy_does_not_count_nodes_that_publish_by_themselves():
+    cluster = cluster_with("n1", "n2")
+    policy(cluster, "p", attributes={"rack": {"string": "r"}}, strategy="first-fit")
+
+    async def scenario(h):
+        await h.until(lambda: h.policy("p").status.nodes == 2)
+        cluster.edit(DEVICE_INVENTORIES, f"n2.{DRIVER}", {"spec": {"publisher": "node"}})
+        await h.until(lambda: h.published("n2").reason == "PublishedByNode")
+        await h.until(lambda: h.policy("p").status.nodes == 1)
+        assert h.policy("p").status.devices == 2
+
+    run(cluster, scenario, **SCHEDULER)
+
+
 def test_conflicts_and_broken_selectors_are_reported():
     cluster = cluster_with("n1")
     policy(cluster, "a", strategy="best-fit")
@@ -308,6 +322,35 @@ def test_a_pool_goes_to_the_controller_tainted_first_and_drained():
         cluster.remove(RESOURCE_CLAIMS, "late", NS)
         await h.until(lambda: h.device_of("c") == "gpu-0")
         await h.until(lambda: not h.gated("c"))
+
+    run(cluster, scenario, **SCHEDULER)
+
+
+def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_same(monkeypatch):
+    monkeypatch.setattr(handover, "DRAIN_SECONDS", 1.0)
+    cluster = cluster_with("n1", gpus=1)
+    claim(cluster, "c")
+    body = cluster.raw(DEVICE_INVENTORIES, f"n1.{DRIVER}")
+
+    async def scenario(h):
+        policy(cluster, "p", allocator="controller")
+        await h.until(lambda: h.noted() == "draining" and h.taints() == {CONTROLLER_TAINT})
+        pod(cluster, "c")
+        claim(cluster, "late")
+        cluster.remove(DEVICE_INVENTORIES, f"n1.{DRIVER}")
+        await asyncio.sleep(0.2)
+        again = {k: body[k] for k in ("spec", "status")}
+        owners = body["metadata"]["ownerReferences"]
+        cluster.put(
+            DEVICE_INVENTORIES,
+            {"metadata": {"name": f"n1.{DRIVER}", "ownerReferences": owners}, **again},
+        )
+        await asyncio.sleep(0.2)
+        assert h.device_of("c") == ""
+        allocate(cluster, "late", "n1", "gpu-0")  # decided by kube-scheduler before the taint
+        await h.until(lambda: h.noted() == "controller")
+        await h.quiet()
+        assert h.device_of("c") == ""
 
     run(cluster, scenario, **SCHEDULER)
 
