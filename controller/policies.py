@@ -152,7 +152,10 @@ class PolicyBook:
 
     def _set_rule(self, pool: PoolID, rule: PoolPolicy) -> None:
         if self.rule(pool) != rule:
-            self._rules[pool] = rule
+            if rule == self._default:
+                del self._rules[pool]
+            else:
+                self._rules[pool] = rule
             self._rule_changed(pool)
 
     def _touch(self, old: DesiredPool | None, new: DesiredPool | None) -> None:

@@ -254,6 +254,8 @@ class Publisher:
         if _left_to_node(inventory):
             self._pending.discard(pool)
             self._frozen.end(pool)
+            if self._policies is not None:
+                self._policies.forget(inventory)  # they have no effect there
             await self._note_condition(inventory, conditions.left_to_node())
             return
         desired, step = await self._desired(inventory, node)

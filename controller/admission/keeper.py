@@ -78,6 +78,10 @@ class CertificateKeeper:
             except DraError as e:
                 delay = backoff.next()
                 log.error("cannot read or renew the webhook's certificate", secret=OBJECT_NAME, error=str(e))
+            except Exception:
+                # Whatever is in the Secret: who gives up here serves an old certificate to its end.
+                delay = backoff.next()
+                log.exception("the webhook's certificate cannot be used", secret=OBJECT_NAME)
             await asyncio.sleep(delay)
 
     async def once(self) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 from controller.admission.config import AdmissionConfig
 from controller.admission.keeper import CertificateKeeper
 from controller.admission.pki import Material
-from controller.admission.registration import GATE_PATH, VALIDATE_PATH, Registration
+from controller.admission.registration import GATE_PATH, TIMEOUT_SECONDS, VALIDATE_PATH, Registration
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
 from controller.metrics import Metrics
 from dra_driver.api.admission import AdmissionRequest
@@ -30,8 +30,9 @@ log = structlog.get_logger(__name__)
 MAX_BYTES: Final = 4 << 20
 # Reviews held in memory at a time, which bounds it to 64 MiB whoever sends them.
 CONCURRENT: Final = 16
-# To send a review. An API server on the way out of a fault gives up long before.
-READ_SECONDS: Final = 10.0
+# To send a review and to have it judged. The API server has given up by then; who holds places for longer,
+# holds them from others.
+READ_SECONDS: Final = float(TIMEOUT_SECONDS)
 
 
 class AdmissionServer:
@@ -111,7 +112,7 @@ class AdmissionServer:
             if http.content_type != "application/json":
                 return web.Response(status=415, text="expected application/json\n")
             try:
-                async with self._slots, asyncio.timeout(READ_SECONDS):
+                async with asyncio.timeout(READ_SECONDS), self._slots:
                     request = read_review(await http.read())
                     judgement = decide(request)
             except TimeoutError:

@@ -18,6 +18,7 @@ import yaml
 
 from controller.admission import AdmissionConfig, AdmissionServer
 from controller.admission.pki import CA_LIFE, CA_RENEW, Material, renewed
+from controller.admission.server import CONCURRENT
 from controller.config import ControllerConfig
 from controller.metrics import Metrics
 from dra_driver.api.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS
@@ -123,6 +124,47 @@ def test_reviews_are_answered_over_https(tmp_path: Path) -> None:
                 with pytest.raises(aiohttp.ClientConnectorCertificateError):
                     await post(server, "/validate", b"{}", other.bundle)
             assert server.address is None
+
+    run(scenario)
+
+
+def test_who_finds_no_place_is_answered_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.admission.server.READ_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        async with api_server(tmp_path) as api:
+            server = replica(api, HandClock(time.time()))
+            async with server.serving(), contextlib.AsyncExitStack() as others:
+                await server.keeper.changed.wait()
+                for _ in range(CONCURRENT):  # as reviews hold them that are sent byte by byte
+                    await others.enter_async_context(server._slots)
+                bundle = (await material(api)).bundle
+                assert (await post(server, "/validate", claim_review({}), bundle))[0] == 408
+                await others.aclose()
+                assert (await post(server, "/validate", claim_review({}), bundle))[0] == 200
+
+    run(scenario)
+
+
+def test_a_certificate_that_cannot_be_used_does_not_end_the_keeping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with api_server(tmp_path) as api:
+            server = replica(api, HandClock(time.time()))
+            install = server.keeper._install
+            used: list[Material] = []
+
+            def fail_once(material: Material) -> None:
+                used.append(material)
+                if len(used) == 1:
+                    raise ssl.SSLError("no such curve")
+                install(material)
+
+            monkeypatch.setattr(server.keeper, "_install", fail_once)
+            async with server.serving():
+                await server.keeper.changed.wait()
+            assert len(used) == 2
 
     run(scenario)
 
