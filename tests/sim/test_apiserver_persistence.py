@@ -189,6 +189,11 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     for content, says in (
         (b"a: yaml file\n", "is no file of an API server"),
         (b"not even a line", "is no file of an API server"),
+        (b'{"format":"dra-driver sim objects 1"}\n', "is no file of an API server"),
+        (
+            b'{"format":"dra-driver sim objects 1","version":"x","versions":[]}\n',
+            "is no file of an API server",
+        ),
     ):
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match=says):

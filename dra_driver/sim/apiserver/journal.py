@@ -18,7 +18,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,6 +46,14 @@ class _Change(NamedTuple):
     namespace: str = ""
     name: str = ""
     object: Raw | None = None
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """The first line."""
+
+    format: str
+    version: int
+    versions: dict[str, int]
 
 
 class Kept(NamedTuple):
@@ -174,15 +182,15 @@ def _read(data: bytes, path: Path) -> tuple[Kept, int]:
         return Kept(0, {}, {}), 0
     header, *lines = data[: whole - 1].split(b"\n")
     try:
-        head: Any = msgspec.json.decode(header)
-        known = head["format"] == FORMAT
-    except (msgspec.DecodeError, KeyError, TypeError):
+        head = msgspec.json.decode(header, type=_Header)
+        known = head.format == FORMAT
+    except msgspec.DecodeError:
         known = False
     if not known:
         raise ConfigurationError(f"--data {path}: is no file of an API server (no {FORMAT!r} in line 1)")
-    version = head["version"]
+    version = head.version
     objects: dict[tuple[str, str, str, str], Raw] = {}
-    versions = {_pair(name): v for name, v in head["versions"].items()}
+    versions = {_pair(name): v for name, v in head.versions.items()}
     decoder = msgspec.json.Decoder(_Change)
     for number, line in enumerate(lines, start=2):
         try:
