@@ -140,8 +140,12 @@ class Feed:
                     spoke = loop.time()
                 await asyncio.sleep(PAUSE_SECONDS)
 
-    def whole(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
         """Everything at this moment, as plain data."""
+        for i, key in enumerate(self._fleet.pools(), 1):
+            self._fleet.pool(key)  # kept until it changes
+            if i % _CHUNK == 0:
+                await asyncio.sleep(0)
         waiting, total, nodes = self._waiting()
         return {"pools": self._fleet.views(), "waiting": waiting, "waitingTotal": total, "nodes": nodes}
 

@@ -59,7 +59,7 @@ async def serve(host: str, port: int, feed: Callable[[], Feed | None]) -> AsyncI
         current = feed()
         if current is None:
             return web.json_response({"error": "this replica stands by: another one leads"}, status=503)
-        return web.Response(body=msgspec.json.encode(current.whole()), content_type="application/json")
+        return web.Response(body=msgspec.json.encode(await current.whole()), content_type="application/json")
 
     app = web.Application(middlewares=[_guard(host)])
     for path, (name, content_type) in _FILES.items():

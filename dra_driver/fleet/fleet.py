@@ -129,6 +129,8 @@ class Fleet:
 
     def pool(self, key: PoolKey) -> PoolView | None:
         """One pool; None where there is none (any more)."""
+        if key not in self._slices and key not in self._inventories:
+            return None
         if key not in self._views:
             holders = {
                 device: [h for found in claims.values() for h in found]

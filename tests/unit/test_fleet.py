@@ -119,6 +119,17 @@ def test_a_change_concerns_its_pools_only():
     assert sorted(told) == [PoolKey(DRIVER, "n2"), PoolKey(DRIVER, "n3")]
 
 
+def test_nothing_is_kept_of_a_pool_that_is_gone():
+    fleet = Fleet((DRIVER,))
+    for i in range(5):
+        slice_ = slice_of(f"short-lived-{i}", device("gpu-0"))
+        fleet.put_slice(slice_)
+        assert fleet.pool(PoolKey(DRIVER, f"short-lived-{i}")) is not None
+        fleet.remove_slice(slice_)
+        assert fleet.pool(PoolKey(DRIVER, f"short-lived-{i}")) is None  # a reader is told that it is gone
+    assert fleet._views == {}
+
+
 def test_other_drivers_are_ignored():
     told = []
     fleet = Fleet(["other.example.com"], told.append)
