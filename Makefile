@@ -69,9 +69,10 @@ else
 	@CLUSTER=$(or $(CLUSTER),embedded) $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 endif
 
-HELM := build/helm/node_modules/.bin/helm
+BUILT_HELM := build/helm/node_modules/.bin/helm
+HELM ?= $(BUILT_HELM)
 
-$(HELM): deploy/helm/package.json deploy/helm/package-lock.json
+$(BUILT_HELM): deploy/helm/package.json deploy/helm/package-lock.json
 	@command -v npm >/dev/null || { echo "npm is needed: it brings Helm, pinned in deploy/helm/package-lock.json" >&2; exit 2; }
 	@mkdir -p build/helm && cp deploy/helm/package.json deploy/helm/package-lock.json build/helm
 	@npm ci --prefix build/helm --silent --no-audit --no-fund --ignore-scripts

@@ -29,6 +29,7 @@ from dra_driver.preparation import Checkpoint
 pytestmark = pytest.mark.e2e
 
 NAMESPACE = "dra-driver"
+AGENT = "dra-driver-kubelet-plugin"
 SECONDS = 120.0
 # Kinds of prometheus-operator, which the cluster need not have.
 FOREIGN = {"ServiceMonitor", "PrometheusRule"}
@@ -69,6 +70,10 @@ def chart() -> Chart:
     built = ROOT / "build" / "helm" / "node_modules" / ".bin" / "helm"
     helm = os.environ.get("HELM") or (str(built) if built.exists() else shutil.which("helm"))
     if helm is None:
+        if os.environ.get("CHART_INSTALL") == "1":
+            pytest.fail(
+                "CHART_INSTALL=1, and helm is not installed; make chart-test installs it", pytrace=False
+            )
         pytest.skip("helm is not installed; make chart-test installs it")
     return Chart(helm)
 
@@ -164,7 +169,8 @@ def empty_cluster(chart: Chart) -> Iterator[dict[str, Any]]:
     if os.environ.get("CHART_INSTALL") != "1":
         pytest.skip("replaces the installed driver; CHART_INSTALL=1 allows it")
     before = [without_server_fields(o) for o in installed()]
-    (agent,) = [o for o in before if o["kind"] == "DaemonSet"]
+    # There may be other node agents, as of deploy/optional.
+    (agent,) = [o for o in before if o["kind"] == "DaemonSet" and o["metadata"]["name"] == AGENT]
     container = agent["spec"]["template"]["spec"]["containers"][0]
     repository, _, tag = container["image"].rpartition(":")
     remove(before)
@@ -179,7 +185,7 @@ def empty_cluster(chart: Chart) -> Iterator[dict[str, Any]]:
         kubectl("delete", "namespace", "chart-e2e", "--ignore-not-found", "--timeout=60s")
         subprocess.run(helm_command(chart, "uninstall", "dra-driver", "--wait"), capture_output=True)
         kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(before))
-        for workload in ("deployment/dra-driver-controller", "daemonset/dra-driver-kubelet-plugin"):
+        for workload in ("deployment/dra-driver-controller", f"daemonset/{AGENT}"):
             kubectl("-n", NAMESPACE, "rollout", "status", workload, "--timeout=120s")
 
 
