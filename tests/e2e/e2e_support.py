@@ -65,6 +65,12 @@ class Hands(Protocol):
     async def current(self, node: str) -> None:
         """Updates to this version, node agents one beside the other for a while."""
 
+    async def publish(self, node: str, *, by_node: bool) -> None:
+        """Runs the node agent for GPUs with ``--publish=node``, or without."""
+
+    async def controllers(self, *, run: bool) -> None:
+        """Ends every controller, or starts what there was."""
+
     async def uninstall(self) -> list[str]:
         """Takes the driver off, and says what is left of it on nodes."""
 

@@ -15,6 +15,9 @@ from dra_driver.sim.processes import ManagedProcess
 _OTHER = "import sys; sys.path.insert(0, {folder!r}); from dra_driver.cli.main import main; sys.exit(main())"
 
 
+BY_NODE = "--publish=node"
+
+
 class EmbeddedHands:
     """Implements ``e2e_support.Hands``."""
 
@@ -84,6 +87,21 @@ class EmbeddedHands:
         cluster.controller.command = self._present[cluster.controller.name]
         await cluster.start_process(cluster.controller)
         await cluster.ready()
+
+    async def publish(self, node: str, *, by_node: bool) -> None:
+        """See ``Hands``."""
+        plugin = self._cluster.nodes[node].plugin
+        await plugin.stop()
+        others = tuple(word for word in plugin.command if word != BY_NODE)
+        plugin.command = (*others, BY_NODE) if by_node else others
+        await self._cluster.start_process(plugin)
+
+    async def controllers(self, *, run: bool) -> None:
+        """See ``Hands``."""
+        if run:
+            await self._cluster.start_process(self._cluster.controller)
+        else:
+            await self._cluster.controller.stop()
 
     async def uninstall(self) -> list[str]:
         """See ``Hands``."""

@@ -62,6 +62,15 @@ class LocalHands:
         """See ``Hands``."""
         await ask("current")
 
+    async def publish(self, node: str, *, by_node: bool) -> None:
+        """See ``Hands``."""
+        # The manifests as they are say nothing, which is the controller.
+        await (ask("agent_flag", flag="--publish=node") if by_node else ask("current"))
+
+    async def controllers(self, *, run: bool) -> None:
+        """See ``Hands``."""
+        await ask("controllers", number="2" if run else "0")
+
     async def uninstall(self) -> list[str]:
         """See ``Hands``."""
         await ask("uninstall")

@@ -23,6 +23,7 @@ from local.node_files import NodeFiles
 from local.processes import NotUpError, Processes, tail
 
 NAMESPACE = "dra-driver"
+AGENT, CONTROLLER = "daemonset/dra-driver-kubelet-plugin", "deployment/dra-driver-controller"
 # On two cores that others use too, everything takes its time.
 PATIENCE_SECONDS = 180.0
 MOUNT_POINTS = ("/var/lib/kubelet", "/etc/cdi", "/var/log", "/dev/infiniband")
@@ -121,6 +122,28 @@ class LocalCluster:
         self._import(archive)
         self.install(folder, configuration.PREVIOUS_IMAGE)
         return commit
+
+    def add_agent_flag(self, flag: str) -> None:
+        """Gives the node agent for GPUs one more flag, until ``install`` is called again.
+
+        Raises:
+            NotUpError: it does not come up with it.
+        """
+        patch = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": flag}]
+        self.kubectl("-n", NAMESPACE, "patch", AGENT, "--type=json", "--patch", json.dumps(patch))
+        self.wait_for_driver()
+
+    def scale_controller(self, number: str) -> None:
+        """As many controllers; returns when they run, or are gone.
+
+        Raises:
+            NotUpError: they do not.
+        """
+        self.kubectl("-n", NAMESPACE, "scale", CONTROLLER, f"--replicas={number}")
+        gone = ("wait", "--for=delete", "pods", "-l", "app.kubernetes.io/component=controller")
+        there = ("rollout", "status", CONTROLLER)
+        what = gone if number == "0" else there
+        self.kubectl("-n", NAMESPACE, *what, f"--timeout={PATIENCE_SECONDS:.0f}s")
 
     def restart(self, name: str) -> None:
         """Kills a component and starts it again.

@@ -21,6 +21,8 @@ class Control:
             "previous": cluster.install_previous,
             "current": cluster.install,
             "uninstall": cluster.uninstall,
+            "agent_flag": cluster.add_agent_flag,
+            "controllers": cluster.scale_controller,
         }
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
