@@ -328,12 +328,17 @@ class Plugin:
 
     async def _end(self) -> None:
         self.ready.clear()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + SHUTDOWN_GRACE
+        # The kubelet closes its connection when the registrar goes. A call that is cut off is repeated only
+        # after more than a minute, however well it ended here.
+        await self._calls.answered(SHUTDOWN_GRACE)
         await self._registrar.stop(1.0)
         self._state.withdrawn()
         if not self._instances.leads():
             await asyncio.sleep(HANDOVER_SECONDS)
         self._health.stop()
-        await self._dra.stop(SHUTDOWN_GRACE)
+        await self._dra.stop(max(1.0, end - loop.time()))
         await self._calls.drain()
         await self._keeper.withdraw()
         log.info("stopped")

@@ -35,6 +35,8 @@ __all__ = ["SUPPORTED_VERSIONS", "Calls", "DraV1", "DraV1beta1", "Health", "Regi
 SUPPORTED_VERSIONS: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 
 _MAX_MESSAGE: Final = 1024
+# From the end of a transaction until its answer has left the process.
+_SENDING_SECONDS: Final = 0.1
 _T = TypeVar("_T")
 
 log = structlog.get_logger(__name__)
@@ -108,13 +110,19 @@ class Calls:
         self._tasks: asyncio.TaskGroup | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._running = 0
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
         """Owns the transactions until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await asyncio.get_running_loop().create_future()
+
+    async def answered(self, seconds: float) -> None:
+        """Waits until what is under way now has ended, ``seconds`` at most; not for what comes meanwhile."""
+        if self._under_way:
+            await asyncio.wait(set(self._under_way), timeout=seconds)
+            await asyncio.sleep(_SENDING_SECONDS)
 
     async def drain(self) -> None:
         """Waits until no transaction is under way."""
@@ -147,15 +155,15 @@ class Calls:
         if self._tasks is None:
             work.close()
             raise RuntimeError("Calls.run is not running")
-        self._running += 1
         self._idle.clear()
         task = self._tasks.create_task(work)
+        self._under_way.add(task)
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, _: asyncio.Task[Any]) -> None:
-        self._running -= 1
-        if not self._running:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not self._under_way:
             self._idle.set()
 
     async def _one(

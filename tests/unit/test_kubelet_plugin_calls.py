@@ -381,8 +381,13 @@ def test_shutdown_waits_for_calls_in_flight(tmp_path: Path) -> None:
                 node.stop.set()
                 await asyncio.sleep(0.2)
                 assert not waiting.done()
+                # Without the registrar the kubelet would close the connection of the call.
+                assert node.config.registrar_socket.is_socket()
+                assert node.config.dra_socket.is_socket()
                 kube.down = False
             assert not waiting.result()[one["metadata"]["uid"]].error
+            await eventually(lambda: not node.config.registrar_socket.exists())
+            await eventually(lambda: not node.config.dra_socket.exists())
 
     asyncio.run(main())
 
