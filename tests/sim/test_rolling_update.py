@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +17,25 @@ from dra_driver.api.core import NODES
 from dra_driver.sim.kubelet.plugins import ClaimRef, PluginManager
 from dra_driver.sim.kubelet.settings import KubeletSettings
 from kubelet_plugin import plugin as plugin_module
+from kubelet_plugin.engine import Timing
 
 SETTINGS = dataclasses.replace(KubeletSettings.quick(), registry_tick=0.02, wipe_delay=0.2)
+
+
+# On a machine that others use too, nothing is quick; what is waited for here comes, or the test fails.
+SECONDS = 60.0
+PATIENT = Timing(budget=40.0, patience=40.0)
+
+
+@contextlib.contextmanager
+def not_cut_off() -> Iterator[None]:
+    """A connection that is closed under a call cancels the call; the task would end as if all were well."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        assert task is None or task.cancelling(), "the kubelet closed the connection of a call"
+        raise
 
 
 class Update:
@@ -36,11 +54,14 @@ class Update:
         while not self.finished.is_set():
             plugin = self.manager.plugin(DRIVER)
             assert plugin is not None, "between two instances there was none"
-            (_, error) = (await plugin.prepare([reference]))[reference.uid]
+            with not_cut_off():
+                (_, error) = (await plugin.prepare([reference]))[reference.uid]
             assert error == ""
             plugin = self.manager.plugin(DRIVER)
             assert plugin is not None
-            assert (await plugin.unprepare([reference]))[reference.uid] == ""
+            with not_cut_off():
+                error = (await plugin.unprepare([reference]))[reference.uid]
+            assert error == ""
             self.endpoints.add(plugin.endpoint)
             self.calls += 2
 
@@ -50,7 +71,46 @@ class Update:
             endpoint = str(node.config.dra_socket)
             return plugin is not None and plugin.connected and plugin.endpoint == endpoint
 
-        await until(newest)
+        await until(newest, SECONDS)
+
+
+def test_a_call_under_way_is_answered_before_the_kubelet_lets_go_of_an_agent_that_ends() -> None:
+    """The stand-in closes the connection of a plugin whose registrar is gone, as the real kubelet does."""
+
+    async def main() -> None:
+        kube = FakeKube()
+        with short_directory() as root:
+            (root / "registry").mkdir()
+
+            async def wipe(driver: str) -> None:
+                """Nothing is published."""
+
+            manager = PluginManager(root / "registry", SETTINGS, wipe)
+            watching = asyncio.create_task(manager.run())
+            timing = Timing(budget=30.0)
+            async with running(root, kube, [device(0)], timing=timing) as node:
+                await until(lambda: manager.plugin(DRIVER) is not None, SECONDS)
+                plugin = manager.plugin(DRIVER)
+                assert plugin is not None
+                body = add_claim(kube, claim("one", "gpu-0"))
+                reference = ClaimRef("ns", "one", body["metadata"]["uid"])
+                kube.down = True
+                call = asyncio.create_task(plugin.prepare([reference]))
+                await asyncio.sleep(0.1)
+                node.stop.set()
+                # Many rounds of the kubelet's look at its registry.
+                await asyncio.sleep(20 * SETTINGS.registry_tick)
+                kube.down = False
+                await asyncio.wait([call], timeout=SECONDS)
+                assert not call.cancelled(), "the kubelet closed the connection of the call"
+                (_, error) = call.result()[reference.uid]
+                assert error == ""
+            assert not node.config.registrar_socket.exists()
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+
+    asyncio.run(main())
 
 
 def test_no_call_fails_during_updates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +134,13 @@ def test_no_call_fails_during_updates(monkeypatch: pytest.MonkeyPatch) -> None:
             async def start(serial: int) -> tuple[Node, contextlib.AsyncExitStack]:
                 stack = contextlib.AsyncExitStack()
                 settings: dict[str, Any] = {"instance_id": f"pod-{serial}"}
-                return await stack.enter_async_context(running(root, kube, devices, settings=settings)), stack
+                return await stack.enter_async_context(
+                    running(root, kube, devices, settings=settings, timing=PATIENT)
+                ), stack
 
             node, old = await start(0)
             await update.registered(node)
-            await until(lambda: inventory(kube)["status"]["registration"]["registered"])  # type: ignore[index]
+            await until(lambda: inventory(kube)["status"]["registration"]["registered"], SECONDS)  # type: ignore[index]
             async with asyncio.TaskGroup() as tasks:
                 for i in range(4):
                     tasks.create_task(update.call(i))
@@ -86,7 +148,7 @@ def test_no_call_fails_during_updates(monkeypatch: pytest.MonkeyPatch) -> None:
                     node, new = await start(serial)
                     await update.registered(node)
                     done = update.calls
-                    await until(lambda done=done: update.calls >= done + 8)  # type: ignore[misc]
+                    await until(lambda done=done: update.calls >= done + 8, SECONDS)  # type: ignore[misc]
                     await old.aclose()
                     assert inventory(kube)["status"]["registration"]["registered"]  # type: ignore[index]
                     old = new

@@ -214,7 +214,7 @@ class _Socket:
     """One socket in the registry directory.
 
     Attributes:
-        identity: inode and time of the file: another one means that the plugin made it anew.
+        identity: inode and time of making of the file: another one means that the plugin made it anew.
         task: registration, then the life of the connection.
         plugin: set once registered.
     """
@@ -375,5 +375,6 @@ def _sockets_below(directory: Path) -> list[tuple[Path, tuple[int, int]]]:
         with contextlib.suppress(OSError):  # gone between listing and looking
             if path.is_socket():
                 status = path.stat()
-                found.append((path, (status.st_ino, status.st_ctime_ns)))
+                # Not the time of the last change: a plugin that closes the file to others is no new one.
+                found.append((path, (status.st_ino, status.st_mtime_ns)))
     return found
