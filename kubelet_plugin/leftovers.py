@@ -23,7 +23,10 @@ __all__ = ["Leftovers"]
 
 log = structlog.get_logger(__name__)
 
+FIRST_SECONDS: Final = 10.0
 EVERY_SECONDS: Final = 300.0
+# Longer than any prepare takes.
+CONFIRM_SECONDS: Final = 60.0
 
 
 class Leftovers:
@@ -51,14 +54,21 @@ class Leftovers:
         self._told: set[tuple[str, str]] = set()
         self.strangers = 0
 
-    async def run(self, seconds: float = EVERY_SECONDS) -> None:
-        """Works until cancelled."""
+    async def run(
+        self,
+        first: float = FIRST_SECONDS,
+        every: float = EVERY_SECONDS,
+        confirm: float = CONFIRM_SECONDS,
+    ) -> None:
+        """Works until cancelled. Times are in seconds: after the start, between rounds, after a finding."""
+        await asyncio.sleep(first)
         while True:
-            await asyncio.sleep(seconds)
+            before = self._seen
             try:
                 await self.look()
             except (DraError, OSError) as e:
                 log.warning("leftovers on the GPUs could not be looked for", error=str(e))
+            await asyncio.sleep(every if self._seen <= before else min(every, confirm))
 
     async def look(self) -> None:
         """One round.

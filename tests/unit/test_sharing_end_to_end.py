@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_kube import FakeKube
-from node_agent import DRIVER, Backend, add_claim, claim, running
+from node_agent import DRIVER, Backend, add_claim, claim, eventually, running
 from nvidia_tools import Tools
 from test_kubelet_plugin_calls import prepare, unprepare
 
@@ -347,5 +347,23 @@ def test_leftovers_are_found_twice_before_they_count(tmp_path: Path, state: Path
             assert setup.daemons.present() == []
             assert len(control.instances(machine.uuid(GPU))) == 1
             assert len(control.instances(machine.uuid(OTHER))) == 1
+
+    asyncio.run(main())
+
+
+def test_leftovers_of_before_the_start_are_found_soon_after_it(tmp_path: Path, state: Path) -> None:
+    tools = Tools(tmp_path / "bin")
+
+    async def main() -> None:
+        kube, machine = FakeKube(), Machine()
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
+            setup = node.plugin._setup
+            setup.daemons.start(THIRD, machine.uuid(THIRD))
+            leftovers = Leftovers(
+                engine=node.plugin._engine, hardware=setup.hardware, table=node.plugin._table
+            )
+            looking = asyncio.create_task(leftovers.run(first=0, every=3600, confirm=0.05))
+            await eventually(lambda: setup.daemons.present() == [], 30)
+            looking.cancel()
 
     asyncio.run(main())
