@@ -345,6 +345,10 @@ class Plugin:
 
     async def _guard(self) -> None:
         """Puts sockets back that somebody removed: the kubelet drops a plugin whose socket is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            await self._put_back(tasks)
+
+    async def _put_back(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             await asyncio.sleep(GUARD_SECONDS)
             for server, path in (
@@ -357,7 +361,7 @@ class Plugin:
                 self._state.withdrawn()
                 try:
                     files.make_directory(path.parent, 0o755)
-                    await server.restart()
+                    await server.restart(tasks)
                 except (OSError, DraError) as e:
                     log.error("cannot listen", path=str(path), error=str(e))
 

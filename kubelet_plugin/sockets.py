@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -12,6 +14,10 @@ import grpc.aio
 from dra_driver.errors import ConfigurationError
 
 __all__ = ["SocketServer"]
+
+# The kubelet's deadline.
+OLD_CALLS_SECONDS: Final = 45.0
+_CLOSING_SECONDS: Final = 0.2
 
 
 class SocketServer:
@@ -26,6 +32,7 @@ class SocketServer:
         self._path = path
         self._register = register
         self._server: grpc.aio.Server | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def present(self) -> bool:
@@ -56,11 +63,22 @@ class SocketServer:
         self._path.chmod(0o600)
         self._server = server
 
-    async def restart(self) -> None:
-        """Listens anew where the file was removed under us; calls in flight end on the old server."""
+    async def restart(self, tasks: asyncio.TaskGroup) -> None:
+        """Listens anew where the file was removed under us; calls in flight end on the old server.
+
+        Args:
+            tasks: where the old server ends.
+
+        Raises:
+            ConfigurationError: it cannot listen there.
+        """
         old, self._server = self._server, None
         if old is not None:
-            await old.stop(0)
+            ending = tasks.create_task(old.stop(OLD_CALLS_SECONDS))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            # It closes its socket at once, and removes the file of that name; ours is to come after.
+            await asyncio.wait([ending], timeout=_CLOSING_SECONDS)
         await self.start()
 
     async def stop(self, grace: float) -> None:
@@ -68,5 +86,7 @@ class SocketServer:
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(grace)
+        if self._ending:
+            await asyncio.wait(set(self._ending), timeout=grace)
         with contextlib.suppress(OSError):
             self._path.unlink()

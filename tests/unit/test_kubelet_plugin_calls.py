@@ -24,6 +24,7 @@ from dra_driver.wire import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
+from kubelet_plugin.engine import Timing
 
 VERSIONS = {
     "v1": (dra_v1_pb2, dra_v1_pb2_grpc),
@@ -307,6 +308,27 @@ def test_removed_sockets_are_put_back(tmp_path: Path) -> None:
             await eventually(lambda: _registration(kube)["registered"] is False)
             await node.register()
             await eventually(lambda: _registration(kube) == {"registered": True, "epoch": 2})
+
+    asyncio.run(main())
+
+
+def test_a_call_under_way_outlives_the_removal_of_its_socket(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube = FakeKube()
+        one = add_claim(kube, claim("one", "gpu-0"))
+        async with running(tmp_path, kube, [device(0)], timing=Timing(budget=30.0)) as node:
+            await eventually(lambda: inventory(kube))
+            kube.down = True
+            async with asyncio.TaskGroup() as tasks:
+                waiting = tasks.create_task(prepare(node, one))
+                await asyncio.sleep(0.2)
+                node.config.dra_socket.unlink()
+                await eventually(lambda: node.plugin._dra.present, 30)
+                kube.down = False
+            assert not waiting.result()[one["metadata"]["uid"]].error
+            assert node.config.dra_socket.is_socket()
+            # On the new socket.
+            assert not (await prepare(node, one))[one["metadata"]["uid"]].error
 
     asyncio.run(main())
 
