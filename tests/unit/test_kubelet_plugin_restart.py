@@ -23,9 +23,9 @@ from node_agent import (
 )
 from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
-from dra_driver.api.inventory import DeviceInventorySpec, InventoryDevice
+from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.meta import DriverName
-from dra_driver.errors import DraError
+from dra_driver.errors import ApiUnavailable, DraError
 from kubelet_plugin.configuration import Configuration
 from kubelet_plugin.inventory import fit
 from kubelet_plugin.plugin import Plugin
@@ -171,6 +171,32 @@ def test_a_device_that_was_replaced_under_its_name_is_refused(tmp_path: Path) ->
             )
             assert not answers[two["metadata"]["uid"]].error
             assert not (await unprepare(node, one))[one["metadata"]["uid"]].error
+
+    asyncio.run(main())
+
+
+def test_a_device_that_is_not_the_one_of_the_inventory_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube = FakeKube()
+        backend = Backend([device(0)])
+        body = add_claim(kube, claim("one", "gpu-0"))
+        uid = body["metadata"]["uid"]
+
+        def unwritable(verb: str, plural: str, name: str) -> None:
+            if plural == DEVICE_INVENTORIES.plural and verb not in ("get", "list", "watch"):
+                raise ApiUnavailable("not now")
+
+        async with running(tmp_path, kube, backend=backend) as node:
+            kube.before = unwritable
+            # The allocation was made for the card that was in this place before.
+            backend.devices = (device(0, uuid_="GPU-new"),)
+            await node.plugin._table.scan()
+            error = (await prepare(node, body))[uid].error
+            assert "gpu-0 was published with uuid 'GPU-0', but the hardware now says 'GPU-new'" in error
+            assert node.specs() == []
+            kube.before = None
+            await eventually(lambda: node.plugin._table.for_prepare["gpu-0"].published_uuid == "GPU-new")
+            assert not (await prepare(node, body))[uid].error
 
     asyncio.run(main())
 
