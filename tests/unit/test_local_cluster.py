@@ -176,7 +176,7 @@ class Deeds:
     def reboot(self) -> None:
         raise NotUpError("no node")
 
-    install = install_previous = uninstall = reboot
+    install = install_previous = uninstall = add_agent_flag = scale_controller = reboot
 
 
 def test_the_suite_asks_the_harness_through_a_socket(tmp_path: Path) -> None:
