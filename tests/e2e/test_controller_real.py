@@ -120,8 +120,6 @@ def test_pods_of_namespaces_without_our_label_run_too(background: Background, cl
     background.run(scenario(), 300)
 
 
-# On the embedded cluster its pods do not come to an end in time; why has not been looked into.
-@needs_existing
 def test_claims_of_another_driver_are_left_to_kube_scheduler(
     background: Background, cluster: Cluster
 ) -> None:

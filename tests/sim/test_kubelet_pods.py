@@ -73,7 +73,7 @@ class Node:
         found = await self.api.list(EVENTS, "default")
         return [e.message for e in found.items if e.reason == reason]
 
-    async def create(self, name: str = "p", claim: str = "c", **spec: Any) -> None:
+    async def create(self, name: str = "p", claim: str = "c", driver: str = DRIVER, **spec: Any) -> None:
         """A pod bound by hand, and its claim: allocated, reserved."""
         container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "g"}]}}
         body = {
@@ -87,9 +87,9 @@ class Node:
             },
         }
         pod = await self.api.create(RUN_PODS, body, "default")
-        await self.reserve(claim, name, pod.metadata.uid)
+        await self.reserve(claim, name, pod.metadata.uid, driver)
 
-    async def reserve(self, claim: str, pod: str, uid: str) -> None:
+    async def reserve(self, claim: str, pod: str, uid: str, driver: str = DRIVER) -> None:
         try:
             found = await self.api.get(RESOURCE_CLAIMS, claim, "default")
         except NotFound:
@@ -98,7 +98,7 @@ class Node:
             found = await self.api.create(
                 RESOURCE_CLAIMS, {"metadata": {"name": claim}, "spec": spec}, "default"
             )
-        result = {"request": "g", "driver": DRIVER, "pool": "pool", "device": "dev-0"}
+        result = {"request": "g", "driver": driver, "pool": "pool", "device": "dev-0"}
         reserved = [{"resource": r.resource, "name": r.name, "uid": r.uid} for r in found.status.reserved_for]
         reserved.append({"resource": "pods", "name": pod, "uid": uid})
         status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}
@@ -195,6 +195,25 @@ def test_a_pod_deleted_after_a_failed_prepare_is_unprepared() -> None:
             await eventually(n.gone)
             assert n.calls()[-1] == "Unprepare v1"
             assert n.kubelet.claims.claims == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_whose_driver_was_never_there_can_be_deleted() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.create(driver="fpga.example.com")
+
+            async def said() -> bool:
+                return bool(await n.messages("FailedPrepareDynamicResources"))
+
+            await eventually(said)
+            (message,) = await n.messages("FailedPrepareDynamicResources")
+            assert message.endswith("DRA driver fpga.example.com is not registered")
+            assert n.kubelet.claims.claims == {}
+            await n.api.delete(RUN_PODS, "p", "default")
+            await eventually(n.gone)
+            assert n.calls() == []
 
     asyncio.run(scenario())
 

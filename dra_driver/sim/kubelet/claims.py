@@ -86,12 +86,9 @@ class ClaimManager:
         """
         batches: dict[str, list[ClaimInfo]] = {}
         infos: list[ClaimInfo] = []
-        for used in resourceclaim.pod_claims(pod):
-            if used.key is None:
-                raise ClaimsNotReady(
-                    f"prepare resource claim: pod {pod.metadata.name}: claim {used.entry} is not created yet"
-                )
-            claim = await self._fetch(pod, used.key)
+        # Nothing is noted before all is known to be there: a pod whose driver was never on the node can be
+        # deleted, because there is nothing to unprepare.
+        for claim in await self._ready(pod):
             info = self._note(pod, claim)
             if info.prepared:
                 continue
@@ -99,14 +96,26 @@ class ClaimManager:
             for driver in info.devices:
                 batches.setdefault(driver, []).append(info)
         self._save()
-        for driver in batches:
-            if self._plugins.plugin(driver) is None:
-                raise ClaimsNotReady(f"DRA driver {driver} is not registered")
         for driver, batch in batches.items():
             await self._prepare_batch(driver, batch)
         for info in infos:
             info.prepared = True
         self._save()
+
+    async def _ready(self, pod: Pod) -> list[ResourceClaim]:
+        """The claims of the pod, if all can be prepared; their drivers must be there even if they are."""
+        found = []
+        for used in resourceclaim.pod_claims(pod):
+            if used.key is None:
+                raise ClaimsNotReady(
+                    f"prepare resource claim: pod {pod.metadata.name}: claim {used.entry} is not created yet"
+                )
+            claim = await self._fetch(pod, used.key)
+            found.append(claim)
+            for driver in _drivers(claim):
+                if self._plugins.plugin(driver) is None:
+                    raise ClaimsNotReady(f"DRA driver {driver} is not registered")
+        return found
 
     async def _fetch(self, pod: Pod, key: ObjectKey) -> ResourceClaim:
         try:
@@ -130,9 +139,7 @@ class ClaimManager:
                 "exists (previous pod force-deleted?!)"
             )
         if info is None:
-            assert claim.status.allocation is not None
-            drivers = dict.fromkeys(r.driver for r in claim.status.allocation.devices.results)
-            info = ClaimInfo(claim.key, claim.metadata.uid, devices=dict.fromkeys(drivers, ()))
+            info = ClaimInfo(claim.key, claim.metadata.uid, devices=dict.fromkeys(_drivers(claim), ()))
             self._claims[claim.key] = info
         info.pods.add(pod.metadata.uid)
         return info
@@ -263,6 +270,12 @@ class ClaimManager:
         temporary = self._checkpoint.with_name(f".{self._checkpoint.name}.tmp")
         temporary.write_bytes(content)
         temporary.replace(self._checkpoint)
+
+
+def _drivers(claim: ResourceClaim) -> list[str]:
+    """The drivers of what the claim was given, each once."""
+    assert claim.status.allocation is not None
+    return list(dict.fromkeys(r.driver for r in claim.status.allocation.devices.results))
 
 
 def _of_request(info: ClaimInfo, request: str) -> Iterator[PreparedDevice]:
