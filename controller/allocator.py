@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from controller.allocation import Decider, Proceed, Refuse, Wait, Write
+from controller.avoided import AvoidedNodes
 from controller.config import ControllerConfig
 from controller.groups import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of, is_gated
 from controller.ledger import Ledger, node_of
@@ -42,8 +43,6 @@ CLAIM_INDEX = "claim"
 # Waiting pods are looked at again this long after a change, so that a burst of changes costs one look.
 WAKE_SECONDS = 0.05
 # A node where kube-scheduler could not place the pod is left alone for so long, doubled each time.
-AVOID_SECONDS = 15.0
-LONGEST_AVOID_SECONDS = 600.0
 
 
 # An allocation that no pod uses and nobody reserved is taken back after this long.
@@ -131,17 +130,16 @@ class Allocator:
             pods=pods,
             claims=claims,
             users=lambda claim: pods.by_index(CLAIM_INDEX, claim.key),
-            avoided=self._avoided,
+            avoided=lambda pod: self._avoided.nodes(pod.metadata.uid),
             timeout=config.group_seconds,
         )
+        self._avoided = AvoidedNodes(clock)
         self._waiting = WaitingPods()
         # Pods left to kube-scheduler with claims that are not allocated: what is not ours now may become it.
         self._passed: set[ObjectKey] = set()
         # Claims that nobody uses, in pools that are not ours to decide on for the moment.
         self._unused_later: set[ObjectKey] = set()
         self._passed_at = (PoolAllocator.CONTROLLER, -1)
-        self._avoid: dict[Uid, dict[str, float]] = {}  # pod → node → until when
-        self._bounces: dict[Uid, int] = {}
         self._undone: set[Uid] = set()
         self._ungated: set[Uid] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -256,11 +254,9 @@ class Allocator:
             # Where the claim was reserved for others only, the controller-manager took it from those.
             if node is None or not waits or (holders and uid not in holders):
                 continue
-            bounces = self._bounces[uid] = self._bounces.get(uid, 0) + 1
-            seconds = min(AVOID_SECONDS * 2 ** min(bounces - 1, 16), LONGEST_AVOID_SECONDS)
-            self._avoid.setdefault(uid, {})[node] = self._clock.monotonic() + seconds
+            seconds = self._avoided.add(uid, node)
             self._usage.gone(pod)
-            self.queue.add_after(pod.key, seconds + 0.1)
+            self._again_when_not_avoided(pod)
             log.info(
                 "kube-scheduler could not place the pod and deallocated; trying elsewhere",
                 pod=str(pod.key),
@@ -309,8 +305,7 @@ class Allocator:
         uid = pod.metadata.uid
         self._served(pod.key)
         self._passed.discard(pod.key)
-        self._avoid.pop(uid, None)
-        self._bounces.pop(uid, None)
+        self._avoided.forget(uid)
         self._ungated.discard(uid)
         self._first_seen.pop(uid, None)
 
@@ -336,7 +331,7 @@ class Allocator:
             await self._reconcile_group(pod, group)
             return
         with self._metrics.decision_seconds.time(), span("decide"):
-            decision = self._decider.decide(pod, self._avoided(pod))
+            decision = self._decider.decide(pod, self._avoided.nodes(pod.metadata.uid))
         match decision:
             case Wait(reason, poll):
                 log.debug("pod waits", pod=str(key), reason=reason)
@@ -390,10 +385,6 @@ class Allocator:
             if not is_finished(member):
                 await self._proceed(member)
 
-    def _avoided(self, pod: Pod) -> set[str]:
-        now = self._clock.monotonic()
-        return {node for node, until in self._avoid.get(pod.metadata.uid, {}).items() if until > now}
-
     def _serves_another(self, claim: ResourceClaim, pod: Pod) -> bool:
         """Whether a pod that has everything it needs is about to run with the claim."""
         for other in self._pods.by_index(CLAIM_INDEX, claim.key):
@@ -407,10 +398,9 @@ class Allocator:
 
     def _again_when_not_avoided(self, pod: Pod) -> None:
         """Nobody tells when a node may be tried again, and whoever added the key has undone the delay."""
-        now = self._clock.monotonic()
-        left = [until - now for until in self._avoid.get(pod.metadata.uid, {}).values() if until > now]
-        if left:
-            self.queue.add_after(pod.key, min(left) + 0.1)
+        seconds = self._avoided.next_change(pod.metadata.uid)
+        if seconds is not None:
+            self.queue.add_after(pod.key, seconds)
 
     async def _proceed(self, pod: Pod) -> None:
         self._served(pod.key)
@@ -481,7 +471,8 @@ class Allocator:
             return
         entries = pod.spec.resource_claims
         alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
-        shape = shape or shape_of(pod, decision.claims if alone else (), self._avoided(pod))
+        avoided = self._avoided.nodes(pod.metadata.uid)
+        shape = shape or shape_of(pod, decision.claims if alone else (), avoided)
         self._waiting.add(pod, shape, decision.message)
         self._again_when_not_avoided(pod)
         if not (decision.claims or is_gated(pod)):

@@ -36,7 +36,7 @@ from typing import Any
 import structlog
 import yaml
 
-from controller import allocator, handover, policies
+from controller import allocator, avoided, handover, policies
 from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.interest import is_our_taint
@@ -174,8 +174,8 @@ def quiet_logs() -> None:
 
 def speed_up() -> None:
     """The same behaviour with less waiting. For a process that does nothing else."""
-    allocator.AVOID_SECONDS = 0.2
-    allocator.LONGEST_AVOID_SECONDS = 0.6
+    avoided.AVOID_SECONDS = 0.2
+    avoided.LONGEST_AVOID_SECONDS = 0.6
     allocator.UNUSED_SECONDS = 0.3
     handover.DRAIN_SECONDS = 0.2
     policies.SETTLE_SECONDS = 0.02

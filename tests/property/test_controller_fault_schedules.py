@@ -15,7 +15,7 @@ import random
 import pytest
 from support.fake_cluster import FakeCluster, unreachable
 
-from controller import allocator, handover, policies
+from controller import avoided, handover, policies
 from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.interest import is_our_taint
@@ -312,8 +312,8 @@ async def controller(cluster: FakeCluster):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SCHEDULES, SIDE_BY_SIDE))
 def test_invariants_hold_after_every_schedule(first, monkeypatch):
-    monkeypatch.setattr(allocator, "AVOID_SECONDS", 0.1)
-    monkeypatch.setattr(allocator, "LONGEST_AVOID_SECONDS", 0.3)
+    monkeypatch.setattr(avoided, "AVOID_SECONDS", 0.1)
+    monkeypatch.setattr(avoided, "LONGEST_AVOID_SECONDS", 0.3)
     monkeypatch.setattr(handover, "DRAIN_SECONDS", 0.1)
     monkeypatch.setattr(policies, "SETTLE_SECONDS", 0.02)
     assert Quantity.parse("40Gi").value() == 40 * GIB
