@@ -59,6 +59,7 @@ def main() -> None:
     write(out / "reference" / "commands.md", "".join(commands()))
     write(out / "reference" / "devicepolicy.md", "".join(policy()))
     write(out / "reference" / "metrics.md", "".join(metrics()))
+    write(out / "reference" / "alerts.md", "".join(alerts()))
     unreachable = sorted(set(map(str, _pages(out))) - set(_nav()))
     if unreachable:
         sys.exit(f"mkdocs.yml: nav lacks {', '.join(unreachable)}")
@@ -283,6 +284,25 @@ def metrics() -> Iterator[str]:
             if not f.name.endswith("_created")
         ]
         yield f"\n## {title}\n\n" + _table(("metric", "type", "meaning"), rows)
+
+
+def alerts() -> Iterator[str]:
+    """Every alert of the chart."""
+    yield (
+        "# Alerts\n\nMade of the chart's files (`deploy/helm/dra-driver/files/alerts`); the value "
+        "`monitoring.prometheusRule` installs them for prometheus-operator. What to do: "
+        "[troubleshooting](../troubleshooting.md).\n\n"
+    )
+    rows = []
+    for file in sorted((ROOT / "deploy/helm/dra-driver/files/alerts").glob("*.yaml")):
+        for group in yaml.safe_load(file.read_text(encoding="utf-8")):
+            for rule in group["rules"]:
+                words = rule["annotations"]
+                text = f"{words['summary']} {words.get('description', '')}"
+                rows.append(
+                    (f"`{rule['alert']}`", rule["labels"]["severity"], rule.get("for", "at once"), text)
+                )
+    yield _table(("alert", "severity", "after", "says"), rows)
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
