@@ -90,9 +90,11 @@ wheel: $(STAMP) ## the wheel, into dist/: the driver with its manifests and exam
 
 IMAGE ?= dra-driver:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-image: ## the container image, by docker or podman; IMAGE=NAME:TAG
-	@builder=$$(command -v docker || command -v podman) || { echo "docker or podman is needed to build the image" >&2; exit 2; }; \
-	  "$$builder" build --tag "$(IMAGE)" --file deploy/Dockerfile .
+BUILDER ?= $(shell command -v docker || command -v podman || command -v buildah)
+
+image: ## the container image; IMAGE=NAME:TAG, BUILDER=docker, podman or buildah; ARGS goes to its build command
+	@test -n "$(BUILDER)" || { echo "docker, podman or buildah is needed to build the image" >&2; exit 2; }
+	@"$(BUILDER)" build --tag "$(IMAGE)" --file deploy/Dockerfile $(ARGS) .
 
 sbom: ## build/sbom.cdx.json: what the image holds of PyPI (CycloneDX), from deploy/requirements.txt
 	@test -x build/sbom/bin/cyclonedx-py || $(PYTHON) -m venv build/sbom
