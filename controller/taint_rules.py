@@ -8,12 +8,13 @@ from typing import Final
 
 import structlog
 
+from dra_driver.api.meta import Resource
 from dra_driver.api.resource import DeviceTaintRule, device_taint_rules
 from dra_driver.errors import DraError, Forbidden, NotFound
 from dra_driver.kube import Backoff, Informer
 from dra_driver.ports import KubeClient
 
-__all__ = ["informer_of_rules", "until_rules_are_known"]
+__all__ = ["informer_of_rules", "served_rules", "until_rules_are_known"]
 
 log = structlog.get_logger(__name__)
 
@@ -21,20 +22,30 @@ log = structlog.get_logger(__name__)
 VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
 
 
+async def served_rules(client: KubeClient) -> Resource[DeviceTaintRule] | None:
+    """The newest version of the kind that is served; None: none is.
+
+    Raises:
+        ApiError, ApiUnavailable: the API server does not say.
+    """
+    for version in VERSIONS:
+        if "devicetaintrules" in await client.served("resource.k8s.io", version):
+            return device_taint_rules(version)
+    return None
+
+
 async def informer_of_rules(client: KubeClient) -> Informer[DeviceTaintRule] | None:
     """An informer that is not started yet; None: the kind is not served. Asks until there is an answer."""
     backoff = Backoff(base=0.5, cap=10.0)
     while True:
         try:
-            for version in VERSIONS:
-                if "devicetaintrules" in await client.served("resource.k8s.io", version):
-                    return Informer(client, device_taint_rules(version))
+            resource = await served_rules(client)
         except DraError as e:
             delay = backoff.next()
             log.error("cannot ask the API server for its kinds", error=str(e), retry_in=round(delay, 2))
             await asyncio.sleep(delay)
         else:
-            return None
+            return Informer(client, resource) if resource is not None else None
 
 
 async def until_rules_are_known(client: KubeClient, rules: Informer[DeviceTaintRule]) -> None:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from controller.interest import is_our_taint
-from controller.taint_rules import informer_of_rules
+from controller.taint_rules import served_rules
 from dra_driver.api.core import NODES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import allocator_manifests, common
@@ -78,9 +78,9 @@ async def _live(args: argparse.Namespace) -> None:
 
 async def _from_cluster(client: KubeApi) -> Manifests:
     """What the cluster has at this moment."""
-    informer = await informer_of_rules(client)
+    resource = await served_rules(client)
     try:
-        rules = (await client.list(informer.resource)).items if informer is not None else ()
+        rules = (await client.list(resource)).items if resource is not None else ()
     except Forbidden:
         rules = ()
     return Manifests(
