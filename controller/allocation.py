@@ -76,7 +76,7 @@ class Refuse:
         claims: that are ours and wait.
         undo: allocations of the same pod, written before, that nobody has reserved: they pin the pod to a
             node where the rest does not fit.
-        elsewhere: kube-scheduler may have what the claims ask for in pools of its own.
+        elsewhere: kube-scheduler has what the claims ask for in pools of its own.
     """
 
     message: str
@@ -219,9 +219,23 @@ class Decider:
         if any(self._ledger.in_flight(c) for c in claims if c.metadata.uid not in assumed):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         decision = self._solve(pod, claims, ours, avoid, within)
-        if isinstance(decision, Refuse) and all(i.elsewhere for i in interests):
+        if (
+            isinstance(decision, Refuse)
+            and all(i.elsewhere for i in interests)
+            and self._fit_elsewhere(pending)
+        ):
             return replace(decision, elsewhere=True)
         return decision
+
+    def _fit_elsewhere(self, claims: Sequence[ResourceClaim]) -> bool:
+        """Whether kube-scheduler, to which our pools are tainted, has devices for the claims right now.
+
+        If it has not, it need not look at the pod; whatever frees a device has the pod looked at again here.
+        """
+        world = self._current()
+        return isinstance(
+            allocate(world.snapshot.with_allocated(self._ledger.allocated()), claims), Allocated
+        )
 
     @property
     def interest_version(self) -> int:

@@ -585,6 +585,32 @@ def test_a_pod_for_which_we_have_no_room_may_go_to_pools_of_the_scheduler():
     run(cluster, scenario)
 
 
+def test_the_gate_stays_while_the_scheduler_has_nothing_either():
+    cluster = cluster_of(n1=(40,))
+    node(cluster, "n2")
+    pool(cluster, "n2", 40, protected=False)
+    claim(cluster, "theirs")
+    result = {"request": "gpu", "driver": OURS, "pool": "n2", "device": "gpu-0"}
+    user = {"resource": "pods", "name": "somebody", "uid": "somebody"}
+    state = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+    cluster.edit(RESOURCE_CLAIMS, "theirs", {"status": state}, NS)
+    for name, wanted in (("huge", request(memory="500Gi")), ("a", request()), ("b", request())):
+        claim(cluster, name, wanted)
+        pod(cluster, f"p{name}", name)
+
+    async def scenario(h):
+        waits = "b" if h.devices("a") else "a"
+        assert (h.gates("phuge"), h.gates(f"p{waits}")) == ([ALLOCATION_GATE], [ALLOCATION_GATE])
+        h.deallocate("theirs")
+        cluster.remove(RESOURCE_CLAIMS, "theirs", NS)
+        async with asyncio.timeout(5):
+            while h.gates(f"p{waits}"):
+                await asyncio.sleep(0.02)
+        assert h.gates("phuge") == [ALLOCATION_GATE]
+
+    run(cluster, scenario)
+
+
 def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again(monkeypatch):
     monkeypatch.setattr("controller.allocator.UNUSED_SECONDS", 0.1)
     cluster = cluster_of(n1=(40,))
