@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
@@ -10,7 +11,8 @@ from typing import Final
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
 from dra_driver.structured import bestfit, nodeselection, reasons
-from dra_driver.structured.budget import Budget
+from dra_driver.structured.bounds import too_few_devices
+from dra_driver.structured.budget import STEPS_PER_QUESTION, Budget, BudgetExhausted
 from dra_driver.structured.fleet import Fleet
 from dra_driver.structured.node import Candidate, NodeProblem, Options
 from dra_driver.structured.persistent import PersistentMap
@@ -38,6 +40,9 @@ __all__ = ["allocate", "allocate_by_scan"]
 _SAMPLE: Final = 2
 # Classes of nodes, the largest ones, of which a node is looked at for the summary.
 _MOST_CLASSES: Final = 128
+# What the reasons of a refusal may cost, besides the question.
+_STEPS_FOR_REASONS: Final = 30_000
+_SECONDS_FOR_REASONS: Final = 0.25
 
 
 def allocate(
@@ -49,6 +54,7 @@ def allocate(
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
     pools: PoolRules | None = None,
     policy: NodePolicy = NodePolicy.PACK,
+    budget: Budget | None = None,
 ) -> Outcome:
     """Finds a node and devices for all claims of one pod together.
 
@@ -63,6 +69,9 @@ def allocate(
         pools: those that this allocation may use, and how; None: all of them, with ``strategy`` and
             ``policy``. Make the next map with ``updated``: then a change costs work for its pools only.
         policy: for best fit, which of several nodes that are equally good, where ``pools`` does not say.
+        budget: what the question may cost; if None, ``Budget()``. Questions that belong together (the members
+            of a group) share one. When it is used up, the answer is the best one so far, or ``Failed`` with
+            ``gave_up``.
 
     Where pools have different strategies, a node is judged by those pools of it that have a device for the
     claims. Nodes with first-fit pools only put forward one answer, the one that Kubernetes gives: the first
@@ -71,7 +80,12 @@ def allocate(
     the better score is given, of equal ones that of the first node by name. So what fits does not depend on
     strategies.
     """
-    question = _Question(snapshot, claims, nodes, Options(ignore_taint, pools, PoolPolicy(strategy, policy)))
+    options = Options(ignore_taint, pools, PoolPolicy(strategy, policy))
+    question = _Question(snapshot, claims, nodes, options, budget or Budget())
+    try:
+        question.budget.spend(STEPS_PER_QUESTION)
+    except BudgetExhausted:
+        return _gave_up()
     if strategy is Strategy.FIRST_FIT and pools is None:
         return question.first_fit()
     return question.best_fit()
@@ -88,11 +102,13 @@ def allocate_by_scan(
 ) -> Outcome:
     """Best fit as ``allocate`` gives it, worked out node by node: for tests of the fast way."""
     options = Options(ignore_taint, pools, PoolPolicy(Strategy.BEST_FIT, policy))
-    question = _Question(snapshot, claims, nodes, options)
+    question = _Question(snapshot, claims, nodes, options, Budget())
     try:
         return question.best_fit_by_scan()
     except FatalError as e:
         return Failed(str(e))
+    except BudgetExhausted:
+        return _gave_up()
 
 
 class _Found:
@@ -124,12 +140,13 @@ class _Question:
         claims: Sequence[ResourceClaim],
         nodes: Collection[str] | None,
         options: Options,
+        budget: Budget,
     ) -> None:
         self._snapshot = snapshot
         self._claims = claims
         self._wanted: Set[str] | None = nodes if nodes is None or isinstance(nodes, Set) else frozenset(nodes)
         self._options = options
-        self.budget = Budget()
+        self.budget = budget
 
     @cached_property
     def plans(self) -> tuple[ClaimPlan, ...]:
@@ -162,10 +179,9 @@ class _Question:
             for plan in plans
         )
 
-    def _problem(self, node: Node) -> NodeProblem:
-        return NodeProblem(
-            self._snapshot, self.plans, self._snapshot.index.view(node), self._options, self.budget
-        )
+    def _problem(self, node: Node, budget: Budget | None = None) -> NodeProblem:
+        view = self._snapshot.index.view(node)
+        return NodeProblem(self._snapshot, self.plans, view, self._options, budget or self.budget)
 
     def first_fit(self) -> Outcome:
         """The first node with an answer. Kubernetes' fatal errors end the search, as there."""
@@ -177,7 +193,10 @@ class _Question:
             return Failed(str(e))
         for node in self._nodes():
             number += 1
-            outcome = _first_on_node(self._problem(node))
+            try:
+                outcome = _first_on_node(self._problem(node))
+            except (BudgetExhausted, RecursionError):
+                return _gave_up()
             if isinstance(outcome, Failed) and outcome.only_this_node:
                 failures.append(outcome)
             elif outcome is not None:
@@ -190,17 +209,22 @@ class _Question:
             return self._by_classes()
         except FatalError as e:
             return Failed(str(e))
+        except (BudgetExhausted, RecursionError):
+            # Thousands of requests that are all served by a few shared devices nest deeper than Python can.
+            return _gave_up()
 
     def _by_classes(self) -> Outcome:
         fleet = self._snapshot.memory.of(Fleet)
-        shape = fleet.shape(self._snapshot, self._claims, self._options, self._rules)
+        shape = fleet.shape(self._snapshot, self._claims, self._options, self._rules, self.budget)
         refused: set[str] = set()
         if shape.index.first_fit:
             outcome = self._by_rules(fleet, shape, refused)
         else:
             found = self._best(shape, shape.best, self._allowed(), refused)
             outcome = None if found is None else found.outcome
-        return self._last_word_of_classes(fleet, shape, refused) if outcome is None else outcome
+        if outcome is not None:
+            return outcome
+        return _gave_up() if self.budget.cut else self._last_word_of_classes(fleet, shape, refused)
 
     @cached_property
     def _rules(self) -> PoolRules | None:
@@ -237,16 +261,19 @@ class _Question:
 
             return in_role
 
-        answers = [
-            self._best(shape, shape.best, only(Role.BEST), refused),
-            self._best(shape, shape.best_beside_others, only(Role.MIXED), refused),
-        ]
-        first = self._first_by_classes(fleet, shape)
-        if isinstance(first, Failed):
+        answers: list[_Found | None] = []
+        try:
+            answers.append(self._best(shape, shape.best, only(Role.BEST), refused))
+            answers.append(self._best(shape, shape.best_beside_others, only(Role.MIXED), refused))
+            first = self._first_by_classes(fleet, shape)
+            if isinstance(first, Failed):
+                if not any(answers):
+                    return first
+            else:
+                answers.append(first)
+        except BudgetExhausted:
             if not any(answers):
-                return first
-        else:
-            answers.append(first)
+                raise
         found = [a for a in answers if a is not None]
         if len(found) > 1:
             found.sort(key=_Found.key)
@@ -284,7 +311,8 @@ class _Question:
             for plan, claim in zip(shape.plans, self._claims, strict=True)
         )
         view = self._snapshot.index.view(self._snapshot.nodes[choice.node])
-        problem = NodeProblem(self._snapshot, plans, view, self._options, self.budget)
+        # With steps of its own: an answer must not be lost because the search for it took all there were.
+        problem = NodeProblem(self._snapshot, plans, view, self._options, Budget())
         devices = [(e, p) for p in view.pools for e in p.devices]
         picks: list[list[Pick]] = [[] for _ in plans]
         for place in choice.places:
@@ -300,6 +328,7 @@ class _Question:
         """Nothing fits: where Kubernetes' search might say something else, it is asked, once per class."""
         failures: list[Failed] = []
         number = failed = 0
+        gave_up = False
         for names, nodes in fleet.classes(shape, self._allowed()):
             number += len(names)
             mine = refused & set(names) if refused else ()
@@ -309,10 +338,13 @@ class _Question:
             if isinstance(outcome, Failed) and outcome.only_this_node:
                 failures.append(outcome)
                 failed += len(names)
+                gave_up = gave_up or outcome.gave_up
             elif outcome is not None:
                 return outcome
         if failures and failed == number:
             return failures[0]
+        if gave_up:
+            return _gave_up()
         return DoesNotFit(self._explain, lambda: self._sample(shape), lambda: self._tell(fleet, shape))
 
     def _tell(self, fleet: Fleet, shape: Shape) -> str:
@@ -323,17 +355,32 @@ class _Question:
         if len(known) > _MOST_CLASSES:
             known.sort(key=lambda item: (-len(item[0]), item[0][0]))
         shown = sorted((names for names, _ in known[:_MOST_CLASSES]), key=lambda names: names[0])
-        alike = [reasons.Alike(self._look(names[0]), names) for names in shown]
+        budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
+        left = sum(len(names) for names, _ in known[_MOST_CLASSES:])
+        alike = []
+        for names in shown:
+            looked = self._look(names[0], budget)
+            if looked is None:
+                left += len(names)
+            else:
+                alike.append(reasons.Alike(looked, names))
         if self._is_held:
             refused = [node for node in self._candidates() if not self._admitted(node)]
             if refused:
                 names = [node.metadata.name for node in refused]
                 alike.append(reasons.Alike(reasons.refused_node(refused[0], self.plans), names))
-        left = sum(len(names) for names, _ in known[_MOST_CLASSES:])
-        return reasons.summary_of(alike, self._look, left)
 
-    def _look(self, name: str) -> NodeReasons:
-        return reasons.node_reasons(self._problem(self._snapshot.nodes[name]))
+        def look(name: str) -> NodeReasons:
+            return self._look(name, budget) or NodeReasons(name, ())
+
+        return reasons.summary_of(alike, look, left)
+
+    def _look(self, name: str, budget: Budget) -> NodeReasons | None:
+        """Return the reasons on a node; None where there are too many of them."""
+        try:
+            return reasons.node_reasons(self._problem(self._snapshot.nodes[name], budget))
+        except BudgetExhausted:
+            return None
 
     def _sample(self, shape: Shape) -> tuple[int, tuple[NodeReasons, ...]]:
         """The number of nodes, and the reasons on one node of each of a few layouts."""
@@ -345,7 +392,9 @@ class _Question:
                 break
         some = [self._snapshot.nodes[name] for name in sorted(layouts.values())]
         number = len(self._snapshot.nodes if self._wanted is None else self._wanted)
-        return number, tuple(reasons.node_reasons(self._problem(node)) for node in some)
+        budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
+        looked = (self._look(node.metadata.name, budget) for node in some)
+        return number, tuple(reasons for reasons in looked if reasons is not None)
 
     def best_fit_by_scan(self) -> Outcome:
         """The same answer as ``best_fit``, by solving every node: slow and simple."""
@@ -421,17 +470,29 @@ class _Question:
                 failures.append(outcome)
             elif outcome is not None:
                 return outcome
-        return failures[0] if failures and len(failures) == number else DoesNotFit(self._explain)
+        if failures and len(failures) == number:
+            return failures[0]
+        return _gave_up() if any(f.gave_up for f in failures) else DoesNotFit(self._explain)
 
     def _explain(self) -> tuple[NodeReasons, ...]:
         refused = [node for node in self._candidates() if not self._admitted(node)]
-        looked_at = [reasons.node_reasons(self._problem(node)) for node in self._nodes()]
+        # Everything about every node, for people who ask for it: as long as it takes.
+        unlimited = Budget(sys.maxsize)
+        looked_at = [reasons.node_reasons(self._problem(node, unlimited)) for node in self._nodes()]
         return tuple(
             sorted(
                 [*looked_at, *(reasons.refused_node(node, self.plans) for node in refused)],
                 key=lambda r: r.node,
             )
         )
+
+
+def _gave_up() -> Failed:
+    return Failed(
+        "gave up: the claims allow more combinations of devices than can be tried; "
+        "ask for fewer requests, alternatives or constraints at once",
+        gave_up=True,
+    )
 
 
 def _without(allowed: Callable[[str], bool] | None, refused: Collection[str]) -> Callable[[str], bool]:
@@ -450,7 +511,7 @@ def _search_on_node(problem: NodeProblem) -> _Found | Failed | None:
     try:
         problem.prepare(strict=True)
         search = Search(problem, on_solution=lambda _: True)
-        if search.run():
+        if not too_few_devices(problem) and search.run():
             return _Found(problem, search.picks, search.chosen)
     except FatalError as e:
         return Failed(str(e), only_this_node=e.only_this_node, node=node)
@@ -459,6 +520,7 @@ def _search_on_node(problem: NodeProblem) -> _Found | Failed | None:
             f"node {node}: gave up, the claims allow too many combinations of its devices",
             only_this_node=True,
             node=node,
+            gave_up=True,
         )
     invalid = [str(pool.id) for pool in problem.pools if pool.invalid]
     if invalid:

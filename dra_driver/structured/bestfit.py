@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.api.meta import DriverName
+from dra_driver.structured.bounds import too_few_devices
+from dra_driver.structured.budget import BudgetExhausted
 from dra_driver.structured.constraints import TOPOLOGY, Value
 from dra_driver.structured.cost import Costs, DeviceCost, topology_of, topology_spread
 from dra_driver.structured.node import Candidate, NodeProblem
@@ -28,6 +30,8 @@ __all__ = ["Score", "Solution", "best_solution", "score_of"]
 
 # Devices that a run tries after it has found an answer, to find a better one.
 IMPROVEMENT_STEPS: Final = 2_000
+# What working out the score of an answer costs, in steps.
+_STEPS_PER_SOLUTION: Final = 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -89,9 +93,12 @@ def best_solution(problem: NodeProblem) -> Solution | None:
 
     Raises:
         SearchLimitError: there are too many combinations, and none of those that were tried fits.
+        BudgetExhausted: likewise, and the question has nothing left for other nodes either.
         FatalError: ``problem.prepare`` refuses the claims on this node.
     """
     problem.prepare(strict=False)
+    if too_few_devices(problem):
+        return None
     return _BestFit(problem).run()
 
 
@@ -124,9 +131,12 @@ class _BestFit:
 
     def run(self) -> Solution | None:
         everywhere = self._run(None, None)
-        if not self._single and everywhere and self._problem.budget.left:
-            for group in self._groups():
-                self._run(group, IMPROVEMENT_STEPS)
+        if not self._single and everywhere:
+            try:
+                for group in self._groups():
+                    self._run(group, IMPROVEMENT_STEPS)
+            except BudgetExhausted:
+                pass  # there is an answer already; the caller sees that its budget is exhausted
         return self._best
 
     def _run(self, within: Callable[[DeviceEntry], bool] | None, steps: int | None) -> bool:
@@ -147,7 +157,7 @@ class _BestFit:
         )
         try:
             search.run()
-        except SearchLimitError:
+        except (SearchLimitError, BudgetExhausted):
             if self._best is None:
                 raise
         return self._best is not None
@@ -205,6 +215,7 @@ class _BestFit:
         return (binding, self._distance(search.picks), waste) <= (best.binding, best.preferred, best.waste)
 
     def _consider(self, search: Search) -> bool:
+        self._problem.budget.spend(_STEPS_PER_SOLUTION)
         score = self.score(search.picks, search.ranks())
         if self._best is None or score < self._best.score:
             self._best = Solution(

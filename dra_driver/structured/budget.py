@@ -1,32 +1,105 @@
-"""How long the allocator may search: counted in devices that are tried, because the core has no clock."""
+"""Limits of one question: work counted in steps, and in seconds where the caller passes a clock.
+
+A claim is written by anybody who may create pods, and some claims allow more combinations of devices than can
+be tried. So everything that the allocator does for one question (of one pod, or of one group of pods) is
+charged to one ``Budget``; when it is used up, the question ends with the best answer so far, or with
+``Failed``. What was worked out until then is kept, so the same question gets further the next time.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
-__all__ = ["LEAST_STEPS", "MAX_STEPS", "MAX_STEPS_IN_ALL", "Budget"]
+__all__ = [
+    "LEAST_STEPS",
+    "MAX_STEPS",
+    "MAX_STEPS_IN_ALL",
+    "STEPS_PER_QUESTION",
+    "Budget",
+    "BudgetExhausted",
+]
 
-# Devices that are tried on one node before the search gives up: about a second (Kubernetes: 10 s).
-MAX_STEPS: Final = 200_000
-# The same for one question over all nodes: a claim that is made to be hard must not stop a controller. When
-# they are used up a node gets the least, which is enough for every claim without a trap in it.
-MAX_STEPS_IN_ALL: Final = 1_000_000
+# A step is a device that the search tries, or that is looked at for a request: 2 to 7 µs of one core.
+MAX_STEPS_IN_ALL: Final = 120_000
+# One node must not use up what the others need.
+MAX_STEPS: Final = 30_000
+# What a node gets when only the reserve is left: enough for every claim without a trap in it.
 LEAST_STEPS: Final = 300
+_RESERVED: Final = 4
+# What a question costs before any device is looked at; the members of a group ask many.
+STEPS_PER_QUESTION: Final = 30
+# The clock is read once in so many steps.
+_STEPS_PER_LOOK: Final = 64
 
 
-@dataclass(slots=True)
+class BudgetExhausted(Exception):
+    """The question has used up its steps or its time."""
+
+
 class Budget:
-    """Steps of one question.
+    """What one question may cost.
 
-    Attributes:
-        left: what its searches may still use together.
-        per_node: what one search may use.
+    Args:
+        steps: of all its searches together; a quarter of them is kept for nodes that are looked at last.
+        per_node: of the search on one node.
+        seconds: of work, by ``clock``; ignored without one.
+        clock: seconds from any start. CPU time of the thread suits best: a busy machine then changes no
+            answer.
     """
 
-    left: int = MAX_STEPS_IN_ALL
-    per_node: int = MAX_STEPS
+    __slots__ = ("_clock", "_deadline", "_look_at", "_reserve", "cut", "left", "per_node", "steps")
 
-    def spend(self, steps: int) -> None:
-        """Takes steps off."""
-        self.left = max(0, self.left - steps)
+    def __init__(
+        self,
+        steps: int = MAX_STEPS_IN_ALL,
+        per_node: int = MAX_STEPS,
+        *,
+        seconds: float = 1.0,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.steps = steps
+        self.left = steps
+        self.per_node = per_node
+        self.cut = False
+        """Whether a search ended earlier than it would have with the whole budget for itself."""
+        self._reserve = steps // _RESERVED
+        self._clock = clock
+        self._deadline = clock() + seconds if clock is not None else 0.0
+        self._look_at = steps - _STEPS_PER_LOOK
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left."""
+        return self.left <= 0
+
+    @property
+    def spent(self) -> int:
+        """Steps that were made."""
+        return self.steps - max(0, self.left)
+
+    def spend(self, steps: int = 1) -> None:
+        """Take steps off.
+
+        Raises:
+            BudgetExhausted: nothing is left. Whoever asks for more gets the same answer.
+        """
+        self.left -= steps
+        if self.left < self._look_at:
+            self._look()
+
+    def grant(self) -> int:
+        """Return the steps that the search on one more node may use."""
+        return min(self.per_node, max(self.left - self._reserve, LEAST_STEPS))
+
+    def another(self, steps: int, seconds: float) -> Budget:
+        """Return a new budget by the same clock, for work after the answer."""
+        return Budget(steps, steps, seconds=seconds, clock=self._clock)
+
+    def _look(self) -> None:
+        self._look_at = self.left - _STEPS_PER_LOOK
+        if self._clock is not None and self._clock() >= self._deadline:
+            self.left = 0
+        if self.left <= 0:
+            self.left, self._look_at = 0, 1
+            raise BudgetExhausted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.api.version import Version
 from dra_driver.errors import InvalidVersion
+from dra_driver.structured.budget import Budget
 from dra_driver.structured.constraints import TOPOLOGY, attribute_of, attribute_values
 from dra_driver.structured.cost import is_busy, topology_of
 from dra_driver.structured.pools import DeviceEntry, NodeView, PoolView
@@ -60,12 +61,16 @@ class Columns:
         """The values, by position, that stand behind a number."""
         return self._values[column][number]
 
-    def number(self, snapshot: Snapshot, facts: Facts, column: Column) -> int:
-        """A number for the values of a column: nodes with equal values have equal numbers."""
+    def number(self, snapshot: Snapshot, facts: Facts, column: Column, budget: Budget) -> int:
+        """Return a number for the values of a column: nodes with equal values have equal numbers.
+
+        Raises:
+            BudgetExhausted: an expression had to be evaluated, and the question has nothing left for it.
+        """
         number = facts.columns.get(column)
         if number is None:
             ids = self._ids.setdefault(column, {})
-            value = self._compute(snapshot, facts, column)
+            value = self._compute(snapshot, facts, column, budget)
             number = ids.get(value)
             if number is None:
                 number = ids[value] = len(ids)
@@ -73,17 +78,32 @@ class Columns:
             facts.columns[column] = number
         return number
 
+    @property
+    def known(self) -> Set[Column]:
+        """The columns of which values are kept."""
+        return self._ids.keys()
+
+    def keep(self, columns: Set[Column]) -> None:
+        """Forget all columns but these and those of every projection: claims bring ever new ones."""
+        for column in self._ids.keys() - columns - {BASE, TOPOLOGY_COLUMN}:
+            del self._ids[column]
+            self._values.pop(column, None)
+            for facts in self._facts.values():
+                facts.columns.pop(column, None)
+
     def distinct(self, column: Column) -> int:
         """How many different values a column has."""
         return len(self._ids.get(column, ()))
 
-    def _compute(self, snapshot: Snapshot, facts: Facts, column: Column) -> tuple[Hashable, ...]:
+    def _compute(
+        self, snapshot: Snapshot, facts: Facts, column: Column, budget: Budget
+    ) -> tuple[Hashable, ...]:
         match column:
             case ("attribute", domain, name):
                 full = f"{domain}/{name}"
                 return tuple([_attribute(e, domain, name, full) for e in facts.entries])
             case ("expression", text):
-                return tuple(snapshot.selectors.matches(text, e) for e in facts.entries)
+                return tuple(snapshot.selectors.matches(text, e, budget) for e in facts.entries)
             case ("same", name):
                 lists = snapshot.features.list_type_attributes
                 numbers: dict[object, int] = {}

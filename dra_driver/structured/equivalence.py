@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dra_driver.api.core import Node
+from dra_driver.structured.budget import Budget
 from dra_driver.structured.columns import BASE, TOPOLOGY_COLUMN, Column, Columns, Facts
 from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.pools import DeviceEntry, Local, NodeView, PoolView
@@ -147,6 +148,8 @@ class FleetIndex:
         self._everywhere: object = None
         self._rules: PoolRules = PersistentMap()
         self._taken: PersistentMap[PoolID, PoolState] = PersistentMap()
+        # Nodes that the snapshot has changed and that are not in their new classes yet.
+        self._left: set[str] = set()
         self._where: dict[str, NodeClass] = {}
         self._layouts: dict[Hashable, Layout] = {}
         self._node_classes: dict[tuple[int, Hashable], NodeClass] = {}
@@ -158,25 +161,32 @@ class FleetIndex:
         # Whether there has been a layout with a pool that is used first-fit.
         self.first_fit = False
 
-    def follow(self, snapshot: Snapshot, rules: PoolRules | None = None) -> None:
-        """Brings the classes up to the snapshot, and to how pools are used where there is no default."""
+    def follow(self, snapshot: Snapshot, budget: Budget, rules: PoolRules | None = None) -> None:
+        """Bring the classes up to the snapshot, and to how pools are used where there is no default.
+
+        Raises:
+            BudgetExhausted: the question has nothing left for expressions that had to be evaluated; the next
+                call goes on with the nodes that are left.
+        """
         rules = self._rules if rules is None else rules
         if len(self.classes) > max(_MOST_CLASSES, 4 * len(self._where)):
             self._reset()
         if self.shows(snapshot, rules):
             return
         index, taken = snapshot.index, snapshot.allocated.pools
-        dirty = self._dirty(snapshot, rules)
+        self._left |= self._dirty(snapshot, rules)
         self._rules = rules
         self._nodes, self._local = snapshot.nodes, index.local
         self._everywhere, self._taken = index.everywhere, taken
-        for name in sorted(dirty) if len(dirty) > 1 else dirty:
-            self._place(snapshot, name)
+        for name in sorted(self._left):
+            self._place(snapshot, name, budget)
+            self._left.discard(name)
 
     def shows(self, snapshot: Snapshot, rules: PoolRules | None = None) -> bool:
         """Whether the classes are those of the snapshot, with pools used in this way."""
         return (
-            snapshot.nodes is self._nodes
+            not self._left
+            and snapshot.nodes is self._nodes
             and snapshot.index.local is self._local
             and snapshot.index.everywhere is self._everywhere
             and snapshot.allocated.pools is self._taken
@@ -209,9 +219,9 @@ class FleetIndex:
             dirty.update(nodes)
         return dirty
 
-    def _place(self, snapshot: Snapshot, name: str) -> None:
+    def _place(self, snapshot: Snapshot, name: str, budget: Budget) -> None:
         node = snapshot.nodes.get(name)
-        now = None if node is None else self._class(snapshot, snapshot.index.view(node))
+        now = None if node is None else self._class(snapshot, snapshot.index.view(node), budget)
         before = self._where.get(name)
         if now is before:
             return
@@ -232,9 +242,9 @@ class FleetIndex:
         for component, key in now.distinct:
             _insert(component.nodes.setdefault(key, []), name)
 
-    def _class(self, snapshot: Snapshot, view: NodeView) -> NodeClass:
+    def _class(self, snapshot: Snapshot, view: NodeView, budget: Budget) -> NodeClass:
         facts = self._columns.facts(view)
-        layout = self._layout(snapshot, facts)
+        layout = self._layout(snapshot, facts, budget)
         states = tuple(snapshot.allocated.pool(p.id) for p in view.pools)
         in_use = tuple(
             _in_use(snapshot, facts, i, p, s) for i, (p, s) in enumerate(zip(view.pools, states, strict=True))
@@ -247,8 +257,8 @@ class FleetIndex:
             self.classes.append(known)
         return known
 
-    def _layout(self, snapshot: Snapshot, facts: Facts) -> Layout:
-        numbers = [self._columns.number(snapshot, facts, column) for column in self._all]
+    def _layout(self, snapshot: Snapshot, facts: Facts, budget: Budget) -> Layout:
+        numbers = [self._columns.number(snapshot, facts, column, budget) for column in self._all]
         pools = facts.view.pools
         default = self._default
         rules = () if default is not None else tuple([self._rules.get(p.id) for p in pools])

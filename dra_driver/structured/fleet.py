@@ -11,6 +11,7 @@ from typing import Final
 
 from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
+from dra_driver.structured.budget import Budget
 from dra_driver.structured.columns import Column, Columns
 from dra_driver.structured.equivalence import FleetIndex, NodeClass
 from dra_driver.structured.node import Options
@@ -55,11 +56,14 @@ class Fleet:
         claims: Sequence[ResourceClaim],
         options: Options,
         rules: PoolRules | None,
+        budget: Budget,
     ) -> Shape:
         """What is known about claims like these; its index has followed the snapshot.
 
         Raises:
             FatalError: the claims ask for something that does not exist.
+            BudgetExhausted: the fleet has too many different devices for the selectors of the claims. What
+                was evaluated is kept.
         """
         self._check(snapshot)
         use = options.default if rules is None else self._line(rules)
@@ -71,19 +75,19 @@ class Fleet:
         shape = self._shapes.get(key)
         if shape is None:
             plans = compile_claims(claims, snapshot.classes, snapshot.features)
-            index = self._index(snapshot, plans, use, rules)
+            index = self._index(snapshot, plans, use, rules, budget)
             shape = self._shapes[key] = Shape(plans, index, options, self._shared)
             if len(self._shapes) > _MOST_SHAPES:
                 self._shapes.popitem(last=False)
         else:
             self._shapes.move_to_end(key)
-        shape.follow(snapshot, rules)
+        shape.follow(snapshot, rules, budget)
         return shape
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Does now what the first question would have to do: looks at every device."""
         self._check(snapshot)
-        self._index(snapshot, (), DEFAULT_POLICY, None)
+        self._index(snapshot, (), DEFAULT_POLICY, None, Budget())
 
     def classes(
         self, shape: Shape, allowed: Callable[[str], bool] | None
@@ -126,22 +130,26 @@ class Fleet:
         plans: Sequence[ClaimPlan],
         use: _Use,
         rules: PoolRules | None,
+        budget: Budget,
     ) -> FleetIndex:
-        needed = self._needed(snapshot, plans)
+        needed = self._needed(snapshot, plans, budget)
         for (columns, of), index in reversed(self._indexes.items()):
             if of == use and needed <= columns:
                 self._indexes.move_to_end((columns, of))
                 return index
         for (columns, of), index in reversed(self._indexes.items()):
+            # Claims must not pay for the evaluation of other claims' expressions.
+            if any(c[0] == "expression" for c in needed | columns):
+                continue
             if of == use and index.layouts <= _MOST_LAYOUTS:
-                both = self._make(snapshot, needed | columns, use, rules)
+                both = self._make(snapshot, needed | columns, use, rules, budget)
                 if both.layouts <= _MOST_LAYOUTS:
                     del self._indexes[columns, of]
                     self._drop_shapes(index)
                     return both
                 del self._indexes[needed | columns, use]
                 break
-        return self._make(snapshot, needed, use, rules)
+        return self._make(snapshot, needed, use, rules, budget)
 
     def _make(
         self,
@@ -149,20 +157,25 @@ class Fleet:
         columns: frozenset[Column],
         use: _Use,
         rules: PoolRules | None,
+        budget: Budget,
     ) -> FleetIndex:
         default = use if isinstance(use, PoolPolicy) else None
-        index = self._indexes[columns, use] = FleetIndex(self._columns, columns, default)
-        index.follow(snapshot, rules)
+        index = FleetIndex(self._columns, columns, default)
+        # Where the budget does not suffice, the columns keep what was evaluated: the next try gets further.
+        index.follow(snapshot, budget, rules)
+        self._indexes[columns, use] = index
         if len(self._indexes) > _MOST_INDEXES:
             _, old = self._indexes.popitem(last=False)
             self._drop_shapes(old)
+            self._columns.keep({c for of, _ in self._indexes for c in of})
+            self._judged &= self._columns.known
         return index
 
     def _drop_shapes(self, index: FleetIndex) -> None:
         for key in [k for k, s in self._shapes.items() if s.index is index]:
             del self._shapes[key]
 
-    def _needed(self, snapshot: Snapshot, plans: Sequence[ClaimPlan]) -> frozenset[Column]:
+    def _needed(self, snapshot: Snapshot, plans: Sequence[ClaimPlan], budget: Budget) -> frozenset[Column]:
         columns: set[Column] = set()
         for plan in plans:
             for constraint in plan.constraints:
@@ -170,10 +183,10 @@ class Fleet:
             for request in plan.requests:
                 for alternative in request.alternatives:
                     for expression in alternative.selectors:
-                        columns |= self._of_expression(snapshot, expression)
+                        columns |= self._of_expression(snapshot, expression, budget)
         return frozenset(columns)
 
-    def _of_expression(self, snapshot: Snapshot, expression: str) -> set[Column]:
+    def _of_expression(self, snapshot: Snapshot, expression: str, budget: Budget) -> set[Column]:
         references = snapshot.selectors.references(expression)
         if references is None:
             return set()
@@ -183,7 +196,7 @@ class Fleet:
         for column in columns - self._judged:
             self._judged.add(column)
             for name in snapshot.nodes:
-                self._columns.number(snapshot, self._columns.facts(snapshot.view(name)), column)
+                self._columns.number(snapshot, self._columns.facts(snapshot.view(name)), column, budget)
         if any(self._columns.distinct(column) > _MOST_VALUES for column in columns):
             return {("expression", expression)}
         return columns

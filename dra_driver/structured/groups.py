@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from dra_driver.api import codec
 from dra_driver.api.resource import (
     CelSelector,
     DeviceRequest,
@@ -16,6 +17,7 @@ from dra_driver.api.resource import (
     ResourceClaim,
 )
 from dra_driver.structured.allocator import allocate
+from dra_driver.structured.budget import Budget
 from dra_driver.structured.constraints import attribute_of
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.types import (
@@ -71,6 +73,7 @@ def allocate_group(
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
     pools: PoolRules | None = None,
     policy: NodePolicy = NodePolicy.PACK,
+    budget: Budget | None = None,
 ) -> GroupAllocated | DoesNotFit | Failed:
     """Finds nodes and devices for all members, or for none.
 
@@ -85,18 +88,22 @@ def allocate_group(
         ignore_taint: as for ``allocate``.
         pools: as for ``allocate``.
         policy: as for ``allocate``.
+        budget: what the whole group may cost, in all domains together; if None, ``Budget()``.
 
     Returns:
         ``DoesNotFit`` with the reasons of the member that was not served (in the last domain that was tried).
     """
+    budget = budget or Budget()
     worst: DoesNotFit | Failed | None = None
     for value, names, narrowed in _domains(snapshot, members, domain, nodes):
-        group = _Group(snapshot, narrowed, strategy, names, ignore_taint, pools, policy)
+        group = _Group(snapshot, narrowed, strategy, names, ignore_taint, pools, policy, budget)
         found = group.solve()
         if found is not None:
             return GroupAllocated(found, value)
         if group.refusal is not None and not isinstance(worst, Failed):
             worst = group.refusal
+        if budget.exhausted:
+            break
     return worst if worst is not None else DoesNotFit(_no_domain)
 
 
@@ -176,6 +183,7 @@ class _Group:
         ignore_taint: Callable[[DeviceTaint], bool] | None,
         pools: PoolRules | None,
         policy: NodePolicy,
+        budget: Budget,
     ) -> None:
         self._snapshot = snapshot
         self._members = members
@@ -184,23 +192,32 @@ class _Group:
         self._ignore_taint = ignore_taint
         self._pools = pools
         self._policy = policy
+        self._budget = budget
         self._tries = _MOST_TRIES
         self._failed = 0
         self.refusal: DoesNotFit | Failed | None = None
 
     def solve(self) -> tuple[Allocated, ...] | None:
-        """One answer per member, or None."""
+        """Return one answer per member; None where none was found, with ``refusal``."""
         order = sorted(range(len(self._members)), key=lambda i: -_weight(self._members[i]))
-        # One after the other is mostly enough. Who is left over goes first the next time.
-        for _ in range(len(order)):
+        # One after the other is mostly enough. The member that is left over goes first the next time.
+        for _ in range(1 if self._are_alike() else len(order)):
             found = self._in_order(order)
             if found is not None or isinstance(self.refusal, Failed):
                 return found
             if order[0] == self._failed:
-                return None if len(order) == 1 else self._backtrack(order)
+                break
             order.remove(self._failed)
             order.insert(0, self._failed)
-        return self._backtrack(order)
+        # What varies below is the node of each member.
+        few = self._snapshot.nodes if self._nodes is None else self._nodes
+        return None if len(order) == 1 or len(few) == 1 else self._backtrack(order)
+
+    def _are_alike(self) -> bool:
+        """Return whether all members ask for the same, each for itself: then their order does not matter."""
+        if len({c.key for m in self._members for c in m}) < sum(map(len, self._members)):
+            return False
+        return len({codec.encode([c.spec.devices for c in m]) for m in self._members}) == 1
 
     def _in_order(self, order: Sequence[int]) -> tuple[Allocated, ...] | None:
         snapshot = self._snapshot
@@ -274,6 +291,7 @@ class _Group:
             ignore_taint=self._ignore_taint,
             pools=self._pools,
             policy=self._policy,
+            budget=self._budget,
         )
 
 

@@ -172,7 +172,12 @@ class NodeProblem:
         return Candidate(entry, pool, state.allocated, state.used, state.counters, _NONE, {})
 
     def look(self, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Candidate | Verdict:
-        """Everything about a device and a request that does not depend on what else is chosen."""
+        """Everything about a device and a request that does not depend on what else is chosen.
+
+        Raises:
+            BudgetExhausted: the question has no steps or no time left.
+        """
+        self.budget.spend()
         state = self._state(entry, pool)
         candidate = Candidate(
             entry,
@@ -185,7 +190,7 @@ class NodeProblem:
         )
         matches = self.snapshot.selectors
         for i, expression in enumerate(alternative.selectors):
-            result = matches.matches(expression, entry)
+            result = matches.matches(expression, entry, self.budget)
             if result is True:
                 continue
             of_class = i < alternative.class_selectors

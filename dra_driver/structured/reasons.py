@@ -6,11 +6,13 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from dra_driver.api.core import Node
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidQuantity
+from dra_driver.structured.bounds import devices_needed, too_few_devices
 from dra_driver.structured.constraints import ANY_DOMAIN
 from dra_driver.structured.node import Candidate, NodeProblem, Verdict
 from dra_driver.structured.plan import Alternative, ClaimPlan
@@ -56,13 +58,19 @@ _LOOKED_AT: Final = 8
 
 
 def node_reasons(problem: NodeProblem) -> NodeReasons:
-    """The first rule that excluded each device, for each request and subrequest."""
+    """Return the first rule that excluded each device, for each request and subrequest.
+
+    Raises:
+        BudgetExhausted: there are more devices and requests than the problem's budget pays for.
+    """
     found: list[Exclusion] = []
+    # Known only where it matters: a device that fits by itself.
+    lacking = cache(lambda: devices_needed(problem) if too_few_devices(problem) else 0)
     for claim in problem.claims:
         for request in claim.requests:
             for alternative in request.alternatives:
                 devices = [
-                    _exclude(problem, alternative, entry, pool)
+                    _exclude(problem, alternative, entry, pool, lacking)
                     for pool in problem.pools
                     for entry in pool.devices
                 ]
@@ -85,7 +93,13 @@ def refused_node(node: Node, plans: Sequence[ClaimPlan]) -> NodeReasons:
     )
 
 
-def _exclude(problem: NodeProblem, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Exclusion:
+def _exclude(
+    problem: NodeProblem,
+    alternative: Alternative,
+    entry: DeviceEntry,
+    pool: PoolView,
+    lacking: Callable[[], int],
+) -> Exclusion:
     def because(rule: Rule, wanted: str = "", found: str = "") -> Exclusion:
         return Exclusion(alternative.claim, alternative.request, entry.id, rule, wanted, found)
 
@@ -105,11 +119,20 @@ def _exclude(problem: NodeProblem, alternative: Alternative, entry: DeviceEntry,
     short = next((key for key, amount, left in looked.counters if amount > left), None)
     if short is not None:
         return because(Rule.COUNTERS, f"counter {short[2]} of {short[1]}")
-    return because(Rule.CONSTRAINT, _demand(problem, alternative, looked))
+    return because(Rule.CONSTRAINT, _demand(problem, alternative, looked, lacking()))
 
 
-def _demand(problem: NodeProblem, alternative: Alternative, candidate: Candidate) -> str:
-    """What a device that fits by itself fails to be part of."""
+def _demand(problem: NodeProblem, alternative: Alternative, candidate: Candidate, lacking: int) -> str:
+    """Return what a device that fits by itself fails to be part of.
+
+    Args:
+        problem: the claims on the node.
+        alternative: a request.
+        candidate: the device, for this request.
+        lacking: how many devices all requests need, where that alone is too many; otherwise 0.
+    """
+    if lacking > 1:
+        return f"{lacking} devices"
     claim = problem.claims[alternative.claim_index]
     count = alternative.count
     parts = [f"{count} device{'s' * (count != 1)}" if count is not None else "all devices"]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dra_driver.api.quantity import Quantity
-from dra_driver.structured.budget import LEAST_STEPS
 from dra_driver.structured.capacity import Amounts, fits
 from dra_driver.structured.constraints import Constraint, make_constraint
 from dra_driver.structured.node import Candidate, NodeProblem
@@ -26,7 +25,15 @@ _NONE: Amounts = {}
 
 
 class SearchLimitError(Exception):
-    """Too many combinations."""
+    """Too many combinations on one node.
+
+    Attributes:
+        cut: the search had fewer steps than a node gets otherwise, because the question has few left.
+    """
+
+    def __init__(self, *, cut: bool) -> None:
+        super().__init__("too many combinations")
+        self.cut = cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +97,10 @@ class Search:
         self._twin = twin or (problem.twin if not problem.has_all_requests else _no_twin)
         self._promising = promising
         self._strict = strict
+        self._budget = problem.budget
         most = problem.budget.per_node if max_steps is None else max_steps
-        self._steps = min(most, max(problem.budget.left, LEAST_STEPS))
-        self._granted = self._steps
+        self._steps = min(most, problem.budget.grant())
+        self._cut = self._steps < most
         self._taken = _Taken()
         self._constraints: list[list[Constraint]] = [
             [make_constraint(c) for c in claim.constraints] for claim in problem.claims
@@ -110,11 +118,9 @@ class Search:
         Raises:
             FatalError: with ``strict``, the search reached something that Kubernetes refuses.
             SearchLimitError: too many combinations.
+            BudgetExhausted: the question has no steps or no time left.
         """
-        try:
-            return self._request(0, 0)
-        finally:
-            self._problem.budget.spend(self._granted - self._steps)
+        return self._request(0, 0)
 
     def ranks(self) -> tuple[int, ...]:
         """The alternative of each request, up to the one that is being served."""
@@ -123,12 +129,8 @@ class Search:
         return (*done, *(self.chosen[ci][: ri + 1] if ci < len(self.chosen) else ()))
 
     def limit(self, steps: int) -> None:
-        """Leaves at most so many more steps, and none that the question does not have."""
-        rest = self._problem.budget.left - (self._granted - self._steps)
-        steps = max(0, min(steps, self._steps, rest))
-        # What is cut off is not spent.
-        self._granted -= self._steps - steps
-        self._steps = steps
+        """Leave at most so many more steps."""
+        self._steps = min(steps, self._steps)
 
     def _request(self, ci: int, ri: int) -> bool:
         while ci < len(self._claims) and ri == len(self._claims[ci].requests):
@@ -212,7 +214,8 @@ class Search:
         """Chooses the device if nothing speaks against it; False leaves everything as it was."""
         self._steps -= 1
         if self._steps < 0:
-            raise SearchLimitError
+            raise SearchLimitError(cut=self._cut)
+        self._budget.spend()
         entry = candidate.entry
         if self._in_use(ci, alternative, candidate) or candidate.tainted:
             return False

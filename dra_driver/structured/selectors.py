@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from dra_driver import cel
+from dra_driver.structured.budget import Budget
 from dra_driver.structured.pools import DeviceEntry
 from dra_driver.structured.types import Features
 
@@ -26,8 +27,18 @@ class SelectorCache:
         # The selector, or why it does not compile; and its results by what it can see of a device.
         self._known: dict[str, tuple[cel.Selector | str, dict[Hashable, bool | str]]] = {}
 
-    def matches(self, expression: str, entry: DeviceEntry) -> bool | str:
-        """The result, or why there is none (it does not compile, or an attribute is absent …)."""
+    def matches(self, expression: str, entry: DeviceEntry, budget: Budget | None = None) -> bool | str:
+        """Return the result, or why there is none (it does not compile, or an attribute is absent …).
+
+        Args:
+            expression: CEL.
+            entry: the device.
+            budget: of the question that pays for an evaluation; if None, it is free (classes, which admins
+                write, are judged without a question).
+
+        Raises:
+            BudgetExhausted: the question that pays for the evaluation has no steps or no time left.
+        """
         known = self._known.get(expression)
         if known is None:
             known = self._compile(expression)
@@ -40,6 +51,8 @@ class SelectorCache:
         key = selector.projection_key(view)
         result = results.get(key)
         if result is None:
+            if budget is not None:
+                budget.spend()
             result = results[key] = _evaluate(selector, view)
         return result
 

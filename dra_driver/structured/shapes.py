@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dra_driver.structured import bestfit
-from dra_driver.structured.budget import Budget
+from dra_driver.structured.budget import Budget, BudgetExhausted
 from dra_driver.structured.cost import Costs, is_busy
 from dra_driver.structured.equivalence import (
     ComponentClass,
@@ -148,6 +148,7 @@ class Shape:
             for claim in plans
         )
         self._structure: Hashable = wanted
+        self._budget = Budget()
         self._bound = tuple(
             ("same", c.match_attribute or c.distinct_attribute or "") for p in plans for c in p.constraints
         )
@@ -167,14 +168,30 @@ class Shape:
         # Node classes where Kubernetes' search finds nothing.
         self.hopeless: set[NodeClass] = set()
 
-    def follow(self, snapshot: Snapshot, rules: PoolRules | None) -> None:
-        """Brings the index up to the snapshot; forgets what was known of one that started anew."""
-        self.index.follow(snapshot, rules)
+    def follow(self, snapshot: Snapshot, rules: PoolRules | None, budget: Budget) -> None:
+        """Bring the index up to the snapshot; forget what was known of one that started anew.
+
+        Args:
+            snapshot: of the question.
+            rules: as for ``FleetIndex.follow``.
+            budget: of the question; everything that is worked out until the next call is charged to it.
+
+        Raises:
+            BudgetExhausted: as for ``FleetIndex.follow``.
+        """
+        self._budget = budget
+        self.index.follow(snapshot, budget, rules)
         if self._generation != self.index.generation:
             self._start()
 
     def best(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
-        """The best answer on the nodes that are allowed (None: all of them)."""
+        """Return the best answer on the nodes that are allowed (None: all of them).
+
+        Where the budget ends before every node class has been looked at, it is the best of those that were.
+
+        Raises:
+            BudgetExhausted: none of those has an answer.
+        """
         return self._best_single(snapshot, allowed) if self.single else self._best_class(snapshot, allowed)
 
     def best_beside_others(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
@@ -224,7 +241,7 @@ class Shape:
             found = self._cheapest(snapshot, component)
             if found is not None:
                 insort(self._parts, _Part(found[0], number, component, found[1], found[2]))
-        self._seen_components = len(self.index.components)
+            self._seen_components = number + 1
         best: tuple[tuple[int, int], str] | None = None
         key: Key | None = None
         tied: dict[ComponentClass, _Part] = {}
@@ -326,27 +343,58 @@ class Shape:
             bound = self._lower_bound(snapshot, nodes)
             if bound is not None:
                 insort(self._entries, _Entry(bound, number, nodes, None))
-        self._seen_classes = len(self.index.classes)
+            self._seen_classes = number + 1
+        best: tuple[str, Solved] | None = None
+        # Classes that get another chance with a new question: this one had too little left for them.
+        again: list[_Entry] = []
+        try:
+            best = self._best_of_entries(snapshot, allowed, again)
+        finally:
+            for entry in again:
+                insort(self._entries, entry)
+        return None if best is None else Choice(best[0], best[1].places, best[1].chosen)
+
+    def _best_of_entries(
+        self, snapshot: Snapshot, allowed: Allowed | None, again: list[_Entry]
+    ) -> tuple[str, Solved] | None:
         best: tuple[str, Solved] | None = None
         i = 0
         while i < len(self._entries):
             entry = self._entries[i]
             if best is not None and entry.key > best[1].key:
                 break
+            self._budget.spend()
             names = entry.nodes.nodes
             name = next(iter(names), None) if allowed is None else next(filter(allowed, names), None)
             if name is None:
                 i += 1
             elif entry.solved is None:
                 del self._entries[i]
-                solved = self._solve(snapshot, entry.nodes)
+                try:
+                    solved = self._solve(snapshot, entry.nodes)
+                except BudgetExhausted:
+                    again.append(entry)
+                    if best is None:
+                        raise
+                    return best
+                except SearchLimitError as e:
+                    self._budget.cut = self._budget.cut or e.cut
+                    if e.cut:
+                        again.append(entry)
+                    else:
+                        self.unsolved.add(entry.nodes)
+                    continue
+                if solved is not None and self._budget.exhausted:
+                    # Perhaps not the best on these nodes, but an answer: good for this question only.
+                    again.append(entry)
+                    return min(best, (name, solved), key=_by_key) if best is not None else (name, solved)
                 if solved is not None:
                     insort(self._entries, _Entry(solved.key, entry.number, entry.nodes, solved))
             else:
                 if best is None or name < best[0]:
                     best = name, entry.solved
                 i += 1
-        return None if best is None else Choice(best[0], best[1].places, best[1].chosen)
+        return best
 
     def _lower_bound(self, snapshot: Snapshot, nodes: NodeClass) -> Key | None:
         """What the best allocation costs at least; None where there are too few devices for any."""
@@ -410,11 +458,16 @@ class Shape:
         return Solved((ranks, binding, preferred, waste + sign * shift, *rest), solved.places, solved.chosen)
 
     def _search(self, snapshot: Snapshot, nodes: NodeClass) -> tuple[Solved | None, bool]:
-        """The answer, and whether it is the same whatever the claims were before."""
+        """Return the answer, and whether it is the same whatever the claims were before.
+
+        Raises:
+            SearchLimitError: too many combinations.
+            BudgetExhausted: likewise, and the question has nothing left for other classes either.
+        """
         problem = self._problem(snapshot, nodes.view, state_of(nodes.view, nodes.states), nodes.layout.rules)
         try:
             solution = bestfit.best_solution(problem)
-        except (FatalError, SearchLimitError):
+        except FatalError:
             self.unsolved.add(nodes)
             return None, False
         if solution is None:
@@ -424,7 +477,7 @@ class Shape:
         places = tuple(
             Place(*number[p.alternative], position[p.entry]) for picks in solution.picks for p in picks
         )
-        return Solved(solution.score.between_nodes, places, solution.chosen), True
+        return Solved(solution.score.between_nodes, places, solution.chosen), not self._budget.exhausted
 
     # --- both -----------------------------------------------------------------------------------------------
 
@@ -464,12 +517,16 @@ class Shape:
             # Of the class: the node that stands for it may be one of another class by now.
             used = {p.id: r for p, r in zip(view.pools, rules, strict=True) if r is not None}
             options = replace(options, pools=used)
-        return NodeProblem(snapshot.with_allocated(state), self.plans, view, options, Budget())
+        return NodeProblem(snapshot.with_allocated(state), self.plans, view, options, self._budget)
 
     def alternatives(self) -> Iterator[Alternative]:
         """All alternatives of all requests."""
         for *_, alternative in self._alternatives:
             yield alternative
+
+
+def _by_key(answer: tuple[str, Solved]) -> tuple[Key, str]:
+    return answer[1].key, answer[0]
 
 
 def _rank(of: ComponentClass, where: tuple[int, int]) -> tuple[int, int]:

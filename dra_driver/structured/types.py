@@ -250,11 +250,13 @@ class Failed:
         message: what is wrong, with claim and request.
         only_this_node: other nodes may give an answer (invalid pools).
         node: where it was found; empty where the claims themselves are wrong.
+        gave_up: there may be an answer: the question had too many combinations to try them all.
     """
 
     message: str
     only_this_node: bool = False
     node: str = ""
+    gave_up: bool = False
 
 
 Outcome = Allocated | DoesNotFit | Failed

@@ -85,9 +85,9 @@ def test_two_sets_of_pools_in_turns_cost_no_look_at_the_nodes(monkeypatch: pytes
     placed: list[str] = []
     place = FleetIndex._place
 
-    def counted(index: FleetIndex, of: Snapshot, name: str) -> None:
+    def counted(index: FleetIndex, of: Snapshot, name: str, budget: Budget) -> None:
         placed.append(name)
-        place(index, of, name)
+        place(index, of, name, budget)
 
     monkeypatch.setattr(FleetIndex, "_place", counted)
     for turn in range(3):
@@ -223,7 +223,7 @@ def test_a_mode_that_the_manifest_leaves_out_is_the_servers_default() -> None:
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_a_search_without_end_is_given_up(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_end_is_given_up(strategy: Strategy) -> None:
     # Every device is different, and seven kinds are too few for ten devices: all sets would have to be tried.
     gpus = [device(f"d{i}", "80Gi", attributes={"x": i, "y": i % 7}) for i in range(40)]
     wanted = claim(
@@ -231,12 +231,13 @@ def test_a_search_without_end_is_given_up(strategy: Strategy, monkeypatch: pytes
         exactly(10),
         constraints=[{"distinctAttribute": "gpu.example.com/x"}, {"distinctAttribute": "gpu.example.com/y"}],
     )
-    monkeypatch.setattr("dra_driver.structured.allocator.Budget", lambda: Budget(left=20_000, per_node=5_000))
     cluster = snapshot(*(pool(f"n{i}", *gpus) for i in range(8)))
-    outcome = allocate(cluster, [wanted], strategy=strategy)
+    budget = Budget(20_000, 5_000)
+    outcome = allocate(cluster, [wanted], strategy=strategy, budget=budget)
     assert isinstance(outcome, Failed)
-    assert outcome.only_this_node
+    assert outcome.gave_up
     assert "gave up" in outcome.message
+    assert budget.spent <= 20_000
 
 
 def test_interchangeable_devices_are_not_tried_again() -> None:
