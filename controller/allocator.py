@@ -10,7 +10,7 @@ import structlog
 from controller.allocation import Decider, Proceed, Refuse, Wait, Write
 from controller.avoided import AvoidedNodes
 from controller.config import ControllerConfig
-from controller.groups import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of, is_gated
+from controller.groups import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of
 from controller.ledger import Ledger, node_of
 from controller.metrics import Metrics
 from controller.placement import NodeUsage, is_finished
@@ -30,7 +30,7 @@ from dra_driver.api.resource import (
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
-from dra_driver.resourceclaim import is_generated, pod_claims, uses_claims
+from dra_driver.resourceclaim import foreign_gates, is_gated, is_generated, pod_claims, uses_claims
 from dra_driver.resourceslice import PoolAllocator
 from dra_driver.structured import DEFAULT_POLICY, PoolID, PoolPolicy
 
@@ -250,7 +250,7 @@ class Allocator:
         holders = {r.uid for r in old.status.reserved_for}
         for pod in self._pods.by_index(CLAIM_INDEX, old.key):
             uid = pod.metadata.uid
-            waits = not (pod.spec.node_name or is_gated(pod) or is_finished(pod))
+            waits = not (pod.spec.node_name or pod.spec.scheduling_gates or is_finished(pod))
             # Where the claim was reserved for others only, the controller-manager took it from those.
             if node is None or not waits or (holders and uid not in holders):
                 continue
@@ -318,6 +318,10 @@ class Allocator:
             return
         self._passed.discard(key)
         if is_finished(pod) or pod.metadata.deletion_timestamp:
+            self._served(key)
+            return
+        if uses_claims(pod) and foreign_gates(pod):
+            # Somebody else holds it back. Our gate stays, so that we decide before kube-scheduler looks.
             self._served(key)
             return
         if not uses_claims(pod) or self._mode() is PoolAllocator.SCHEDULER:
@@ -389,7 +393,7 @@ class Allocator:
         """Whether a pod that has everything it needs is about to run with the claim."""
         for other in self._pods.by_index(CLAIM_INDEX, claim.key):
             gone = is_finished(other) or bool(other.metadata.deletion_timestamp)
-            if gone or other.metadata.uid == pod.metadata.uid:
+            if gone or foreign_gates(other) or other.metadata.uid == pod.metadata.uid:
                 continue
             needed = [self._ledger.get(key) for key in claims_of(other)]
             if all(c is not None and c.status.allocation is not None for c in needed):
@@ -415,6 +419,8 @@ class Allocator:
     async def free_unused(self, key: ObjectKey) -> None:
         """Takes back an allocation of ours whose pods went away before kube-scheduler reserved the claim.
 
+        A pod that somebody else holds back by a scheduling gate does not use its claims yet.
+
         The controller-manager deallocates when a reservation ends, so it never looks at such a claim. It is
         ours also when its pool has gone to kube-scheduler since, which allocates and reserves in one write.
         """
@@ -427,7 +433,8 @@ class Allocator:
             or self._ledger.in_flight(claim)
         ):
             return
-        if any(not is_finished(pod) for pod in self._pods.by_index(CLAIM_INDEX, key)):
+        users = self._pods.by_index(CLAIM_INDEX, key)
+        if any(not (is_finished(pod) or foreign_gates(pod)) for pod in users):
             return
         allocation = claim.status.allocation
         if not (self._decider.is_ours(allocation) or self._decider.is_left_to_scheduler(allocation)):

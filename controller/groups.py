@@ -4,6 +4,7 @@ Members are pods of one namespace that carry, themselves or on a claim that they
 ``dra-driver.dev/group`` (a name) and ``dra-driver.dev/group-size`` (their number). What holds:
 
 * No member is allocated, and none loses its gate, before all are there and all fit at the same time.
+* A member that somebody else holds back by a scheduling gate counts as one that is not there yet.
 * All allocations are decided in one step on one state of the cluster, so two groups never hold a part each.
 * Where some are written and the rest cannot be (a refusal by the API server, a member that is deleted, a
   restart in between and no room afterwards), everything that gated members hold is given back; where the rest
@@ -32,12 +33,12 @@ from controller.placement import NodeUsage, is_finished
 from controller.writer import Writer
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectMeta, Uid
-from dra_driver.api.names import ALLOCATION_GATE, GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ports import Clock
-from dra_driver.resourceclaim import pod_claims
+from dra_driver.resourceclaim import foreign_gates, held_by, is_gated, pod_claims
 
 __all__ = ["GROUP_INDEX", "Gang", "GroupKey", "GroupProblem", "Groups", "groups_of"]
 
@@ -83,11 +84,6 @@ class GroupProblem:
 
     key: GroupKey
     message: str
-
-
-def is_gated(pod: Pod) -> bool:
-    """Whether our gate still keeps the pod from kube-scheduler."""
-    return any(gate.name == ALLOCATION_GATE for gate in pod.spec.scheduling_gates)
 
 
 class Groups:
@@ -206,6 +202,10 @@ class Groups:
         missing = gang.size - len(gang.members)
         if missing > 0:
             reason = f"group {gang.key[1]}: {len(gang.members)} of {gang.size} pods are there"
+            return self._incomplete(gang, reason)
+        waiting = [p for p in gang.members if foreign_gates(p)]
+        if waiting:
+            reason = f"group {gang.key[1]}: {len(waiting)} of {gang.size} pods are {held_by(waiting)}"
             return self._incomplete(gang, reason)
         answer = self._anywhere(gang)
         if isinstance(answer, Refuse):

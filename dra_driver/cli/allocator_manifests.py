@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from dra_driver.api import codec
-from dra_driver.api.core import NODES, Node
-from dra_driver.api.meta import ObjectMeta, Resource, WireObject
+from dra_driver.api.core import NODES, Node, Pod
+from dra_driver.api.meta import ObjectKey, ObjectMeta, Resource, WireObject
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -27,6 +27,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.cli import common
 from dra_driver.errors import DecodeError, InvalidInput
+from dra_driver.resourceclaim import held_by, pod_claims
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -92,12 +93,17 @@ def add_node_policy_argument(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Manifests:
-    """What the files have. A template stands for one claim that is made of it."""
+    """What the files have. A template stands for one claim that is made of it.
+
+    Attributes:
+        pods: of a live cluster; files are not searched for them.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     slices: list[ResourceSlice] = field(default_factory=list)
     classes: list[DeviceClass] = field(default_factory=list)
     claims: list[ResourceClaim] = field(default_factory=list)
+    pods: list[Pod] = field(default_factory=list)
     source: str = "the manifests have"
 
     def snapshot(self) -> Snapshot:
@@ -112,6 +118,15 @@ class Manifests:
             nodes=[*self.nodes, *implied],
             allocated=AllocatedState.from_claims(self.claims),
         )
+
+    def held(self) -> dict[ObjectKey, str]:
+        """Return which gates of others hold all pods that use a claim, by the claim's key."""
+        users: dict[ObjectKey, list[Pod]] = {}
+        for pod in self.pods:
+            for used in pod_claims(pod):
+                if used.key is not None:
+                    users.setdefault(used.key, []).append(pod)
+        return {key: text for key, pods in users.items() if (text := held_by(pods))}
 
     def select(self, wanted: Sequence[str], namespace: str = "") -> list[ResourceClaim]:
         """The claims with these ``namespace/name`` (or ``name`` in the namespace); none means all.
@@ -324,20 +339,25 @@ def explained(
     Raises:
         InvalidInput: there is no such claim.
     """
-    snapshot = manifests.snapshot()
+    snapshot, held = manifests.snapshot(), manifests.held()
     outcomes = [
         (claim, allocate(snapshot, [claim], ignore_taint=ignore_taint, policy=policy))
         for claim in manifests.select(wanted, namespace)
     ]
     if output != "table":
         return common.format_data(
-            {"claims": [_explained(claim, outcome) for claim, outcome in outcomes]}, output
+            {"claims": [_explained(claim, outcome, held.get(claim.key, "")) for claim, outcome in outcomes]},
+            output,
         )
-    return "\n\n".join("\n".join(_told(claim, outcome)) for claim, outcome in outcomes)
+    return "\n\n".join(
+        "\n".join(_told(claim, outcome, held.get(claim.key, ""))) for claim, outcome in outcomes
+    )
 
 
-def _explained(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
+def _explained(claim: ResourceClaim, outcome: Outcome, held: str) -> dict[str, Any]:
     plain = _plain(claim, outcome)
+    if held:
+        plain["held"] = held
     if isinstance(outcome, DoesNotFit):
         plain["nodes"] = [
             {
@@ -358,7 +378,9 @@ def _explained(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
     return plain
 
 
-def _told(claim: ResourceClaim, outcome: Outcome) -> Iterator[str]:
+def _told(claim: ResourceClaim, outcome: Outcome, held: str) -> Iterator[str]:
+    if held:
+        yield f"{claim.key}: its pods are {held}; the controller does not look at them before"
     match outcome:
         case Allocated(node):
             before = "is allocated" if claim.status.allocation is not None else "fits"

@@ -7,7 +7,7 @@ import asyncio
 
 from controller.interest import is_our_taint
 from controller.taint_rules import served_rules
-from dra_driver.api.core import NODES
+from dra_driver.api.core import NODES, PODS
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import allocator_manifests, common
 from dra_driver.cli.allocator_manifests import Manifests
@@ -83,10 +83,15 @@ async def _from_cluster(client: KubeApi) -> Manifests:
         rules = (await client.list(resource)).items if resource is not None else ()
     except Forbidden:
         rules = ()
+    try:
+        pods = (await client.list(PODS)).items
+    except Forbidden:
+        pods = ()
     return Manifests(
         nodes=list((await client.list(NODES)).items),
         slices=[with_rules(s, rules) for s in (await client.list(RESOURCE_SLICES)).items],
         classes=list((await client.list(DEVICE_CLASSES)).items),
         claims=list((await client.list(RESOURCE_CLAIMS)).items),
+        pods=list(pods),
         source="the cluster has",
     )

@@ -10,7 +10,7 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.fleet.views import Holder, PoolKey, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import WaitingClaim
-from dra_driver.resourceclaim import pod_claims
+from dra_driver.resourceclaim import foreign_gates, held_by, pod_claims
 
 __all__ = ["Fleet"]
 
@@ -37,7 +37,8 @@ class Fleet:
         self._held: dict[ObjectKey, frozenset[tuple[PoolKey, str]]] = {}
         self._unallocated: dict[ObjectKey, ResourceClaim] = {}
         self._users: dict[ObjectKey, dict[ObjectKey, Pod]] = {}
-        self._uses: dict[ObjectKey, tuple[ObjectKey, ...]] = {}
+        # Of each pod all that matters here: the claims that it uses, and the gates of others that hold it.
+        self._uses: dict[ObjectKey, tuple[tuple[ObjectKey, ...], tuple[str, ...]]] = {}
         self._views: dict[PoolKey, PoolView | None] = {}
 
     # --- objects --------------------------------------------------------------------------------------------
@@ -102,18 +103,18 @@ class Fleet:
     def put_pod(self, pod: Pod) -> None:
         """A pod is there, or has changed. Pods without claims cost nothing."""
         uses = tuple(c.key for c in pod_claims(pod) if c.key is not None)
-        if uses == self._uses.get(pod.key, ()):
+        if (uses, foreign_gates(pod)) == self._uses.get(pod.key, ((), ())):
             return
         self.remove_pod(pod)
         if uses:
-            self._uses[pod.key] = uses
+            self._uses[pod.key] = (uses, foreign_gates(pod))
             for claim in uses:
                 self._users.setdefault(claim, {})[pod.key] = pod
             self._changed(None)
 
     def remove_pod(self, pod: Pod) -> None:
         """A pod is gone."""
-        for claim in self._uses.pop(pod.key, ()):
+        for claim in self._uses.pop(pod.key, ((), ()))[0]:
             users = self._users.get(claim, {})
             users.pop(pod.key, None)
             if not users:
@@ -157,7 +158,7 @@ class Fleet:
         found = []
         for key in sorted(self._unallocated)[:limit]:
             users = self._users.get(key, {})
-            reason = reason_of(self._unallocated[key], users.values())
+            reason = held_by(users.values()) or reason_of(self._unallocated[key], users.values())
             if not reason:
                 reason = "not looked at yet" if users else "no pod uses it"
             found.append(WaitingClaim(str(key), tuple(sorted(pod.name for pod in users)), reason))

@@ -29,6 +29,7 @@ from dra_driver.resourceclaim.extended import (
     is_extended_resource,
     shares,
 )
+from dra_driver.resourceclaim.gates import foreign_gates, held_by, is_gated
 from dra_driver.resourceclaim.pods import (
     PodClaim,
     claim_name,
@@ -54,10 +55,13 @@ __all__ = [
     "container_requests",
     "extended_claim",
     "extended_resources",
+    "foreign_gates",
+    "held_by",
     "is_allocated",
     "is_extended_claim",
     "is_extended_resource",
     "is_for_pod",
+    "is_gated",
     "is_generated",
     "is_reserved_for",
     "join_request",

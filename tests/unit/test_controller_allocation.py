@@ -189,7 +189,7 @@ async def nothing(_):
 def test_a_gated_pod_gets_its_device_and_loses_the_gate():
     cluster = cluster_of(n1=(80, 40))
     claim(cluster, "c", request(memory="32Gi"))
-    pod(cluster, "p", "c", other_gates=("example.com/other",))
+    pod(cluster, "p", "c")
 
     async def scenario(h):
         assert h.devices("c") == [("n1", "gpu-1")]
@@ -198,7 +198,7 @@ def test_a_gated_pod_gets_its_device_and_loses_the_gate():
         assert status.allocation.node_selector.node_selector_terms[0].match_fields[0].values == ("n1",)
         assert status.reserved_for == ()  # the scheduler's
         assert h.claim("c").metadata.finalizers == (CLAIM_FINALIZER,)
-        assert h.gates("p") == ["example.com/other"]
+        assert h.gates("p") == []
         order = [(kind, sub) for _, kind, _, sub in cluster.writes if kind in ("ResourceClaim", "Pod")]
         assert order == [("ResourceClaim", ""), ("ResourceClaim", "status"), ("Pod", "")]
 

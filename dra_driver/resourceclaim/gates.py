@@ -1,0 +1,42 @@
+"""Scheduling gates of pods (KEP-3521): ours, and those by which others, such as Kueue, hold a pod back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from dra_driver.api.core import Pod
+from dra_driver.api.names import ALLOCATION_GATE
+
+__all__ = ["foreign_gates", "held_by", "is_gated"]
+
+# Gates that a message names; a pod's author can write any number of them.
+_NAMED: Final = 3
+
+
+def is_gated(pod: Pod) -> bool:
+    """Whether our gate still keeps the pod from kube-scheduler."""
+    return any(gate.name == ALLOCATION_GATE for gate in pod.spec.scheduling_gates)
+
+
+def foreign_gates(pod: Pod) -> tuple[str, ...]:
+    """Return the names of the gates that are not ours.
+
+    While there is one the pod cannot be scheduled, so it must not hold devices that others could use.
+    """
+    return tuple(gate.name for gate in pod.spec.scheduling_gates if gate.name != ALLOCATION_GATE)
+
+
+def held_by(pods: Iterable[Pod]) -> str:
+    """Return which gates hold all of the pods, for people; empty where a pod is ready, or there is none."""
+    gates: set[str] = set()
+    for pod in pods:
+        found = foreign_gates(pod)
+        if not found:
+            return ""
+        gates.update(found)
+    if not gates:
+        return ""
+    names = sorted(gates)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"held by scheduling gate{'s' * (len(names) > 1)} {', '.join(names[:_NAMED])}{more}"
