@@ -28,6 +28,7 @@ from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
     DEFAULT_POLICY,
     Allocated,
+    Budget,
     DoesNotFit,
     Failed,
     Outcome,
@@ -72,17 +73,23 @@ class Refuse:
     """The claims cannot be allocated now; people are told, and it is tried again when something changes.
 
     Attributes:
-        message: what was asked, what is there, and why it does not fit.
+        why: what was asked, what is there, and why it does not fit; or what gives this text, which is to be
+            called before the next decision.
         claims: that are ours and wait.
         undo: allocations of the same pod, written before, that nobody has reserved: they pin the pod to a
             node where the rest does not fit.
         elsewhere: kube-scheduler has what the claims ask for in pools of its own.
     """
 
-    message: str
+    why: str | Callable[[], str]
     claims: tuple[ResourceClaim, ...] = ()
     undo: tuple[ResourceClaim, ...] = ()
     elsewhere: bool = False
+
+    @property
+    def message(self) -> str:
+        """``why`` as a text, which may cost more than the decision."""
+        return self.why if isinstance(self.why, str) else self.why()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +194,7 @@ class Decider:
         avoid: Collection[str] = (),
         assumed: Mapping[Uid, ResourceClaim] | None = None,
         within: Set[str] | None = None,
+        budget: Budget | None = None,
     ) -> Decision:
         """What to do about a pod that uses claims and is neither finished nor being deleted.
 
@@ -195,7 +203,9 @@ class Decider:
             avoid: nodes that are left out.
             assumed: claims as they will be when other pods of its group are allocated; in the ledger, too.
             within: only these nodes.
+            budget: what the decision may cost, together with others that share it; if None, ``Budget()``.
         """
+        budget = budget or Budget()
         assumed = assumed or {}
         claims = self._claims(pod, assumed)
         if isinstance(claims, Wait):
@@ -218,24 +228,23 @@ class Decider:
             return Refuse(problem, told)
         if any(self._ledger.in_flight(c) for c in claims if c.metadata.uid not in assumed):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
-        decision = self._solve(pod, claims, ours, avoid, within)
+        decision = self._solve(pod, claims, ours, avoid, within, budget)
         if (
             isinstance(decision, Refuse)
             and all(i.elsewhere for i in interests)
-            and self._fit_elsewhere(pending)
+            and self._fit_elsewhere(pending, budget)
         ):
             return replace(decision, elsewhere=True)
         return decision
 
-    def _fit_elsewhere(self, claims: Sequence[ResourceClaim]) -> bool:
+    def _fit_elsewhere(self, claims: Sequence[ResourceClaim], budget: Budget) -> bool:
         """Whether kube-scheduler, to which our pools are tainted, has devices for the claims right now.
 
         If it has not, it need not look at the pod; whatever frees a device has the pod looked at again here.
         """
         world = self._current()
-        return isinstance(
-            allocate(world.snapshot.with_allocated(self._ledger.allocated()), claims), Allocated
-        )
+        snapshot = world.snapshot.with_allocated(self._ledger.allocated())
+        return isinstance(allocate(snapshot, claims, budget=budget), Allocated)
 
     @property
     def interest_version(self) -> int:
@@ -264,6 +273,7 @@ class Decider:
         ours: Sequence[ResourceClaim],
         avoid: Collection[str],
         within: Set[str] | None,
+        budget: Budget,
     ) -> Decision:
         placement = self._placements.candidates(pod, avoid)
         nodes = placement.nodes if within is None else within & placement.nodes
@@ -271,9 +281,9 @@ class Decider:
             return Refuse(placement.summary(), tuple(ours), self._undo(pod, claims))
         pending = [c for c in claims if c.status.allocation is None]
         outcome = (
-            self._own_only(claims, nodes)
+            self._own_only(claims, nodes, budget)
             if len(pending) == len(ours)
-            else self._beside_others(claims, ours, nodes)
+            else self._beside_others(claims, ours, nodes, budget)
         )
         match outcome:
             case Allocated(node, results):
@@ -281,14 +291,16 @@ class Decider:
                 pairs = zip(claims, results, strict=True)
                 return Write(node, tuple((c, r) for c, r in pairs if c.metadata.uid in wanted))
             case DoesNotFit():
-                text = outcome.summary()
-                if placement.rejected:
-                    text = f"{text}; {placement.summary()}"
-                return Refuse(text, tuple(ours), self._undo(pod, claims))
+
+                def why() -> str:
+                    text = outcome.summary()
+                    return f"{text}; {placement.summary()}" if placement.rejected else text
+
+                return Refuse(why, tuple(ours), self._undo(pod, claims))
             case Failed(message):
                 return Refuse(message, tuple(ours), self._undo(pod, claims))
 
-    def _own_only(self, claims: Sequence[ResourceClaim], nodes: Set[str]) -> Outcome:
+    def _own_only(self, claims: Sequence[ResourceClaim], nodes: Set[str], budget: Budget) -> Outcome:
         world = self._current()
         return allocate(
             world.snapshot.with_allocated(self._ledger.allocated()),
@@ -296,10 +308,15 @@ class Decider:
             nodes=nodes,
             ignore_taint=is_our_taint,
             pools=self._ours,
+            budget=budget,
         )
 
     def _beside_others(
-        self, claims: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], nodes: Set[str]
+        self,
+        claims: Sequence[ResourceClaim],
+        ours: Sequence[ResourceClaim],
+        nodes: Set[str],
+        budget: Budget,
     ) -> Outcome:
         """The pod also has claims of other drivers: a node must suit those too, but only ours are written.
 
@@ -317,6 +334,7 @@ class Decider:
                 nodes=left,
                 ignore_taint=is_our_taint,
                 pools=self._every,
+                budget=budget,
             )
             if not isinstance(outcome, Allocated):
                 return outcome
@@ -325,7 +343,7 @@ class Decider:
                 return outcome
             # A class of ours also has devices of others, and those were chosen: our claims alone, here.
             fixed = [c for c in claims if c.metadata.uid in mine or c.status.allocation is not None]
-            alone = self._own_only(fixed, {outcome.node})
+            alone = self._own_only(fixed, {outcome.node}, budget)
             if isinstance(alone, Allocated):
                 answers.update(zip([c.metadata.uid for c in fixed], alone.results, strict=True))
                 return Allocated(outcome.node, tuple(answers[c.metadata.uid] for c in claims))

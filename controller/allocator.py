@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Hashable, Iterable
 
 import structlog
 
@@ -11,11 +12,12 @@ from controller.allocation import Decider, Proceed, Refuse, Wait, Write
 from controller.avoided import AvoidedNodes
 from controller.config import ControllerConfig
 from controller.groups import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of
+from controller.heavy import HeavyQuestions
 from controller.ledger import Ledger, node_of
 from controller.metrics import Metrics
 from controller.placement import NodeUsage, is_finished
 from controller.tracing import span, traced
-from controller.waiting import WaitingPods, shape_of
+from controller.waiting import WaitingPods, requests_of, shape_of
 from controller.writer import Writer
 from dra_driver.api.core import PODS, Node, Pod
 from dra_driver.api.inventory import DeviceInventory
@@ -32,7 +34,7 @@ from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceclaim import foreign_gates, is_gated, is_generated, pod_claims, uses_claims
 from dra_driver.resourceslice import PoolAllocator
-from dra_driver.structured import DEFAULT_POLICY, PoolID, PoolPolicy
+from dra_driver.structured import DEFAULT_POLICY, Budget, PoolID, PoolPolicy
 
 __all__ = ["CLAIM_INDEX", "Allocator", "claims_of"]
 
@@ -76,6 +78,7 @@ class Allocator:
         rule: Callable[[PoolID], PoolPolicy] = lambda _: DEFAULT_POLICY,
         metrics: Metrics | None = None,
         released: Callable[[], None] = lambda: None,
+        work: Callable[[], float] = time.thread_time,
     ) -> None:
         """Connects the parts.
 
@@ -96,6 +99,7 @@ class Allocator:
             rule: how to choose the devices of a pool; ``pool_changed`` must tell of other answers.
             metrics: None: some that nobody reads.
             released: called when devices have become free.
+            work: CPU time of the calling thread in seconds, by which decisions are limited.
         """
         self._metrics = metrics or Metrics()
         self._first_seen: dict[Uid, float] = {}
@@ -134,6 +138,9 @@ class Allocator:
             timeout=config.group_seconds,
         )
         self._avoided = AvoidedNodes(clock)
+        self._heavy = HeavyQuestions(clock, work)
+        # Counts what may have changed for the better.
+        self._changes = 0
         self._waiting = WaitingPods()
         # Pods left to kube-scheduler with claims that are not allocated: what is not ours now may become it.
         self._passed: set[ObjectKey] = set()
@@ -279,6 +286,7 @@ class Allocator:
 
     def _wake(self) -> None:
         """Something changed for the better, perhaps: waiting pods are looked at again soon."""
+        self._changes += 1
         if self._timer is None and (len(self._waiting) or self._passed or self._unused_later):
             self._timer = asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake_now)
 
@@ -334,8 +342,12 @@ class Allocator:
         if group is not None:
             await self._reconcile_group(pod, group)
             return
+        question = self._question(pod)
+        if self._heavy and await self._must_wait(pod, question):
+            return
+        budget = self._heavy.budget(pod.metadata.namespace)
         with self._metrics.decision_seconds.time(), span("decide"):
-            decision = self._decider.decide(pod, self._avoided.nodes(pod.metadata.uid))
+            decision = self._decider.decide(pod, self._avoided.nodes(pod.metadata.uid), budget=budget)
         match decision:
             case Wait(reason, poll):
                 log.debug("pod waits", pod=str(key), reason=reason)
@@ -349,9 +361,37 @@ class Allocator:
                     self._usage.place(pod, node)  # known from its claims after a restart, too
                 await self._proceed(pod)
             case Refuse():
+                self._note_refusal(pod, question, budget, decision)
                 await self._refuse(pod, decision)
             case Write():
+                self._heavy.served(pod.metadata.namespace, question, budget)
                 await self._write(pod, decision)
+
+    def _question(self, pod: Pod) -> Hashable:
+        """Return what makes the decision about a pod heavy: the content of its claims."""
+        claims = (self._ledger.get(key) for key in claims_of(pod))
+        return pod.metadata.namespace, requests_of(c for c in claims if c is not None)
+
+    async def _must_wait(self, pod: Pod, question: Hashable, shape: bytes = b"") -> bool:
+        """Return whether the question took so much work the last time that it is not asked again yet."""
+        left = self._heavy.left(question)
+        if left <= 0:
+            return False
+        if pod.key not in self._waiting:
+            await self._refuse(pod, Refuse(self._heavy.message(question)), shape)
+        self.queue.add_after(pod.key, left)
+        return True
+
+    def _note_refusal(self, pod: Pod, question: Hashable, budget: Budget, decision: Refuse) -> None:
+        seconds = self._heavy.refused(pod.metadata.namespace, question, budget, decision.message)
+        if seconds:
+            self.queue.add_after(pod.key, seconds)
+            log.warning(
+                "a pod was refused after much work; it is looked at again later",
+                pod=str(pod.key),
+                steps=budget.spent,
+                seconds=seconds,
+            )
 
     async def _reconcile_group(self, pod: Pod, group: Gang | GroupProblem) -> None:
         """Does what is to be done about all members of a pod's group."""
@@ -359,8 +399,15 @@ class Allocator:
         if isinstance(group, GroupProblem):
             await self._refuse(pod, Refuse(group.message), shape)
             return
+        refusal = self._groups.known_refusal(group, self._changes)
+        if refusal is not None:
+            await self._refuse(pod, refusal, shape)
+            return
+        if self._heavy and await self._must_wait(pod, shape, shape):
+            return
+        budget = self._heavy.budget(pod.metadata.namespace)
         with self._metrics.decision_seconds.time(), span("decide"):
-            decision = self._groups.decide(group)
+            decision = self._groups.decide(group, budget, self._changes)
         match decision:
             case Wait(reason, poll):
                 self._served(pod.key)
@@ -369,10 +416,12 @@ class Allocator:
                 if poll:
                     self.queue.add_after(pod.key, poll)
             case Refuse():
+                self._note_refusal(pod, shape, budget, decision)
                 await self._refuse(pod, decision, shape)
             case Proceed():
                 await self._proceed_all(group)
             case _:
+                self._heavy.served(pod.metadata.namespace, shape, budget)
                 for member, _ in decision:
                     self._served(member.key)
                 try:

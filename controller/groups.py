@@ -39,6 +39,7 @@ from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import foreign_gates, held_by, is_gated, pod_claims
+from dra_driver.structured import Budget
 
 __all__ = ["GROUP_INDEX", "Gang", "GroupKey", "GroupProblem", "Groups", "groups_of"]
 
@@ -131,6 +132,8 @@ class Groups:
         self._users = users
         self._avoided = avoided
         self._partial_since: dict[GroupKey, float] = {}
+        # What was refused, and on what that rests: while it is the same, so is the answer.
+        self._refused: dict[GroupKey, tuple[object, Refuse]] = {}
 
     # --- who is in it ---------------------------------------------------------------------------------------
 
@@ -193,8 +196,15 @@ class Groups:
 
     # --- what to do -----------------------------------------------------------------------------------------
 
-    def decide(self, gang: Gang) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
-        """Decides for all members on one state. The answers of a list are assumed in the ledger already.
+    def decide(
+        self, gang: Gang, budget: Budget, changes: int = 0
+    ) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
+        """Decide for all members on one state. The answers of a list are assumed in the ledger already.
+
+        Args:
+            gang: the group.
+            budget: what the decision may cost, over all members, domains and orders together.
+            changes: as for ``known_refusal``, which remembers the answer.
 
         Returns:
             ``Proceed``: every member is allocated as far as it concerns us. ``Wait``, ``Refuse``: for all.
@@ -207,11 +217,14 @@ class Groups:
         if waiting:
             reason = f"group {gang.key[1]}: {len(waiting)} of {gang.size} pods are {held_by(waiting)}"
             return self._incomplete(gang, reason)
-        answer = self._anywhere(gang)
+        answer = self._anywhere(gang, budget)
         if isinstance(answer, Refuse):
             where = f" on nodes of one {gang.domain}" if gang.domain else ""
             text = f"group {gang.key[1]}, all {gang.size} pods together{where}: {answer.message}"
-            return Refuse(text, answer.claims, self._held(gang))
+            refusal = Refuse(text, answer.claims, self._held(gang))
+            if not refusal.undo:
+                self._refused[gang.key] = self._rests_on(gang, changes), refusal
+            return refusal
         held = self._held(gang) if isinstance(answer, list) else ()
         if isinstance(answer, list) and held and self._time_left(gang) <= 0:
             self._retract(answer)
@@ -220,15 +233,40 @@ class Groups:
             self._partial_since.pop(gang.key, None)
         return answer
 
-    def _anywhere(self, gang: Gang) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
-        """The first domain that answers; the answer of the last one where none does."""
+    def known_refusal(self, gang: Gang, changes: int) -> Refuse | None:
+        """Return the answer of the last decision where it was a refusal that still holds.
+
+        Each member of a group is looked at after each event of its own; only the first look costs a decision.
+
+        Args:
+            gang: the group.
+            changes: another number whenever something has changed that may help a group.
+        """
+        known = self._refused.get(gang.key)
+        if known is not None and known[0] == self._rests_on(gang, changes):
+            return known[1]
+        self._refused.pop(gang.key, None)
+        return None
+
+    def _rests_on(self, gang: Gang, changes: int) -> object:
+        """Return what a refusal depends on, besides the members' claims, which cannot change."""
+        members = [
+            (p.metadata.uid, p.spec.tolerations, bool(foreign_gates(p)), sorted(self._avoided(p)))
+            for p in gang.members
+        ]
+        return changes, gang.size, gang.domain, members
+
+    def _anywhere(self, gang: Gang, budget: Budget) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
+        """Return the first answer of a domain; that of the last one that was tried where none has one."""
         answer: Wait | Proceed | Refuse | list[tuple[Pod, Write]] = Refuse(
             f"no node has the label {gang.domain}"
         )
+        by_demand = self._by_demand(gang.members)
+        orders = (by_demand,) if by_demand == gang.members else (by_demand, gang.members)
         for within in self._domains(gang):
-            for order in (self._by_demand(gang.members), gang.members):
-                answer = self._try(order, within)
-                if not isinstance(answer, Refuse):
+            for order in orders:
+                answer = self._try(order, within, budget)
+                if not isinstance(answer, Refuse) or budget.exhausted:
                     return answer
         return answer
 
@@ -279,6 +317,7 @@ class Groups:
         """The last member is gone."""
         if not self._members(key):
             self._partial_since.pop(key, None)
+            self._refused.pop(key, None)
 
     def _by_demand(self, members: Sequence[Pod]) -> tuple[Pod, ...]:
         """Those that ask for most first: what is left over is then of more use to the others."""
@@ -293,7 +332,7 @@ class Groups:
         return tuple(sorted(members, key=lambda p: (-demand(p), p.key)))
 
     def _try(
-        self, members: Sequence[Pod], within: set[str] | None
+        self, members: Sequence[Pod], within: set[str] | None, budget: Budget
     ) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
         writes: list[tuple[Pod, Write]] = []
         assumed: dict[Uid, ResourceClaim] = {}
@@ -301,7 +340,7 @@ class Groups:
         for pod in members:
             if is_finished(pod):
                 continue
-            decision = self._decider.decide(pod, self._avoided(pod), assumed, within)
+            decision = self._decider.decide(pod, self._avoided(pod), assumed, within, budget)
             if isinstance(decision, Wait | Refuse):
                 answer = decision
                 break

@@ -7,7 +7,7 @@ shape, however many pods wait, and those that waited longest are served first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
@@ -15,7 +15,7 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import ResourceClaim
 
-__all__ = ["WaitingPods", "shape_of"]
+__all__ = ["WaitingPods", "requests_of", "shape_of"]
 
 
 def shape_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]) -> bytes:
@@ -31,9 +31,13 @@ def shape_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]
         return str(pod.key).encode()
     spec = pod.spec
     needs = [c.resources.requests for c in (*spec.init_containers, *spec.containers)]
-    topology = [(c.metadata.annotations or {}).get(TOPOLOGY_ANNOTATION, "") for c in claims]
+    return requests_of(claims) + codec.encode([spec.node_selector, spec.affinity, spec.tolerations, needs])
+
+
+def requests_of(claims: Iterable[ResourceClaim]) -> bytes:
+    """Return what claims ask for, without their names: the same for claims from one template."""
     return codec.encode(
-        [[c.spec for c in claims], topology, spec.node_selector, spec.affinity, spec.tolerations, needs]
+        [[c.spec, (c.metadata.annotations or {}).get(TOPOLOGY_ANNOTATION, "")] for c in claims]
     )
 
 

@@ -10,6 +10,7 @@ A pure library: no I/O, no clock, no logging; everything that goes in and comes 
 from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
+from dra_driver.structured.budget import Budget
 from dra_driver.structured.cluster import Cluster, Holdings
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
 from dra_driver.structured.persistent import PersistentMap
@@ -40,6 +41,7 @@ __all__ = [
     "DEFAULT_POLICY",
     "Allocated",
     "AllocatedState",
+    "Budget",
     "Cluster",
     "DeviceID",
     "DoesNotFit",

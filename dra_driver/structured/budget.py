@@ -48,7 +48,17 @@ class Budget:
             answer.
     """
 
-    __slots__ = ("_clock", "_deadline", "_look_at", "_reserve", "cut", "left", "per_node", "steps")
+    __slots__ = (
+        "_clock",
+        "_deadline",
+        "_look_at",
+        "_reserve",
+        "_started",
+        "cut",
+        "left",
+        "per_node",
+        "steps",
+    )
 
     def __init__(
         self,
@@ -65,7 +75,8 @@ class Budget:
         """Whether a search ended earlier than it would have with the whole budget for itself."""
         self._reserve = steps // _RESERVED
         self._clock = clock
-        self._deadline = clock() + seconds if clock is not None else 0.0
+        self._started = clock() if clock is not None else 0.0
+        self._deadline = self._started + seconds
         self._look_at = steps - _STEPS_PER_LOOK
 
     @property
@@ -77,6 +88,11 @@ class Budget:
     def spent(self) -> int:
         """Steps that were made."""
         return self.steps - max(0, self.left)
+
+    @property
+    def seconds(self) -> float:
+        """Work since the start by the clock; 0 without one."""
+        return self._clock() - self._started if self._clock is not None else 0.0
 
     def spend(self, steps: int = 1) -> None:
         """Take steps off.

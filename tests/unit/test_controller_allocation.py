@@ -123,9 +123,15 @@ def cluster_of(**nodes: tuple[int, ...]) -> FakeCluster:
 
 
 class Harness:
-    def __init__(self, cluster: FakeCluster, clock: Clock) -> None:
+    def __init__(self, cluster: FakeCluster, clock: Clock, controller: Controller) -> None:
         self.cluster = cluster
         self.clock = clock
+        self.controller = controller
+
+    def decisions(self) -> float:
+        """How many decisions have been worked out."""
+        registry = self.controller.metrics.registry
+        return registry.get_sample_value("dra_driver_controller_decision_seconds_count") or 0.0
 
     async def quiet(self, seconds: float = 0.2) -> None:
         count = -1
@@ -160,7 +166,7 @@ async def controlling(cluster: FakeCluster, **config: object):
     settings = ControllerConfig(drivers=(OURS,), leader_elect=False, **config)
     controller = Controller(cluster, settings, clock)
     task = asyncio.create_task(controller.run())
-    harness = Harness(cluster, clock)
+    harness = Harness(cluster, clock, controller)
     try:
         await controller.ready.wait()
         await harness.quiet()

@@ -1,0 +1,212 @@
+"""Claims that take long to decide on: what they cost, and that the others are served all the same."""
+
+import asyncio
+from itertools import count
+
+import pytest
+from test_controller_allocation import OURS, claim, cluster_of, node, pod, pool, request, run
+from test_controller_groups import member
+
+from controller.heavy import DECISION_SECONDS, HeavyQuestions
+from dra_driver.api.core import PODS
+from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.structured import Budget
+from dra_driver.structured.budget import BudgetExhausted
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+class Work:
+    """CPU time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def use_up(budget: Budget) -> None:
+    budget.left = 0
+
+
+def test_a_question_that_was_cheap_may_be_asked_again_at_once() -> None:
+    clock, work = Clock(), Work()
+    heavy = HeavyQuestions(clock, work)
+    budget = heavy.budget("team-a")
+    work.time += 0.005
+    assert heavy.refused("team-a", "q", budget, "no device") == 0.0
+    assert not heavy
+
+
+def test_a_refusal_that_took_work_is_not_repeated_before_twenty_times_as_long() -> None:
+    clock, work = Clock(), Work()
+    heavy = HeavyQuestions(clock, work)
+    for _ in range(3):
+        budget = heavy.budget("team-a")
+        work.time += 0.2
+        assert heavy.refused("team-a", "q", budget, "no domain is large enough") == pytest.approx(4.0)
+        assert heavy.left("q") == pytest.approx(4.0)
+        assert heavy.left("other") == 0.0
+        assert heavy.message("q") == "no domain is large enough"
+        clock.time += 4.0
+        assert heavy.left("q") == 0.0
+
+
+def test_the_pause_doubles_where_the_decision_is_given_up_and_has_an_end() -> None:
+    clock, work = Clock(), Work()
+    heavy = HeavyQuestions(clock, work)
+    delays = []
+    for _ in range(8):
+        budget = heavy.budget("team-a")
+        work.time += 0.5
+        use_up(budget)
+        delays.append(heavy.refused("team-a", "q", budget, "gave up"))
+        clock.time += delays[-1]
+    assert delays == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
+    budget = heavy.budget("team-a")
+    heavy.served("team-a", "q", budget)
+    assert heavy.left("q") == 0.0
+    assert not heavy
+
+
+def test_a_namespace_that_asks_for_too_much_gets_less_and_recovers() -> None:
+    clock, work = Clock(), Work()
+    heavy = HeavyQuestions(clock, work)
+    steps = []
+    for i in range(100):
+        budget = heavy.budget("team-a")
+        steps.append(budget.steps)
+        use_up(budget)
+        heavy.refused("team-a", i, budget, "gave up")
+    assert steps[:3] == [Budget().steps, Budget().steps // 2, Budget().steps // 4]
+    assert min(steps) == Budget().steps // 32
+    # A hundred such questions cost less than eight whole ones; other namespaces notice nothing of it.
+    assert sum(steps) < 8 * Budget().steps
+    assert heavy.budget("team-b").steps == Budget().steps
+    clock.time += 60.0 * 33
+    assert heavy.budget("team-a").steps == Budget().steps
+
+
+def test_the_seconds_of_a_budget_are_work_and_not_the_time_of_a_busy_machine() -> None:
+    clock, work = Clock(), Work()
+    budget = HeavyQuestions(clock, work).budget("team-a")
+    clock.time += 100.0
+    budget.spend(1000)
+    work.time += DECISION_SECONDS
+    with pytest.raises(BudgetExhausted):
+        budget.spend(1000)
+    assert budget.exhausted
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    clock, work = Clock(), Work()
+    heavy = HeavyQuestions(clock, work)
+    for i in range(10_050):
+        budget = heavy.budget(f"ns-{i}")
+        use_up(budget)
+        heavy.refused(f"ns-{i}", i, budget, "gave up")
+    assert len(heavy._known) == len(heavy._strikes) == 10_000
+
+
+# --- in the controller --------------------------------------------------------------------------------------
+
+
+def hard_claim(cluster, name: str, kind: str = "x") -> None:
+    """Eight requests with eight alternatives, for eight devices with seven values of an attribute."""
+    subs = [
+        {"name": f"s{i}", "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}
+        for i in range(8)
+    ]
+    requests = [{"name": f"r{i}", "firstAvailable": subs} for i in range(8)]
+    claim(cluster, name, *requests)
+    constraints = [{"distinctAttribute": f"{OURS}/{kind}"}]
+    cluster.edit(RESOURCE_CLAIMS, name, {"spec": {"devices": {"constraints": constraints}}}, "default")
+
+
+def numbered(cluster, name: str) -> None:
+    """A pool whose devices have seven values of ``x``."""
+    pool(cluster, name, *[40] * 8)
+    raw = cluster.raw(RESOURCE_SLICES, f"{name}-{OURS}")
+    devices = [{**d, "attributes": {"x": {"int": i % 7}}} for i, d in enumerate(raw["spec"]["devices"])]
+    cluster.edit(RESOURCE_SLICES, f"{name}-{OURS}", {"spec": {"devices": devices}})
+
+
+def test_a_claim_that_cannot_be_decided_is_said_to_be_and_left_alone_for_a_while():
+    cluster = cluster_of()
+    for name in ("n1", "n2"):
+        node(cluster, name)
+        numbered(cluster, name)
+    hard_claim(cluster, "hard")
+    pod(cluster, "hard", "hard")
+
+    async def scenario(h):
+        told = h.events("FailedAllocation")
+        assert any("gave up" in text for text in told)
+        assert h.gates("hard")
+        decisions = h.decisions()
+        for i in range(5):
+            node(cluster, f"new-{i}")
+            pool(cluster, f"new-{i}", 40)
+            await asyncio.sleep(0.1)
+        assert h.decisions() == decisions
+        # A pod that asks for the same is told the same, at no cost.
+        hard_claim(cluster, "twin")
+        pod(cluster, "twin", "twin")
+        await h.quiet()
+        assert h.decisions() == decisions
+        assert len([text for text in h.events("FailedAllocation") if "gave up" in text]) > len(told)
+        # Pods that ask for what is there are served meanwhile.
+        claim(cluster, "easy", request())
+        pod(cluster, "easy", "easy")
+        await h.quiet()
+        assert h.devices("easy")
+        decisions = h.decisions()
+        h.clock.time += 400.0
+        node(cluster, "later")
+        pool(cluster, "later", 40)
+        await h.quiet()
+        assert h.decisions() > decisions
+
+    run(cluster, scenario)
+
+
+def test_a_group_costs_one_decision_and_not_one_for_each_member():
+    cluster = cluster_of(**{f"n{i}": (40, 40) for i in range(6)})
+    for i in range(5):
+        member(cluster, f"m{i}", 5)
+        cluster.edit(
+            PODS,
+            f"m{i}",
+            {"metadata": {"annotations": {GROUP_DOMAIN_ANNOTATION: "kubernetes.io/hostname"}}},
+            "default",
+        )
+
+    async def scenario(h):
+        assert h.held() == []
+        assert len({e for e in h.events("FailedAllocation") if "all 5 pods together" in e}) == 1
+        before = h.decisions()
+        # An event of each member is no reason to solve the group again.
+        for i in range(5):
+            cluster.edit(PODS, f"m{i}", {"metadata": {"labels": {"touched": str(next(ticks))}}}, "default")
+        await h.quiet()
+        assert h.decisions() == before
+        # A change in the cluster is one, and one is enough for all members.
+        node(cluster, "big")
+        pool(cluster, "big", *[40] * 5)
+        await h.quiet()
+        assert len(h.held()) == 5
+        assert {node for node, _ in h.held()} == {"big"}
+
+    ticks = count()
+    run(cluster, scenario)
