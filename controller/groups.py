@@ -144,6 +144,8 @@ class Groups:
         if not names:
             return None
         key = (pod.metadata.namespace, names[0])
+        if self._pods.number_by_index(GROUP_INDEX, key) > LARGEST_GROUP:
+            return GroupProblem(key, f"group {key[1]} has more than {LARGEST_GROUP} pods")
         if len(names) > 1:
             return GroupProblem(key, f"the pod and its claims name several groups: {', '.join(names)}")
         members = self._members(key)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod, Taint, Toleration
 from dra_driver.api.meta import Uid
+from dra_driver.api.resource import NodeSelector
 from dra_driver.kube import Handler, Informer
 from dra_driver.structured.nodeselection import selector_matches
 
@@ -26,6 +27,9 @@ _RESOURCES = ("cpu", "memory")
 _AVOIDED: Final = "where kube-scheduler could not place it a short while ago"
 _MOST_SHAPES: Final = 64
 _LONGEST_LOG: Final = 1_000
+# Tolerations, and requirements of node affinity with their values: a pod may have a megabyte of them, and
+# each costs a comparison per node.
+_MOST_CONDITIONS: Final = 512
 
 
 def is_finished(pod: Pod) -> bool:
@@ -157,12 +161,14 @@ class _Shape:
 
     Attributes:
         pod: one of them.
+        conditions: whether its taints and affinity are looked at.
         seen: how much of the log of changed nodes is in it.
         reasons: nodes that cannot take the pod.
     """
 
     pod: Pod
     demand: Demand
+    conditions: bool = True
     seen: int = 0
     fitting: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -216,7 +222,9 @@ class Placements:
             self._log.append(node.metadata.name)
 
     def candidates(self, pod: Pod, avoid: Collection[str] = ()) -> Placement:
-        """The nodes that can take the pod.
+        """Return the nodes that can take the pod.
+
+        Affinity and taints of a pod with more than 512 conditions on nodes are left to kube-scheduler.
 
         Args:
             pod: not bound; a bound pod has one candidate, whatever that node looks like.
@@ -230,14 +238,22 @@ class Placements:
         special = {*avoid, *(() if own is None else (own,))}
         if not special:
             return Placement(shape.fitting, shape.rejected)
-        mine = _Shape(pod, shape.demand, 0, set(shape.fitting), dict(shape.reasons), Counter(shape.rejected))
+        mine = replace(
+            shape,
+            pod=pod,
+            seen=0,
+            fitting=set(shape.fitting),
+            reasons=dict(shape.reasons),
+            rejected=Counter(shape.rejected),
+        )
         for name in special:
             node = self._nodes.get_by_name(name)
             if node is None:
                 continue
             reason = _AVOIDED
             if name not in avoid:
-                reason = _rejection(pod, node, shape.demand, self._usage.on(name) - shape.demand)
+                left = self._usage.on(name) - shape.demand
+                reason = _rejection(pod, node, shape.demand, left, conditions=shape.conditions)
             mine.put(name, reason)
         return Placement(mine.fitting, mine.rejected)
 
@@ -249,7 +265,7 @@ class Placements:
         shape = self._shapes.get(key)
         end = self._start + len(self._log)
         if shape is None or shape.seen < self._start:
-            shape = self._shapes[key] = _Shape(pod, demand)
+            shape = self._shapes[key] = _Shape(pod, demand, not _has_too_many_conditions(pod))
             changed: Iterable[str] = [n.metadata.name for n in self._nodes.items()]
         else:
             changed = dict.fromkeys(self._log[shape.seen - self._start :])
@@ -259,7 +275,11 @@ class Placements:
             self._shapes.popitem(last=False)
         for name in changed:
             node = self._nodes.get_by_name(name)
-            shape.put(name, None if node is None else _rejection(pod, node, demand, self._usage.on(name)))
+            reason = None
+            if node is not None:
+                used = self._usage.on(name)
+                reason = _rejection(pod, node, demand, used, conditions=shape.conditions)
+            shape.put(name, reason)
         # Shapes that have not been asked about for so long are made anew.
         if len(self._log) > max(_LONGEST_LOG, 2 * len(self._nodes)):
             self._start += len(self._log) // 2
@@ -277,20 +297,44 @@ def _same(old: Node, node: Node) -> bool:
     )
 
 
-def _rejection(pod: Pod, node: Node, demand: Demand, used: Demand) -> str:
+def _required_affinity(pod: Pod) -> NodeSelector | None:
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
+    return affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+
+
+def _has_too_many_conditions(pod: Pod) -> bool:
+    number = len(pod.spec.tolerations)
+    required = _required_affinity(pod)
+    if required is not None:
+        for term in required.node_selector_terms:
+            for requirement in (*term.match_expressions, *term.match_fields):
+                number += 1 + len(requirement.values)
+    return number > _MOST_CONDITIONS
+
+
+def _rejection(pod: Pod, node: Node, demand: Demand, used: Demand, *, conditions: bool = True) -> str:
+    """Return why the node cannot take the pod; empty where it can.
+
+    Args:
+        pod: to be placed.
+        node: a node.
+        demand: of the pod.
+        used: what other pods take of the node.
+        conditions: whether taints and node affinity are looked at.
+    """
     spec = pod.spec
     if node.metadata.deletion_timestamp:
         return "being deleted"
-    if node.spec.unschedulable and not _tolerated(spec.tolerations, _UNSCHEDULABLE):
-        return "unschedulable"
-    for taint in node.spec.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and not _tolerated(spec.tolerations, taint):
-            return f"with the untolerated taint {taint.key}"
+    if conditions:
+        if node.spec.unschedulable and not _tolerated(spec.tolerations, _UNSCHEDULABLE):
+            return "unschedulable"
+        for taint in node.spec.taints:
+            if taint.effect in ("NoSchedule", "NoExecute") and not _tolerated(spec.tolerations, taint):
+                return f"with the untolerated taint {taint.key}"
     labels = node.metadata.labels or {}
     if any(labels.get(key) != value for key, value in spec.node_selector.items()):
         return "not matching the node selector"
-    affinity = spec.affinity.node_affinity if spec.affinity is not None else None
-    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    required = _required_affinity(pod) if conditions else None
     if required is not None and not selector_matches(required, node):
         return "not matching the required node affinity"
     return _shortage(node, demand, used)

@@ -93,6 +93,10 @@ class Informer(Generic[T]):
         keys = self._indices[index].get(value, ())
         return tuple(self._store[k] for k in sorted(keys))
 
+    def number_by_index(self, index: str, value: Hashable) -> int:
+        """Return how many objects there are whose index function gives ``value``."""
+        return len(self._indices[index].get(value, ()))
+
     def add_handler(self, handler: Handler[T]) -> None:
         """Calls ``handler`` for every change from now on, and ``added`` at once for what is there already."""
         self._handlers.append(handler)

@@ -7,9 +7,10 @@ import pytest
 from test_controller_allocation import OURS, claim, cluster_of, node, pod, pool, request, run
 from test_controller_groups import member
 
+from controller.groups import LARGEST_GROUP
 from controller.heavy import DECISION_SECONDS, HeavyQuestions
-from dra_driver.api.core import PODS
-from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION
+from dra_driver.api.core import NODES, PODS
+from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.structured import Budget
 from dra_driver.structured.budget import BudgetExhausted
@@ -209,4 +210,51 @@ def test_a_group_costs_one_decision_and_not_one_for_each_member():
         assert {node for node, _ in h.held()} == {"big"}
 
     ticks = count()
+    run(cluster, scenario)
+
+
+def test_a_pod_with_too_many_conditions_on_nodes_is_judged_without_them():
+    cluster = cluster_of(n1=(40,))
+    cluster.edit(
+        NODES, "n1", {"spec": {"taints": [{"key": "dedicated", "value": "x", "effect": "NoSchedule"}]}}
+    )
+    terms = [
+        {"matchExpressions": [{"key": f"k{i}", "operator": "In", "values": ["a", "b"]}]} for i in range(200)
+    ]
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    }
+    tolerations = [{"key": f"t{i}", "operator": "Exists"} for i in range(600)]
+    for name, spec in (
+        ("few", {"tolerations": tolerations[:10]}),
+        ("tolerant", {"tolerations": tolerations}),
+        ("picky", {"affinity": affinity, "tolerations": tolerations[:10]}),
+    ):
+        claim(cluster, name)
+        pod(cluster, name, name, **spec)
+
+    async def scenario(h):
+        # kube-scheduler has the last word about these; the ordinary one is judged here.
+        assert len(h.held()) == 1
+        assert h.devices("few") == []
+        assert any("untolerated taint" in text for text in h.events("FailedAllocation"))
+        pool(cluster, "n1", 40, 40, 40)
+        await h.quiet()
+        assert [len(h.devices(n)) for n in ("few", "tolerant", "picky")] == [0, 1, 1]
+
+    run(cluster, scenario)
+
+
+def test_a_group_with_more_pods_than_any_group_has_costs_no_look_at_each_of_them():
+    cluster = cluster_of(n1=(40, 40))
+    for i in range(LARGEST_GROUP + 1):
+        labels = {GROUP_LABEL: "huge", GROUP_SIZE_LABEL: "2"}
+        pod(cluster, f"p{i}", "shared")
+        cluster.edit(PODS, f"p{i}", {"metadata": {"labels": labels}}, "default")
+    claim(cluster, "shared")
+
+    async def scenario(h):
+        assert h.held() == []
+        assert any(f"more than {LARGEST_GROUP} pods" in text for text in h.events("FailedAllocation"))
+
     run(cluster, scenario)
