@@ -174,10 +174,17 @@ class DeviceNode:
     Attributes:
         path: in the container, for example ``/dev/nvidia0``.
         host_path: on the host, below the dev root; the same as ``path`` where None.
+        major: of a character device that the container runtime makes by its numbers, whether the host's
+            ``/dev`` has it or not; 0: the runtime takes type and numbers from the node on the host.
+        minor: likewise.
+        mode: file mode of the node in the container, with ``major``; None: the runtime's default.
     """
 
     path: str
     host_path: str | None = None
+    major: int = 0
+    minor: int = 0
+    mode: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

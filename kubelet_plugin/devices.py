@@ -13,15 +13,15 @@ from typing import Final
 import msgspec
 import structlog
 
-from dra_driver import cdi
 from dra_driver.api import names
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
 from dra_driver.discovery import BackendReport, KeptBackend
 from dra_driver.discovery.pci import PciAddress
 from dra_driver.errors import DraError
-from dra_driver.ports import CdiMaterial, DeviceBackend, DiscoveredDevice, GpuControl
+from dra_driver.ports import DeviceBackend, DiscoveredDevice, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord
+from kubelet_plugin.edits import container_edits
 from kubelet_plugin.mps import Daemons, NoDaemons
 from kubelet_plugin.signals import Changes
 
@@ -184,7 +184,7 @@ class DeviceTable:
                 published_uuid=self._published.get(name),
                 model=_text(found, "model") or _text(found, "productName"),
                 memory=_memory(found.device.capacity),
-                edits=_edits(found.material),
+                edits=container_edits(found.material),
                 controllable=control is not None,
                 mig_enabled=any(h.reason == "MigEnabled" for h in found.device.health),
                 mps_directory=self._daemons.directory(name) if control and control.runs_daemons else "",
@@ -270,20 +270,3 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
             controllable=True,
             attributes={**found.device.attributes, **p.profile.attributes},
         )
-
-
-def _edits(material: CdiMaterial) -> cdi.ContainerEdits:
-    return cdi.ContainerEdits(
-        env=tuple(f"{name}={value}" for name, value in (material.env or {}).items()),
-        device_nodes=tuple(
-            cdi.DeviceNode(
-                path=n.path, host_path=n.host_path if n.host_path and n.host_path != n.path else ""
-            )
-            for n in material.device_nodes
-        ),
-        mounts=tuple(
-            cdi.Mount(host_path=m.host_path, container_path=m.container_path, options=m.options)
-            for m in material.mounts
-        ),
-        hooks=tuple(cdi.Hook(hook_name=h.name, path=h.path, args=h.args, env=h.env) for h in material.hooks),
-    )

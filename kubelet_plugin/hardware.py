@@ -17,7 +17,7 @@ import structlog
 
 from dra_driver import cdi
 from dra_driver.errors import PrepareError
-from dra_driver.ports import GpuControl, GpuInstance
+from dra_driver.ports import CdiMaterial, GpuControl, GpuInstance
 from dra_driver.preparation import (
     ClaimState,
     DeviceSetting,
@@ -29,6 +29,7 @@ from dra_driver.preparation import (
     complete,
 )
 from kubelet_plugin.bindings import Bindings, bindings_of
+from kubelet_plugin.edits import container_edits
 from kubelet_plugin.mps import Daemons
 from kubelet_plugin.signals import Changes
 
@@ -193,13 +194,8 @@ class GpuHardware:
         for device, partition in _partitions(record):
             async with self._alone(device.uuid):
                 instance = await self._create(device, partition)
-            nodes = tuple(
-                cdi.DeviceNode(
-                    path=n.path, host_path=n.host_path if n.host_path and n.host_path != n.path else ""
-                )
-                for n in instance.device_nodes
-            )
-            made[device.device] = (instance.uuid, cdi.ContainerEdits(device_nodes=nodes))
+            edits = container_edits(CdiMaterial(device_nodes=instance.device_nodes))
+            made[device.device] = (instance.uuid, edits)
         return annotated(complete(record, made)) if made else record
 
     async def destroy_partitions(self, record: PreparedClaim) -> None:

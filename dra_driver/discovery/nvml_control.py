@@ -2,6 +2,8 @@
 
 A MIG device is a GPU instance (GI: memory and engines) with a compute instance (CI: multiprocessors) in it;
 ours fills its GPU instance. What a container needs of it is the GPU's node and two capability nodes.
+Capability nodes are given with their numbers, because the host's ``/dev`` need not have them: the kernel
+creates none, only udev rules or NVIDIA's tools do.
 """
 
 from __future__ import annotations
@@ -49,7 +51,12 @@ _GONE: Final = (
 # What passes when a process has ended or another tool has done its work.
 _PASSING: Final = (pynvml.NVML_ERROR_IN_USE, pynvml.NVML_ERROR_TIMEOUT)
 _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]{1,7})\s*$", re.MULTILINE)
+_MODE: Final = re.compile(r"^DeviceFileMode:\s*([0-9]{1,4})\s*$", re.MULTILINE)
 _MAJOR: Final = re.compile(r"^\s*([0-9]{1,7})\s+nvidia-caps\s*$", re.MULTILINE)
+# What the kernel can tell apart (MKDEV: 12 and 20 bits).
+_MOST_MAJOR, _MOST_MINOR = (1 << 12) - 1, (1 << 20) - 1
+# Of the capabilities of instances: readable by everybody who is given the node.
+_USUAL_MODE: Final = 0o444
 
 
 class NvmlControl:
@@ -250,39 +257,52 @@ class NvmlControl:
     def _nodes(self, minor: int, gi: int, ci: int) -> tuple[DeviceNode, ...]:
         """The GPU's node and those of both instances; none where the kernel does not tell them."""
         paths = (f"gpu{minor}/mig/gi{gi}/access", f"gpu{minor}/mig/gi{gi}/ci{ci}/access")
-        numbers = [self._capability(path) for path in paths]
-        if None in numbers:
+        capabilities = [c for c in map(self._capability, paths) if c is not None]
+        if len(capabilities) != len(paths):
             return ()
+        major = self._capability_major()
         nodes = [DeviceNode(f"/dev/nvidia{minor}")]
-        for number in numbers:
-            assert number is not None
-            self._ensure_node(number)
-            nodes.append(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{number}"))
+        for number, mode in capabilities:
+            path = f"/dev/nvidia-caps/nvidia-cap{number}"
+            if not major:
+                # The container runtime looks for the node in the host's /dev.
+                nodes.append(DeviceNode(path))
+                continue
+            self._ensure_node(major, number, mode)
+            nodes.append(DeviceNode(path, major=major, minor=number, mode=mode))
         return tuple(nodes)
 
-    def _capability(self, path: str) -> int | None:
-        match = _MINOR.search(_read(self._proc / "driver/nvidia/capabilities" / path))
-        if match:
-            return int(match[1])
+    def _capability(self, path: str) -> tuple[int, int] | None:
+        """Minor number and file mode of the capability's node."""
+        text = _read(self._proc / "driver/nvidia/capabilities" / path)
+        match = _MINOR.search(text)
+        if match and int(match[1]) <= _MOST_MINOR:
+            mode = _MODE.search(text)
+            return int(match[1]), int(mode[1]) & 0o777 if mode else _USUAL_MODE
         # Without a mounted capabilities folder the table of all that could be is still there.
         name = path.replace("/mig/", "/")
         for line in _read(self._proc / "driver/nvidia-caps/mig-minors").splitlines():
             words = line.split()
-            if len(words) == 2 and words[0] == name and words[1].isdecimal():
-                return int(words[1])
+            if len(words) == 2 and words[0] == name and words[1].isdecimal() and int(words[1]) <= _MOST_MINOR:
+                return int(words[1]), _USUAL_MODE
         return None
 
-    def _ensure_node(self, number: int) -> None:
-        """Makes the node where nobody has: without udev rules only nvidia-smi would."""
-        node = self._dev / "nvidia-caps" / f"nvidia-cap{number}"
-        major = _MAJOR.search(_read(self._proc / "devices"))
-        if node.exists() or not major:
+    def _capability_major(self) -> int:
+        """The kernel assigns it when the driver is loaded; 0 where it is unknown."""
+        match = _MAJOR.search(_read(self._proc / "devices"))
+        number = int(match[1]) if match else 0
+        return number if number <= _MOST_MAJOR else 0
+
+    def _ensure_node(self, major: int, minor: int, mode: int) -> None:
+        """Make the node where the agent may: in user namespaces runtimes bind it from the host's /dev."""
+        node = self._dev / "nvidia-caps" / f"nvidia-cap{minor}"
+        if node.exists():
             return
         try:
             node.parent.mkdir(mode=0o755, exist_ok=True)
-            os.mknod(node, stat.S_IFCHR | 0o444, os.makedev(int(major[1]), number))
+            os.mknod(node, stat.S_IFCHR | mode, os.makedev(major, minor))
         except OSError as e:
-            _log.warning("a capability node is missing and cannot be made", node=str(node), error=str(e))
+            _log.debug("a capability node is not in /dev and cannot be made", node=str(node), error=str(e))
 
     @contextlib.contextmanager
     def _gpu(self, gpu: str, what: str) -> Iterator[Any]:

@@ -137,6 +137,26 @@ def test_edits_are_merged_as_the_runtime_merges_them(tmp_path: Path) -> None:
     assert oci["linux"]["devices"][0]["major"] == 195
 
 
+def test_a_node_that_is_given_by_its_numbers_need_not_exist_on_the_host(tmp_path: Path) -> None:
+    """Recorded from containerd 1.7.24 and 2.3.0 with runc 1.1.5; without the major number it is looked at."""
+    node = {"path": "/dev/nvidia-caps/nvidia-cap0", "type": "c", "major": 237, "fileMode": 292}
+    file = tmp_path / "numbers.json"
+
+    def devices(**more: object) -> list[cdi_reader.DeviceView]:
+        edits = {"deviceNodes": [{**node, **more}]}
+        file.write_text(json.dumps(spec(devices=[{"name": "a", "containerEdits": edits}])))
+        found = CdiRegistry([tmp_path])
+        return found.inject([ID]).devices
+
+    (made,) = devices(permissions="rw")
+    assert (made.type, made.major, made.minor, made.file_mode) == ("c", 237, 0, 0o444)
+    assert made.permissions == "rw"
+    with pytest.raises(cdi_reader.CdiError, match="failed to stat CDI host device"):
+        devices(major=0)
+    with pytest.raises(cdi_reader.CdiError, match="failed to stat CDI host device"):
+        devices(type="")
+
+
 def test_a_missing_or_false_device_node_is_refused_as_the_runtime_refuses_it(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("")

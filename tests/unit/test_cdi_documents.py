@@ -27,6 +27,18 @@ def spec(*, name: str = "d", edits: cdi.ContainerEdits = ENV, **more: object) ->
         (spec(edits=cdi.ContainerEdits(device_nodes=(cdi.DeviceNode(path="/a", host_path="/b"),))), "0.5.0"),
         (
             spec(
+                edits=cdi.ContainerEdits(
+                    device_nodes=(
+                        cdi.DeviceNode(
+                            path="/dev/a", type="c", major=237, minor=0, file_mode=0o444, permissions="rw"
+                        ),
+                    )
+                )
+            ),
+            "0.3.0",
+        ),
+        (
+            spec(
                 edits=cdi.ContainerEdits(mounts=(cdi.Mount(host_path="/a", container_path="/b", type="x"),))
             ),
             "0.4.0",

@@ -184,12 +184,38 @@ def test_capabilities_that_nobody_tells(node: Node) -> None:
     (folder / "ci0").mkdir(parents=True)
     text = "DeviceFileMinor: {}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
     (folder / "access").write_text(text.format(21))
-    (folder / "ci0/access").write_text(text.format(22))
+    (folder / "ci0/access").write_text(text.format(22).replace("292", "256"))
+    (node.root / "proc/devices").write_text("237 nvidia-caps\n")
     (made,) = node.ask(("create_instance", H100, 9, 0, 4))
     assert [n["path"] for n in made[0]["device_nodes"]][1:] == [
         "/dev/nvidia-caps/nvidia-cap21",
         "/dev/nvidia-caps/nvidia-cap22",
     ]
+    assert [(n["minor"], n["mode"]) for n in made[0]["device_nodes"][1:]] == [(21, 0o444), (22, 0o400)]
+
+
+def test_capability_nodes_are_told_with_their_numbers(node: Node) -> None:
+    """The host need not have them, and a /dev that cannot be written to is no obstacle."""
+    devices = "Character devices:\n  1 mem\n195 nvidia\n237 nvidia-caps\n238 nvidia-caps-imex-channels\n"
+    (node.root / "proc/devices").write_text(devices)
+    (node.root / "dev").touch()
+    made = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 4, 4))[1]
+    gpu, outer, inner = made[0]["device_nodes"]
+    assert (gpu["path"], gpu["major"], gpu["mode"]) == ("/dev/nvidia0", 0, None)
+    numbers = [(n["path"], n["host_path"], n["major"], n["minor"], n["mode"]) for n in (outer, inner)]
+    assert numbers == [
+        ("/dev/nvidia-caps/nvidia-cap12", None, 237, 12, 0o444),
+        ("/dev/nvidia-caps/nvidia-cap13", None, 237, 13, 0o444),
+    ]
+
+
+@pytest.mark.parametrize(
+    "devices", ["", "195 nvidia\n", "99999 nvidia-caps\n", "238 nvidia-caps-imex-channels\n"]
+)
+def test_without_their_major_number_capability_nodes_are_the_hosts(node: Node, devices: str) -> None:
+    (node.root / "proc/devices").write_text(devices)
+    made = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 4, 4))[1]
+    assert [n["major"] for n in made[0]["device_nodes"]] == [0, 0, 0]
 
 
 def test_no_permission(node: Node) -> None:
