@@ -28,7 +28,8 @@ from kubelet_plugin.signals import Changes
 __all__ = ["DeviceTable"]
 
 _FUNCTIONS: Final = ("gpu", "vf")
-_OWN_NODE: Final = re.compile(r"/dev/nvidia[0-9]+")
+# Nodes of the whole GPU. The instance of a partition tells the GPU's node; DRM nodes are not for partitions.
+_OWN_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/dri/.+")
 
 log = structlog.get_logger(__name__)
 

@@ -140,6 +140,7 @@ class Plugin:
                 host_root=configuration.host_root,
                 driver_root=configuration.nvidia_driver_root,
                 hook=configuration.nvidia_cdi_hook,
+                sysfs_root=configuration.sysfs_root,
             ).complete,
             keep=self._memory.keep,
             elsewhere=lambda: elsewhere(self._engine.claims),

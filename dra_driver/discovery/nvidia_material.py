@@ -15,8 +15,11 @@ from typing import Final
 import structlog
 
 from dra_driver import cdi
+from dra_driver.api import names
+from dra_driver.discovery import sysfs
 from dra_driver.discovery.nvidia_libraries import HOOK_PROGRAM, driver_material, find_hook
-from dra_driver.discovery.nvidia_toolkit import ToolkitDocument, read_documents
+from dra_driver.discovery.nvidia_toolkit import OwnNodes, ToolkitDocument, read_documents
+from dra_driver.discovery.pci import PciAddress
 from dra_driver.ports import CdiHook, CdiMaterial, CdiMount, DeviceNode, DiscoveredDevice
 
 __all__ = ["NvidiaMaterial"]
@@ -35,10 +38,19 @@ class NvidiaMaterial:
         host_root: where the host's file system is; ``/`` outside of a container.
         driver_root: where the driver is on the host.
         hook: path of ``nvidia-cdi-hook`` on the host; empty: where it usually is, or none.
+        sysfs_root: where sysfs is mounted: it tells which DRM nodes are a GPU's.
     """
 
-    def __init__(self, *, host_root: Path = Path("/"), driver_root: str = "/", hook: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        host_root: Path = Path("/"),
+        driver_root: str = "/",
+        hook: str = "",
+        sysfs_root: Path = Path("/sys"),
+    ) -> None:
         self._host_root = host_root
+        self._sysfs_root = sysfs_root
         self._driver_root = driver_root
         self._hook = hook
         self._told: set[str] = set()
@@ -73,12 +85,22 @@ class NvidiaMaterial:
     def _from_toolkit(
         self, documents: Sequence[ToolkitDocument], device: DiscoveredDevice, hook: str
     ) -> CdiMaterial | None:
-        own = [n.path for n in device.material.device_nodes if _GPU_NODE.fullmatch(n.path)]
+        own = self._own_nodes(device)
         for document in documents:
-            edits = document.edits(device.uuid, own[0] if own else "")
+            edits = document.edits(device.uuid, own, self._tell)
             if edits is not None:
                 return self._material(edits, document.path, hook)
         return None
+
+    def _own_nodes(self, device: DiscoveredDevice) -> OwnNodes:
+        """The nodes of the device's GPU, without those of capabilities, which a document must not give."""
+        gpu = next((n.path for n in device.material.device_nodes if _GPU_NODE.fullmatch(n.path)), "")
+        place = device.device.attributes.get(names.PCI_BUS_ID)
+        address = PciAddress.parse(place.string_value or "") if place is not None else None
+        if address is None:
+            return OwnNodes(gpu)
+        drm = sysfs.entries(sysfs.pci_function(self._sysfs_root, address) / "drm") or ()
+        return OwnNodes(gpu, frozenset(f"/dev/dri/{name}" for name in drm))
 
     def _material(self, edits: cdi.ContainerEdits, path: Path, hook: str) -> CdiMaterial:
         hooks = []

@@ -3,8 +3,8 @@
 STEPS is a JSON list; the answers are a line each, but ``["restart"]`` has none. The API server is in memory,
 so that it knows the same claims after a restart of the agent.
 
-``["prepare" | "unprepare", CLAIM, DEVICE]``; ``["devices"]`` looks at the hardware and lists the inventory;
-``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes GPUs behind the agent's back.
+``["prepare" | "unprepare", CLAIM, DEVICE[,DEVICE…]]``; ``["devices"]`` looks at the hardware and lists the
+inventory; ``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes GPUs behind the agent's back.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
         "mps_control": str(root / "bin/nvidia-cuda-mps-control"),
         "mps_launcher": "session",
         "procfs_root": root / "proc",
+        "sysfs_root": root / "sys",
+        "host_root": root,
     }
     while steps:
         roots = {"sysfs_root": root / "sys", "dev_root": root / "dev", "procfs_root": root / "proc"}
@@ -85,7 +87,7 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
                     continue
                 verb, name, *device = step
                 if name not in claims:
-                    body = claim(name, device[0])
+                    body = claim(name, *device[0].split(","))
                     if len(device) > 1:
                         opaque = {"driver": DRIVER, "parameters": _SLICING}
                         config = [{"source": "FromClaim", "opaque": opaque}]
