@@ -176,7 +176,7 @@ class Engine:
         self._steps.holdings = Holdings(self._checkpoints.current)
         rebooted = self._rebooted()
         for record in tuple(self._checkpoints.current):
-            lost = rebooted and record.touches_hardware
+            lost = rebooted and (record.touches_hardware or record.names_device_numbers)
             await self._restart(record.uid, record, Event.REBOOT if lost else Event.RESTART)
         for uid in files.keys() - known:
             if self._recovery.is_orphan(uid, files[uid]):

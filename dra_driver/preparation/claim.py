@@ -163,6 +163,14 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
         return bool(self.settings) or any(d.partition or d.binding for d in self.devices)
 
     @property
+    def names_device_numbers(self) -> bool:
+        """Whether its document has major numbers, which the kernel assigns anew at each boot."""
+        if self.spec is None:
+            return False
+        edits = (self.spec.container_edits, *(d.container_edits for d in self.spec.devices))
+        return any(node.major for e in edits for node in e.device_nodes)
+
+    @property
     def key(self) -> ObjectKey:
         """Namespace and name."""
         return ObjectKey(self.namespace, self.name)

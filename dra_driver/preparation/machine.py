@@ -35,7 +35,7 @@ class Event(enum.Enum):
     FAILED = "a side effect could not be made"
     UNPREPARE = "the kubelet does not need it any more"
     RESTART = "the plugin starts and finds this record, or a file without one"
-    REBOOT = "it does so after a reboot, and the claim had more than files"
+    REBOOT = "it does so after a reboot, and the claim had more than files, or device numbers in them"
 
 
 class Effect(enum.Enum):

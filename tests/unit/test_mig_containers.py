@@ -173,3 +173,20 @@ def test_capability_nodes_are_written_with_type_and_numbers(machine: Machine) ->
         {"path": OF_BIG[0], "minor": 12, **numbers},
         {"path": OF_BIG[1], "minor": 13, **numbers},
     ]
+
+
+@pytest.mark.parametrize("backend", ["nvml", "nvml=mig"])
+def test_numbers_are_not_kept_over_a_reboot(machine: Machine, backend: str) -> None:
+    """The kernel may assign another major number, and the old one is then another driver's."""
+    boot = machine.root / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("0a0a\n")
+    if backend == "nvml=mig":
+        (machine.root / "state").write_text(INSTANCES)
+    (before,) = machine.live(["prepare", "one", BIG], backend=backend)
+    boot.write_text("0b0b\n")
+    (machine.root / "proc/devices").write_text("236 nvidia-caps\n237 somebody-elses\n")
+    machine.live(["devices"], backend=backend)
+    assert before["error"] == ""
+    for file in (machine.root / "cdi").iterdir():
+        assert '"major": 237' not in file.read_text()
