@@ -50,11 +50,13 @@ _GONE: Final = (
 )
 # What passes when a process has ended or another tool has done its work.
 _PASSING: Final = (pynvml.NVML_ERROR_IN_USE, pynvml.NVML_ERROR_TIMEOUT)
-_MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]{1,7})\s*$", re.MULTILINE)
+# Six digits fit into the 20 bits of a minor number; the driver numbers some thousands of capabilities.
+_MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]{1,6})\s*$", re.MULTILINE)
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")
 _MODE: Final = re.compile(r"^DeviceFileMode:\s*([0-9]{1,4})\s*$", re.MULTILINE)
 _MAJOR: Final = re.compile(r"^\s*([0-9]{1,7})\s+nvidia-caps\s*$", re.MULTILINE)
-# What the kernel can tell apart (MKDEV: 12 and 20 bits).
-_MOST_MAJOR, _MOST_MINOR = (1 << 12) - 1, (1 << 20) - 1
+# The kernel has 12 bits for it (MKDEV).
+_MOST_MAJOR: Final = (1 << 12) - 1
 # Of the capabilities of instances: readable by everybody who is given the node.
 _USUAL_MODE: Final = 0o444
 
@@ -276,14 +278,14 @@ class NvmlControl:
         """Minor number and file mode of the capability's node."""
         text = _read(self._proc / "driver/nvidia/capabilities" / path)
         match = _MINOR.search(text)
-        if match and int(match[1]) <= _MOST_MINOR:
+        if match:
             mode = _MODE.search(text)
             return int(match[1]), int(mode[1]) & 0o777 if mode else _USUAL_MODE
         # Without a mounted capabilities folder the table of all that could be is still there.
         name = path.replace("/mig/", "/")
         for line in _read(self._proc / "driver/nvidia-caps/mig-minors").splitlines():
             words = line.split()
-            if len(words) == 2 and words[0] == name and words[1].isdecimal() and int(words[1]) <= _MOST_MINOR:
+            if len(words) == 2 and words[0] == name and _NUMBER.fullmatch(words[1]):
                 return int(words[1]), _USUAL_MODE
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -207,6 +208,20 @@ def test_capability_nodes_are_told_with_their_numbers(node: Node) -> None:
         ("/dev/nvidia-caps/nvidia-cap12", None, 237, 12, 0o444),
         ("/dev/nvidia-caps/nvidia-cap13", None, 237, 13, 0o444),
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device nodes")
+def test_where_the_agent_may_it_makes_the_nodes_on_the_host(node: Node) -> None:
+    (node.root / "proc/devices").write_text("237 nvidia-caps\n")
+    (node.root / "dev").mkdir()
+    made = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 4, 4))[1]
+    path = node.root / "dev/nvidia-caps/nvidia-cap12"
+    if not path.exists():
+        pytest.skip("this machine lets nobody make device nodes")
+    status = path.stat()
+    assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (237, 12)
+    assert stat.filemode(status.st_mode) == "cr--r--r--"
+    assert [n["major"] for n in made[0]["device_nodes"]] == [0, 237, 237]
 
 
 @pytest.mark.parametrize(
