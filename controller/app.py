@@ -50,6 +50,7 @@ from dra_driver.kube import (
     SystemClock,
 )
 from dra_driver.ports import Clock, KubeClient
+from dra_driver.publishing import LeavingPlugins
 from dra_driver.structured import PoolPolicy
 
 __all__ = ["Controller"]
@@ -166,6 +167,7 @@ class _Parts:
             frozen=frozen,
             device_plugins=DevicePlugins(
                 informers.classes,
+                LeavingPlugins(clock),
                 changed=lambda: publisher.all_again(),  # noqa: PLW0108 - made here
             ),
         )

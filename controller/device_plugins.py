@@ -1,11 +1,8 @@
 """Extended resources: device plugins beside us, and pools that cannot serve what a class promises.
 
-Two that hand out one node's devices would give each of them away twice.
-
-A DeviceClass with ``spec.extendedResourceName`` serves pods that ask for that resource. Where the node itself
-counts the resource in ``status.capacity``, a device plugin hands it out there: kube-scheduler leaves such
-pods to the plugin, while claims would take the same devices from us. So a pool whose devices such a class
-selects is published empty until the device plugin is gone (its capacity is 0 then, or absent).
+Devices that a device plugin of the node hands out are withheld. ``dra_driver.resourceslice`` says which ones,
+``dra_driver.publishing`` for how long after the plugin has gone. Here are the DeviceClasses, which say what
+resources of other than the well-known names stand for, and what of a Node matters.
 
 kube-scheduler makes the claims of extended resources in memory and allocates them itself, so devices of a
 pool that the controller allocates are out of their reach. Such a pool is published all the same, and says so.
@@ -16,26 +13,39 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from dra_driver import cel
 from dra_driver.api.core import Node
-from dra_driver.api.resource import Device, DeviceClass
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.resource import DeviceClass
 from dra_driver.kube import Handler, Informer
-from dra_driver.resourceslice import DesiredPool, PoolAllocator, SliceContent
+from dra_driver.publishing import LeavingPlugins
+from dra_driver.resourceslice import (
+    DesiredPool,
+    PluginDevices,
+    PoolAllocator,
+    counted,
+    handed_out,
+    selected_by,
+)
 
 __all__ = ["DevicePlugins"]
 
 
 class DevicePlugins:
-    """Answers for each node; deciding costs nothing where no class names an extended resource.
+    """Answers for each node; an update of a Node that counts the same resources as before costs nothing.
 
     Args:
         classes: with all DeviceClasses of the cluster.
+        leaving: how long a device plugin that has gone still counts.
         changed: called when a class begins, ceases or changes to serve an extended resource.
     """
 
-    def __init__(self, classes: Informer[DeviceClass], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, classes: Informer[DeviceClass], leaving: LeavingPlugins, changed: Callable[[], None]
+    ) -> None:
+        self._leaving = leaving
         self._changed = changed
         self._serving: dict[str, DeviceClass] = {}
+        self._served: frozenset[str] = frozenset()
         classes.add_handler(Handler(added=self._seen, updated=lambda _, c: self._seen(c), deleted=self._gone))
 
     def _seen(self, class_: DeviceClass) -> None:
@@ -45,41 +55,41 @@ class DevicePlugins:
         before = self._serving.get(class_.metadata.name)
         self._serving[class_.metadata.name] = class_
         if before is None or before.spec != class_.spec:
-            self._changed()
+            self._others()
 
     def _gone(self, class_: DeviceClass) -> None:
         if self._serving.pop(class_.metadata.name, None) is not None:
-            self._changed()
+            self._others()
+
+    def _others(self) -> None:
+        self._served = frozenset(c.spec.extended_resource_name or "" for c in self._serving.values())
+        self._changed()
 
     def concerned(self, old: Node, new: Node) -> bool:
         """Whether the answer for the node may have changed."""
-        return bool(self._serving) and list(self._claimed(old)) != list(self._claimed(new))
+        before, now = old.status.capacity, new.status.capacity
+        return before != now and counted(before, self._served) != counted(now, self._served)
 
-    def withhold(self, desired: DesiredPool, node: Node) -> DesiredPool:
-        """The pool with its ``conflicts``, or an empty one with the reason in ``withheld``."""
-        reason = next(self._reasons(desired, node), "")
-        if reason:
-            return dataclasses.replace(desired, slices=(SliceContent(),), withheld=reason)
+    def handed_out(self, inventory: DeviceInventory, node: Node) -> tuple[tuple[PluginDevices, ...], float]:
+        """Return what device plugins hand out on the node, and seconds after which to ask again (0: not)."""
+        resources, again = self._leaving.resources(inventory, node.status.capacity, self._served)
+        return handed_out(resources, self._serving.values()), again
+
+    def forget(self, inventory: DeviceInventory) -> None:
+        """The inventory is gone."""
+        self._leaving.forget(inventory)
+
+    def with_conflicts(self, desired: DesiredPool) -> DesiredPool:
+        """Return the pool with its ``conflicts``: classes whose pods get none of its devices."""
         conflicts = tuple(self._conflicts(desired))
         return dataclasses.replace(desired, conflicts=conflicts) if conflicts else desired
-
-    def _claimed(self, node: Node) -> Iterator[tuple[str, str]]:
-        """Class and resource, for each resource that a device plugin of the node hands out."""
-        for name, class_ in sorted(self._serving.items()):
-            resource = class_.spec.extended_resource_name or ""
-            if node.status.capacity.get(resource):
-                yield name, resource
-
-    def _hit(self, name: str, desired: DesiredPool) -> int:
-        """How many devices of the pool the class selects."""
-        class_ = self._serving[name]
-        return sum(_selects(class_, desired.driver, d) for s in desired.slices for d in s.devices)
 
     def _conflicts(self, desired: DesiredPool) -> Iterator[str]:
         if desired.allocator is not PoolAllocator.CONTROLLER:
             return
         for name, class_ in sorted(self._serving.items()):
-            if hit := self._hit(name, desired):
+            hit = sum(selected_by(class_, desired.driver, d) for s in desired.slices for d in s.devices)
+            if hit:
                 resource = class_.spec.extended_resource_name
                 yield (
                     f"DeviceClass {name} serves the extended resource {resource}, but pods that ask for it "
@@ -87,25 +97,3 @@ class DevicePlugins:
                     "pool is the controller's. Let a DevicePolicy give the pool to the scheduler "
                     "(allocator: scheduler), or use claims"
                 )
-
-    def _reasons(self, desired: DesiredPool, node: Node) -> Iterator[str]:
-        for name, resource in self._claimed(node):
-            if hit := self._hit(name, desired):
-                yield (
-                    f"a device plugin hands out {node.status.capacity[resource]} {resource} on node "
-                    f"{node.metadata.name}, and DeviceClass {name} serves {resource} with {hit} of the "
-                    f"{desired.devices} devices here: they would be given away twice. Remove the device "
-                    "plugin from the node, or extendedResourceName from the class"
-                )
-
-
-def _selects(class_: DeviceClass, driver: str, device: Device) -> bool:
-    """Whether all selectors of the class accept the device; one that fails selects nothing."""
-    view = cel.DeviceView(driver, device)
-    try:
-        return all(
-            s.cel is None or cel.compile_selector(s.cel.expression).matches(view)
-            for s in class_.spec.selectors
-        )
-    except (cel.CelCompileError, cel.CelRuntimeError):
-        return False

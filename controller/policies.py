@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import structlog
 
-from controller import conditions
 from controller.tracing import traced
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
@@ -20,7 +19,9 @@ from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
 from dra_driver.api.resource import Condition
 from dra_driver.errors import NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
+from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
+from dra_driver.publishing import conditions
 from dra_driver.resourceslice import DesiredPool, PolicyOutcome, PoolAllocator
 from dra_driver.structured import DEFAULT_POLICY, NodePolicy, PoolID, PoolPolicy, Strategy
 from dra_driver.structured.nodeselection import selector_matches
@@ -189,7 +190,9 @@ class PolicyBook:
             status = {"nodes": nodes, "devices": devices, "observedGeneration": generation}
         changed = [c for c in wanted if not conditions.same(present.conditions, c)]
         if changed:
-            status["conditions"] = conditions.merged_all(present.conditions, wanted, self._clock.now())
+            status["conditions"] = conditions.merged_all(
+                present.conditions, wanted, rfc3339(self._clock.now())
+            )
         if not status:
             return
         patch = {"metadata": {"resourceVersion": policy.metadata.resource_version}, "status": status}

@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
-from controller import conditions
 from controller.config import ControllerConfig
 from controller.device_plugins import DevicePlugins
 from controller.freeze import FrozenPools, changes_forms
@@ -42,9 +41,11 @@ from dra_driver.api.policy import DevicePolicy
 from dra_driver.api.resource import Condition, Device, ResourceSlice
 from dra_driver.errors import ApiUnavailable, Invalid
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
+from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import (
     AlteredByServer,
+    conditions,
     delete_stale,
     owned_by_node,
     probe_features,
@@ -54,6 +55,7 @@ from dra_driver.publishing import (
 from dra_driver.resourceslice import (
     DesiredPool,
     Plan,
+    PluginDevices,
     PoolAllocator,
     PublishOptions,
     ServerFeatures,
@@ -114,7 +116,7 @@ class Publisher:
             handover: None: pools change hands at once, which is safe only where nobody allocates.
             taken: what claims hold of a pool; None: nothing.
             frozen: pools that the allocator must leave alone; None: nobody asks.
-            device_plugins: whose devices are withheld; None: there are none.
+            device_plugins: whose devices are withheld; None: nothing is asked of Nodes.
         """
         self._client = client
         self._config = config
@@ -218,6 +220,8 @@ class Publisher:
         self._frozen.end(pool)
         if self._policies is not None:
             self._policies.forget(inventory)
+        if self._device_plugins is not None:
+            self._device_plugins.forget(inventory)
 
     def _forget_attempt(self, inventory: DeviceInventory) -> None:
         self._attempts.pop(inventory.metadata.uid, None)
@@ -256,7 +260,9 @@ class Publisher:
             self._frozen.end(pool)
             if self._policies is not None:
                 self._policies.forget(inventory)  # they have no effect there
-            await self._note_condition(inventory, conditions.left_to_node())
+            # The agent notes what it withholds itself, and when that is over.
+            if not conditions.is_withheld(inventory.status.conditions):
+                await self._note_condition(inventory, conditions.left_to_node())
             return
         desired, step = await self._desired(inventory, node)
         if pool in self._frozen or self._changes_forms(inventory, node, desired):
@@ -285,17 +291,22 @@ class Publisher:
         # A pool that its node wants to publish goes to kube-scheduler first, in the order that keeps it safe.
         wanted = PoolAllocator.SCHEDULER if inventory.spec.publisher == NODE_PUBLISHES else None
         options = PublishOptions(allocator=self._config.allocator, forced=wanted)
-        desired = build_slices(inventory, policies, usage, options=options, features=features)
+        plugins = self._handed_out(inventory, node)
+        desired = build_slices(
+            inventory, policies, usage, options=options, features=features, plugins=plugins
+        )
         step = Step(desired.allocator, desired.allocator.value)
         if self._handover is not None:
             step = await self._handover.step(inventory, desired.allocator, there)
             if step.allocator is not desired.allocator:
                 forced = PublishOptions(allocator=self._config.allocator, forced=step.allocator)
-                desired = build_slices(inventory, policies, usage, options=forced, features=features)
+                desired = build_slices(
+                    inventory, policies, usage, options=forced, features=features, plugins=plugins
+                )
             if step.after:
                 self.queue.add_after(inventory.metadata.name, step.after)
         if self._device_plugins is not None:
-            desired = self._device_plugins.withhold(desired, node)
+            desired = self._device_plugins.with_conflicts(desired)
         if desired.pending:
             self._pending.add(pool)
         else:
@@ -303,6 +314,15 @@ class Publisher:
         if self._policies is not None:
             self._policies.record(inventory, desired)
         return desired, step
+
+    def _handed_out(self, inventory: DeviceInventory, node: Node) -> tuple[PluginDevices, ...]:
+        """What device plugins hand out on the node."""
+        if self._device_plugins is None:
+            return ()
+        plugins, again = self._device_plugins.handed_out(inventory, node)
+        if again:
+            self.queue.add_after(inventory.metadata.name, again)
+        return plugins
 
     def _usage(self, pool: PoolID, there: Iterable[ResourceSlice]) -> Usage:
         state = self._taken(pool) if self._taken is not None else PoolState()
@@ -354,6 +374,7 @@ class Publisher:
             slices=names,
             devices=inventory.status.publication.devices,
             allocator=inventory.status.publication.allocator,
+            withheld_for=inventory.status.publication.withheld_for,
         )
         log.info("an unfinished publication is closed", inventory=inventory.metadata.name, epoch=epoch)
         await self._patch_status(inventory, {"publication": raw_publication(publication)})
@@ -427,6 +448,7 @@ class Publisher:
             slices=todo.names,
             devices=desired.devices,
             allocator=step.noted,
+            withheld_for=desired.withheld_for,
         )
         draining = step.noted == DRAINING
         condition = conditions.published(desired, self._features, step.refused, draining=draining)
@@ -444,7 +466,7 @@ class Publisher:
             await self._patch_status(inventory, {"conditions": self._conditions(inventory, condition)})
 
     def _conditions(self, inventory: DeviceInventory, condition: Condition) -> list[dict[str, Any]]:
-        return conditions.merged(inventory.status.conditions, condition, self._clock.now())
+        return conditions.merged(inventory.status.conditions, condition, rfc3339(self._clock.now()))
 
     async def _patch_status(self, inventory: DeviceInventory, status: Mapping[str, Any]) -> DeviceInventory:
         patch = {

@@ -160,6 +160,7 @@ class Publication(Wire, frozen=True, kw_only=True):
         devices: number of devices published.
         allocator: who may allocate from the pool: ``scheduler``, ``controller``, or ``draining`` while it
             goes from the first to the second; empty where an older controller wrote the rest.
+        withheld_for: resources of device plugins for which devices of the node are withheld.
     """
 
     epoch: int = 0
@@ -168,6 +169,7 @@ class Publication(Wire, frozen=True, kw_only=True):
     slices: tuple[str, ...] = ()
     devices: int = 0
     allocator: str = ""
+    withheld_for: tuple[str, ...] = ()
 
 
 class BackendProblem(Wire, frozen=True, kw_only=True):
@@ -202,7 +204,7 @@ class Activity(Wire, frozen=True, kw_only=True):
 
 
 class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
-    """``publication`` and ``conditions`` belong to the controller, the rest to the plugin."""
+    """``publication`` and ``conditions`` belong to whoever publishes the slices, the rest to the plugin."""
 
     registration: Registration = Registration()
     discovery: Discovery = Discovery()

@@ -7,6 +7,7 @@ lower rank, and in the end to the controller's flags. ``dra_driver.resourceslice
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,8 @@ from dra_driver.api.resource import Condition, DeviceAttribute, DeviceSelector, 
 
 __all__ = [
     "DEVICE_POLICIES",
+    "PUBLISH",
+    "WITHHOLD",
     "DevicePolicy",
     "DevicePolicySpec",
     "DevicePolicyStatus",
@@ -25,6 +28,11 @@ __all__ = [
     "ShareMemory",
     "SharePolicy",
 ]
+
+
+# ``besideDevicePlugin``: devices that a device plugin of the node hands out.
+WITHHOLD: Final = "withhold"
+PUBLISH: Final = "publish"
 
 
 class ShareMemory(Wire, frozen=True, kw_only=True):
@@ -88,6 +96,8 @@ class DevicePolicySpec(Wire, frozen=True, kw_only=True):
         hide: the devices are not published.
         taints: effect None, NoSchedule or NoExecute (which evicts the pods that use the devices).
         attributes: added; what the node found out is never replaced.
+        beside_device_plugin: of devices that a device plugin of the node seems to hand out: ``withhold`` (the
+            default) or ``publish``.
     """
 
     priority: int = 0
@@ -103,6 +113,7 @@ class DevicePolicySpec(Wire, frozen=True, kw_only=True):
     share: SharePolicy | None = None
     partitions: PartitionPolicy | None = None
     health: HealthPolicy | None = None
+    beside_device_plugin: str = ""
 
 
 class DevicePolicyStatus(Wire, frozen=True, kw_only=True):

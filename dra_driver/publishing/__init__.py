@@ -7,11 +7,14 @@ written the publisher's. Here the API server is asked which fields it keeps, and
 
 from __future__ import annotations
 
+from dra_driver.publishing.device_plugins import LEAVING_SECONDS, LeavingPlugins
 from dra_driver.publishing.features import probe_features
 from dra_driver.publishing.slices import AlteredByServer, delete_stale, owned_by_node, raw_publication, store
 
 __all__ = [
+    "LEAVING_SECONDS",
     "AlteredByServer",
+    "LeavingPlugins",
     "delete_stale",
     "owned_by_node",
     "probe_features",

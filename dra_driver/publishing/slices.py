@@ -90,4 +90,5 @@ def raw_publication(publication: Publication) -> dict[str, Any]:
         "slices": list(publication.slices),
         "devices": publication.devices,
         "allocator": publication.allocator,
+        "withheldFor": list(publication.withheld_for),
     }

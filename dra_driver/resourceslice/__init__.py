@@ -10,6 +10,13 @@ Sources: ``resource.k8s.io/v1 ResourceSlice`` (limits, pool generation), KEP-438
 from __future__ import annotations
 
 from dra_driver.resourceslice.build import build_slices
+from dra_driver.resourceslice.device_plugins import (
+    PluginDevices,
+    counted,
+    handed_out,
+    is_well_known,
+    selected_by,
+)
 from dra_driver.resourceslice.devices import HEALTH_TAINT, MAX_FACTS, PENDING_TAINT, clean_devices
 from dra_driver.resourceslice.plan import Plan, SliceWrite, altered, owner_of, plan, slice_name
 from dra_driver.resourceslice.policies import Overridden, PolicyOutcome, merge_policies
@@ -23,6 +30,7 @@ from dra_driver.resourceslice.types import (
     ServerFeatures,
     SliceContent,
     Usage,
+    Withheld,
 )
 
 __all__ = [
@@ -35,6 +43,7 @@ __all__ = [
     "Overridden",
     "Pending",
     "Plan",
+    "PluginDevices",
     "PolicyOutcome",
     "PoolAllocator",
     "PublishOptions",
@@ -42,11 +51,16 @@ __all__ = [
     "SliceContent",
     "SliceWrite",
     "Usage",
+    "Withheld",
     "altered",
     "build_slices",
     "clean_devices",
+    "counted",
+    "handed_out",
+    "is_well_known",
     "merge_policies",
     "owner_of",
     "plan",
+    "selected_by",
     "slice_name",
 ]

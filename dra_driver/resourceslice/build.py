@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dra_driver.api.inventory import DeviceInventory
-from dra_driver.api.meta import PoolName
-from dra_driver.api.policy import DevicePolicy
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.policy import PUBLISH, DevicePolicy
 from dra_driver.api.resource import CounterSet, Device
+from dra_driver.resourceslice.device_plugins import PluginDevices
 from dra_driver.resourceslice.devices import clean_devices
 from dra_driver.resourceslice.forms import Form, Forms
 from dra_driver.resourceslice.policies import PolicyOutcome, PoolSettings, merge_policies
@@ -20,6 +22,7 @@ from dra_driver.resourceslice.types import (
     ServerFeatures,
     SliceContent,
     Usage,
+    Withheld,
 )
 
 __all__ = ["build_slices"]
@@ -38,6 +41,7 @@ def build_slices(
     *,
     options: PublishOptions | None = None,
     features: ServerFeatures | None = None,
+    plugins: Sequence[PluginDevices] = (),
 ) -> DesiredPool:
     """The slices that should exist for an inventory. Health is in the inventory.
 
@@ -49,12 +53,16 @@ def build_slices(
     out and the pool cannot be allocated by the controller; without counters there are whole devices only;
     without multiple allocations nothing is shared.
 
+    What a device plugin of the node hands out is left out whole and in parts, unless a policy publishes it
+    all the same. Claims that hold such devices keep them; nothing new is allocated from them.
+
     Args:
         inventory: what the node's plugin found; not trusted.
         policies: those that match the node.
         usage: what claims hold; devices in use keep what matters to those who hold them.
         options: None: the defaults.
         features: None: a server that keeps every field.
+        plugins: what device plugins hand out on the node.
     """
     options = options or PublishOptions()
     features = features or ServerFeatures()
@@ -66,8 +74,15 @@ def build_slices(
         allocator = PoolAllocator.SCHEDULER
     forms = Forms(settings, usage or Usage(), features, problems)
     found = {d.name: d for d in inventory.spec.devices}
+    withheld: Counter[int] = Counter()
     for device in devices:
-        forms.add(found[device.name], device)
+        made = Forms(settings, usage or Usage(), features, [])
+        made.add(found[device.name], device)
+        taken = _handed_out(plugins, inventory.spec.driver, device, made, settings)
+        if taken is None:
+            forms.join(made)
+        else:
+            withheld[taken] += 1
     if inventory.spec.truncated:
         problems.append(f"{inventory.spec.truncated} devices did not fit into the inventory")
     protected = allocator is PoolAllocator.CONTROLLER
@@ -87,7 +102,23 @@ def build_slices(
         outcomes=_outcomes(settings, forms.pending),
         sources=settings.sources,
         partitioned=bool(forms.counters),
+        withheld=tuple(Withheld(plugins[i], withheld[i]) for i in sorted(withheld)),
     )
+
+
+def _handed_out(
+    plugins: Sequence[PluginDevices],
+    driver: DriverName,
+    device: Device,
+    made: Forms,
+    settings: PoolSettings,
+) -> int | None:
+    """Which device plugin hands out the device, or a part of it that would be published."""
+    of_device = settings.devices.get(device.name)
+    if not made.forms or (of_device is not None and of_device.beside_device_plugin == PUBLISH):
+        return None
+    candidates = (device, *(form.base for form in made.forms))
+    return next((i for i, p in enumerate(plugins) if any(p.serves(driver, c) for c in candidates)), None)
 
 
 def _preference(form: Form) -> tuple[bool, int, str, str]:

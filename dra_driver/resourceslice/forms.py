@@ -113,6 +113,14 @@ class Forms:
             found, base, taints, bool(sick), partitions, {p.name: p for p in (*chosen, *kept)}, kept
         )
 
+    def join(self, other: Forms) -> None:
+        """Takes over what another one has collected."""
+        self.forms += other.forms
+        self.counters += other.counters
+        self.missing |= other.missing
+        self.pending += other.pending
+        self._problems += other._problems
+
     # --- the whole device, and its parts --------------------------------------------------------------------
 
     def _publish(

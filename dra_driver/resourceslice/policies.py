@@ -9,7 +9,7 @@ said who should win, which is where the priorities are equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dra_driver import cel
@@ -19,9 +19,9 @@ from dra_driver.api.resource import Device, DeviceAttribute, DeviceTaint
 
 __all__ = ["DeviceSettings", "Overridden", "PolicyOutcome", "PoolSettings", "merge_policies"]
 
-_SCALARS: Final = ("hide", "share", "partitions", "health")
+_SCALARS: Final = ("hide", "share", "partitions", "health", "besideDevicePlugin")
 # Fields whose names in Python are not those of the API, which people are told.
-_MEMBERS: Final = {"nodePolicy": "node_policy"}
+_MEMBERS: Final = {"nodePolicy": "node_policy", "besideDevicePlugin": "beside_device_plugin"}
 _DEFAULT_HEALTH: Final = HealthPolicy()
 
 
@@ -39,6 +39,7 @@ class DeviceSettings:
     share: SharePolicy | None = None
     partitions: PartitionPolicy | None = None
     health: HealthPolicy = _DEFAULT_HEALTH
+    beside_device_plugin: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -196,6 +197,7 @@ class _Merge:
             health=health[0]
             if health is not None and isinstance(health[0], HealthPolicy)
             else _DEFAULT_HEALTH,
+            beside_device_plugin=str(chosen.get("besideDevicePlugin", ("", ""))[0]),
             sources=sources,
         )
         return self._share_or_partitions(result, ranked)
@@ -215,15 +217,7 @@ class _Merge:
         else:
             self._lost(sharing, "share", cutting)
             share = None
-        return DeviceSettings(
-            settings.hide,
-            settings.taints,
-            settings.attributes,
-            share,
-            cut,
-            settings.health,
-            settings.sources,
-        )
+        return replace(settings, share=share, partitions=cut)
 
     def pool(self, ranked: Sequence[DevicePolicy]) -> dict[str, tuple[object, str]]:
         return self._scalars(ranked, ("allocator", "strategy", "nodePolicy"))

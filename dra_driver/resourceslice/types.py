@@ -9,6 +9,7 @@ from typing import Final
 
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import CounterSet, Device
+from dra_driver.resourceslice.device_plugins import PluginDevices
 from dra_driver.resourceslice.policies import PolicyOutcome
 
 __all__ = [
@@ -20,7 +21,12 @@ __all__ = [
     "ServerFeatures",
     "SliceContent",
     "Usage",
+    "Withheld",
 ]
+
+
+# Most resources that status.publication names; the CRD allows no more.
+MAX_WITHHELD_FOR: Final = 16
 
 
 class PoolAllocator(enum.Enum):
@@ -98,6 +104,19 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Withheld:
+    """Devices of an inventory that are not published, because a device plugin hands them out.
+
+    Attributes:
+        plugin: which resources of the node, and whose devices.
+        devices: number of devices.
+    """
+
+    plugin: PluginDevices
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
 class SliceContent:
     """Devices or counters of one slice, never both: the API allows one of them, even where it is empty."""
 
@@ -124,7 +143,7 @@ class DesiredPool:
         outcomes: policy → what became of it here.
         sources: field of the pool → policy that it is from.
         partitioned: whether there are counters.
-        withheld: why nothing is published though there are devices; empty: all is.
+        withheld: devices that a device plugin of the node hands out; they are not in the slices.
         conflicts: what people may expect of the pool and it cannot do, for people.
     """
 
@@ -142,10 +161,15 @@ class DesiredPool:
     outcomes: Mapping[str, PolicyOutcome] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     partitioned: bool = False
-    withheld: str = ""
+    withheld: tuple[Withheld, ...] = ()
     conflicts: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
         """Number of devices."""
         return sum(len(s.devices) for s in self.slices)
+
+    @property
+    def withheld_for(self) -> tuple[str, ...]:
+        """Resources of device plugins for which devices are withheld, as ``status.publication`` has them."""
+        return tuple(sorted({name for w in self.withheld for name in w.plugin.resources})[:MAX_WITHHELD_FOR])

@@ -1,26 +1,34 @@
-"""A device plugin that hands out the same devices: the pool is withheld with the reason, and comes back."""
+"""A device plugin that hands out the same devices: they are withheld with the reason, and come back."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from support.fake_cluster import FakeCluster
 
+from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.device_plugins import DevicePlugins
 from controller.publisher import POOL_INDEX, Publisher, pool_of
-from dra_driver.api.core import EVENTS, NODES
+from dra_driver.api import codec
+from dra_driver.api.core import EVENTS, NODES, PODS, Node
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.meta import DriverName
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES
+from dra_driver.api.names import ALLOCATION_GATE
+from dra_driver.api.policy import DEVICE_POLICIES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import EventRecorder, Informer, SystemClock
+from dra_driver.publishing import LeavingPlugins
 from dra_driver.resourceslice import PoolAllocator
 
 DRIVER = DriverName("gpu.example.com")
-NAME = inventory_name("n1", DRIVER)
-RESOURCE = "nvidia.com/gpu"
+GPU = "nvidia.com/gpu"
+OWN = "example.com/gpu"
+NS = "default"
 
 
 def device_class(vendor: str, resource: str | None) -> dict[str, Any]:
@@ -31,23 +39,69 @@ def device_class(vendor: str, resource: str | None) -> dict[str, Any]:
     return {"metadata": {"name": f"{vendor}.{DRIVER}"}, "spec": spec}
 
 
-def cluster(capacity: str | None, *, resource: str | None = RESOURCE, vendor: str = "nvidia") -> FakeCluster:
-    made = FakeCluster()
-    counted = {} if capacity is None else {RESOURCE: capacity}
-    node = {"metadata": {"name": "n1", "uid": "node-uid"}, "status": {"capacity": {"cpu": "8", **counted}}}
-    made.put(NODES, node)
-    made.put(DEVICE_CLASSES, device_class("nvidia", resource))
-    owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-uid"}
-    devices = [{"name": f"gpu-{i}", "attributes": {"vendor": {"string": vendor}}} for i in range(2)]
+def put_node(made: FakeCluster, name: str, vendors: tuple[str, ...], **capacity: str) -> None:
+    counted = {"cpu": "8", **capacity}
+    uid = f"uid-{name}"
+    made.put(NODES, {"metadata": {"name": name, "uid": uid}, "status": {"capacity": counted}})
+    devices = [
+        {"name": f"gpu-{i}", "attributes": {"type": {"string": "gpu"}, "vendor": {"string": v}}}
+        for i, v in enumerate(vendors)
+    ]
     made.put(
         DEVICE_INVENTORIES,
         {
-            "metadata": {"name": NAME, "ownerReferences": [owner]},
-            "spec": {"nodeName": "n1", "driver": DRIVER, "devices": devices},
+            "metadata": {
+                "name": inventory_name(name, DRIVER),
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}],
+            },
+            "spec": {"nodeName": name, "driver": DRIVER, "devices": devices},
             "status": {"registration": {"registered": True, "epoch": 1}},
         },
     )
+
+
+def cluster(*, vendors: tuple[str, ...] = ("nvidia", "nvidia"), **capacity: str) -> FakeCluster:
+    """Two nodes with the same devices; only ``n1`` counts resources of device plugins."""
+    made = FakeCluster()
+    put_node(made, "n1", vendors, **capacity)
+    put_node(made, "n2", vendors)
+    made.put(DEVICE_CLASSES, device_class("nvidia", None))
     return made
+
+
+def count(made: FakeCluster, amount: str | None, resource: str = GPU) -> None:
+    made.edit(NODES, "n1", {"status": {"capacity": {resource: amount}}})
+
+
+def published(made: FakeCluster, node: str = "n1") -> tuple[str, str, int]:
+    """Status and reason of the condition, and the number of devices in slices."""
+    found = {c.type: c for c in made.obj(DEVICE_INVENTORIES, inventory_name(node, DRIVER)).status.conditions}
+    slices = [s for s in made.all(RESOURCE_SLICES) if s.spec.node_name == node]
+    devices = sum(len(s.spec.devices) for s in slices)
+    condition = found.get("Published")
+    return (condition.status, condition.reason, devices) if condition else ("", "", devices)
+
+
+def message(made: FakeCluster, node: str = "n1") -> str:
+    (condition,) = made.obj(DEVICE_INVENTORIES, inventory_name(node, DRIVER)).status.conditions
+    return str(condition.message)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def becomes(made: FakeCluster, *expected: object, node: str = "n1") -> None:
+    await until(lambda: published(made, node) == expected)
+
+
+async def settled(made: FakeCluster) -> None:
+    """Until nothing has been written for a while."""
+    writes = -1
+    while writes != len(made.writes):
+        writes = len(made.writes)
+        await asyncio.sleep(0.2)
 
 
 def run(
@@ -55,6 +109,29 @@ def run(
     scenario: Callable[[], Awaitable[None]],
     allocator: PoolAllocator = PoolAllocator.SCHEDULER,
 ) -> None:
+    """With the whole controller."""
+
+    async def main() -> None:
+        config = ControllerConfig(drivers=(DRIVER,), allocator=allocator, leader_elect=False)
+        controller = Controller(made, config)
+        task = asyncio.create_task(controller.run())
+        try:
+            async with asyncio.timeout(30):
+                await controller.ready.wait()
+                await scenario()
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+
+
+def run_publisher(
+    made: FakeCluster, scenario: Callable[[Publisher], Awaitable[None]], *, leaving_seconds: float
+) -> None:
+    """With the publisher alone, for which device plugins leave in so many seconds."""
+
     async def main() -> None:
         inventories = Informer(made, DEVICE_INVENTORIES)
         slices = Informer(made, RESOURCE_SLICES, indices={POOL_INDEX: pool_of})
@@ -62,13 +139,17 @@ def run(
         recorder = EventRecorder(made, "test", SystemClock())
         publisher = Publisher(
             made,
-            ControllerConfig(drivers=(DRIVER,), allocator=allocator),
+            ControllerConfig(drivers=(DRIVER,), allocator=PoolAllocator.SCHEDULER),
             SystemClock(),
             recorder,
             inventories=inventories,
             slices=slices,
             nodes=nodes,
-            device_plugins=DevicePlugins(classes, changed=lambda: publisher.all_again()),  # noqa: PLW0108 - made here
+            device_plugins=DevicePlugins(
+                classes,
+                LeavingPlugins(SystemClock(), leaving_seconds),
+                changed=lambda: publisher.all_again(),  # noqa: PLW0108 - made here
+            ),
         )
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             informers: tuple[Informer[Any], ...] = (inventories, slices, nodes, classes)
@@ -77,7 +158,7 @@ def run(
             for informer in informers:
                 await informer.synced.wait()
             tasks.append(group.create_task(publisher.run()))
-            await scenario()
+            await scenario(publisher)
             publisher.queue.close()
             for task in tasks:
                 task.cancel()
@@ -85,77 +166,261 @@ def run(
     asyncio.run(main())
 
 
-def published(made: FakeCluster) -> tuple[str, str, int]:
-    """Status and reason of the condition, and the number of devices in slices."""
-    conditions = {c.type: c for c in made.obj(DEVICE_INVENTORIES, NAME).status.conditions}
-    devices = sum(len(s.spec.devices) for s in made.all(RESOURCE_SLICES))
-    found = conditions.get("Published")
-    return (found.status, found.reason, devices) if found else ("", "", devices)
+# --- by default ---------------------------------------------------------------------------------------------
 
 
-async def becomes(made: FakeCluster, *expected: object) -> None:
-    while published(made) != expected:
-        await asyncio.sleep(0.01)
-
-
-def test_devices_that_a_device_plugin_hands_out_are_withheld_until_it_is_gone() -> None:
-    made = cluster("2")
+@pytest.mark.parametrize("allocator", list(PoolAllocator))
+def test_gpus_that_a_device_plugin_hands_out_are_withheld_though_no_class_serves_them(
+    allocator: PoolAllocator,
+) -> None:
+    made = cluster(**{GPU: "2"})
 
     async def scenario() -> None:
         await becomes(made, "False", "DevicePluginPresent", 0)
-        (condition,) = made.obj(DEVICE_INVENTORIES, NAME).status.conditions
-        for word in (RESOURCE, "n1", f"nvidia.{DRIVER}", "2 of the 2 devices", "extendedResourceName"):
-            assert word in condition.message
-        while not any(e.reason == "DevicePluginPresent" and e.type == "Warning" for e in made.all(EVENTS)):
-            await asyncio.sleep(0.01)
-        # The kubelet leaves the resource with 0 when its plugin is gone.
-        made.edit(NODES, "n1", {"status": {"capacity": {RESOURCE: "0"}}})
-        await becomes(made, "True", "Published", 2)
+        for word in (f"2 {GPU}", "n1", "2 NVIDIA GPUs", "Remove the device plugin", "besideDevicePlugin"):
+            assert word in message(made)
+        await until(
+            lambda: any(e.reason == "DevicePluginPresent" and e.type == "Warning" for e in made.all(EVENTS))
+        )
+        # The other node keeps its devices, and says nothing.
+        await becomes(made, "True", "Published", 2, node="n2")
+
+    run(made, scenario, allocator)
+
+
+def test_devices_of_another_vendor_stay() -> None:
+    made = cluster(vendors=("nvidia", "amd", "nvidia"), **{GPU: "2"})
+
+    async def scenario() -> None:
+        await becomes(made, "True", "DevicePluginPresent", 1)
+        (slice_,) = [s for s in made.all(RESOURCE_SLICES) if s.spec.node_name == "n1"]
+        assert [d.name for d in slice_.spec.devices] == ["gpu-1"]
+        assert "1 device in 1 ResourceSlice" in message(made)
+        assert "2 NVIDIA GPUs" in message(made)
 
     run(made, scenario)
 
 
-def test_a_device_plugin_that_comes_later_takes_the_devices_back() -> None:
-    made = cluster(None)
+def test_a_class_with_a_well_known_name_withdraws_nothing() -> None:
+    made = cluster(vendors=("nvidia", "amd"), **{GPU: "1"})
+    every = device_class("nvidia", GPU)
+    every["spec"]["selectors"][0]["cel"]["expression"] = "true"
+    made.put(DEVICE_CLASSES, every)
+
+    async def scenario() -> None:
+        await becomes(made, "True", "DevicePluginPresent", 1)
+        await becomes(made, "True", "Published", 2, node="n2")
+
+    run(made, scenario)
+
+
+def test_a_class_says_what_a_name_of_its_own_stands_for() -> None:
+    made = cluster(**{OWN: "2"})
 
     async def scenario() -> None:
         await becomes(made, "True", "Published", 2)
-        made.edit(NODES, "n1", {"status": {"capacity": {RESOURCE: "2"}}})
+        made.edit(DEVICE_CLASSES, f"nvidia.{DRIVER}", {"spec": {"extendedResourceName": OWN}})
         await becomes(made, "False", "DevicePluginPresent", 0)
+        for word in (OWN, "n1", f"the 2 devices of DeviceClass nvidia.{DRIVER}"):
+            assert word in message(made)
         made.edit(DEVICE_CLASSES, f"nvidia.{DRIVER}", {"spec": {"extendedResourceName": None}})
         await becomes(made, "True", "Published", 2)
-        made.put(DEVICE_CLASSES, device_class("nvidia", RESOURCE))
+        made.put(DEVICE_CLASSES, device_class("nvidia", OWN))
+        await becomes(made, "False", "DevicePluginPresent", 0)
+        made.remove(DEVICE_CLASSES, f"nvidia.{DRIVER}")
+        await becomes(made, "True", "Published", 2)
+
+    run(made, scenario)
+
+
+def test_an_admin_publishes_them_all_the_same() -> None:
+    made = cluster(**{GPU: "2"})
+
+    async def scenario() -> None:
+        await becomes(made, "False", "DevicePluginPresent", 0)
+        first = [{"cel": {"expression": f'device.attributes["{DRIVER}"].vendor == "nvidia"'}}]
+        spec = {"besideDevicePlugin": "publish", "deviceSelectors": first}
+        made.put(DEVICE_POLICIES, {"metadata": {"name": "migrating", "generation": 1}, "spec": spec})
+        await becomes(made, "True", "Published", 2)
+        made.remove(DEVICE_POLICIES, "migrating")
         await becomes(made, "False", "DevicePluginPresent", 0)
 
     run(made, scenario)
 
 
-def test_resources_that_no_class_serves_or_of_other_devices_concern_nobody() -> None:
-    for made in (
-        cluster("2", resource=None),
-        cluster("2", resource="example.com/gpu"),
-        cluster("2", vendor="amd"),
-    ):
+# --- device plugins that come and go ------------------------------------------------------------------------
 
-        async def scenario(made: FakeCluster = made) -> None:
-            await becomes(made, "True", "Published", 2)
 
-        run(made, scenario)
+def test_a_device_plugin_that_comes_later_takes_the_devices_back_until_it_has_gone() -> None:
+    made = cluster()
+
+    async def scenario(_: Publisher) -> None:
+        await becomes(made, "True", "Published", 2)
+        count(made, "2")
+        await becomes(made, "False", "DevicePluginPresent", 0)
+        noted = made.obj(DEVICE_INVENTORIES, inventory_name("n1", DRIVER)).status.publication
+        assert noted.withheld_for == (GPU,)
+        # The kubelet leaves the resource with 0 when its plugin is gone.
+        count(made, "0")
+        await becomes(made, "True", "Published", 2)
+        count(made, "2")
+        await becomes(made, "False", "DevicePluginPresent", 0)
+        count(made, None)
+        await becomes(made, "True", "Published", 2)
+        noted = made.obj(DEVICE_INVENTORIES, inventory_name("n1", DRIVER)).status.publication
+        assert noted.withheld_for == ()
+
+    run_publisher(made, scenario, leaving_seconds=0.05)
+
+
+def test_a_kubelet_that_restarts_does_not_give_the_devices_away() -> None:
+    """It counts 0 until the device plugin has registered again."""
+    made = cluster(**{GPU: "2"})
+
+    async def scenario(publisher: Publisher) -> None:
+        await becomes(made, "False", "DevicePluginPresent", 0)
+        count(made, "0")
+        # The kubelet has wiped the slices, our plugin has registered again.
+        name = inventory_name("n1", DRIVER)
+        for s in made.all(RESOURCE_SLICES):
+            if s.spec.node_name == "n1":
+                made.remove(RESOURCE_SLICES, s.metadata.name)
+        made.edit(DEVICE_INVENTORIES, name, {"status": {"registration": {"epoch": 2}}})
+        await until(lambda: made.obj(DEVICE_INVENTORIES, name).status.publication.epoch == 2)
+        assert published(made) == ("False", "DevicePluginPresent", 0)
+        assert "until a moment ago" in message(made)
+        publisher.all_again()
+        await settled(made)
+        assert published(made) == ("False", "DevicePluginPresent", 0)
+        count(made, "2")
+        await until(lambda: "hands out 2" in message(made))
+        assert published(made) == ("False", "DevicePluginPresent", 0)
+
+    run_publisher(made, scenario, leaving_seconds=3600)
+    # Nor does a controller that starts in that time.
+    count(made, "0")
+
+    async def once_more(_: Publisher) -> None:
+        await until(lambda: "until a moment ago" in message(made))
+        assert published(made) == ("False", "DevicePluginPresent", 0)
+
+    run_publisher(made, once_more, leaving_seconds=3600)
+
+
+def test_a_heartbeat_of_a_node_costs_nothing() -> None:
+    made = cluster()
+
+    async def scenario(publisher: Publisher) -> None:
+        await becomes(made, "True", "Published", 2)
+        await becomes(made, "True", "Published", 2, node="n2")
+        await settled(made)
+        looked: list[str] = []
+        made.before = lambda verb, kind, name, _: looked.append(f"{verb} {kind} {name}")
+        made.edit(NODES, "n1", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+        made.edit(NODES, "n1", {"status": {"capacity": {"cpu": "16", "nvidia.com/hostdev": "4"}}})
+        made.edit(NODES, "n1", {"status": {"capacity": {GPU: "0"}}})
+        await settled(made)
+        assert publisher.queue.idle
+        assert [call for call in looked if not call.startswith("watch")] == []
+
+    run_publisher(made, scenario, leaving_seconds=3600)
+
+
+def test_only_resources_that_matter_make_a_node_worth_looking_at() -> None:
+    asked = DevicePlugins(
+        Informer(FakeCluster(), DEVICE_CLASSES), LeavingPlugins(SystemClock()), lambda: None
+    )
+
+    def node(**capacity: str) -> Node:
+        return codec.convert(Node, {"metadata": {"name": "n1"}, "status": {"capacity": capacity}})
+
+    none = node(cpu="8")
+    assert not asked.concerned(none, node(cpu="9", memory="1Ti"))
+    assert not asked.concerned(none, node(**{"cpu": "8", GPU: "0"}))
+    assert not asked.concerned(none, node(**{"cpu": "8", OWN: "1"}))
+    assert asked.concerned(none, node(**{"cpu": "8", GPU: "1"}))
+    assert asked.concerned(node(**{GPU: "8"}), node(**{GPU: "7"}))
+
+
+# --- claims in use ------------------------------------------------------------------------------------------
+
+
+def put_claim(made: FakeCluster, name: str, device: str = "") -> None:
+    exactly = {"deviceClassName": f"nvidia.{DRIVER}", "allocationMode": "ExactCount", "count": 1}
+    status: dict[str, Any] = {}
+    if device:
+        result = {"request": "r", "driver": DRIVER, "pool": "n1", "device": device}
+        user = {"resource": "pods", "name": name, "uid": f"uid-{name}"}
+        status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+    made.put(
+        RESOURCE_CLAIMS,
+        {
+            "metadata": {"name": name, "namespace": NS},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}},
+            "status": status,
+        },
+    )
+    made.put(
+        PODS,
+        {
+            "metadata": {"name": name, "namespace": NS, "uid": f"uid-{name}"},
+            "spec": {
+                "containers": [{"name": "c"}],
+                "resourceClaims": [{"name": "r", "resourceClaimName": name}],
+                **({"nodeName": "n1"} if device else {"schedulingGates": [{"name": ALLOCATION_GATE}]}),
+            },
+            "status": {"phase": "Running" if device else "Pending"},
+        },
+    )
+
+
+def device_of(made: FakeCluster, name: str) -> str:
+    allocation = made.obj(RESOURCE_CLAIMS, name, NS).status.allocation
+    return str(allocation.devices.results[0].device) if allocation else ""
+
+
+def test_claims_in_use_keep_their_devices_and_nothing_new_is_allocated() -> None:
+    made = FakeCluster()
+    put_node(made, "n1", ("nvidia", "nvidia"))
+    made.put(DEVICE_CLASSES, device_class("nvidia", None))
+    put_claim(made, "holds", "gpu-0")
+
+    async def scenario() -> None:
+        await becomes(made, "True", "Published", 2)
+        before = made.raw(RESOURCE_CLAIMS, "holds", NS)
+        count(made, "2")
+        await becomes(made, "False", "DevicePluginPresent", 0)
+        put_claim(made, "waits")
+        await until(lambda: any(e.reason == "FailedAllocation" for e in made.all(EVENTS)))
+        assert device_of(made, "waits") == ""
+        assert made.raw(RESOURCE_CLAIMS, "holds", NS) == before
+        made.put(
+            DEVICE_POLICIES,
+            {"metadata": {"name": "p", "generation": 1}, "spec": {"besideDevicePlugin": "publish"}},
+        )
+        await until(lambda: device_of(made, "waits"))
+        assert (device_of(made, "holds"), device_of(made, "waits")) == ("gpu-0", "gpu-1")
+
+    run(made, scenario, PoolAllocator.CONTROLLER)
+
+
+# --- extended resources on pools of the controller ----------------------------------------------------------
 
 
 def test_an_extended_resource_on_a_pool_of_the_controller_is_told() -> None:
-    made = cluster(None)
+    made = cluster()
+    made.put(DEVICE_CLASSES, device_class("nvidia", GPU))
 
     async def scenario() -> None:
         await becomes(made, "True", "ExtendedResourceConflict", 2)
-        (condition,) = made.obj(DEVICE_INVENTORIES, NAME).status.conditions
-        for word in (RESOURCE, f"nvidia.{DRIVER}", "none of its 2 devices", "allocator: scheduler"):
-            assert word in condition.message
+        for word in (GPU, f"nvidia.{DRIVER}", "none of its 2 devices", "allocator: scheduler"):
+            assert word in message(made)
         made.edit(DEVICE_CLASSES, f"nvidia.{DRIVER}", {"spec": {"extendedResourceName": None}})
         await becomes(made, "True", "Published", 2)
 
     run(made, scenario, PoolAllocator.CONTROLLER)
-    other = cluster(None, vendor="amd")
+    other = cluster(vendors=("amd", "amd"))
+    other.put(DEVICE_CLASSES, device_class("nvidia", GPU))
 
     async def untouched() -> None:
         await becomes(other, "True", "Published", 2)

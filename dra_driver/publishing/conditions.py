@@ -1,21 +1,33 @@
-"""The condition ``Published`` of a DeviceInventory."""
+"""The condition ``Published`` of a DeviceInventory, written by whoever publishes its pool."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from dra_driver.api import codec
 from dra_driver.api.resource import Condition
-from dra_driver.kube.clock import rfc3339
-from dra_driver.resourceslice import GATES, DesiredPool, PoolAllocator, ServerFeatures
+from dra_driver.resourceslice import GATES, DesiredPool, PoolAllocator, ServerFeatures, Withheld
 
-__all__ = ["PUBLISHED", "cut", "left_to_node", "merged", "merged_all", "published", "refused", "same"]
+__all__ = [
+    "DEVICE_PLUGIN_PRESENT",
+    "PUBLISHED",
+    "cut",
+    "is_withheld",
+    "left_to_node",
+    "merged",
+    "merged_all",
+    "published",
+    "refused",
+    "same",
+]
 
-PUBLISHED = "Published"
-_LONGEST = 2000
+PUBLISHED: Final = "Published"
+DEVICE_PLUGIN_PRESENT: Final = "DevicePluginPresent"
+_LONGEST: Final = 2000
+_BY_POLICY: Final = "set besideDevicePlugin: publish in a DevicePolicy for devices that it leaves alone"
 
 
 def published(
@@ -24,6 +36,7 @@ def published(
     refused_mode: str = "",
     *,
     draining: bool = False,
+    publish_anyway: str = _BY_POLICY,
 ) -> Condition:
     """Says what was published, what was left out, and which feature gate would be needed for more.
 
@@ -32,9 +45,11 @@ def published(
         features: what the server keeps.
         refused_mode: why the controller does not allocate the pool though it should, or should not.
         draining: the pool is on its way to the controller, which does not allocate from it yet.
+        publish_anyway: how an admin publishes what is withheld because of a device plugin.
     """
-    if desired.withheld:
-        return _not_published("DevicePluginPresent", desired.withheld)
+    withheld = "; ".join(_withheld(w, desired.node_name, publish_anyway) for w in desired.withheld)
+    if withheld and not desired.devices:
+        return _not_published(DEVICE_PLUGIN_PRESENT, withheld)
     slices = len(desired.slices)
     text = (
         f"{desired.devices} device{'s' * (desired.devices != 1)} in {slices} "
@@ -58,10 +73,14 @@ def published(
     elif desired.allocator is not desired.wanted or draining:
         reason = "ChangingHands"
         text += f"; it goes to the {_WHO[desired.wanted]} when what is under way has ended"
+    elif withheld:
+        reason = DEVICE_PLUGIN_PRESENT
     elif desired.problems:
         reason = "PublishedInPart"
     elif desired.conflicts:
         reason = "ExtendedResourceConflict"
+    if withheld:
+        text += f"; {withheld}"
     if desired.pending:
         text += "; pending: " + "; ".join(p.text for p in desired.pending)
     if desired.problems:
@@ -70,7 +89,20 @@ def published(
     return Condition(type=PUBLISHED, status="True", reason=reason, message=cut(text), last_transition_time="")
 
 
-_WHO = {PoolAllocator.CONTROLLER: "controller", PoolAllocator.SCHEDULER: "scheduler"}
+def _withheld(withheld: Withheld, node: str, publish_anyway: str) -> str:
+    plugin, whose = withheld.plugin, f"the {withheld.devices} {withheld.plugin.whose}"
+    if plugin.leaving:
+        return (
+            f"a device plugin handed out {plugin.text} on node {node} until a moment ago: {whose} here are "
+            "published when it stays away"
+        )
+    return (
+        f"a device plugin hands out {plugin.text} on node {node}: {whose} here are withheld, because they "
+        f"would be given away twice. Remove the device plugin from the node, or {publish_anyway}"
+    )
+
+
+_WHO: Final = {PoolAllocator.CONTROLLER: "controller", PoolAllocator.SCHEDULER: "scheduler"}
 
 
 def left_to_node() -> Condition:
@@ -102,18 +134,29 @@ def same(present: Iterable[Condition], condition: Condition) -> bool:
     )
 
 
-def merged(present: Iterable[Condition], condition: Condition, now: float) -> list[dict[str, Any]]:
-    """All conditions with this one in place; the time changes only when the status does."""
+def is_withheld(present: Iterable[Condition]) -> bool:
+    """Whether the condition says that devices are withheld because of a device plugin."""
+    return any(c.type == PUBLISHED and c.reason == DEVICE_PLUGIN_PRESENT for c in present)
+
+
+def merged(present: Iterable[Condition], condition: Condition, now: str) -> list[dict[str, Any]]:
+    """Return all conditions with this one in place; the time changes only when the status does.
+
+    Args:
+        present: conditions that are there.
+        condition: replaces the one of its type.
+        now: the time as the API writes it (RFC 3339).
+    """
     return merged_all(present, [condition], now)
 
 
-def merged_all(present: Iterable[Condition], wanted: Iterable[Condition], now: float) -> list[dict[str, Any]]:
+def merged_all(present: Iterable[Condition], wanted: Iterable[Condition], now: str) -> list[dict[str, Any]]:
     """Like ``merged``, for several."""
     result = {c.type: c for c in present}
     for condition in wanted:
         before = result.get(condition.type)
         same_status = before is not None and before.status == condition.status
-        time = before.last_transition_time if before is not None and same_status else rfc3339(now)
+        time = before.last_transition_time if before is not None and same_status else now
         result[condition.type] = msgspec.structs.replace(condition, last_transition_time=time)
     return [msgspec.json.decode(codec.encode(c)) for c in result.values()]
 
