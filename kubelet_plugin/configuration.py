@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.policy import WITHHOLD
 from dra_driver.errors import ConfigurationError
 from kubelet_plugin import files
 from kubelet_plugin.addresses import parse_address
@@ -49,6 +50,7 @@ class Configuration:
         mps_control: NVIDIA's MPS control daemon; likewise. Where it is not there, nothing is shared by MPS.
         passthrough: claims may have devices bound to vfio-pci.
         publish: who publishes the node's slices: ``controller`` or ``node``.
+        beside_device_plugin: with ``node``: whether devices that a device plugin hands out are withheld.
         mps_launcher: who keeps the daemons: ``systemd``, ``session`` or ``auto``.
     """
 
@@ -77,6 +79,7 @@ class Configuration:
     mps_launcher: str = "auto"
     passthrough: bool = False
     publish: str = "controller"
+    beside_device_plugin: str = WITHHOLD
 
     @property
     def plugin_dir(self) -> Path:
@@ -189,6 +192,11 @@ class Configuration:
         hook = self.nvidia_cdi_hook
         if hook and not (hook.startswith("/") and (self.host_root / hook.strip("/")).is_file()):
             yield f"--nvidia-cdi-hook {hook[:80]!r}: there is no such file below --host-root {self.host_root}"
+        if self.beside_device_plugin != WITHHOLD and self.publish != "node":
+            yield (
+                f"--beside-device-plugin {self.beside_device_plugin}: needs --publish=node; where the "
+                "controller publishes, a DevicePolicy says it (besideDevicePlugin)"
+            )
         if self.metrics_address:
             try:
                 parse_address(self.metrics_address)

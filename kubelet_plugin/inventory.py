@@ -156,8 +156,7 @@ class InventoryKeeper:
         backoff = Backoff(base=0.2, cap=30.0)
         seen = 0
         while True:
-            # Nobody tells us when the instance that leads dies.
-            seen = await self._wake.wait(seen, _RESYNC_SECONDS if self._leads() else _FOLLOW_SECONDS)
+            seen = await self._wake.wait(seen, self._patience())
             while True:
                 try:
                     await self.reconcile()
@@ -169,6 +168,12 @@ class InventoryKeeper:
                     delay = backoff.next()
                     log.warning("the inventory could not be written", error=str(e), retry_in=round(delay, 2))
                     await asyncio.sleep(delay)
+
+    def _patience(self) -> float:
+        """Seconds until the next round although nothing has changed."""
+        if not self._leads():
+            return _FOLLOW_SECONDS  # nobody tells us when the instance that leads dies
+        return (self._publisher.again if self._publisher is not None else 0.0) or _RESYNC_SECONDS
 
     async def reconcile(self) -> None:
         """One round; raises what the API server raised."""
@@ -185,8 +190,6 @@ class InventoryKeeper:
         current = await self._sync_registration(current)
         if self._publisher is not None and self._slices.synced.is_set():
             current = await self._publisher.publish(current, self._slices.items())
-            if self._publisher.again:
-                asyncio.get_running_loop().call_later(self._publisher.again, self._wake.notify)
         await self._look_for_slices(current)
 
     def _note_published(self, current: DeviceInventory) -> None:

@@ -19,6 +19,7 @@ from dra_driver.ports import Clock, KubeClient
 __all__ = [
     "CHECKPOINT_DAMAGED",
     "CLAIM_GONE",
+    "DEVICE_PLUGIN",
     "FOREIGN_INSTANCE",
     "HEALTH_MEMORY_DAMAGED",
     "IDLE_DAEMON",
@@ -29,6 +30,7 @@ __all__ = [
 
 CHECKPOINT_DAMAGED: Final = "CheckpointDamaged"
 CLAIM_GONE: Final = "ClaimGone"
+DEVICE_PLUGIN: Final = "DevicePluginPresent"
 FOREIGN_INSTANCE: Final = "ForeignPartition"
 HEALTH_MEMORY_DAMAGED: Final = "HealthMemoryDamaged"
 IDLE_DAEMON: Final = "IdleSharingDaemon"
@@ -36,6 +38,7 @@ ORPHANED_CDI_FILE: Final = "OrphanedCdiFile"
 KINDS: Final = (
     CHECKPOINT_DAMAGED,
     CLAIM_GONE,
+    DEVICE_PLUGIN,
     FOREIGN_INSTANCE,
     HEALTH_MEMORY_DAMAGED,
     IDLE_DAEMON,

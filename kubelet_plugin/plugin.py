@@ -191,7 +191,13 @@ class Plugin:
             registration=self._state,
             leads=self._instances.leads,
             publisher=NodePublisher(
-                client, DriverName(configuration.driver_name), configuration.node_name, self._state
+                client,
+                DriverName(configuration.driver_name),
+                configuration.node_name,
+                self._state,
+                beside_device_plugin=configuration.beside_device_plugin,
+                clock=clock,
+                tell=self.notices.tell,
             )
             if configuration.publish == "node"
             else None,

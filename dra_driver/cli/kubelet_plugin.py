@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.policy import PUBLISH, WITHHOLD
 from kubelet_plugin import plugin
 from kubelet_plugin.configuration import Configuration
 
@@ -142,6 +143,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="who publishes the node's ResourceSlices: our controller, or this agent where there is no "
         "controller (whole devices, allocated by kube-scheduler; needs deploy/optional/publish-node.yaml)",
     )
+    parser.add_argument(
+        "--beside-device-plugin",
+        choices=(WITHHOLD, PUBLISH),
+        default=WITHHOLD,
+        help="with --publish=node: whether devices are published that a device plugin of the node (its "
+        "status.capacity counts nvidia.com/gpu, say) seems to hand out; publish only where it leaves ours "
+        "alone, or they are given away twice",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -180,6 +189,7 @@ def run(args: argparse.Namespace) -> int:
         mps_launcher=args.mps_launcher,
         passthrough=args.passthrough,
         publish=args.publish,
+        beside_device_plugin=args.beside_device_plugin,
     )
     return asyncio.run(_main(configuration))
 
