@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 (EXAMPLE,) = (e for e in EXAMPLES if e.source == "14-extended-resource")
 KEY, _, VALUE = EXAMPLE.expect.needs_node_label.partition("=")
-BODIES = [o for o in OBJECTS if o["metadata"]["name"] in (EXAMPLE.key.name, "examples-nvidia-gpu")]
+BODIES = [o for o in OBJECTS if o["metadata"]["name"] in (EXAMPLE.key.name, "examples-extended-resource")]
 
 
 async def allocator(cluster: Cluster, node: str) -> str:
