@@ -57,8 +57,8 @@ MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "dra-driver-kubelet-plugin"
 # A controller that lives hands a pool to kube-scheduler within seconds; one that is gone decides nothing.
 TAKE_OVER_SECONDS: Final = 120.0
 _LOOK_AGAIN_SECONDS: Final = 5.0
-# How long a device plugin that comes may stay unseen. At 5,000 nodes it is 170 reads of a Node per second, a
-# third of what their kubelets write to leases.
+# How long a device plugin that comes may stay unseen. At 5,000 nodes these are 170 reads of a Node a second,
+# and as many of a DeviceInventory: together less than what the kubelets write to leases.
 LOOK_AT_NODE_SECONDS: Final = 30.0
 _BY_FLAG: Final = "start the node agent with --beside-device-plugin=publish if the plugin leaves them alone"
 
