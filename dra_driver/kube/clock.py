@@ -11,13 +11,16 @@ __all__ = ["SystemClock", "micro_time", "rfc3339"]
 class SystemClock:
     """Implements ``ports.Clock`` with the clocks of the machine."""
 
+    # On Linux time.monotonic stands still while the machine is suspended; a lease runs out all the same.
+    _MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
     def now(self) -> float:
         """Seconds since the epoch, UTC."""
         return time.time()
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
-        return time.monotonic()
+        return time.clock_gettime(self._MONOTONIC)
 
 
 def rfc3339(seconds: float) -> str:
