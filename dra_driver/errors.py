@@ -17,6 +17,7 @@
     │   ├── Forbidden             401 and 403
     │   └── ServerBusy            429, 500, 503, 504: worth another try later
     ├── ApiUnavailable            no answer at all (connection refused, reset, timed out)
+    ├── NotLeading                a write was not sent: another process may hold the lease
     ├── DiscoveryError            a backend cannot look at the hardware
     └── PrepareError              a claim cannot be prepared; the text goes to the pod's Event
 
@@ -43,6 +44,7 @@ __all__ = [
     "InvalidQuantity",
     "InvalidVersion",
     "NotFound",
+    "NotLeading",
     "PrepareError",
     "ServerBusy",
 ]
@@ -144,6 +146,10 @@ class ServerBusy(ApiError):
 
 class ApiUnavailable(DraError):
     """The API server could not be reached or did not answer in time."""
+
+
+class NotLeading(DraError):
+    """A write was not sent, because another process may hold the lease by now."""
 
 
 class DiscoveryError(DraError):

@@ -25,6 +25,7 @@ __all__ = [
     "DiscoveredDevice",
     "GpuControl",
     "GpuInstance",
+    "Guardable",
     "HealthEvent",
     "HealthMemory",
     "HealthSource",
@@ -34,6 +35,7 @@ __all__ = [
     "TelemetrySource",
     "WatchEvent",
     "WatchEventType",
+    "WriteGuard",
 ]
 
 T = TypeVar("T", bound=WireObject)
@@ -164,6 +166,34 @@ class KubeClient(Protocol):
 
     async def served(self, group: str, version: str) -> frozenset[str]:
         """Plural names of the kinds that the server has in one version of a group; none: no such version."""
+        ...
+
+
+class WriteGuard(Protocol):
+    """Decides whether a write may still leave this process."""
+
+    def check(self) -> None:
+        """Return if a write may be sent at this moment.
+
+        Raises:
+            NotLeading: it may not.
+        """
+        ...
+
+    def seconds_left(self) -> float:
+        """Return after how many seconds a write that was sent and not answered must be given up."""
+        ...
+
+
+@runtime_checkable
+class Guardable(Protocol):
+    """What a ``KubeClient`` has beside it where writes wait before they are sent, or are sent again."""
+
+    def guarded(self, guard: WriteGuard) -> KubeClient:
+        """Return the same client with a guard, which is asked right before each attempt of a write is sent.
+
+        What the guard raises is raised to the caller; then that attempt was not sent.
+        """
         ...
 
 

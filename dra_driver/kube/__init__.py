@@ -12,6 +12,7 @@ from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.changes import Changes
 from dra_driver.kube.clock import SystemClock
 from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.fence import Fence, FencedClient
 from dra_driver.kube.informer import Handler, Informer
 from dra_driver.kube.leader import LeaderConfig, LeaderElector
 from dra_driver.kube.transport import KubeApi
@@ -21,6 +22,8 @@ __all__ = [
     "Backoff",
     "Changes",
     "EventRecorder",
+    "Fence",
+    "FencedClient",
     "Handler",
     "Informer",
     "KubeApi",

@@ -18,6 +18,7 @@ from dra_driver.api import codec
 from dra_driver.api.meta import Resource, Wire, WireObject
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube.clock import micro_time
+from dra_driver.kube.fence import Fence
 from dra_driver.ports import Clock, KubeClient
 
 __all__ = ["LEASES", "LeaderConfig", "LeaderElector", "LeadershipLost", "Lease", "LeaseSpec"]
@@ -41,6 +42,9 @@ class Lease(WireObject, frozen=True, kw_only=True):
     spec: LeaseSpec = LeaseSpec()
 
 
+# A write that is under way when the work is to end gets so long to be answered.
+ANSWER_SECONDS = 2.0
+
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", Lease, namespaced=True)
 
 
@@ -53,8 +57,8 @@ class LeaderConfig:
         name: of the lease.
         identity: unique per process.
         lease_seconds: others may take over when the lease has not changed for so long.
-        renew_deadline_seconds: the leader stops working when it could not renew for so long; less than
-            ``lease_seconds``, so that two leaders never work at once.
+        renew_deadline_seconds: the leader writes nothing when it asked for its last renewal so long ago; less
+            than ``lease_seconds``, so that what was sent last is answered, or given up, before another leads.
         retry_seconds: between tries.
     """
 
@@ -75,6 +79,9 @@ class LeaderElector:
 
     The age of another's lease is measured on our own monotonic clock from when we saw it change, so that no
     clocks of two machines are compared.
+
+    Attributes:
+        fence: open while the work may write; give the work a ``FencedClient`` with it.
     """
 
     def __init__(self, client: KubeClient, config: LeaderConfig, clock: Clock) -> None:
@@ -82,9 +89,9 @@ class LeaderElector:
         self._config = config
         self._clock = clock
         self._seen: tuple[str, str] | None = None  # uid, resourceVersion
-        self._seen_at = 0.0
+        self._others_until = 0.0
         self._lease: Lease | None = None
-        self.leading = asyncio.Event()
+        self.fence = Fence(clock, config.renew_deadline_seconds, config.lease_seconds)
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Waits for the lease, runs ``work`` until it ends or the lease is lost, and releases the lease.
@@ -92,26 +99,45 @@ class LeaderElector:
         Raises:
             LeadershipLost: the lease could not be renewed in time; ``work`` has been cancelled and has ended.
         """
+        self.fence.begin()
         await self._acquire()
         log.info("leading", lease=self._config.name, identity=self._config.identity)
-        self.leading.set()
         # Not a TaskGroup: whichever ends first ends the other, and both are awaited below.
         task = asyncio.create_task(_as_coroutine(work))
         renewal = asyncio.create_task(self._renew_forever())
         try:
             await asyncio.wait({task, renewal}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.leading.clear()
-            for t in (task, renewal):
-                t.cancel()
-            await asyncio.wait({task, renewal})
-            with contextlib.suppress(DraError, TimeoutError):
-                async with asyncio.timeout(3):
-                    await self._release()
+            await self._end(task, renewal)
         if not renewal.cancelled() and renewal.exception() is not None:
             raise LeadershipLost(str(renewal.exception()))
         if not task.cancelled():
             task.result()
+
+    async def _end(self, task: asyncio.Task[None], renewal: asyncio.Task[None]) -> None:
+        """Ends the work, and then the lease.
+
+        The lease is emptied only when every write has been answered: the next leader begins at once then, and
+        a write that was cut off may still be carried out.
+        """
+        ours = not renewal.done()
+        answered = False
+        try:
+            self.fence.hold()
+            if ours:
+                answered = await self.fence.answered(ANSWER_SECONDS)
+        finally:
+            for t in (task, renewal):
+                t.cancel()
+            await asyncio.wait({task, renewal})
+            self.fence.end()
+        if not answered:
+            if ours:
+                log.warning("a write was not answered: the lease is left to run out", lease=self._config.name)
+            return
+        with contextlib.suppress(DraError, TimeoutError):
+            async with asyncio.timeout(3):
+                await self._release()
 
     async def _acquire(self) -> None:
         while True:
@@ -123,54 +149,93 @@ class LeaderElector:
             await asyncio.sleep(self._config.retry_seconds)
 
     async def _renew_forever(self) -> None:
-        renewed = self._clock.monotonic()
+        deadline = self._config.renew_deadline_seconds
         while True:
             await asyncio.sleep(self._config.retry_seconds)
-            age = self._clock.monotonic() - renewed
-            left = self._config.renew_deadline_seconds - age
-            # A process that could not run for a while (a busy machine) did no work either. Nobody else gets
-            # the lease before its end, so there is time for one attempt.
-            last_chance = min(self._config.retry_seconds, self._config.lease_seconds - 1 - age)
-            problem = "another holds it"
-            try:
-                async with asyncio.timeout(max(left, last_chance, 0.01)):
-                    if await self._try():
-                        renewed = self._clock.monotonic()
-                        continue
-                    raise LeadershipLost(f"lease {self._config.name} was taken by another")
-            except TimeoutError:
-                problem = "no answer"
-            except LeadershipLost:
-                raise
-            except DraError as e:
-                problem = str(e)
-            if self._clock.monotonic() - renewed >= self._config.renew_deadline_seconds:
-                raise LeadershipLost(f"lease {self._config.name} could not be renewed: {problem}")
+            problem = await self._attempt()
+            if problem and self.fence.age >= deadline:
+                # A process that was stopped for a while may find its attempt timed out by that alone, so the
+                # last one begins after the deadline. The fence is closed meanwhile, and being late is no
+                # harm: see _renew. A leader that nobody has replaced goes on with what it has in memory,
+                # which is as old as after any delay of its watches; its writes carry the versions they saw.
+                log.warning("the lease was not renewed in time: writes wait", age=round(self.fence.age, 1))
+                problem = await self._attempt()
+                if problem:
+                    raise LeadershipLost(f"lease {self._config.name} could not be renewed: {problem}")
 
-    async def _try(self) -> bool:
-        """One attempt to take or renew the lease; False while another holds it."""
+    async def _attempt(self) -> str:
+        """Tries to renew the lease; returns what went wrong, if anything did.
+
+        Raises:
+            LeadershipLost: another has the lease, or had it in the meantime.
+        """
         config = self._config
+        deadline = config.renew_deadline_seconds
+        # One attempt that hangs must leave time for another.
+        seconds = max(config.retry_seconds, min(deadline / 2, deadline - self.fence.age))
+        try:
+            async with asyncio.timeout(seconds):
+                await self._renew()
+        except TimeoutError:
+            return "no answer"
+        except LeadershipLost:
+            raise
+        except DraError as e:
+            return str(e)
+        return ""
+
+    async def _renew(self) -> None:
+        """Renews the lease, at whatever age.
+
+        The lease names us as its holder and counts no transition since we took it: nobody has held it in the
+        meantime. It is written under the resourceVersion at which that was so.
+
+        Raises:
+            LeadershipLost: another has the lease, or had it in the meantime.
+        """
+        config, mine = self._config, self._lease
+        assert mine is not None
         try:
             lease = await self._client.get(LEASES, config.name, config.namespace)
         except NotFound:
-            try:
-                self._lease = await self._client.create(LEASES, self._body(None), config.namespace)
-            except Conflict:
-                return False
-            return True
-        spec = lease.spec
-        seen = (lease.metadata.uid, lease.metadata.resource_version)
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, self._clock.monotonic()
-        if spec.holder_identity and spec.holder_identity != config.identity:
-            duration = spec.lease_duration_seconds or config.lease_seconds
-            if self._clock.monotonic() - self._seen_at < duration:
-                return False
+            raise LeadershipLost(f"lease {config.name} was deleted") from None
+        if _term(lease) != _term(mine):
+            raise LeadershipLost(f"lease {config.name} was taken by another")
+        await self._write(lease)
+
+    async def _try(self) -> bool:
+        """One attempt to take the lease; False while another holds it."""
+        config = self._config
+        lease: Lease | None = None
+        with contextlib.suppress(NotFound):
+            lease = await self._client.get(LEASES, config.name, config.namespace)
+        if lease is not None:
+            seen = (lease.metadata.uid, lease.metadata.resource_version)
+            if seen != self._seen:
+                self._seen, self._others_until = seen, self._clock.monotonic() + self._claimed(lease)
+        # Also where the lease was deleted: its holder need not know that yet.
+        if self._clock.monotonic() < self._others_until:
+            return False
         try:
-            self._lease = await self._client.replace(LEASES, self._body(lease))
+            await self._write(lease)
         except Conflict:
             return False
         return True
+
+    def _claimed(self, lease: Lease) -> float:
+        """Seconds for which a lease is another's after it was written."""
+        if lease.spec.holder_identity in (None, "", self._config.identity):
+            return 0.0
+        return lease.spec.lease_duration_seconds or self._config.lease_seconds
+
+    async def _write(self, lease: Lease | None) -> None:
+        """Makes the lease ours, from the version that was read; None: there is none."""
+        asked = self._clock.monotonic()
+        if lease is None:
+            self._lease = await self._client.create(LEASES, self._body(None), self._config.namespace)
+        else:
+            self._lease = await self._client.replace(LEASES, self._body(lease))
+        self.fence.renewed(asked)
 
     def _body(self, lease: Lease | None) -> dict[str, Any]:
         config = self._config
@@ -205,6 +270,11 @@ class LeaderElector:
         body["spec"]["leaseDurationSeconds"] = 1
         await self._client.replace(LEASES, body)
         self._lease = None
+
+
+def _term(lease: Lease) -> tuple[str, str | None, int]:
+    """Another one whenever the lease has changed hands."""
+    return (lease.metadata.uid, lease.spec.holder_identity, lease.spec.lease_transitions or 0)
 
 
 class LeadershipLost(DraError):

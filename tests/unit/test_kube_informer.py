@@ -286,32 +286,6 @@ def test_a_leader_that_cannot_renew_stops_its_work_and_says_so():
     run(main)
 
 
-@pytest.mark.parametrize(("missed", "lost"), [(12.0, False), (14.5, True)])
-def test_a_leader_that_could_not_run_for_a_while_has_one_attempt_before_the_lease_ends(missed, lost):
-    class Slow(FakeCluster):
-        async def get(self, *given):
-            await asyncio.sleep(0.1)
-            return await super().get(*given)
-
-    cluster, clock = Slow(), Clock()
-    config = LeaderConfig("ns", "lease", "a", retry_seconds=0.5)
-
-    async def main():
-        async def work() -> None:
-            await asyncio.sleep(0.2)  # the renewal has begun to wait
-            clock.time += missed
-            await asyncio.sleep(1.2)
-
-        election = LeaderElector(cluster, config, clock).run(work)
-        if lost:
-            with pytest.raises(LeadershipLost):
-                await election
-        else:
-            await election
-
-    run(main)
-
-
 def test_impatient_settings_are_refused():
     with pytest.raises(ValueError, match="retry"):
         LeaderConfig("ns", "lease", "a", lease_seconds=5, renew_deadline_seconds=10)
