@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,8 @@ from dra_driver.errors import (
     ServerBusy,
 )
 from dra_driver.kube import config, status
-from dra_driver.ports import ObjectList, WatchEvent, WatchEventType
+from dra_driver.kube.sending import GuardedBody, make_socket
+from dra_driver.ports import ObjectList, WatchEvent, WatchEventType, WriteGuard
 
 __all__ = ["KubeApi"]
 
@@ -81,18 +82,6 @@ _resources_decoder = msgspec.json.Decoder(_ResourceList)
 _meta_decoder = msgspec.json.Decoder(_MetaOnly)
 
 
-def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:
-    """A socket that notices a vanished peer in about 45 s; a watch would wait for its whole timeout."""
-    family, kind, proto, _, _ = info
-    result = socket.socket(family=family, type=kind, proto=proto)
-    if family in (socket.AF_INET, socket.AF_INET6):
-        result.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, option):
-                result.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return result
-
-
 class KubeApi:
     """Implements ``ports.KubeClient``. Use ``async with await KubeApi.connect(path) as api``.
 
@@ -106,10 +95,11 @@ class KubeApi:
         self._connection = connection
         self._field_manager = field_manager
         self._calls = asyncio.Semaphore(CONCURRENT_CALLS)
+        self._guard: WriteGuard | None = None
         connector = aiohttp.TCPConnector(
             limit=0,
             ssl=connection.ssl_context if connection.ssl_context is not None else True,
-            socket_factory=_keepalive_socket,
+            socket_factory=make_socket,
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -148,6 +138,12 @@ class KubeApi:
     def host(self) -> str:
         """Address of the API server."""
         return self._connection.host
+
+    def guarded(self, guard: WriteGuard) -> KubeApi:
+        """See ``ports.Guardable``. The connections are shared and stay this object's to close."""
+        other = copy.copy(self)
+        other._guard = guard
+        return other
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -390,21 +386,27 @@ class KubeApi:
                 authorization = await self._connection.authorization(refresh=refresh)
                 if authorization:
                     headers["Authorization"] = authorization
-                async with self._session.request(
-                    method,
-                    self._connection.host + path,
-                    params=query,
-                    data=data,
-                    headers=headers,
-                    timeout=timeout,
-                    proxy=self._connection.proxy,
-                    server_hostname=self._connection.server_name,
-                    allow_redirects=False,
-                ) as response:
-                    if response.status == 401 and not refresh and authorization:
-                        continue
-                    yield response
-                    return
+                body: bytes | GuardedBody | None = data
+                sending: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+                if data is not None and self._guard is not None:
+                    body = GuardedBody(data, self._guard)
+                    timeout, sending = body.timeout(timeout), body.sending()
+                with sending:
+                    async with self._session.request(
+                        method,
+                        self._connection.host + path,
+                        params=query,
+                        data=body,
+                        headers=headers,
+                        timeout=timeout,
+                        proxy=self._connection.proxy,
+                        server_hostname=self._connection.server_name,
+                        allow_redirects=False,
+                    ) as response:
+                        if response.status == 401 and not refresh and authorization:
+                            continue
+                        yield response
+                        return
         except TimeoutError as e:
             raise ApiUnavailable(f"{method} {self.host}{path}: no answer in {timeout.total:g} s") from e
         except (aiohttp.ClientError, OSError, ConfigurationError) as e:
