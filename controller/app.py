@@ -44,6 +44,7 @@ from dra_driver.errors import ConfigurationError, DraError, NotFound
 from dra_driver.kube import (
     Backoff,
     EventRecorder,
+    FencedClient,
     Informer,
     LeaderConfig,
     LeaderElector,
@@ -221,13 +222,35 @@ class Controller:
         metrics: of this controller.
     """
 
-    def __init__(self, client: KubeClient, config: ControllerConfig, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        config: ControllerConfig,
+        clock: Clock | None = None,
+        *,
+        election: LeaderConfig | None = None,
+    ) -> None:
+        """Puts it together.
+
+        Args:
+            client: of the API server.
+            config: everything that can be set.
+            clock: defaults to the clocks of the machine.
+            election: lease and its times; defaults to our lease with the usual times.
+        """
         self.metrics = Metrics()
-        self._client: KubeClient = MeteredClient(client, self.metrics)
         self._config = config
         self._clock = clock or SystemClock()
+        # For reads, the lease, and the certificate that every replica may renew. All else is the leader's.
+        self._client: KubeClient = MeteredClient(client, self.metrics)
+        self._leader_client = self._client
+        self._elector: LeaderElector | None = None
+        if config.leader_elect:
+            lease = election or LeaderConfig(config.namespace, LEASE, config.identity)
+            self._elector = LeaderElector(self._client, lease, self._clock)
+            self._leader_client = MeteredClient(FencedClient(client, self._elector.fence), self.metrics)
         self.ready = asyncio.Event()
-        self.metrics.watch_leader(self.ready.is_set)
+        self.metrics.watch_leader(self._leads)
         self.health_address: tuple[str, int] | None = None
         self.web_address: tuple[str, int] | None = None
         self._feed: Feed | None = None
@@ -235,12 +258,16 @@ class Controller:
         if config.admission is not None:
             self.admission = AdmissionServer(
                 self._client,
+                self._leader_client,
                 self._clock,
                 config.admission,
                 config.namespace,
                 config.drivers,
                 self.metrics,
             )
+
+    def _leads(self) -> bool:
+        return self.ready.is_set() and (self._elector is None or self._elector.fence.is_open)
 
     async def run(self) -> None:
         """Works until cancelled.
@@ -252,17 +279,17 @@ class Controller:
         # Standbys serve webhooks as well: the Service sends them their part.
         webhooks = self.admission.serving() if self.admission is not None else contextlib.nullcontext()
         async with tracing(self._config.otlp_endpoint), self._health(), self._page(), webhooks:
-            if not self._config.leader_elect:
+            if self._elector is None:
                 await self._lead()
                 return
-            lease = LeaderConfig(self._config.namespace, LEASE, self._config.identity)
-            await LeaderElector(self._client, lease, self._clock).run(self._lead)
+            await self._elector.run(self._lead)
 
     async def _lead(self) -> None:
         """Everything is listed anew after the lease is ours: what a predecessor wrote last is seen."""
-        informers = Informers.of(self._client, await informer_of_rules(self._client))
-        recorder = EventRecorder(self._client, "dra-driver-controller", self._clock)
-        parts = _Parts.of(self._client, self._config, self._clock, recorder, informers, self.metrics)
+        client = self._leader_client
+        informers = Informers.of(client, await informer_of_rules(client))
+        recorder = EventRecorder(client, "dra-driver-controller", self._clock)
+        parts = _Parts.of(client, self._config, self._clock, recorder, informers, self.metrics)
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in informers.all():
@@ -272,9 +299,9 @@ class Controller:
                     group.create_task(self.admission.registration.run(self.admission.keeper))
                 for informer in informers.needed():
                     await informer.synced.wait()
-                await _until_policies(self._client, informers.policies)
+                await _until_policies(client, informers.policies)
                 if informers.taint_rules is not None:
-                    await until_rules_are_known(self._client, informers.taint_rules)
+                    await until_rules_are_known(client, informers.taint_rules)
                 log.info("caches are filled", **{i.resource.plural: len(i) for i in informers.all()})
                 await _until_probed(parts.publisher)
                 group.create_task(parts.publisher.run())

@@ -84,7 +84,9 @@ class Metrics:
             f"{prefix}_queue_depth", "Keys that wait for a worker.", ["queue"], registry=self.registry
         )
         self._leader = Gauge(
-            f"{prefix}_leader", "1 while this process works, 0 on a standby.", registry=self.registry
+            f"{prefix}_leader",
+            "1 while this process works and may write, 0 on a standby.",
+            registry=self.registry,
         )
 
     def watch_queue(self, name: str, depth: Callable[[], float]) -> None:

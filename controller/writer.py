@@ -28,7 +28,7 @@ __all__ = ["Writer"]
 
 log = structlog.get_logger(__name__)
 
-# A leader that lost its lease must not have writes under way: well below lease minus renew deadline.
+# Both writes of an allocation together. Those that hang are looked up and written again.
 WRITE_SECONDS = 4.0
 
 

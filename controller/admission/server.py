@@ -47,12 +47,24 @@ class AdmissionServer:
     def __init__(
         self,
         client: KubeClient,
+        leader_client: KubeClient,
         clock: Clock,
         config: AdmissionConfig,
         namespace: str,
         drivers: Collection[str],
         metrics: Metrics,
     ) -> None:
+        """Connects it.
+
+        Args:
+            client: with which every replica keeps the certificates, whether it leads or not.
+            leader_client: with which the leader registers the webhooks.
+            clock: certificates end by it.
+            config: where to listen, and how we are reached.
+            namespace: of the Service and the Secret.
+            drivers: ours.
+            metrics: of this controller.
+        """
         self._config = config
         self._drivers = frozenset(drivers)
         self._metrics = metrics
@@ -60,7 +72,7 @@ class AdmissionServer:
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._slots = asyncio.Semaphore(CONCURRENT)
         self.address: tuple[str, int] | None = None
-        self.registration = Registration(client, config, namespace, drivers)
+        self.registration = Registration(leader_client, config, namespace, drivers)
         self.keeper = CertificateKeeper(
             client,
             clock,

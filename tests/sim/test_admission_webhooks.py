@@ -66,7 +66,7 @@ async def api_server(tmp_path: Path) -> AsyncIterator[KubeApi]:
 
 
 def replica(api: KubeApi, clock: HandClock, config: AdmissionConfig = CONFIG) -> AdmissionServer:
-    return AdmissionServer(api, clock, config, NAMESPACE, DRIVERS, Metrics())
+    return AdmissionServer(api, api, clock, config, NAMESPACE, DRIVERS, Metrics())
 
 
 async def material(api: KubeApi) -> Material:
