@@ -47,6 +47,7 @@ class ApiServer:
         faults: what is to go wrong, from the start on.
         services: ``NAMESPACE/NAME`` of a Service to the ``HOST:PORT`` behind it, for webhooks.
         data: file that keeps the objects over restarts.
+        audit: called with every request when its head has arrived, before anything is done about it.
 
     Raises:
         ConfigurationError: the file cannot be used.
@@ -62,6 +63,7 @@ class ApiServer:
         faults: FaultPlan | None = None,
         services: Services | None = None,
         data: Path | None = None,
+        audit: Callable[[web.BaseRequest], None] = lambda _: None,
     ) -> None:
         self._journal = Journal(data) if data is not None else None
         self.store = Store(history, self._journal)
@@ -71,6 +73,7 @@ class ApiServer:
         self._address = ("", 0)
         self._token = token
         self._tls = tls
+        self._audit = audit
         self._handlers = Handlers(self.registry, token, services if services is not None else {})
         self._runner: web.ServerRunner | None = None
         self._faults = faults
@@ -136,7 +139,7 @@ class ApiServer:
 
     async def _listen(self, host: str, port: int) -> None:
         server = web.Server(
-            self._handlers.handle, request_factory=_request, access_log=None, handler_cancellation=True
+            self._handle, request_factory=_request, access_log=None, handler_cancellation=True
         )
         runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await runner.setup()
@@ -150,6 +153,10 @@ class ApiServer:
         bound = runner.addresses[0]
         self._address = (bound[0], bound[1])
         self.url = f"{'https' if self._tls else 'http'}://{bound[0]}:{bound[1]}"
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._audit(request)
+        return await self._handlers.handle(request)
 
     async def stop(self) -> None:
         """Ends every watch and closes the connections."""
