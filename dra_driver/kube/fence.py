@@ -60,14 +60,12 @@ class Fence:
         self._wake()
 
     def hold(self) -> None:
-        """Let no new write begin: the work is about to be cancelled."""
+        """Let no new write begin: the work is about to end."""
         self._held = True
-        self._wake()
 
     def end(self) -> None:
-        """Refuse every write from now on: the work has ended."""
+        """Refuse new writes: the work is being cancelled, and with it those who wait already."""
         self._ended = True
-        self._wake()
 
     async def answered(self, seconds: float) -> bool:
         """Wait until every write under way has been answered; return whether that was so in time."""
@@ -109,10 +107,11 @@ class Fence:
         for longer than the elector tries.
 
         Raises:
-            NotLeading: the work has ended, so there will be no renewal.
+            NotLeading: the work is over, so there will be no renewal.
         """
         while not self.is_open:
             if self._ended:
+                await asyncio.sleep(0)  # what is being cancelled must hear of that, and not try again
                 self.check()
             await self._changed.wait()
 

@@ -115,7 +115,7 @@ class LeaderElector:
             task.result()
 
     async def _end(self, task: asyncio.Task[None], renewal: asyncio.Task[None]) -> None:
-        """Ends the work, and then the lease.
+        """End the work, and then the lease.
 
         The lease is emptied only when every write has been answered: the next leader begins at once then, and
         a write that was cut off may still be carried out.
@@ -127,10 +127,10 @@ class LeaderElector:
             if ours:
                 answered = await self.fence.answered(ANSWER_SECONDS)
         finally:
+            self.fence.end()
             for t in (task, renewal):
                 t.cancel()
             await asyncio.wait({task, renewal})
-            self.fence.end()
         if not answered:
             if ours:
                 log.warning("a write was not answered: the lease is left to run out", lease=self._config.name)
@@ -164,7 +164,7 @@ class LeaderElector:
                     raise LeadershipLost(f"lease {self._config.name} could not be renewed: {problem}")
 
     async def _attempt(self) -> str:
-        """Tries to renew the lease; returns what went wrong, if anything did.
+        """Try to renew the lease; return what went wrong, if anything did.
 
         Raises:
             LeadershipLost: another has the lease, or had it in the meantime.
@@ -185,7 +185,7 @@ class LeaderElector:
         return ""
 
     async def _renew(self) -> None:
-        """Renews the lease, at whatever age.
+        """Renew the lease, at whatever age.
 
         The lease names us as its holder and counts no transition since we took it: nobody has held it in the
         meantime. It is written under the resourceVersion at which that was so.
@@ -204,7 +204,7 @@ class LeaderElector:
         await self._write(lease)
 
     async def _try(self) -> bool:
-        """One attempt to take the lease; False while another holds it."""
+        """Make one attempt to take the lease; return False while another holds it."""
         config = self._config
         lease: Lease | None = None
         with contextlib.suppress(NotFound):
@@ -223,13 +223,13 @@ class LeaderElector:
         return True
 
     def _claimed(self, lease: Lease) -> float:
-        """Seconds for which a lease is another's after it was written."""
+        """Return for how many seconds a lease is another's after it was written."""
         if lease.spec.holder_identity in (None, "", self._config.identity):
             return 0.0
         return lease.spec.lease_duration_seconds or self._config.lease_seconds
 
     async def _write(self, lease: Lease | None) -> None:
-        """Makes the lease ours, from the version that was read; None: there is none."""
+        """Make the lease ours, from the version that was read; None: there is none."""
         asked = self._clock.monotonic()
         if lease is None:
             self._lease = await self._client.create(LEASES, self._body(None), self._config.namespace)
@@ -273,7 +273,7 @@ class LeaderElector:
 
 
 def _term(lease: Lease) -> tuple[str, str | None, int]:
-    """Another one whenever the lease has changed hands."""
+    """Return what differs whenever the lease has changed hands."""
     return (lease.metadata.uid, lease.spec.holder_identity, lease.spec.lease_transitions or 0)
 
 
