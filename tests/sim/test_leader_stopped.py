@@ -104,47 +104,57 @@ def pod(name: str) -> list[dict[str, Any]]:
 
 
 class Controllers:
-    """Two controllers, started again under another identity when they end."""
+    """Two controllers; one that ends is followed by another with a name of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._started = 0
-        self.running: dict[str, ManagedProcess] = {}
+        self._all: dict[str, ManagedProcess] = {}
 
-    async def fill(self) -> None:
-        """Starts what is missing."""
-        self.running = {k: p for k, p in self.running.items() if p.running}
-        while len(self.running) < 2:
-            self._started += 1
-            identity = f"controller-{self._started}"
-            script = str(Path(__file__).with_name("leader_under_test.py"))
-            command = (sys.executable, script, str(self._folder / "kubeconfig"), identity)
-            process = ManagedProcess(identity, command, self._folder / f"{identity}.log")
-            await process.start()
-            self.running[identity] = process
+    async def keep(self) -> None:
+        """Starts what is missing, until cancelled."""
+        while True:
+            if sum(p.running for p in self._all.values()) < 2:
+                identity = f"controller-{len(self._all)}"
+                script = str(Path(__file__).with_name("leader_under_test.py"))
+                command = (sys.executable, script, str(self._folder / "kubeconfig"), identity)
+                process = ManagedProcess(identity, command, self._folder / f"{identity}.log")
+                await process.start()
+                self._all[identity] = process
+            await asyncio.sleep(0.05)
+
+    def run(self, identity: str) -> bool:
+        return identity in self._all and self._all[identity].running
 
     def signal(self, identity: str, number: int) -> None:
-        pid = self.running[identity].pid
+        pid = self._all[identity].pid
         assert pid is not None
         os.kill(pid, number)
+
+    def last_words(self, identity: str) -> str:
+        return self._all[identity].tail()
+
+    async def stop(self) -> None:
+        for identity, process in self._all.items():
+            if process.running:
+                self.signal(identity, signal.SIGCONT)
+                await process.stop(grace=10)
 
 
 @contextlib.asynccontextmanager
 async def controllers(folder: Path) -> AsyncIterator[Controllers]:
     made = Controllers(folder)
+    keeping = asyncio.create_task(made.keep())
     try:
         yield made
     finally:
-        for identity, process in made.running.items():
-            with contextlib.suppress(ProcessLookupError, AssertionError):
-                made.signal(identity, signal.SIGCONT)
-            await process.stop(grace=10)
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        await made.stop()
 
 
 async def stop_the_leader(audit: Audit, made: Controllers, stop: int) -> None:
     """Stops the leader at work, lets it run again when the next one leads, and waits for its end."""
-    await made.fill()
-    await until(lambda: audit.holder() in made.running)
+    await until(lambda: made.run(audit.holder()))
     waiting = audit.waiting()
     await audit.server.install(o for i in range(BATCH) for o in pod(f"p{stop}-{i}"))
     await until(lambda: audit.waiting() < waiting + BATCH - 20)
@@ -153,8 +163,8 @@ async def stop_the_leader(audit: Audit, made: Controllers, stop: int) -> None:
     assert audit.waiting() > 20, "nothing is left to do late"
     await until(lambda: audit.holder() not in ("", stopped))
     made.signal(stopped, signal.SIGCONT)
-    await until(lambda: not made.running[stopped].running)
-    assert "LeadershipLost" in made.running[stopped].tail()
+    await until(lambda: not made.run(stopped))
+    assert "LeadershipLost" in made.last_words(stopped)
 
 
 @pytest.mark.slow
