@@ -99,5 +99,5 @@ class GuardedBody(BytesPayload):
         """Let the kernel give up what it cannot deliver in time, even while this process is stopped."""
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
         if sock is not None and sock.family in _INTERNET and hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = max(1, int(self._guard.seconds_left() * 1000))
+            milliseconds = max(1, int(max(0.0, self._guard.seconds_left()) * 1000))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -147,6 +147,27 @@ def test_nothing_leaves_when_the_guard_says_no_while_a_connection_is_made(tmp_pa
     run(main)
 
 
+def test_a_lease_that_is_given_up_while_a_connection_is_made_is_no_error_of_ours(tmp_path):
+    """There is no renewal to count from any more: the time that is left is minus infinity."""
+
+    class Ending(Guard):
+        def seconds_left(self) -> float:
+            seconds, self.seconds = self.seconds, float("-inf")
+            return seconds
+
+    async def main():
+        async def serve(_):
+            pass
+
+        async with serving(tmp_path, serve) as (api, rest):
+            with pytest.raises(NotLeading):
+                await api.guarded(Ending(times=1)).replace(NODES, NODE)
+            await until(lambda: rest)
+            assert rest == [b""]
+
+    run(main)
+
+
 def test_no_connection_is_made_when_the_guard_says_no_at_once(tmp_path):
     async def main():
         async def serve(_):
