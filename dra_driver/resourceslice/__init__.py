@@ -17,7 +17,13 @@ from dra_driver.resourceslice.device_plugins import (
     is_well_known,
     selected_by,
 )
-from dra_driver.resourceslice.devices import HEALTH_TAINT, MAX_FACTS, PENDING_TAINT, clean_devices
+from dra_driver.resourceslice.devices import (
+    HEALTH_TAINT,
+    MAX_FACTS,
+    PENDING_TAINT,
+    clean_devices,
+    controller_taint,
+)
 from dra_driver.resourceslice.plan import Plan, SliceWrite, altered, owner_of, plan, slice_name
 from dra_driver.resourceslice.policies import Overridden, PolicyOutcome, merge_policies
 from dra_driver.resourceslice.sharing import SHARES
@@ -55,6 +61,7 @@ __all__ = [
     "altered",
     "build_slices",
     "clean_devices",
+    "controller_taint",
     "counted",
     "handed_out",
     "is_well_known",

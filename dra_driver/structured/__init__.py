@@ -17,6 +17,7 @@ from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.snapshot import Snapshot
 from dra_driver.structured.state import AllocatedState, PoolState
 from dra_driver.structured.taintrules import concerns, with_rules
+from dra_driver.structured.taints import tolerates
 from dra_driver.structured.types import (
     DEFAULT,
     DEFAULT_POLICY,
@@ -65,5 +66,6 @@ __all__ = [
     "allocate",
     "allocate_group",
     "concerns",
+    "tolerates",
     "with_rules",
 ]

@@ -351,7 +351,18 @@ def test_agents_that_publish_may_write_slices_and_only_then(chart: Chart) -> Non
     # Nobody would take the gate off, fill the webhooks or need the rights.
     assert not of_kind(objects, "MutatingAdmissionPolicy")
     assert "dra-driver-controller" not in str(objects)
+    # Without a controller there is no taint to protect: users of other drivers are left alone.
+    assert "dra-driver-no-toleration" not in str(objects)
     assert "publish-node" not in str(chart.render())
+
+
+def test_classes_of_other_drivers_can_be_let_off_the_policy_on_tolerations(chart: Chart) -> None:
+    def classes(values: dict[str, Any]) -> str:
+        policy = named(chart.render(values), "ValidatingAdmissionPolicy", "dra-driver-no-toleration")
+        return {v["name"]: v["expression"] for v in policy["spec"]["variables"]}["tolerantClasses"]
+
+    assert classes({}) == "[]"
+    assert classes({"admissionPolicies": {"tolerantClasses": ["a.b", "c"]}}) == "['a.b', 'c']"
 
 
 def test_policies_that_kubernetes_does_not_have_are_left_out(chart: Chart) -> None:

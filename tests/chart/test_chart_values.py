@@ -74,6 +74,15 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
             "nfd chooses nodes by their hardware",
         ),
         (
+            {"admissionPolicies": {"tolerantClasses": ["nic.example.com", "mig.gpu.dra-driver.dev"]}},
+            "mig.gpu.dra-driver.dev is a class of gpu.dra-driver.dev, this chart's driver",
+        ),
+        (
+            {"driverName": "a.example.com", "admissionPolicies": {"tolerantClasses": ["a.example.com"]}},
+            "a.example.com is a class of a.example.com, this chart's driver",
+        ),
+        ({"admissionPolicies": {"tolerantClasses": ["a'b"]}}, "Does not match pattern"),
+        (
             {"kubeletPlugin": {"nodes": "nfd", "backends": ["generic=/x"]}},
             "nfd knows the hardware of the backends",
         ),

@@ -53,6 +53,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "extended", {"allocator": "scheduler", "deviceClasses": EXTENDED}
     for feature in ("gate", "validate"):
         yield f"no-{feature}", {"admissionPolicies": {feature: False}}
+    yield "tolerant-classes", {"admissionPolicies": {"tolerantClasses": ["nic.example.com", "b"]}}
     for webhooks in (True, False):
         yield f"webhooks={webhooks}", {"webhooks": {"enabled": webhooks}, "networkPolicy": {"enabled": True}}
     for controller in (True, False):

@@ -11,6 +11,16 @@
 {{- end -}}
 {{- end }}
 
+{{/* CEL: whether a request tolerates the controller's taint as kube-scheduler sees it: include "dra-driver.tolerates" "r.exactly" */}}
+{{- define "dra-driver.tolerates" -}}
+has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
+  (!has(t.effect) || t.effect in ['', 'NoSchedule'])
+  && (has(t.operator) && t.operator == 'Exists'
+    || (!has(t.operator) || t.operator in ['', 'Equal']) && has(t.value) && t.value == 'allocates')
+  && (has(t.key) && t.key == 'dra-driver.dev/controller'
+    || (!has(t.key) || t.key == '') && !({{ . }}.deviceClassName in variables.tolerantClasses)))
+{{- end }}
+
 {{/* Whether a backend of this name is asked for, "true" or nothing: include "dra-driver.uses" (list . "nvml") */}}
 {{- define "dra-driver.uses" -}}
 {{- $name := index . 1 -}}
@@ -91,6 +101,13 @@
 {{- end -}}
 {{- if and .Values.rdma.enabled (eq .Values.rdma.driverName .Values.driverName) -}}
 {{- fail (printf "rdma.driverName: %s is the driverName of the GPUs as well; two plugins cannot register one name" .Values.driverName) -}}
+{{- end -}}
+{{- range $class := .Values.admissionPolicies.tolerantClasses -}}
+{{- range $driver := list $.Values.driverName $.Values.rdma.driverName -}}
+{{- if or (eq $class $driver) (hasSuffix (printf ".%s" $driver) $class) -}}
+{{- fail (printf "admissionPolicies.tolerantClasses: %s is a class of %s, this chart's driver; kube-scheduler would allocate devices that the controller allocates too" $class $driver) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $simulated := false -}}
 {{- range $plugin.backends }}{{ if hasPrefix "simulated" . }}{{ $simulated = true }}{{ end }}{{ end -}}
