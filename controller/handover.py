@@ -14,7 +14,6 @@ anew; no clocks of different machines are compared.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -23,9 +22,9 @@ import structlog
 
 from controller.interest import protected_pools
 from controller.ledger import Ledger
+from dra_driver import cel
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName
-from dra_driver.api.names import CONTROLLER_TAINT
 from dra_driver.api.resource import (
     RESOURCE_CLAIMS,
     DeviceClass,
@@ -37,8 +36,8 @@ from dra_driver.api.resource import (
 )
 from dra_driver.kube import Handler, Informer
 from dra_driver.ports import Clock, KubeClient
-from dra_driver.resourceslice import PoolAllocator
-from dra_driver.structured import PoolID
+from dra_driver.resourceslice import PoolAllocator, controller_taint
+from dra_driver.structured import PoolID, tolerates
 
 __all__ = ["DRAINING", "DRAIN_SECONDS", "Handover", "Step", "Tolerators"]
 
@@ -52,8 +51,7 @@ DRAIN_SECONDS = 15.0
 _POLL_SECONDS: Final = 0.5
 # Claims and templates that a refusal names.
 _NAMED: Final = 5
-
-_DRIVER_NAMED = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
+_TAINT: Final = controller_taint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,18 +233,17 @@ def _refusal(found: tuple[str, ...]) -> str:
     shown = ", ".join(found[:_NAMED])
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return (
-        f"claims or templates tolerate the taint {CONTROLLER_TAINT}, so kube-scheduler could allocate the "
+        f"claims or templates tolerate the taint {_TAINT.key}, so kube-scheduler could allocate the "
         f"same devices: {shown}{more}; delete them or give them tolerations that name other keys"
     )
 
 
 class Tolerators:
-    """Claims whose tolerations cover our taint, and templates that such claims would be made of.
+    """Claims that kube-scheduler could give devices of ours, and templates that such claims would be made of.
 
-    kube-scheduler honours those, whoever else allocates.
-
-    A toleration of everything counts only where its DeviceClass may select devices of ours. Requests with
-    admin access do not count: they take no device away.
+    Those are claims with a request whose tolerations cover our taint, by the verdict of the allocator (which
+    is kube-scheduler's), and whose DeviceClass may select devices of our drivers. Requests with admin access
+    do not count: they take no device away.
     """
 
     def __init__(
@@ -291,7 +288,7 @@ class Tolerators:
         return tuple(f"{kind} {key}" for kind, key in sorted(self._tolerating))
 
     def _seen(self, kind: str, key: ObjectKey, spec: ResourceClaimSpec) -> None:
-        if any(_covers(t) for _, tolerations in _requests(spec) for t in tolerations):
+        if any(tolerates(tolerations, _TAINT) for _, tolerations in _requests(spec)):
             self._suspects[kind, key] = spec
             # Every pool is looked at after a change: not for claims of other drivers, nor for each of many.
             if self._tolerates(spec):
@@ -315,23 +312,19 @@ class Tolerators:
 
     def _tolerates(self, spec: ResourceClaimSpec) -> bool:
         return any(
-            _covers(t) and (t.key or self._may_be_ours(class_name))
+            tolerates(tolerations, _TAINT) and self._may_be_ours(class_name)
             for class_name, tolerations in _requests(spec)
-            for t in tolerations
         )
 
     def _may_be_ours(self, class_name: str) -> bool:
-        """Whether the class can select devices of our drivers; one that names no driver can."""
+        """Whether the class can select devices of our drivers; without a class nothing is allocated."""
         class_ = self._classes.get_by_name(class_name)
-        if class_ is None:
-            return False
-        named = {
-            name
-            for selector in class_.spec.selectors
-            if selector.cel is not None
-            for name in _DRIVER_NAMED.findall(selector.cel.expression)
-        }
-        return not named or bool(named & self._drivers)
+        return class_ is not None and all(
+            drivers is None or bool(drivers & self._drivers)
+            for s in class_.spec.selectors
+            if s.cel is not None
+            for drivers in (_drivers_of(s.cel.expression),)
+        )
 
 
 def _requests(spec: ResourceClaimSpec) -> Iterable[tuple[str, tuple[DeviceToleration, ...]]]:
@@ -342,10 +335,9 @@ def _requests(spec: ResourceClaimSpec) -> Iterable[tuple[str, tuple[DeviceTolera
             yield sub.device_class_name, sub.tolerations
 
 
-def _covers(toleration: DeviceToleration) -> bool:
-    if toleration.effect not in ("", "NoSchedule") or toleration.key not in ("", CONTROLLER_TAINT):
-        return False
-    if toleration.operator == "Exists":
-        return True
-    # With Equal, an empty key matches nothing of ours but the value decides where the key is ours.
-    return bool(toleration.key) and toleration.value == "allocates"
+def _drivers_of(expression: str) -> frozenset[str] | None:
+    """Return the only drivers that the selector can match; None: any, as far as we can tell."""
+    try:
+        return cel.compile_selector(expression).drivers
+    except cel.CelCompileError:
+        return None  # an API server newer than we are may understand it

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from dra_driver.api import names
 from dra_driver.api.meta import DriverName
 from dra_driver.api.resource import (
     DeviceClass,
@@ -20,6 +19,7 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceSlice,
 )
+from dra_driver.resourceslice import controller_taint
 from dra_driver.structured import AllocatedState, PoolID, Snapshot
 
 __all__ = ["ClaimInterest", "Interest", "InterestIndex", "Owner", "is_our_taint", "protected_pools"]
@@ -51,9 +51,12 @@ class ClaimInterest:
     elsewhere: bool = False
 
 
+_OURS = controller_taint()
+
+
 def is_our_taint(taint: DeviceTaint) -> bool:
-    """Whether the taint is the one that keeps kube-scheduler off our devices."""
-    return taint.key == names.CONTROLLER_TAINT and taint.value == "allocates"
+    """Whether the taint is the one that keeps kube-scheduler off our devices; another effect would not."""
+    return (taint.key, taint.value, taint.effect) == (_OURS.key, _OURS.value, _OURS.effect)
 
 
 def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:

@@ -13,6 +13,7 @@ from dra_driver.cel import _aliasing, _checker, _declarations, _parser, _types, 
 from dra_driver.cel._closures import Closure, Frame
 from dra_driver.cel._compiler import Compiler
 from dra_driver.cel._cost import estimate_cost
+from dra_driver.cel._drivers import find_drivers
 from dra_driver.cel._references import References, find_references
 from dra_driver.cel._tracking import COST_LIMIT, TrackingCompiler
 from dra_driver.cel._values import DomainMap, Value, type_name
@@ -125,10 +126,11 @@ class Selector:
     Attributes:
         expression: the text.
         references: what of a device the result depends on.
+        drivers: the only ones for whose devices it can be true; None: it names none.
         max_cost: the estimated cost of the worst case; above 1,000,000 the API refuses the selector.
     """
 
-    __slots__ = ("_closure", "_frame", "expression", "max_cost", "references")
+    __slots__ = ("_closure", "_frame", "drivers", "expression", "max_cost", "references")
 
     def __init__(
         self,
@@ -136,10 +138,12 @@ class Selector:
         closure: Closure,
         frame: Callable[[DeviceView], Frame] | None,
         references: References,
+        drivers: frozenset[str] | None,
         max_cost: int,
     ) -> None:
         self.expression = expression
         self.references = references
+        self.drivers = drivers
         self.max_cost = max_cost
         self._closure = closure
         self._frame = frame
@@ -211,10 +215,11 @@ def _compile(expression: str, environment: Environment) -> Selector:
         compiler = (Compiler if max_cost <= COST_LIMIT else TrackingCompiler)(expression, functions)
         closure = compiler.compile(root)
         references = find_references(root)
+        drivers = find_drivers(root)
     except RecursionError as e:
         raise CelCompileError("the expression is nested too deeply") from e
     frame = _frame_maker(compiler.slots, compiler.aliasing) if compiler.needs_frame else None
-    return Selector(expression, closure, frame, references, max_cost)
+    return Selector(expression, closure, frame, references, drivers, max_cost)
 
 
 def _frame_maker(slots: int, aliasing: bool) -> Callable[[DeviceView], Frame]:

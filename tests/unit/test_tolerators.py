@@ -1,0 +1,154 @@
+"""Which claims and templates the controller finds to tolerate its taint: those that kube-scheduler serves."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+from support.fake_cluster import FakeCluster
+from support.tolerations import TAINT, cases, claim, template
+
+from controller.handover import Tolerators
+from controller.interest import is_our_taint, protected_pools
+from dra_driver.api import codec
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    DeviceTaint,
+    ResourceSlice,
+)
+from dra_driver.kube import Informer
+from dra_driver.structured import PoolID
+
+DRIVER = "gpu.example.com"
+# Classes, and whether devices of ours may be among what they select.
+CLASSES = {
+    "ours": ('device.driver == "gpu.example.com"', True),
+    "own": ('device.attributes["gpu.example.com"].type == "gpu"', True),
+    "everything": ("", True),
+    "others": ('device.driver == "nic.example.com"', False),
+    "others-of-a-kind": (
+        'device.attributes["nic.example.com"].fast && "nic.example.com" == device.driver',
+        False,
+    ),
+    "others-two": ('device.driver in ["nic.example.com", "fpga.example.com"]', False),
+    "either": ('device.driver == "nic.example.com" || device.driver.startsWith("gpu.")', True),
+    "all-but": ('!(device.driver == "nic.example.com")', True),
+    "all-but-too": ('device.driver != "nic.example.com"', True),
+    "prefix": ('device.driver == "nic.example.com" ? false : true', True),
+    "broken": ("device.driver ==", True),
+}
+
+
+def put_classes(cluster: FakeCluster) -> None:
+    for name, (expression, _) in CLASSES.items():
+        selectors = [{"cel": {"expression": expression}}] if expression else []
+        cluster.put(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": selectors}})
+
+
+@contextlib.asynccontextmanager
+async def following(cluster: FakeCluster):
+    informers = [Informer(cluster, r) for r in (RESOURCE_CLAIMS, DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES)]
+    claims, classes, templates = informers
+    tolerators = Tolerators((DRIVER,), claims, classes, lambda: None, templates)
+    tasks = [asyncio.create_task(i.run()) for i in informers]
+    try:
+        async with asyncio.timeout(20):
+            for informer in informers:
+                await informer.synced.wait()
+            yield tolerators
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("resource", "wrap", "kind"),
+    [(RESOURCE_CLAIMS, claim, "claim"), (RESOURCE_CLAIM_TEMPLATES, template, "template")],
+)
+def test_the_verdict_is_that_of_the_allocator_for_every_toleration_and_class(resource, wrap, kind):
+    cluster = FakeCluster()
+    put_classes(cluster)
+    table = {f"c{i:05}": case for i, case in enumerate(cases("ours", "own", "others"))}
+    for name, case in table.items():
+        cluster.put(resource, wrap(name, case.spec))
+    expected = {
+        f"{kind} default/{name}"
+        for name, case in table.items()
+        if case.covers and CLASSES[case.class_name][1]
+    }
+
+    async def main():
+        async with following(cluster) as tolerators:
+            assert set(tolerators.found()) == expected
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("class_name", CLASSES)
+@pytest.mark.parametrize("key", ["", TAINT.key])
+def test_classes_count_that_may_select_our_devices_whatever_they_are_called(class_name, key):
+    cluster = FakeCluster()
+    put_classes(cluster)
+    toleration = {"operator": "Exists", **({"key": key} if key else {})}
+    asked = {"deviceClassName": class_name, "tolerations": [toleration]}
+    cluster.put(RESOURCE_CLAIMS, claim("c", {"devices": {"requests": [{"name": "r", "exactly": asked}]}}))
+
+    async def main():
+        async with following(cluster) as tolerators:
+            assert bool(tolerators.found()) is CLASSES[class_name][1]
+
+    asyncio.run(main())
+
+
+def test_a_class_that_comes_later_or_changes_is_looked_at_again():
+    cluster = FakeCluster()
+    asked = {"deviceClassName": "late", "tolerations": [{"operator": "Equal", "value": TAINT.value}]}
+    cluster.put(RESOURCE_CLAIMS, claim("c", {"devices": {"requests": [{"name": "r", "exactly": asked}]}}))
+
+    def put_class(expression: str) -> None:
+        body = {"metadata": {"name": "late"}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
+        cluster.put(DEVICE_CLASSES, body)
+
+    async def main():
+        async with following(cluster) as tolerators:
+            assert tolerators.found() == ()  # kube-scheduler can do nothing with it
+            put_class(CLASSES["own"][0])
+            while tolerators.found() != ("claim default/c",):
+                await asyncio.sleep(0)
+            put_class(CLASSES["others"][0])
+            while tolerators.found():
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+# --- the taint itself ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("effect", ["None", "NoExecute", "PreferNoSchedule"])
+def test_a_pool_is_protected_by_the_very_taint_only(effect):
+    """With effect None kube-scheduler allocates freely."""
+
+    def pools(*taints: DeviceTaint) -> frozenset[PoolID]:
+        raw = {
+            "metadata": {"name": "s"},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": "n1",
+                "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+                "devices": [
+                    {"name": "gpu-0", "taints": [msgspec.json.decode(codec.encode(t)) for t in taints]}
+                ],
+            },
+        }
+        return protected_pools([codec.convert(ResourceSlice, raw)])
+
+    other = DeviceTaint(key=TAINT.key, value=TAINT.value, effect=effect)
+    dated = DeviceTaint(
+        key=TAINT.key, value=TAINT.value, effect=TAINT.effect, time_added="2026-01-01T00:00:00Z"
+    )
+    assert pools(other) == frozenset()
+    assert pools(other, dated) == pools(TAINT) == {PoolID(DRIVER, "n1")}
+    assert not is_our_taint(other)
