@@ -24,6 +24,7 @@ from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import (
     RESOURCE_CLAIMS,
+    AllocationResult,
     DeviceClass,
     DeviceTaintRule,
     ResourceClaim,
@@ -174,6 +175,10 @@ class Allocator:
     def ledger(self) -> Ledger:
         """What is taken."""
         return self._ledger
+
+    def is_ours(self, allocation: AllocationResult) -> bool:
+        """Return whether this controller decides on all devices of an allocation."""
+        return self._decider.is_ours(allocation)
 
     def pool_changed(self, pool: PoolID) -> None:
         """A pool has become ours, is ours no longer, or is to be used in another way."""
@@ -492,10 +497,14 @@ class Allocator:
                 self._unused_later.add(key)
             return
         log.info("taking back an allocation that no pod uses", claim=str(key))
-        await self._take_back(claim)
+        await self.take_back(claim)
 
-    async def _take_back(self, claim: ResourceClaim) -> None:
-        """Deallocates; not to be taken for kube-scheduler's doing, unless it was refused."""
+    async def take_back(self, claim: ResourceClaim) -> None:
+        """Deallocate what nobody has reserved. It is not taken for kube-scheduler's doing, unless refused.
+
+        Raises:
+            ApiError: ``Conflict`` where somebody has changed the claim in the meantime.
+        """
         self._undone.add(claim.metadata.uid)
         try:
             await self._writer.deallocate(claim)
@@ -522,7 +531,7 @@ class Allocator:
                 log.info(
                     "taking back an allocation that pins the pod", pod=str(pod.key), claim=str(claim.key)
                 )
-                await self._take_back(claim)
+                await self.take_back(claim)
             self.queue.add(pod.key)
             return
         entries = pod.spec.resource_claims

@@ -15,6 +15,7 @@ from controller.admission import AdmissionServer
 from controller.allocator import CLAIM_INDEX, Allocator, claims_of
 from controller.config import ControllerConfig
 from controller.device_plugins import DevicePlugins
+from controller.doubles import HELD_INDEX, DoubleAllocations, pools_held
 from controller.freeze import FrozenPools
 from controller.groups import GROUP_INDEX, groups_of
 from controller.handover import Handover, Tolerators
@@ -52,7 +53,7 @@ from dra_driver.kube import (
 )
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import LeavingPlugins
-from dra_driver.structured import PoolPolicy
+from dra_driver.structured import PoolID, PoolPolicy
 
 __all__ = ["Controller"]
 
@@ -84,7 +85,9 @@ class Informers:
             slices=Informer(client, RESOURCE_SLICES, indices={POOL_INDEX: pool_of}),
             nodes=Informer(client, NODES),
             classes=Informer(client, DEVICE_CLASSES),
-            claims=Informer(client, RESOURCE_CLAIMS, indices={GROUP_INDEX: groups_of}),
+            claims=Informer(
+                client, RESOURCE_CLAIMS, indices={GROUP_INDEX: groups_of, HELD_INDEX: pools_held}
+            ),
             templates=Informer(client, RESOURCE_CLAIM_TEMPLATES),
             pods=Informer(client, PODS, indices={CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of}),
             taint_rules=taint_rules,
@@ -118,6 +121,7 @@ class _Parts:
     publisher: Publisher
     policies: PolicyBook
     allocator: Allocator
+    doubles: DoubleAllocations
     labeler: NodeLabeler
 
     @classmethod
@@ -130,6 +134,10 @@ class _Parts:
         informers: Informers,
         metrics: Metrics,
     ) -> _Parts:
+        def pool_changed(pool: PoolID) -> None:
+            allocator.pool_changed(pool)
+            doubles.queue.add(pool)
+
         policies = PolicyBook(
             client,
             clock,
@@ -144,16 +152,18 @@ class _Parts:
             informers.classes,
             changed=lambda: publisher.all_again(),  # noqa: PLW0108 - made below
             templates=informers.templates,
+            recorder=recorder,
         )
+        metrics.watch_tolerating_claims(tolerators.count)
         handover = Handover(
             client,
             clock,
             informers.inventories,
             tolerators,
             ledger=lambda: allocator.ledger,
-            changed=lambda pool: allocator.pool_changed(pool),  # noqa: PLW0108 - made below
+            changed=pool_changed,
         )
-        frozen = FrozenPools(lambda pool: allocator.pool_changed(pool))  # noqa: PLW0108 - made below
+        frozen = FrozenPools(pool_changed)
         publisher = Publisher(
             client,
             config,
@@ -190,7 +200,17 @@ class _Parts:
             metrics=metrics,
             released=publisher.pending_again,
         )
-        for queue in (publisher.queue, policies.queue, allocator.queue, allocator.unused):
+        doubles = DoubleAllocations(
+            config.drivers,
+            allocator.ledger,
+            recorder,
+            claims=informers.claims,
+            slices_of=lambda pool: informers.slices.by_index(POOL_INDEX, pool),
+            is_ours=allocator.is_ours,
+            take_back=allocator.take_back,
+        )
+        metrics.watch_double_allocations(doubles.count)
+        for queue in (publisher.queue, policies.queue, allocator.queue, allocator.unused, doubles.queue):
             metrics.watch_queue(queue.name, queue.__len__)
         labeler = NodeLabeler(
             client,
@@ -201,7 +221,7 @@ class _Parts:
             nodes=informers.nodes,
         )
         metrics.watch_queue(labeler.queue.name, labeler.queue.__len__)
-        return cls(publisher, policies, allocator, labeler)
+        return cls(publisher, policies, allocator, doubles, labeler)
 
     def close(self) -> None:
         """Cancels timers."""
@@ -209,6 +229,7 @@ class _Parts:
         self.policies.queue.close()
         self.labeler.queue.close()
         self.allocator.close()
+        self.doubles.queue.close()
 
 
 class Controller:
@@ -308,6 +329,7 @@ class Controller:
                 group.create_task(parts.policies.run())
                 group.create_task(parts.labeler.run())
                 group.create_task(parts.allocator.run())
+                group.create_task(parts.doubles.queue.process(parts.doubles.reconcile))
                 if self._config.web_port is not None:
                     self._feed = _feed(self._config, informers, parts.allocator)
                 self.ready.set()

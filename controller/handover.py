@@ -26,6 +26,7 @@ from dra_driver import cel
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName
 from dra_driver.api.resource import (
+    RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     DeviceClass,
     DeviceToleration,
@@ -34,7 +35,7 @@ from dra_driver.api.resource import (
     ResourceClaimTemplate,
     ResourceSlice,
 )
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import EventRecorder, Handler, Informer
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceslice import PoolAllocator, controller_taint
 from dra_driver.structured import PoolID, tolerates
@@ -52,6 +53,7 @@ _POLL_SECONDS: Final = 0.5
 # Claims and templates that a refusal names.
 _NAMED: Final = 5
 _TAINT: Final = controller_taint()
+_TOLERATES: Final = "ToleratesControllerTaint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +255,24 @@ class Tolerators:
         classes: Informer[DeviceClass],
         changed: Callable[[], None],
         templates: Informer[ResourceClaimTemplate] | None = None,
+        recorder: EventRecorder | None = None,
     ) -> None:
+        """Follow the informers.
+
+        Args:
+            drivers: ours.
+            claims: all namespaces.
+            classes: all.
+            changed: called when another refusal is due.
+            templates: all namespaces.
+            recorder: for Events on those that are found; if None, there are none.
+        """
         self._drivers = frozenset(drivers)
+        self._recorder = recorder
         self._classes = classes
         self._changed = changed
         # "claim" or "template", and which one.
-        self._suspects: dict[tuple[str, ObjectKey], ResourceClaimSpec] = {}
+        self._suspects: dict[tuple[str, ObjectKey], ResourceClaim | ResourceClaimTemplate] = {}
         # Those of them that do tolerate our taint, by the classes as they are.
         self._tolerating: set[tuple[str, ObjectKey]] = set()
         classes.add_handler(
@@ -271,14 +285,14 @@ class Tolerators:
         # Specs are immutable, of claims and of templates.
         claims.add_handler(
             Handler(
-                added=lambda c: self._seen("claim", c.key, c.spec),
+                added=lambda c: self._seen("claim", c),
                 deleted=lambda c: self._gone("claim", c.key),
             )
         )
         if templates is not None:
             templates.add_handler(
                 Handler(
-                    added=lambda t: self._seen("template", t.key, t.spec.spec),
+                    added=lambda t: self._seen("template", t),
                     deleted=lambda t: self._gone("template", t.key),
                 )
             )
@@ -287,14 +301,32 @@ class Tolerators:
         """Those that are there now, in order: ``claim ns/a``, ``template ns/b``."""
         return tuple(f"{kind} {key}" for kind, key in sorted(self._tolerating))
 
-    def _seen(self, kind: str, key: ObjectKey, spec: ResourceClaimSpec) -> None:
+    def count(self) -> int:
+        """Return how many there are."""
+        return len(self._tolerating)
+
+    def _seen(self, kind: str, object_: ResourceClaim | ResourceClaimTemplate) -> None:
+        spec, key = _spec(object_), object_.key
         if any(tolerates(tolerations, _TAINT) for _, tolerations in _requests(spec)):
-            self._suspects[kind, key] = spec
+            self._suspects[kind, key] = object_
             # Every pool is looked at after a change: not for claims of other drivers, nor for each of many.
             if self._tolerates(spec):
                 self._tolerating.add((kind, key))
+                self._tell(object_)
                 if len(self._tolerating) == 1:
                     self._changed()
+
+    def _tell(self, object_: ResourceClaim | ResourceClaimTemplate) -> None:
+        text = (
+            f"a request tolerates the device taint {_TAINT.key}, so that kube-scheduler could allocate a "
+            "device that the controller allocates as well; give the toleration the key of another taint"
+        )
+        if self._recorder is None:
+            return
+        if isinstance(object_, ResourceClaim):
+            self._recorder.event(RESOURCE_CLAIMS, object_, "Warning", _TOLERATES, text)
+        else:
+            self._recorder.event(RESOURCE_CLAIM_TEMPLATES, object_, "Warning", _TOLERATES, text)
 
     def _gone(self, kind: str, key: ObjectKey) -> None:
         self._suspects.pop((kind, key), None)
@@ -305,7 +337,9 @@ class Tolerators:
                 self._changed()
 
     def _classes_changed(self) -> None:
-        now = {which for which, spec in self._suspects.items() if self._tolerates(spec)}
+        now = {which for which, object_ in self._suspects.items() if self._tolerates(_spec(object_))}
+        for which in sorted(now - self._tolerating):
+            self._tell(self._suspects[which])
         if now != self._tolerating:
             self._tolerating = now
             self._changed()
@@ -325,6 +359,10 @@ class Tolerators:
             if s.cel is not None
             for drivers in (_drivers_of(s.cel.expression),)
         )
+
+
+def _spec(object_: ResourceClaim | ResourceClaimTemplate) -> ResourceClaimSpec:
+    return object_.spec if isinstance(object_, ResourceClaim) else object_.spec.spec
 
 
 def _requests(spec: ResourceClaimSpec) -> Iterable[tuple[str, tuple[DeviceToleration, ...]]]:

@@ -80,6 +80,16 @@ class Metrics:
             "When the webhook's serving certificate ends; 0: none is served.",
             registry=self.registry,
         )
+        self._doubles = Gauge(
+            f"{prefix}_double_allocations",
+            "Devices of the controller's pools that several claims hold although one can have them.",
+            registry=self.registry,
+        )
+        self._tolerating = Gauge(
+            f"{prefix}_tolerating_claims",
+            "Claims and templates for which kube-scheduler could allocate the controller's devices.",
+            registry=self.registry,
+        )
         self._depth = Gauge(
             f"{prefix}_queue_depth", "Keys that wait for a worker.", ["queue"], registry=self.registry
         )
@@ -96,6 +106,14 @@ class Metrics:
     def watch_leader(self, leads: Callable[[], bool]) -> None:
         """Reads whether this process works whenever metrics are read."""
         self._leader.set_function(lambda: float(leads()))
+
+    def watch_double_allocations(self, count: Callable[[], float]) -> None:
+        """Read how many devices have several holders whenever metrics are read."""
+        self._doubles.set_function(count)
+
+    def watch_tolerating_claims(self, count: Callable[[], float]) -> None:
+        """Read how many claims and templates tolerate our taint whenever metrics are read."""
+        self._tolerating.set_function(count)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""

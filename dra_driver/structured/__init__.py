@@ -12,6 +12,7 @@ from __future__ import annotations
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.budget import Budget
 from dra_driver.structured.cluster import Cluster, Holdings
+from dra_driver.structured.contested import contested
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
 from dra_driver.structured.persistent import PersistentMap
 from dra_driver.structured.snapshot import Snapshot
@@ -66,6 +67,7 @@ __all__ = [
     "allocate",
     "allocate_group",
     "concerns",
+    "contested",
     "tolerates",
     "with_rules",
 ]

@@ -1,0 +1,157 @@
+"""Devices of our pools that two allocators gave away, and what is done about it.
+
+kube-scheduler keeps off our devices unless a claim tolerates their taint. Admission refuses such claims, but
+one may be older than the policy, or there is no policy. Then kube-scheduler can allocate a device while the
+controller does: neither sees the other's allocation in time, and the API server accepts both. Then:
+
+* An allocation that nobody has reserved is tentative: its pod is not bound yet. It is taken back under its
+  resourceVersion, so that a reservation that comes in between wins, and decided anew.
+* Where all of them are reserved, the node's agent prepares the device for the first and refuses the others.
+  Nothing is taken from anybody here; the claims get an Event each, and a metric counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from controller.ledger import Ledger
+from dra_driver.api.meta import DriverName, ObjectKey
+from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim, ResourceSlice
+from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
+from dra_driver.structured import PoolID, contested
+
+__all__ = ["HELD_INDEX", "DoubleAllocations", "pools_held"]
+
+log = structlog.get_logger(__name__)
+
+HELD_INDEX: Final = "pools held"
+
+
+def pools_held(claim: ResourceClaim) -> Iterable[Hashable]:
+    """Index function of the claim informer: the pools that the claim holds devices of."""
+    return _pools(claim)
+
+
+def _pools(claim: ResourceClaim) -> set[PoolID]:
+    allocation = claim.status.allocation
+    return set() if allocation is None else {PoolID(r.driver, r.pool) for r in allocation.devices.results}
+
+
+class DoubleAllocations:
+    """Looks at a pool whenever an allocation or a reservation there has changed.
+
+    Attributes:
+        queue: pools to be looked at.
+    """
+
+    def __init__(
+        self,
+        drivers: Collection[DriverName],
+        ledger: Ledger,
+        recorder: EventRecorder,
+        *,
+        claims: Informer[ResourceClaim],
+        slices_of: Callable[[PoolID], Iterable[ResourceSlice]],
+        is_ours: Callable[[AllocationResult], bool],
+        take_back: Callable[[ResourceClaim], Awaitable[None]],
+    ) -> None:
+        """Connect the parts.
+
+        Args:
+            drivers: whose pools are looked at.
+            ledger: the newest version of each claim.
+            recorder: for Events.
+            claims: with the index ``HELD_INDEX``.
+            slices_of: the slices of a pool.
+            is_ours: whether this controller decides on all devices of an allocation.
+            take_back: deallocates; raises ``Conflict`` where somebody has changed the claim.
+        """
+        self._drivers = frozenset(drivers)
+        self._ledger = ledger
+        self._recorder = recorder
+        self._claims = claims
+        self._slices_of = slices_of
+        self._is_ours = is_ours
+        self._take_back = take_back
+        self._found: dict[PoolID, int] = {}
+        self.queue: WorkQueue[PoolID] = WorkQueue("double allocations", max_delay=30.0)
+        claims.add_handler(
+            Handler(added=self._seen, updated=self._updated, deleted=self._seen),
+        )
+
+    def count(self) -> int:
+        """Return how many devices and counter sets have several holders now."""
+        return sum(self._found.values())
+
+    def _seen(self, claim: ResourceClaim) -> None:
+        for pool in _pools(claim):
+            if pool.driver in self._drivers:
+                self.queue.add(pool)
+
+    def _updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
+        before, now = old.status, claim.status
+        if (before.allocation, before.reserved_for) != (now.allocation, now.reserved_for):
+            self._seen(old)
+            self._seen(claim)
+
+    async def reconcile(self, pool: PoolID) -> None:
+        """Look for double allocations in one pool, take back what is tentative and report the rest.
+
+        Raises:
+            ApiError: an allocation cannot be taken back now.
+        """
+        holders = self._holders(pool)
+        allocations = {k: c.status.allocation for k, c in holders.items() if c.status.allocation is not None}
+        found = contested(pool, self._slices_of(pool), allocations) if len(allocations) > 1 else {}
+        found = {
+            what: keys for what, keys in found.items() if any(self._is_ours(allocations[k]) for k in keys)
+        }
+        self._found.pop(pool, None)
+        if found:
+            self._found[pool] = len(found)
+        losers: dict[ObjectKey, str] = {}
+        for what, keys in sorted(found.items()):
+            for key in self._tentative({k: holders[k] for k in keys if k not in losers}):
+                losers[key] = _told(what, pool, keys - {key}) + "this allocation is taken back"
+            left = keys - losers.keys()
+            for key in left if len(left) > 1 else ():
+                text = _told(what, pool, left - {key}) + "the node lets only the first of them start"
+                self._recorder.event(RESOURCE_CLAIMS, holders[key], "Warning", "DoubleAllocation", text)
+        for key, text in losers.items():
+            log.warning("taking back a double allocation", claim=str(key), pool=str(pool), reason=text)
+            await self._take_back(holders[key])
+            self._recorder.event(RESOURCE_CLAIMS, holders[key], "Warning", "DoubleAllocation", text)
+
+    def _holders(self, pool: PoolID) -> dict[ObjectKey, ResourceClaim]:
+        newest = (self._ledger.get(c.key) for c in self._claims.by_index(HELD_INDEX, pool))
+        return {c.key: c for c in newest if c is not None and c.status.allocation is not None}
+
+    def _tentative(self, holders: Mapping[ObjectKey, ResourceClaim]) -> list[ObjectKey]:
+        """Return those of the holders that give way: all that nobody has reserved, but one holder stays."""
+        free = [
+            claim
+            for claim in holders.values()
+            if not claim.status.reserved_for
+            and not claim.metadata.deletion_timestamp
+            and claim.status.allocation is not None
+            and self._is_ours(claim.status.allocation)
+        ]
+        if len(free) == len(holders):
+            free.sort(key=_age)
+            del free[:1]
+        return [claim.key for claim in free]
+
+
+def _age(claim: ResourceClaim) -> tuple[str, ObjectKey]:
+    allocation = claim.status.allocation
+    return (allocation.allocation_timestamp or "" if allocation is not None else "", claim.key)
+
+
+def _told(what: str, pool: PoolID, others: Collection[ObjectKey]) -> str:
+    names = sorted(map(str, others))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    several = "s" * (len(names) > 1)
+    return f"{what} of pool {pool} is also allocated to claim{several} {', '.join(names[:3])}{more}; "

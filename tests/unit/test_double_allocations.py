@@ -1,0 +1,251 @@
+"""Two allocators gave one device away: kube-scheduler, for a claim that tolerates our taint, and we."""
+
+import asyncio
+import contextlib
+
+import pytest
+from support.fake_cluster import FakeCluster
+from test_controller_allocation import NS, OURS, claim, cluster_of, pod, pool, request, run
+
+from controller.app import Controller
+from controller.config import ControllerConfig
+from dra_driver.api import codec
+from dra_driver.api.core import EVENTS
+from dra_driver.api.resource import (
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    AllocationResult,
+    ResourceSlice,
+)
+from dra_driver.structured import contested
+
+EVERYTHING = [{"operator": "Exists"}]
+
+
+def sly(cluster: FakeCluster, name: str = "sly") -> None:
+    """A claim that tolerates our taint."""
+    asked = request()
+    asked["exactly"]["tolerations"] = EVERYTHING
+    claim(cluster, name, asked)
+
+
+def status(
+    name: str, device: str, *, reserved: bool = True, time: str = "2026-01-01T00:00:00Z", **more
+) -> dict:
+    result = {"request": "gpu", "driver": OURS, "pool": "n1", "device": device, **more}
+    field = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    return {
+        "allocation": {
+            "devices": {"results": [result]},
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
+            "allocationTimestamp": time,
+        },
+        **({"reservedFor": [{"resource": "pods", "name": name, "uid": f"uid-{name}"}]} if reserved else {}),
+    }
+
+
+def by_scheduler(cluster: FakeCluster, name: str, device: str, **more) -> None:
+    """As kube-scheduler allocates: with a reservation, in one write."""
+    cluster.edit(RESOURCE_CLAIMS, name, {"status": status(name, device, **more)}, NS)
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(8):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def reserve(cluster: FakeCluster, name: str) -> None:
+    reference = {"resource": "pods", "name": name, "uid": f"uid-{name}"}
+    cluster.edit(RESOURCE_CLAIMS, name, {"status": {"reservedFor": [reference]}}, NS)
+
+
+# --- what the controller does -------------------------------------------------------------------------------
+
+
+def test_what_is_not_reserved_yet_is_taken_back_and_allocated_elsewhere():
+    cluster = cluster_of(n1=(40, 40))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    sly(cluster)
+
+    async def scenario(h):
+        assert h.devices("c") == [("n1", "gpu-0")]
+        by_scheduler(cluster, "sly", "gpu-0")
+        await until(lambda: h.devices("c") == [("n1", "gpu-1")])
+        assert h.devices("sly") == [("n1", "gpu-0")]
+        (told,) = set(h.events("DoubleAllocation"))
+        assert told == (
+            "device gpu-0 of pool gpu.example.com/n1 is also allocated to claim default/sly; "
+            "this allocation is taken back"
+        )
+
+    run(cluster, scenario)
+
+
+def test_what_both_have_reserved_is_told_and_left_to_the_node():
+    cluster = cluster_of(n1=(40, 40))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    sly(cluster)
+
+    async def main():
+        config = ControllerConfig(drivers=(OURS,), leader_elect=False)
+        controller = Controller(cluster, config)
+        task = asyncio.create_task(controller.run())
+        contested_now = lambda: controller.metrics.registry.get_sample_value(  # noqa: E731
+            "dra_driver_controller_double_allocations"
+        )
+        try:
+            held = lambda name: cluster.obj(RESOURCE_CLAIMS, name, NS).status.allocation  # noqa: E731
+            await until(lambda: held("c"))
+            assert contested_now() == 0
+            reserve(cluster, "c")
+            by_scheduler(cluster, "sly", "gpu-0")
+            await until(lambda: contested_now() == 1)
+            await asyncio.sleep(0.3)
+            writes = [w for w in cluster.writes if w[1] == "ResourceClaim" and w[3] == "status"]
+            assert len(writes) == 1  # the allocation
+            told = {(e.involved_object.name, e.message) for e in cluster.all(EVENTS)}
+            assert {n for n, m in told if "is also allocated" in m and "the node" in m} == {"c", "sly"}
+            cluster.remove(RESOURCE_CLAIMS, "sly", NS)
+            await until(lambda: contested_now() == 0)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+
+
+def test_a_reservation_that_comes_in_between_wins():
+    cluster = cluster_of(n1=(40, 40))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    sly(cluster)
+
+    def reserved_first(verb, kind, name, subresource):
+        current = cluster.raw(RESOURCE_CLAIMS, "c", NS)["status"]
+        if (kind, name, subresource) == ("ResourceClaim", "c", "status") and current.get("allocation"):
+            cluster.before = lambda *_: None
+            reserve(cluster, "c")
+
+    async def scenario(h):
+        assert h.devices("c") == [("n1", "gpu-0")]
+        cluster.before = reserved_first
+        by_scheduler(cluster, "sly", "gpu-0")
+        await until(lambda: any("the node" in m for m in h.events("DoubleAllocation")))
+        assert h.devices("c") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_of_two_that_nobody_has_reserved_the_older_one_stays():
+    """A leader that was paused for long, for example."""
+    cluster = cluster_of(n1=(40, 40))
+    for name, second in (("a", 2), ("b", 1)):
+        claim(cluster, name)
+        pod(cluster, name, name, gated=False)
+        time = f"2026-01-01T00:00:0{second}Z"
+        cluster.edit(RESOURCE_CLAIMS, name, {"status": status(name, "gpu-0", reserved=False, time=time)}, NS)
+
+    async def scenario(h):
+        await until(lambda: h.devices("a") == [("n1", "gpu-1")])
+        assert h.devices("b") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_pools_of_the_scheduler_are_none_of_its_business():
+    cluster = cluster_of(n1=(40, 40))
+    pool(cluster, "n1", 40, 40, protected=False)
+    for name in ("a", "b"):
+        claim(cluster, name)
+        cluster.edit(RESOURCE_CLAIMS, name, {"status": status(name, "gpu-0", reserved=name == "a")}, NS)
+        pod(cluster, name, name, gated=False)
+
+    async def scenario(h):
+        await asyncio.sleep(0.3)
+        assert h.devices("a") == h.devices("b") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_claim_or_template_that_tolerates_the_taint_is_told():
+    cluster = cluster_of(n1=(40,))
+    sly(cluster)
+    asked = {"name": "r", "exactly": {"deviceClassName": "gpu", "tolerations": EVERYTHING}}
+    template = {
+        "metadata": {"name": "t", "namespace": NS},
+        "spec": {"spec": {"devices": {"requests": [asked]}}},
+    }
+
+    async def scenario(h):
+        cluster.put(RESOURCE_CLAIM_TEMPLATES, template)
+        await until(lambda: len(h.events("ToleratesControllerTaint")) == 2)
+        assert all("dra-driver.dev/controller" in m for m in h.events("ToleratesControllerTaint"))
+
+    run(cluster, scenario)
+
+
+# --- what is contested --------------------------------------------------------------------------------------
+
+
+def gpu_slice(*, generation: int = 1, counters: int = 0) -> ResourceSlice:
+    """gpu-0 and gpu-1; with counters also halves of gpu-0."""
+    devices: list[dict] = [{"name": "gpu-0"}, {"name": "gpu-1"}]
+    spec: dict = {
+        "driver": OURS,
+        "nodeName": "n1",
+        "pool": {"name": "n1", "generation": generation, "resourceSliceCount": 1},
+        "devices": devices,
+    }
+    if counters:
+
+        def takes(amount: int) -> list:
+            return [{"counterSet": "gpu-0", "counters": {"slices": {"value": str(amount)}}}]
+
+        devices[0]["consumesCounters"] = takes(counters)
+        devices += [{"name": f"half-{i}", "consumesCounters": takes(counters // 2)} for i in range(2)]
+        spec["sharedCounters"] = [{"name": "gpu-0", "counters": {"slices": {"value": str(counters)}}}]
+    return codec.convert(ResourceSlice, {"metadata": {"name": "s"}, "spec": spec})
+
+
+def held(*devices: str, **more) -> AllocationResult:
+    results = [{"request": "r", "driver": OURS, "pool": "n1", "device": d, **more} for d in devices]
+    return codec.convert(AllocationResult, {"devices": {"results": results}})
+
+
+@pytest.mark.parametrize(
+    ("counters", "holders", "expected"),
+    [
+        (0, {}, {}),
+        (0, {"a": held("gpu-0"), "b": held("gpu-1")}, {}),
+        (0, {"a": held("gpu-0"), "b": held("gpu-0", "gpu-1")}, {"device gpu-0": {"a", "b"}}),
+        (0, {"a": held("gpu-0"), "b": held("gpu-0", adminAccess=True)}, {}),
+        (0, {"a": held("gpu-0", shareID="1"), "b": held("gpu-0", shareID="2")}, {}),
+        (0, {"a": held("gpu-0", shareID="1"), "b": held("gpu-0")}, {"device gpu-0": {"a", "b"}}),
+        (0, {"a": held("gpu-0"), "b": held("gpu-0", pool="n2")}, {}),
+        (0, {"a": held("gone"), "b": held("gone")}, {"device gone": {"a", "b"}}),
+        (8, {"a": held("half-0"), "b": held("half-1"), "c": held("gpu-1")}, {}),
+        (8, {"a": held("half-0"), "b": held("gpu-0")}, {"counters gpu-0": {"a", "b"}}),
+        (8, {"a": held("half-0", shareID="1"), "b": held("half-0", shareID="2"), "c": held("half-1")}, {}),
+        (8, {"a": held("half-0"), "b": held("gpu-0", adminAccess=True)}, {}),
+        (
+            8,
+            {"a": held("half-0"), "b": held("half-0"), "c": held("half-1")},
+            {"device half-0": {"a", "b"}},
+        ),
+    ],
+)
+def test_what_several_claims_hold_that_one_can_have(counters, holders, expected):
+    assert contested((OURS, "n1"), [gpu_slice(counters=counters)], holders) == expected
+    assert (
+        contested((OURS, "n1"), [gpu_slice(counters=counters)], dict(reversed(holders.items()))) == expected
+    )
+
+
+def test_counters_are_those_of_the_newest_generation():
+    holders = {"a": held("half-0"), "b": held("gpu-0")}
+    slices = [gpu_slice(counters=8), gpu_slice(generation=2)]
+    assert contested((OURS, "n1"), slices, holders) == {}
