@@ -21,6 +21,8 @@ _PATTERN = re.compile(
     re.ASCII,
 )
 _MAX = 2**64 - 1
+# Attributes of devices are no longer; what is longer comes from an expression, of which there is no end.
+_LONGEST_KEPT = 64
 
 
 @total_ordering
@@ -62,7 +64,7 @@ class Version:
         Raises:
             InvalidVersion: the text is no semantic version.
         """
-        return _parse(text)
+        return _parse(text) if len(text) <= _LONGEST_KEPT else _read(text)
 
     def __eq__(self, other: object) -> bool:
         return self._key == other._key if isinstance(other, Version) else NotImplemented
@@ -88,6 +90,10 @@ class Version:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Version:
+    return _read(text)
+
+
+def _read(text: str) -> Version:
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise InvalidVersion(

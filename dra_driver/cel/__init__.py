@@ -1,6 +1,7 @@
 """CEL device selectors, in the environment of Kubernetes 1.36.
 
 ``compile_selector`` compiles an expression once; ``Selector.matches`` evaluates it on a ``DeviceView``;
+``Selector.evaluate`` also says what the evaluation cost, within the limits of one (``_meter``);
 ``Selector.projection_key`` tells which devices are the same to it.
 
 Pure: no I/O, no clock. Parser, checker and evaluator are our own, so that the outcome is that of ``cel-go``,
@@ -14,11 +15,13 @@ from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError
 from dra_driver.cel.selector import (
     COST_LIMIT,
     MAX_EXPRESSION_LENGTH,
+    MAX_STORED_LENGTH,
     NEW,
     STORED,
     DeviceView,
     Environment,
     Finding,
+    Outcome,
     Selector,
     compile_selector,
     validate_selector,
@@ -27,6 +30,7 @@ from dra_driver.cel.selector import (
 __all__ = [
     "COST_LIMIT",
     "MAX_EXPRESSION_LENGTH",
+    "MAX_STORED_LENGTH",
     "NEW",
     "STORED",
     "CelCompileError",
@@ -35,6 +39,7 @@ __all__ = [
     "DeviceView",
     "Environment",
     "Finding",
+    "Outcome",
     "References",
     "Selector",
     "compile_selector",

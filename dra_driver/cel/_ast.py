@@ -14,6 +14,7 @@ __all__ = [
     "MapExpr",
     "Select",
     "StructExpr",
+    "children",
 ]
 
 
@@ -161,3 +162,22 @@ class Comprehension(Expr):
         self.step = step
         self.result = result
         self.is_bind = is_bind
+
+
+def children(e: Expr) -> list[Expr]:
+    """The nodes below a node."""
+    match e:
+        case Select():
+            return [] if e.as_ident else [e.operand]
+        case Call():
+            return e.args if e.target is None else [e.target, *e.args]
+        case ListExpr():
+            return e.elements
+        case MapExpr():
+            return [x for entry in e.entries for x in entry]
+        case StructExpr():
+            return [value for _, value in e.fields]
+        case Comprehension():
+            return [e.iter_range, e.accu_init, e.condition, e.step, e.result]
+        case _:
+            return []

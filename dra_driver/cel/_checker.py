@@ -18,6 +18,7 @@ from dra_driver.cel._ast import (
     MapExpr,
     Select,
     StructExpr,
+    children,
 )
 from dra_driver.cel._declarations import Overload
 from dra_driver.cel._types import BOOL, DYN, INT, NULL, STRING, Type, list_of, map_of, optional_of
@@ -319,25 +320,6 @@ class _Checker:
             e = todo.pop()
             e.type = self.types.resolve(e.type, finish=True)
             todo += children(e)
-
-
-def children(e: Expr) -> list[Expr]:
-    """The nodes below a node."""
-    match e:
-        case Select():
-            return [] if e.as_ident else [e.operand]
-        case Call():
-            return e.args if e.target is None else [e.target, *e.args]
-        case ListExpr():
-            return e.elements
-        case MapExpr():
-            return [x for entry in e.entries for x in entry]
-        case StructExpr():
-            return [value for _, value in e.fields]
-        case Comprehension():
-            return [e.iter_range, e.accu_init, e.condition, e.step, e.result]
-        case _:
-            return []
 
 
 def _wrapper(name: str) -> Type:

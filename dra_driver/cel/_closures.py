@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
 from dra_driver.cel import _lists, _regex
+from dra_driver.cel._meter import Meter
 from dra_driver.cel._values import (
     NONE,
     DomainMap,
@@ -17,6 +18,7 @@ from dra_driver.cel._values import (
     key_of,
     map_get,
     plain_key,
+    shown,
 )
 from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_key, no_such_overload
 
@@ -31,6 +33,7 @@ __all__ = [
     "attempt",
     "attribute",
     "bind",
+    "chosen",
     "constant",
     "device_field",
     "dispatcher",
@@ -60,26 +63,18 @@ __all__ = [
 Closure = Callable[[Value], Value]
 
 
-class Frame:
+class Frame(Meter):
     """A device with local variables. Has the attributes of a ``DeviceView`` that closures read."""
 
-    __slots__ = (
-        "aliases",
-        "allow_multiple_allocations",
-        "attributes",
-        "capacity",
-        "cost",
-        "driver",
-        "locals",
-    )
+    __slots__ = ("aliases", "allow_multiple_allocations", "attributes", "capacity", "driver", "locals")
 
     def __init__(self, device: Value, count: int) -> None:
+        super().__init__()
         self.driver = device.driver
         self.attributes = device.attributes
         self.capacity = device.capacity
         self.allow_multiple_allocations = device.allow_multiple_allocations
         self.locals: list[Value] = [None] * count
-        self.cost = 0
         self.aliases: dict[int, list[Quantity]] = {}
 
 
@@ -243,7 +238,7 @@ def index(container: Value, key: Value) -> Value:
 def list_index(key: Value) -> int:
     if type(key) is int or type(key) is UInt or (type(key) is float and key.is_integer()):
         return int(key)
-    raise CelRuntimeError(f"unsupported index type in list: {key!r}")
+    raise CelRuntimeError(f"unsupported index type in list: {shown(key)}")
 
 
 def optional_index(container: Value, key: Value) -> Optional:
@@ -276,15 +271,15 @@ def applied(function: Callable[..., Value], args: list[Closure]) -> Closure:
             return lambda f: function(*[a(f) for a in args])
 
 
-def matching(text: Closure, pattern: str) -> Closure:
+def matching(text: Closure, pattern: _regex.Pattern) -> Closure:
     """``text.matches(pattern)`` with a constant pattern."""
-    search = _regex.compile_pattern(pattern).search
+    found = pattern.matches
 
     def match(f: Value) -> bool:
         value = text(f)
         if type(value) is not str:
             raise no_such_overload()
-        return search(value) is not None
+        return found(value)
 
     return match
 
@@ -296,19 +291,20 @@ def undefined(*args: Value) -> Value:
 Candidates = list[tuple[tuple[Callable[[Value], bool] | None, ...], Callable[..., Value]]]
 
 
+def chosen(candidates: Candidates, args: Sequence[Value]) -> Callable[..., Value]:
+    """The first candidate whose types are those of the arguments."""
+    for tests, function in candidates:
+        for arg, allows in zip(args, tests, strict=True):
+            if allows is not None and not allows(arg):
+                break
+        else:
+            return function
+    raise no_such_overload()
+
+
 def dispatcher(candidates: Candidates) -> Callable[..., Value]:
     """Calls the first candidate whose types are those of the arguments."""
-
-    def dispatch(*args: Value) -> Value:
-        for tests, function in candidates:
-            for arg, allows in zip(args, tests, strict=True):
-                if allows is not None and not allows(arg):
-                    break
-            else:
-                return function(*args)
-        raise no_such_overload()
-
-    return dispatch
+    return lambda *args: chosen(candidates, args)(*args)
 
 
 def two_terms(a: Closure, b: Closure, decisive: bool) -> Closure:
@@ -389,16 +385,24 @@ ORDERINGS: dict[str, Callable[[Closure, Closure], Closure]] = {
 
 
 def in_constants(value: Closure, items: list[Value]) -> Closure:
-    texts = frozenset(i for i in items if type(i) is str)
-    others = tuple(i for i in items if type(i) is not str)
+    plain = frozenset((type(i), i) for i in items if type(i) in (str, bool, bytes))
+    # Numbers are equal across types only where they are equal as doubles; to look at all takes too long.
+    numbers: dict[float, list[Value]] = {}
+    for i in items:
+        if type(i) in (int, UInt, float):
+            numbers.setdefault(float(i), []).append(i)
 
     def member(f: Value) -> Value:
         found = value(f)
-        if type(found) is str:
-            return found in texts
-        if type(found) is Version and items:
+        kind = type(found)
+        if kind is str or kind is bool or kind is bytes:
+            return (kind, found) in plain
+        if kind is int or kind is float or kind is UInt:
+            return _lists.contains(numbers.get(float(found), ()), found)
+        if kind is Version and items:
             raise CelPanic("a version cannot be looked up in a list of constants; use semver(…) == …")
-        return bool(others) and _lists.contains(others, found)
+        # What is left equals none of the constants, or the comparison fails.
+        return False
 
     return member
 
@@ -407,7 +411,7 @@ def in_container(value: Closure, container: Closure) -> Closure:
     return lambda f: is_member(value(f), container(f))
 
 
-def is_member(item: Value, container: Value) -> bool:
+def is_member(item: Value, container: Value, meter: Meter | None = None) -> bool:
     """``item in container``.
 
     Raises:
@@ -415,7 +419,7 @@ def is_member(item: Value, container: Value) -> bool:
     """
     kind = type(container)
     if kind is list or kind is tuple:
-        return _lists.contains(container, item)
+        return _lists.contains(container, item, meter)
     if kind is dict:
         return map_get(container, item)[0]
     if kind is DomainMap:
@@ -423,12 +427,14 @@ def is_member(item: Value, container: Value) -> bool:
     raise no_such_overload()
 
 
-def quantifier(items: Items, test: Closure, decisive: bool) -> Closure:
+def quantifier(items: Items, test: Closure, decisive: bool, stop: int) -> Closure:
+    """The fold ``all`` or ``exists``; ``stop``: cost of the end in front of another element."""
     other = not decisive
 
     def quantified(f: Value) -> Value:
         error: CelRuntimeError | None = None
-        for _ in items.bind(f):
+        rest = iter(items.bind(f))
+        for _ in rest:
             try:
                 value = test(f)
             except CelPanic:
@@ -437,6 +443,8 @@ def quantifier(items: Items, test: Closure, decisive: bool) -> Closure:
                 error = error or e
                 continue
             if value is decisive:
+                if stop and next(rest, UNFOLDED) is not UNFOLDED:
+                    f.charge(stop)
                 return decisive
             if value is not other:
                 error = error or no_such_overload()
@@ -474,7 +482,7 @@ def map_collector(items: Items, test: Closure | None, parts: list[Closure]) -> C
                     raise no_such_overload()
             for key, value in new.items():
                 if key in found:
-                    raise CelRuntimeError(f"insert failed: key {plain_key(key)} already exists")
+                    raise CelRuntimeError(f"insert failed: key {shown(plain_key(key))} already exists")
                 found[key] = value
         return found
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dra_driver.cel import _aliasing
 from dra_driver.cel import _closures as closures
+from dra_driver.cel import _regex
 from dra_driver.cel._ast import (
     Call,
     Comprehension,
@@ -26,6 +26,7 @@ from dra_driver.cel._closures import Closure
 from dra_driver.cel._declarations import Overload
 from dra_driver.cel._implementations import IMPLEMENTATIONS, loosely_typed, type_test
 from dra_driver.cel._macros import ACCUMULATOR
+from dra_driver.cel._validators import MAX_PATTERNS
 from dra_driver.cel._values import (
     Optional,
     TypeValue,
@@ -34,10 +35,11 @@ from dra_driver.cel._values import (
     equal,
     key_of,
     not_equal,
+    shown,
 )
 from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError, no_such_overload
 
-__all__ = ["Compiler"]
+__all__ = ["CONSTRUCTORS", "Compiler"]
 
 
 _DEVICE_FIELDS = {
@@ -48,7 +50,7 @@ _DEVICE_FIELDS = {
 }
 _CONVERSIONS = frozenset({"bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"})
 # Made once of constants; decimals are left out, because sums write into them (see _aliasing).
-_CONSTRUCTORS = frozenset({"quantity", "semver"})
+CONSTRUCTORS = frozenset({"quantity", "semver"})
 _EQUAL_TYPES = frozenset({"string", "int", "uint", "bool", "double", "bytes"})
 _PRIMITIVES = frozenset({str, bytes, bool, int, UInt, float})
 
@@ -59,6 +61,7 @@ class Compiler:
     Attributes:
         slots: how many local variables a frame needs.
         aliasing: whether sums of quantities occur (see ``_aliasing``).
+        patterns: the regular expressions that are constants.
     """
 
     def __init__(self, expression: str, functions: Mapping[str, tuple[Overload, ...]]) -> None:
@@ -67,11 +70,27 @@ class Compiler:
         self.scope: dict[str, int] = {}
         self.slots = 0
         self.aliasing = False
+        self.patterns: dict[str, _regex.Pattern] = {}
+
+    counts = False
+    """Whether evaluations count what they cost."""
 
     @property
     def needs_frame(self) -> bool:
         """Whether closures need a ``Frame``; else the device itself will do."""
-        return self.slots > 0 or self.aliasing
+        return self.slots > 0
+
+    def branch(self, e: Expr, steps: int = 0) -> Closure:
+        """The closure of a node that is evaluated sometimes, or several times.
+
+        Args:
+            e: the node.
+            steps: cost of what goes with it each time without being compiled.
+        """
+        return self.compile(e)
+
+    def note(self, cost: int) -> None:
+        """Note the cost of a node that is always evaluated and is not compiled."""
 
     def compile(self, e: Expr) -> Closure:
         """The closure of a node."""
@@ -143,15 +162,11 @@ class Compiler:
         operands = e.args if e.target is None else [e.target, *e.args]
         args = [self.compile(a) for a in operands]
         function = self.function(e, operands)
-        if e.function in _aliasing.FUNCTIONS and "quantity" in e.overloads[0]:
-            self.aliasing = True
-            left, right = args
-            return lambda f: _aliasing.applied(function, f.aliases, left(f), right(f))
         return self.applied(e, function, args)
 
     def applied(self, e: Call, function: Callable[..., Value], args: list[Closure]) -> Closure:
         """The closure that calls a function with the values of its arguments."""
-        if e.function in _CONSTRUCTORS and all(isinstance(a, Literal) for a in e.args):
+        if e.function in CONSTRUCTORS and all(isinstance(a, Literal) for a in e.args):
             try:
                 value = function(*(a(None) for a in args))
             except CelRuntimeError:
@@ -159,9 +174,21 @@ class Compiler:
                 return closures.applied(function, args)
             if not getattr(value, "is_big", False):
                 return closures.constant(value)
-        if e.function == "matches" and len(e.args) == 1 and isinstance(e.args[0], Literal):
-            return closures.matching(args[0], str(e.args[0].value))
+        if e.function == "matches" and isinstance(e.args[-1], Literal):
+            return closures.matching(args[0], self.pattern(str(e.args[-1].value)))
         return closures.applied(function, args)
+
+    def pattern(self, text: str) -> _regex.Pattern:
+        """A regular expression that the selector keeps; those of ``matches`` are already validated.
+
+        Raises:
+            CelRuntimeError: RE2 does not accept it, or it is one too many.
+        """
+        if text not in self.patterns:
+            if len(self.patterns) >= 2 * MAX_PATTERNS:
+                raise CelRuntimeError("too many regular expressions")
+            self.patterns[text] = _regex.compile_pattern(text)
+        return self.patterns[text]
 
     def function(self, e: Call, operands: list[Expr]) -> Callable[..., Value]:
         """What to call with the values of the operands."""
@@ -232,14 +259,14 @@ class Compiler:
         return isinstance(e, Literal)
 
     def logical(self, e: Call) -> Closure:
-        terms = [self.compile(a) for a in e.args]
+        terms = [self.compile(e.args[0]), *map(self.branch, e.args[1:])]
         decisive = e.function == "_||_"
         if len(terms) == 2:
             return closures.two_terms(terms[0], terms[1], decisive)
         return closures.many_terms(tuple(terms), decisive)
 
     def conditional(self, e: Call) -> Closure:
-        test, yes, no = (self.compile(a) for a in e.args)
+        test, yes, no = self.compile(e.args[0]), self.branch(e.args[1]), self.branch(e.args[2])
 
         def choose(f: Value) -> Value:
             value = test(f)
@@ -300,7 +327,7 @@ class Compiler:
 
     def optional_or(self, e: Call) -> Closure:
         assert e.target is not None
-        first, other = self.compile(e.target), self.compile(e.args[0])
+        first, other = self.compile(e.target), self.branch(e.args[0])
         whole = e.function == "or"
 
         def choose(f: Value) -> Value:
@@ -346,7 +373,7 @@ class Compiler:
                 if not optional:
                     found.append(value)
                 elif type(value) is not Optional:
-                    raise CelRuntimeError(f"cannot initialize optional list element from {value!r}")
+                    raise CelRuntimeError(f"cannot initialize optional list element from {shown(value)}")
                 elif value.has:
                     found.append(value.value)
             return found
@@ -363,7 +390,7 @@ class Compiler:
                 if not optional:
                     found[k] = v
                 elif type(v) is not Optional:
-                    raise CelRuntimeError(f"cannot initialize optional entry from {v!r}")
+                    raise CelRuntimeError(f"cannot initialize optional entry from {shown(v)}")
                 elif v.has:
                     found[k] = v.value
             return found
@@ -408,27 +435,32 @@ class Compiler:
         step = e.step
         if e.accu_var != ACCUMULATOR or not isinstance(step, Call) or e.result.__class__ is not Ident:
             return None
+        test: Closure | None
         if step.function in ("_&&_", "_||_") and isinstance(e.accu_init, Literal):
-            return closures.quantifier(items, self.compile(step.args[1]), step.function == "_||_")
-        test: Closure | None = None
-        add: Expr = step
-        if step.function == "_?_:_":
-            test, add = self.compile(step.args[0]), step.args[1]
+            # accu && p while @not_strictly_false(accu); accu || p while @not_strictly_false(!accu)
+            self.note(1)
+            any_of = step.function == "_||_"
+            test, stop = self.branch(step.args[1], 4 if any_of else 3), 3 if any_of else 2
+            return closures.quantifier(items, test, any_of, stop if self.counts else 0)
+        add = step.args[1] if step.function == "_?_:_" else step
         if not isinstance(add, Call):
             return None
         if add.function == "_+_" and isinstance(add.args[1], ListExpr) and isinstance(e.accu_init, ListExpr):
-            return self.collected(items, test, [self.compile(add.args[1].elements[0])], "_+_")
-        if add.function == "cel.@mapInsert" and isinstance(e.accu_init, MapExpr):
-            return self.collected(items, test, [self.compile(a) for a in add.args[1:]], add.function)
-        return None
+            parts = [add.args[1].elements[0]]
+        elif add.function == "cel.@mapInsert" and isinstance(e.accu_init, MapExpr):
+            parts = add.args[1:]
+        else:
+            return None
+        self.note(1)
+        test = self.branch(step.args[0]) if step is not add else None
+        return self.collected(items, test, parts, add)
 
-    def collected(
-        self, items: closures.Items, test: Closure | None, parts: list[Closure], function: str
-    ) -> Closure:
+    def collected(self, items: closures.Items, test: Closure | None, parts: list[Expr], add: Call) -> Closure:
         """The fold of ``map`` and its like: what is collected is added to one list or map."""
-        if function == "_+_":
-            return closures.list_collector(items, test, parts[0])
-        return closures.map_collector(items, test, parts)
+        made = [self.branch(part) for part in parts]
+        if add.function == "_+_":
+            return closures.list_collector(items, test, made[0])
+        return closures.map_collector(items, test, made)
 
     def general_fold(
         self, e: Comprehension, accu: int, items: closures.Items, init: Closure, inner: dict[str, int]
@@ -437,7 +469,7 @@ class Compiler:
         self.scope = {**inner, e.iter_var: items.first}
         if e.iter_var2:
             self.scope[e.iter_var2] = items.second
-        condition, step = self.compile(e.condition), self.compile(e.step)
+        condition, step = self.branch(e.condition), self.branch(e.step)
         self.scope = inner
         result = self.compile(e.result)
         self.scope = outer

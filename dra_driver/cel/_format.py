@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dra_driver.cel import _standard, _time
+from dra_driver.cel._meter import Meter, bytes_of
 from dra_driver.cel._values import Duration, Timestamp, TypeValue, UInt, Value, plain_key, type_name
 from dra_driver.cel.errors import CelRuntimeError
 
@@ -15,6 +16,8 @@ __all__ = ["Clause", "clauses", "format_string"]
 
 _CLAUSE = re.compile(r"%(?:(%)|(?:\.([0-9]+))?([a-zA-Z])|(.?))", re.ASCII | re.DOTALL)
 _MAX_PRECISION = 100
+# What a part of a text costs besides its characters, as bytes made: the object, and the time to write it.
+_PART = 64
 
 
 class Clause(NamedTuple):
@@ -51,7 +54,7 @@ def clauses(pattern: str) -> Iterator[Clause]:
     yield Clause(text + pattern[at:], "", 6)
 
 
-def format_string(pattern: str, args: Value) -> str:
+def format_string(meter: Meter, pattern: str, args: Value) -> str:
     """The pattern with its clauses replaced.
 
     Raises:
@@ -64,19 +67,24 @@ def format_string(pattern: str, args: Value) -> str:
         if letter:
             if used >= len(args):
                 raise CelRuntimeError(f"index {used} out of range")
-            out.append(_one(letter, precision, args[used]))
+            out.append(_one(meter, letter, precision, args[used]))
             used += 1
-    return "".join(out)
+    return _joined(meter, out, "")
+
+
+def _joined(meter: Meter, parts: Sequence[str], separator: str) -> str:
+    meter.make(sum(map(bytes_of, parts)) + _PART * len(parts), "string")
+    return separator.join(parts)
 
 
 def _wrong(clause: str, value: Value) -> CelRuntimeError:
     return CelRuntimeError(f"error during formatting: {clause} clause cannot be used on {type_name(value)}")
 
 
-def _one(letter: str, precision: int, value: Value) -> str:
+def _one(meter: Meter, letter: str, precision: int, value: Value) -> str:
     kind = type(value)
     if letter == "s":
-        return _text(value)
+        return _text(meter, value)
     if letter in "fe":
         if kind is str and value in _SPECIAL:
             value, kind = _SPECIAL[value], float
@@ -88,6 +96,8 @@ def _one(letter: str, precision: int, value: Value) -> str:
     if letter == "b" and kind is bool:
         return "1" if value else "0"
     if letter in "xX" and kind in (str, bytes):
+        # Twice as many digits as bytes; in upper case they are copied once more.
+        meter.make(6 * bytes_of(value), "string")
         text: str = (value.encode() if kind is str else value).hex()
         return text.upper() if letter == "X" else text
     raise _wrong({"d": "decimal", "b": "binary", "o": "octal"}.get(letter, "hex"), value)
@@ -117,7 +127,7 @@ def _scientific(value: float) -> str:
     return f"{mantissa}\u202f×\u202f10{power}"
 
 
-def _text(value: Value) -> str:
+def _text(meter: Meter, value: Value) -> str:
     kind = type(value)
     if kind is str:
         return str(value)
@@ -138,27 +148,29 @@ def _text(value: Value) -> str:
     if kind is TypeValue:
         return str(value.name)
     if kind is list or kind is tuple:
-        return f"[{', '.join(map(_nested, value))}]"
+        return f"[{_joined(meter, [_nested(meter, v) for v in value], ', ')}]"
     if isinstance(value, dict):
-        pairs = sorted((_nested(plain_key(k)), _nested(v)) for k, v in value.items())
-        return "{" + ", ".join(f"{k}:{v}" for k, v in pairs) + "}"
+        pairs = sorted((_nested(meter, plain_key(k)), _nested(meter, v)) for k, v in value.items())
+        return "{" + _joined(meter, [f"{k}:{v}" for k, v in pairs], ", ") + "}"
     raise _wrong("string", value)
 
 
-def _nested(value: Value) -> str:
+def _nested(meter: Meter, value: Value) -> str:
     """A value inside a list or a map, in the form of a literal."""
     kind = type(value)
     if kind is str:
+        meter.make(2 * bytes_of(value), "string")
         return _quoted(value)
     if kind is bytes:
-        return f"b{_quoted(_text(value))}"
+        meter.make(3 * bytes_of(value), "string")
+        return f"b{_quoted(_text(meter, value))}"
     if kind is Duration:
-        return f"duration({_quoted(_text(value))})"
+        return f"duration({_quoted(_text(meter, value))})"
     if kind is Timestamp:
-        return f"timestamp({_quoted(_text(value))})"
+        return f"timestamp({_quoted(_text(meter, value))})"
     if kind is float:
         return f"{value:.6f}" if math.isfinite(value) else _quoted(_standard.format_double(value))
-    return _text(value)
+    return _text(meter, value)
 
 
 _QUOTED = str.maketrans(

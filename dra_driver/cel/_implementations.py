@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Final
 
 from dra_driver.api.quantity import Quantity
@@ -25,7 +26,7 @@ from dra_driver.cel._values import (
     plain_key,
 )
 
-__all__ = ["IMPLEMENTATIONS", "loosely_typed", "type_test"]
+__all__ = ["IMPLEMENTATIONS", "METERED", "loosely_typed", "type_test"]
 
 IMPLEMENTATIONS: Final[Mapping[str, Callable[..., Value]]] = {
     **_standard.FUNCTIONS,
@@ -34,6 +35,13 @@ IMPLEMENTATIONS: Final[Mapping[str, Callable[..., Value]]] = {
     **_kubernetes.FUNCTIONS,
 }
 """Functions by the id of the overload."""
+
+METERED: Final[Mapping[str, Callable[..., Value]]] = {
+    **_strings.METERED,
+    **_lists.METERED,
+    **_kubernetes.METERED,
+}
+"""The same for those whose work their cost does not bound: their first argument is the meter."""
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -58,6 +66,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+@cache
 def type_test(t: Type) -> Callable[[Value], bool] | None:
     """Whether a value may be passed for a type: of a list and a map the first entry decides."""
     allowed = _PYTHON_TYPES.get(t.name)

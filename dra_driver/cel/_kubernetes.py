@@ -6,18 +6,24 @@ import ipaddress
 import re
 from collections.abc import Callable
 from datetime import date
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import quote, unquote_plus, urlsplit
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
 from dra_driver.cel import _time
+from dra_driver.cel._meter import Meter
 from dra_driver.cel._values import NONE, Cidr, Format, Ip, Optional, SumQuantity, Url, Value, equal
-from dra_driver.cel.errors import CelRuntimeError
+from dra_driver.cel.errors import CelPanic, CelRuntimeError
 from dra_driver.errors import InvalidQuantity, InvalidVersion
 
-__all__ = ["FORMATS", "FUNCTIONS", "INCLUDES_LIMIT"]
+__all__ = ["FORMATS", "FUNCTIONS", "INCLUDES_LIMIT", "METERED"]
 
 INCLUDES_LIMIT = 48
+# Longer ones stand on no device and in no API object; urlsplit keeps those that it saw last.
+_LONGEST_VERSION = 256
+_LONGEST_URL = 16 * 1024
+# A quantity without its number, in bytes.
+_QUANTITY = 128
 
 
 # --- Quantity -----------------------------------------------------------------------------------------------
@@ -56,21 +62,36 @@ def _as_integer(a: Quantity) -> int:
     return value
 
 
-def _marked(q: Quantity) -> SumQuantity:
-    return SumQuantity(q.nano, q.format, scale=q.scale, big=q.is_big)
+def _sum(add: Callable[[Quantity, Value], Quantity]) -> Callable[[Meter, Quantity, Value], SumQuantity]:
+    def total(meter: Meter, a: Quantity, b: Value) -> SumQuantity:
+        q = add(a, b)
+        # Twice the number: on the way it is there unmarked.
+        meter.make(_QUANTITY + q.nano.bit_length() // 4, "quantity")
+        return SumQuantity(q.nano, q.format, scale=q.scale, big=q.is_big)
+
+    return total
 
 
 # --- Semver -------------------------------------------------------------------------------------------------
 
 
 def _version(text: str, normalize: bool = False) -> Version:
+    _check_version_length(text)
     try:
         return Version.parse(_normalized(text) if normalize else text)
     except InvalidVersion as e:
         raise CelRuntimeError(str(e)) from None
 
 
+def _check_version_length(text: str) -> None:
+    if len(text) > _LONGEST_VERSION:
+        raise CelRuntimeError(
+            f"a semantic version of {len(text)} characters is too long: {_LONGEST_VERSION} are allowed"
+        )
+
+
 def _is_version(text: str, normalize: bool = False) -> bool:
+    _check_version_length(text)
     try:
         Version.parse(_normalized(text) if normalize else text)
     except InvalidVersion:
@@ -198,6 +219,8 @@ _HOST = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\[\]:<>\"{}|\\^`\s]*)(?::[0-9]*)?"
 
 def _parsed(text: str) -> Url | None:
     """A URL as ``url.ParseRequestURI`` takes it: absolute, or a path from the root."""
+    if len(text) > _LONGEST_URL:
+        raise CelRuntimeError(f"a URL of {len(text)} characters is too long: {_LONGEST_URL} are allowed")
     if not text or _CONTROL.search(text):
         return None
     match = _URL.match(text)
@@ -244,15 +267,13 @@ def _port(url: Url) -> str:
     return host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
 
 
-def _escaped(char: str) -> str:
-    return "".join(f"%{b:02X}" for b in char.encode())
+def _path(meter: Meter, url: Url) -> str:
+    meter.spend(len(url.parts.path))
+    return quote(url.parts.path, safe="$&+,/:;=@!'()*%[]")
 
 
-def _path(url: Url) -> str:
-    return re.sub(r"[^A-Za-z0-9$&+,/:;=@!'()*~._%\[\]-]", lambda m: _escaped(m.group()), url.parts.path)
-
-
-def _query(url: Url) -> dict[str, list[str]]:
+def _query(meter: Meter, url: Url) -> dict[str, list[str]]:
+    meter.spend(len(url.parts.query) * 4)
     found: dict[str, list[str]] = {}
     for pair in url.parts.query.split("&"):
         if pair and ";" not in pair:
@@ -332,12 +353,14 @@ def _validate(form: Format, text: str) -> Optional:
 # --- includes -----------------------------------------------------------------------------------------------
 
 
-def _includes(target: Value, value: Value) -> bool:
+def _includes(meter: Meter | None, target: Value, value: Value) -> bool:
     items = target if type(target) in (list, tuple) else (target,)
     for item in items[:INCLUDES_LIMIT]:
         try:
-            if equal(item, value):
+            if equal(item, value, meter):
                 return True
+        except CelPanic:
+            raise
         except CelRuntimeError:
             continue
     if len(items) > INCLUDES_LIMIT:
@@ -357,10 +380,6 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "quantity_is_integer": lambda a: a.as_int64() is not None,
     "quantity_get_int": _as_integer,
     "quantity_get_float": Quantity.approximate_float,
-    "quantity_add": lambda a, b: _marked(a + b),
-    "quantity_sub": lambda a, b: _marked(a - b),
-    "quantity_add_int": lambda a, b: _marked(a + Quantity.of(b)),
-    "quantity_sub_int": lambda a, b: _marked(a - Quantity.of(b)),
     "string_to_semver": _version,
     "string_bool_to_semver": _version,
     "is_semver_string": _is_version,
@@ -395,10 +414,17 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "url_get_host": _host,
     "url_get_hostname": _hostname,
     "url_get_port": _port,
-    "url_get_escaped_path": _path,
-    "url_get_query": _query,
     "format-named": lambda name: Optional(True, Format(name)) if name in FORMATS else NONE,
     **{f"format.{name}": lambda name=name: Format(name) for name in FORMATS},
     "format-validate": _validate,
+    "dra_includes_dyn_dyn": lambda a, b: _includes(None, a, b),
+}
+METERED: dict[str, Callable[..., Value]] = {
     "dra_includes_dyn_dyn": _includes,
+    "quantity_add": _sum(lambda a, b: a + b),
+    "quantity_sub": _sum(lambda a, b: a - b),
+    "quantity_add_int": _sum(lambda a, b: a + Quantity.of(b)),
+    "quantity_sub_int": _sum(lambda a, b: a - Quantity.of(b)),
+    "url_get_escaped_path": _path,
+    "url_get_query": _query,
 }

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import cmp_to_key
 
+from dra_driver.cel._meter import Meter
 from dra_driver.cel._standard import FUNCTIONS as STANDARD
 from dra_driver.cel._values import (
     NONE,
@@ -17,22 +18,25 @@ from dra_driver.cel._values import (
     compare,
     equal,
     key_of,
+    shown,
 )
 from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_overload
 
-__all__ = ["FUNCTIONS", "contains"]
+__all__ = ["FUNCTIONS", "METERED", "contains"]
 
 _List = Sequence[Value]
-# A longer list costs more than any expression may.
-_LONGEST_RANGE = 1_000_000
+# What a number of a range counts, in bytes: no more than it costs, though with its slot it takes 40.
+_NUMBER = 16
 
 
-def contains(items: _List, value: Value) -> bool:
+def contains(items: _List, value: Value, meter: Meter | None = None) -> bool:
     """Whether an item equals the value; a comparison that fails counts as unequal."""
     for item in items:
         try:
-            if equal(value, item):
+            if equal(value, item, meter):
                 return True
+        except CelPanic:
+            raise
         except CelRuntimeError:
             continue
     return False
@@ -41,7 +45,7 @@ def contains(items: _List, value: Value) -> bool:
 # --- lists --------------------------------------------------------------------------------------------------
 
 
-def _distinct(items: _List) -> list[Value]:
+def _distinct(meter: Meter, items: _List) -> list[Value]:
     found: list[Value] = []
     seen: set[Value] = set()
     for item in items:
@@ -49,26 +53,30 @@ def _distinct(items: _List) -> list[Value]:
             if item not in seen:
                 seen.add(item)
                 found.append(item)
-        elif not contains(found, item):
+        elif not contains(found, item, meter):
             found.append(item)
     return found
 
 
-def _flatten(items: _List, depth: int = 1) -> list[Value]:
+def _flatten(meter: Meter, items: _List, depth: int = 1) -> list[Value]:
     if depth < 0:
         raise CelRuntimeError("level must be non-negative")
     flat: list[Value] = []
-    for item in items:
-        if type(item) in (list, tuple) and depth > 0:
-            flat += _flatten(item, depth - 1)
-        else:
-            flat.append(item)
+    _flatten_into(meter, flat, items, depth)
     return flat
 
 
-def _range(count: int) -> list[int]:
-    if count > _LONGEST_RANGE:
-        raise CelPanic("actual cost limit exceeded")
+def _flatten_into(meter: Meter, flat: list[Value], items: _List, depth: int) -> None:
+    meter.spend(1 + len(items))
+    for item in items:
+        if type(item) in (list, tuple) and depth > 0:
+            _flatten_into(meter, flat, item, depth - 1)
+        else:
+            flat.append(item)
+
+
+def _range(meter: Meter, count: int) -> list[int]:
+    meter.make(_NUMBER * max(count, 0), "list")
     return list(range(count))
 
 
@@ -136,12 +144,12 @@ def _sum(start: Value, add: Callable[..., Value]) -> Callable[[_List], Value]:
     return total
 
 
-def _index_of(items: _List, value: Value) -> int:
-    return next((i for i, item in enumerate(items) if contains([item], value)), -1)
+def _index_of(meter: Meter, items: _List, value: Value) -> int:
+    return next((i for i, item in enumerate(items) if contains([item], value, meter)), -1)
 
 
-def _last_index_of(items: _List, value: Value) -> int:
-    return next((i for i in range(len(items) - 1, -1, -1) if contains([items[i]], value)), -1)
+def _last_index_of(meter: Meter, items: _List, value: Value) -> int:
+    return next((i for i in range(len(items) - 1, -1, -1) if contains([items[i]], value, meter)), -1)
 
 
 def _first(items: _List) -> Optional:
@@ -155,16 +163,16 @@ def _last(items: _List) -> Optional:
 # --- sets ---------------------------------------------------------------------------------------------------
 
 
-def _set_contains(items: _List, others: _List) -> bool:
-    return all(contains(items, o) for o in others)
+def _set_contains(meter: Meter, items: _List, others: _List) -> bool:
+    return all(contains(items, o, meter) for o in others)
 
 
-def _set_equivalent(items: _List, others: _List) -> bool:
-    return _set_contains(items, others) and _set_contains(others, items)
+def _set_equivalent(meter: Meter, items: _List, others: _List) -> bool:
+    return _set_contains(meter, items, others) and _set_contains(meter, others, items)
 
 
-def _set_intersects(items: _List, others: _List) -> bool:
-    return any(contains(items, o) for o in others)
+def _set_intersects(meter: Meter, items: _List, others: _List) -> bool:
+    return any(contains(items, o, meter) for o in others)
 
 
 # --- maps ---------------------------------------------------------------------------------------------------
@@ -173,14 +181,14 @@ def _set_intersects(items: _List, others: _List) -> bool:
 def _insert(container: dict[Value, Value], key: Value, value: Value) -> dict[Value, Value]:
     encoded = key_of(key)
     if encoded in container:
-        raise CelRuntimeError(f"insert failed: key {key} already exists")
+        raise CelRuntimeError(f"insert failed: key {shown(key)} already exists")
     return {**container, encoded: value}
 
 
 def _merge(container: dict[Value, Value], other: dict[Value, Value]) -> dict[Value, Value]:
     for key in other:
         if key in container:
-            raise CelRuntimeError(f"insert failed: key {key} already exists")
+            raise CelRuntimeError(f"insert failed: key {shown(key)} already exists")
     return {**container, **other}
 
 
@@ -208,7 +216,7 @@ def _unwrap(items: _List) -> list[Value]:
     found: list[Value] = []
     for item in items:
         if type(item) is not Optional:
-            raise CelRuntimeError(f"value {item!r} is not optional")
+            raise CelRuntimeError(f"{shown(item)} is not optional")
         if item.has:
             found.append(item.value)
     return found
@@ -217,10 +225,6 @@ def _unwrap(items: _List) -> list[Value]:
 _ORDERED = ("int", "uint", "double", "bool", "string", "bytes")
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
-    "list_distinct": _distinct,
-    "list_flatten": _flatten,
-    "list_flatten_int": _flatten,
-    "lists_range": _range,
     "list_reverse": lambda a: a[::-1],
     "list_slice": _slice,
     "list_first": _first,
@@ -240,11 +244,6 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "list_uint_sum_uint": _sum(UInt(0), STANDARD["add_uint64"]),
     "list_double_sum_double": _sum(0.0, STANDARD["add_double"]),
     "list_duration_sum_duration": _sum(Duration(0), STANDARD["add_duration_duration"]),
-    "list_a_index_of_int": _index_of,
-    "list_a_last_index_of_int": _last_index_of,
-    "list_sets_contains_list": _set_contains,
-    "list_sets_equivalent_list": _set_equivalent,
-    "list_sets_intersects_list": _set_intersects,
     "@mapInsert_map_key_value": _insert,
     "@mapInsert_map_map": _merge,
     "optional_none": lambda: NONE,
@@ -254,4 +253,15 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "optional_hasValue": lambda a: a.has,
     "optional_unwrap": _unwrap,
     "optional_unwrapOpt": _unwrap,
+}
+METERED: dict[str, Callable[..., Value]] = {
+    "list_distinct": _distinct,
+    "list_flatten": _flatten,
+    "list_flatten_int": _flatten,
+    "lists_range": _range,
+    "list_a_index_of_int": _index_of,
+    "list_a_last_index_of_int": _last_index_of,
+    "list_sets_contains_list": _set_contains,
+    "list_sets_equivalent_list": _set_equivalent,
+    "list_sets_intersects_list": _set_intersects,
 }

@@ -7,12 +7,15 @@ Source: the grammar of the CEL language definition, with the optional syntax (``
 from __future__ import annotations
 
 from dra_driver.cel import _lexer, _macros
-from dra_driver.cel._ast import Call, Expr, Ident, ListExpr, Literal, MapExpr, Select, StructExpr
+from dra_driver.cel._ast import Call, Expr, Ident, ListExpr, Literal, MapExpr, Select, StructExpr, children
 from dra_driver.cel.errors import CelCompileError
 
-__all__ = ["MAX_DEPTH", "parse"]
+__all__ = ["MAX_DEPTH", "MAX_NODES", "count", "parse"]
 
 MAX_DEPTH = 250
+# The longest expressions have a node for each character, with those of macros. But optMap writes its target
+# twice, and a chain of them twice as often with each link.
+MAX_NODES = 20_000
 _RESERVED = frozenset(
     {
         *("as", "break", "const", "continue", "else", "for", "function", "if", "import", "let", "loop"),
@@ -38,16 +41,35 @@ def parse(expression: str) -> Expr:
     """The tree of the whole text.
 
     Raises:
-        CelCompileError: the text is no expression, or is nested too deeply.
+        CelCompileError: the text is no expression, is nested too deeply, or becomes too large by its macros.
     """
     try:
-        return _Parser(expression).whole()
+        root = _Parser(expression).whole()
+        count(root)
+        return root
     except CelCompileError as e:
         if e.position < 0 or ": " in str(e)[:12]:
             raise
         raise CelCompileError(str(e), e.position, expression) from e
     except RecursionError as e:
         raise CelCompileError("the expression is nested too deeply") from e
+
+
+def count(root: Expr) -> int:
+    """How many nodes a tree has.
+
+    Raises:
+        CelCompileError: more than are allowed.
+    """
+    todo, found = [root], 0
+    while todo:
+        found += 1
+        if found > MAX_NODES:
+            raise CelCompileError(
+                f"the expression has more than {MAX_NODES} parts when its macros are expanded"
+            )
+        todo += children(todo.pop())
+    return found
 
 
 class _Parser:

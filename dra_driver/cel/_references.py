@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, Literal, Select
-from dra_driver.cel._checker import children
+from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, Literal, Select, children
 from dra_driver.cel._values import DomainMap, Value
 
 __all__ = ["References", "find_references"]
@@ -59,7 +59,9 @@ class References:
         if self.allow_multiple_allocations or self.everything:
             parts.append(device.allow_multiple_allocations)
         if self.everything:
-            return (*parts, self._whole(device.attributes), self._whole(device.capacity))
+            # The whole of a device may take kilobytes, for each of thousands of devices: a digest does.
+            whole = (*parts, self._whole(device.attributes), self._whole(device.capacity))
+            return hashlib.blake2b(repr(whole).encode(errors="surrogatepass"), digest_size=16).digest()
         for domain, name in self.attributes:
             value = device.attributes[domain].get(name)
             parts.append(value if type(value) is str else self._item(value))
@@ -78,6 +80,8 @@ class References:
             return _ABSENT
         if self.representation and hasattr(value, "is_big"):
             return (value.nano, value.scale, value.is_big)
+        if hasattr(value, "is_big"):
+            return ("Quantity", value.nano)
         # 1, True and 1.0 are one key for Python.
         if type(value) is tuple and value:
             return (type(value[0]).__name__, value)

@@ -1,15 +1,49 @@
-"""Regular expressions: RE2, which never backtracks; a pattern cannot make a selector slow."""
+"""Regular expressions: RE2, which never backtracks, within bounds of its own.
+
+RE2 takes time in proportion to the text and to its program, and a program may be a thousand times longer than
+the pattern: ``.{1000}`` has 8,000 instructions. So programs are bounded, patterns share a cache that is
+bounded by memory, and a match is charged with text times program before it starts.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Protocol, cast
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, Protocol, cast
 
 import re2
 
+from dra_driver.cel._cache import BoundedCache
+from dra_driver.cel._meter import Meter, bytes_of
+from dra_driver.cel._values import Value, shown
 from dra_driver.cel.errors import CelRuntimeError
 
-__all__ = ["compile_pattern", "find", "find_all", "matches"]
+__all__ = [
+    "MAX_PATTERN_LENGTH",
+    "METERED",
+    "ON_PATTERNS",
+    "Pattern",
+    "compile_pattern",
+    "matching_work",
+]
+
+# A longer one stands in no selector that the API takes; expressions could still make one.
+MAX_PATTERN_LENGTH: Final = 10 * 1024
+_MAX_NESTING: Final = 1000
+# Characters, classes and groups once repeats are written out, which RE2 does before it counts instructions.
+_MAX_EXPANDED: Final = 16_384
+# Memory of RE2 for a pattern: a quarter of it for 16 bytes an instruction, the rest for states. What people
+# write gets along with the first; the second lets a match on 64 characters take 5 ms at worst.
+_MEMORY: Final = (128 << 10, 1 << 20)
+_MAX_SIZE: Final = 16_384
+_CACHE: Final = 32 << 20
+# What RE2 takes apart from its limit: the parsed pattern, and our own objects.
+_OVERHEAD: Final = 8 << 10
+# Measured at worst: 5 to 10 ns for a character and an instruction, 0.3 µs to compile an instruction.
+_PER_UNIT: Final = 32
+_COMPILING_BASE, _COMPILING_PER_INSTRUCTION, _SEARCH = 100, 2, 16
+# A string with its head and its slot in a list, in bytes.
+_STRING = 64
 
 
 class _Match(Protocol):
@@ -18,52 +52,213 @@ class _Match(Protocol):
     def end(self) -> int: ...
 
 
-class _Pattern(Protocol):
-    def search(self, text: str, pos: int = 0) -> _Match | None: ...
+class _Compiled(Protocol):
+    @property
+    def programsize(self) -> int: ...
+    @property
+    def reverseprogramsize(self) -> int: ...
+    def search(self, text: str | bytes) -> _Match | None: ...
+    def finditer(self, text: str) -> Iterator[_Match]: ...
 
 
-_OPTIONS = re2.Options()
-_OPTIONS.log_errors = False
-_OPTIONS.max_mem = 8 << 20
+class Pattern(NamedTuple):
+    """A compiled pattern.
+
+    Attributes:
+        compiled: as RE2 has it.
+        size: instructions of its program.
+        weight: bytes of memory that it may come to.
+    """
+
+    compiled: _Compiled
+    size: int
+    weight: int
+
+    def matches(self, text: str) -> bool:
+        """Whether it matches anywhere."""
+        # As bytes, so that nothing is translated to positions in the text.
+        return self.compiled.search(text.encode()) is not None
 
 
-@lru_cache(maxsize=512)
-def compile_pattern(pattern: str) -> _Pattern:
+_known: BoundedCache[str, Pattern] = BoundedCache(_CACHE)
+
+
+def compile_pattern(pattern: str) -> Pattern:
     """The compiled pattern.
 
     Raises:
-        CelRuntimeError: RE2 does not accept it.
+        CelRuntimeError: RE2 does not accept it, Go does not, or it is too large.
     """
+    known = _known.get(pattern)
+    if known is None:
+        known = _compiled(pattern)
+        _known.put(pattern, known, known.weight)
+    return known
+
+
+def _compiled(pattern: str) -> Pattern:
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        raise _error(pattern, f"{len(pattern)} characters are too long: {MAX_PATTERN_LENGTH} are allowed")
+    _check_expansion(pattern)
+    for memory in _MEMORY:
+        options = re2.Options()
+        options.log_errors = False
+        options.never_capture = True
+        options.max_mem = memory
+        try:
+            compiled = cast("_Compiled", re2.compile(pattern, options))
+        except re2.error as e:
+            reason = e.args[0].decode(errors="replace") if e.args and isinstance(e.args[0], bytes) else e
+            if "too large" not in str(reason):
+                raise _error(pattern, shown(str(reason))) from None
+            continue
+        finally:
+            # RE2's own cache would keep 128 of them.
+            re2.purge()
+        size = max(compiled.programsize, compiled.reverseprogramsize)
+        return Pattern(compiled, size, memory + _OVERHEAD + 40 * len(pattern))
+    raise _TooLargeError(
+        str(_error(pattern, f"expression too large: its program has more than {_MAX_SIZE} instructions"))
+    )
+
+
+class _TooLargeError(CelRuntimeError):
+    """Found out by compiling all that is allowed."""
+
+
+def _error(pattern: str, reason: str) -> CelRuntimeError:
+    return CelRuntimeError(f"error parsing regexp {shown(pattern)!r}: {reason}")
+
+
+# --- size ---------------------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"""
+    \\Q(?P<quoted>.*?)(?:\\E|$)
+  | (?P<any_byte>\\C)
+  | (?P<repeat>\{(?P<least>[0-9]+)(?:(?P<comma>,)(?P<most>[0-9]*))?\})
+  | (?P<often>[*+?])
+  | (?P<flags>\(\?[a-zA-Z-]*\))
+  | (?P<group>\((?:\?(?:P?<[^>]*>|[a-zA-Z-]*:))?)
+  | (?P<close>\))
+  | (?P<bar>\|)
+  | \[\^?\]?(?:\[:\^?[a-z]*:\]|\\.|[^\]\\])*\]
+  | \\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|.)
+  | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _check_expansion(pattern: str) -> None:
+    """Refuse a pattern that is nested too deeply or grows too large when its repeats are written out.
+
+    RE2 itself refuses ``{1001}`` and repeats in repeats that come to more than 1,000, as Go does.
+
+    Raises:
+        CelRuntimeError: says what is allowed.
+    """
+    # Size of the groups that are open, and of the last piece in each, which a repeat multiplies.
+    sizes, last = [0], 0
+    for token in _TOKEN.finditer(pattern):
+        kind = token.lastgroup
+        piece = 1
+        if token["any_byte"]:
+            raise _error(pattern, "invalid escape sequence: `\\C`")
+        if token["flags"] or token["bar"] or token["often"]:
+            piece, last = 1, last if token["often"] else 0
+            sizes[-1] += piece
+            continue
+        if token["group"]:
+            if len(sizes) > _MAX_NESTING:
+                raise _error(pattern, f"expression nests too deeply: {_MAX_NESTING} groups are allowed")
+            sizes.append(0)
+            last = 0
+            continue
+        if token["close"]:
+            piece = sizes.pop() + 1 if len(sizes) > 1 else 1
+        elif token["repeat"]:
+            least, most = token["least"][:5], token["most"]
+            times = int(most[:5]) if most else int(least) + (token["comma"] is not None)
+            piece = last * max(times - 1, 0)
+        elif kind == "quoted":
+            piece = len(token["quoted"])
+        sizes[-1] += piece
+        last = last + piece if token["repeat"] else (1 if kind == "quoted" else piece)
+        if sizes[-1] > _MAX_EXPANDED:
+            raise _error(
+                pattern,
+                f"expression too large: with its repeats written out it has more than {_MAX_EXPANDED} parts",
+            )
+
+
+# --- functions ----------------------------------------------------------------------------------------------
+
+
+def matching_work(length: int, size: int) -> int:
+    """The work of one match of a program on a text of so many bytes."""
+    return (length + 1) * size // _PER_UNIT
+
+
+def prepared(meter: Meter, pattern: str) -> Pattern:
+    """The pattern that an expression made, paid for whether it is in the cache or not."""
+    meter.spend(_COMPILING_BASE + len(pattern) // 2)
     try:
-        return cast("_Pattern", re2.compile(pattern, _OPTIONS))
-    except re2.error as e:
-        raise CelRuntimeError(f"error parsing regexp {pattern[:80]!r}: {e}") from None
+        compiled = compile_pattern(pattern)
+    except _TooLargeError:
+        meter.spend(_COMPILING_PER_INSTRUCTION * _MAX_SIZE)
+        raise
+    meter.spend(_COMPILING_PER_INSTRUCTION * compiled.size)
+    return compiled
 
 
-def matches(text: str, pattern: str) -> bool:
+def matches(meter: Meter, text: str, pattern: Pattern) -> bool:
     """Whether the pattern matches anywhere."""
-    return compile_pattern(pattern).search(text) is not None
+    meter.spend(matching_work(bytes_of(text), pattern.size))
+    return pattern.matches(text)
 
 
-def find(text: str, pattern: str) -> str:
+def find(meter: Meter, text: str, pattern: Pattern) -> str:
     """The first match, or the empty text."""
-    match = compile_pattern(pattern).search(text)
+    meter.spend(matching_work(bytes_of(text), pattern.size))
+    match = pattern.compiled.search(text)
     return match.group() if match else ""
 
 
-def find_all(text: str, pattern: str, limit: int = -1) -> list[str]:
+def find_all(meter: Meter, text: str, pattern: Pattern, limit: int = -1) -> list[str]:
     """The matches, at most ``limit`` of them; all where it is negative."""
-    compiled = compile_pattern(pattern)
+    size = bytes_of(text)
+    meter.spend(matching_work(size, pattern.size))
     found: list[str] = []
-    at, last = 0, -1
-    while at <= len(text) and (limit < 0 or len(found) < limit):
-        match = compiled.search(text, at)
-        if match is None:
-            break
+    last = -1
+    if limit == 0:
+        return found
+    for match in pattern.compiled.finditer(text):
         start, end = match.start(), match.end()
         # An empty match right behind the last one does not count.
         if end > start or start != last:
+            # A slot of the list, and the string with its head.
+            meter.make(_STRING + end - start, "list")
             found.append(match.group())
             last = end
-        at = end if end > start else end + 1
+        if len(found) == limit:
+            break
+        # The next search may run to the end of the text.
+        meter.spend(_SEARCH + matching_work(max(size - end, 0), pattern.size))
     return found
+
+
+def _dynamic(function: Callable[..., Value]) -> Callable[..., Value]:
+    return lambda meter, text, pattern, *limit: function(meter, text, prepared(meter, pattern), *limit)
+
+
+ON_PATTERNS: dict[str, Callable[..., Value]] = {"matches": matches, "find": find, "findAll": find_all}
+"""By the name of the function, for patterns that are compiled."""
+
+METERED: dict[str, Callable[..., Value]] = {
+    "matches": _dynamic(matches),
+    "matches_string": _dynamic(matches),
+    "string_find_string": _dynamic(find),
+    "string_find_all_string": _dynamic(find_all),
+    "string_find_all_string_int": _dynamic(find_all),
+}

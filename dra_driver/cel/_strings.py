@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dra_driver.cel import _regex
-from dra_driver.cel._format import format_string
+from dra_driver.cel import _format, _regex
+from dra_driver.cel._meter import Meter, bytes_of
 from dra_driver.cel._values import Value
 from dra_driver.cel.errors import CelRuntimeError, no_such_overload
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "METERED"]
+
+# A string with its head and its slot in a list, in bytes.
+_STRING = 64
+# Pairs of characters that a search from the right, which may have to compare all, compares in a unit of work.
+_PAIRS_PER_UNIT = 512
 
 _UPPER = {c: c - 32 for c in range(97, 123)}
 _LOWER = {c: c + 32 for c in range(65, 91)}
@@ -38,9 +43,10 @@ def _index_of(text: str, sub: str, offset: int = 0) -> int:
     return text.find(sub, offset) if offset < len(text) else -1
 
 
-def _last_index_of(text: str, sub: str, offset: int | None = None) -> int:
+def _last_index_of(meter: Meter, text: str, sub: str, offset: int | None = None) -> int:
     if not sub:
         return len(text) if offset is None else offset
+    meter.spend(max(len(text) - len(sub), 0) * len(sub) // _PAIRS_PER_UNIT)
     if offset is None:
         return text.rfind(sub)
     if offset < 0:
@@ -48,19 +54,26 @@ def _last_index_of(text: str, sub: str, offset: int | None = None) -> int:
     return text.rfind(sub, 0, offset + len(sub)) if offset < len(text) else -1
 
 
-def _join(parts: Value, separator: str = "") -> str:
+def _join(meter: Meter, parts: Value, separator: str = "") -> str:
     if any(type(p) is not str for p in parts):
         raise no_such_overload()
+    meter.make(sum(map(bytes_of, parts)) + bytes_of(separator) * len(parts), "string")
     return separator.join(parts)
 
 
-def _replace(text: str, old: str, new: str, limit: int = -1) -> str:
+def _replace(meter: Meter, text: str, old: str, new: str, limit: int = -1) -> str:
+    count = text.count(old)
+    if limit >= 0:
+        count = min(count, limit)
+    meter.make(bytes_of(text) + count * bytes_of(new), "string")
     return text.replace(old, new, max(limit, -1))
 
 
-def _split(text: str, separator: str, limit: int = -1) -> list[str]:
+def _split(meter: Meter, text: str, separator: str, limit: int = -1) -> list[str]:
     if limit == 0:
         return []
+    count = text.count(separator) + 1
+    meter.make(bytes_of(text) + _STRING * (count if limit < 0 else min(count, limit)), "list")
     if separator:
         return text.split(separator, limit - 1 if limit > 0 else -1)
     if limit < 0 or limit >= len(text):
@@ -105,27 +118,25 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "contains_string": lambda a, b: b in a,
     "starts_with_string": str.startswith,
     "ends_with_string": str.endswith,
-    "matches": _regex.matches,
-    "matches_string": _regex.matches,
-    "string_find_string": _regex.find,
-    "string_find_all_string": _regex.find_all,
-    "string_find_all_string_int": _regex.find_all,
     "string_char_at_int": _char_at,
     "string_index_of_string": _index_of,
     "string_index_of_string_int": _index_of,
-    "string_last_index_of_string": _last_index_of,
-    "string_last_index_of_string_int": _last_index_of,
-    "list_join": _join,
-    "list_join_string": _join,
     "string_lower_ascii": lambda a: a.translate(_LOWER),
     "string_upper_ascii": lambda a: a.translate(_UPPER),
-    "string_replace_string_string": _replace,
-    "string_replace_string_string_int": _replace,
-    "string_split_string": _split,
-    "string_split_string_int": _split,
     "string_substring_int": _substring,
     "string_substring_int_int": _substring,
     "string_trim": lambda a: a.strip(_SPACE),
     "strings_quote": _quote,
-    "string_format": format_string,
+}
+METERED: dict[str, Callable[..., Value]] = {
+    "string_last_index_of_string": _last_index_of,
+    "string_last_index_of_string_int": _last_index_of,
+    "list_join": _join,
+    "list_join_string": _join,
+    "string_replace_string_string": _replace,
+    "string_replace_string_string_int": _replace,
+    "string_split_string": _split,
+    "string_split_string_int": _split,
+    "string_format": _format.format_string,
+    **_regex.METERED,
 }

@@ -7,7 +7,7 @@ import zoneinfo
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
-from dra_driver.cel._values import Duration, Timestamp, Value
+from dra_driver.cel._values import Duration, Timestamp, Value, shown
 from dra_driver.cel.errors import CelRuntimeError
 
 __all__ = ["GETTERS", "checked", "format_duration", "format_timestamp", "parse_duration", "parse_timestamp"]
@@ -28,6 +28,8 @@ _STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:[.,](\d+))?(Z
 # 0001-01-01T00:00:00Z to 9999-12-31T23:59:59.999999999Z.
 _FIRST, _LAST = -62135596800 * _SECOND, 253402300800 * _SECOND - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The longest name of the time zone database has 32 characters.
+_LONGEST_ZONE = 64
 
 
 def checked(value: Timestamp) -> Timestamp:
@@ -115,10 +117,12 @@ def _zone(name: str) -> tzinfo:
             raise CelRuntimeError(f"unknown time zone {name}") from None
     if name in ("", "UTC"):
         return UTC
+    if len(name) > _LONGEST_ZONE:
+        raise CelRuntimeError(f"unknown time zone {shown(name)}")
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        raise CelRuntimeError(f"unknown time zone {name}") from None
+        raise CelRuntimeError(f"unknown time zone {shown(name)}") from None
 
 
 def _local(value: Timestamp, zone: str = "UTC") -> datetime:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Final
+
+from dra_driver.cel.errors import CelCompileError
 
 __all__ = [
     "ANY",
@@ -17,6 +20,7 @@ __all__ = [
     "DYN",
     "ERROR",
     "INT",
+    "MAX_STEPS",
     "NULL",
     "STRING",
     "TIMESTAMP",
@@ -31,6 +35,10 @@ __all__ = [
     "parse_type",
     "type_of",
 ]
+
+
+# The longest expressions of the API need 70,000.
+MAX_STEPS: Final = 150_000
 
 
 class Type:
@@ -162,11 +170,20 @@ def most_general(a: Type, b: Type) -> Type:
 class Substitution:
     """What type parameters stand for, found while arguments are matched with declarations."""
 
-    __slots__ = ("_fresh", "_map")
+    __slots__ = ("_fresh", "_map", "_steps")
 
     def __init__(self) -> None:
         self._map: dict[str, Type] = {}
         self._fresh = 0
+        self._steps = 0
+
+    def _step(self) -> None:
+        # Types that hold one type twice, which holds one twice …, are far larger than the expression.
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise CelCompileError(
+                f"the types in the expression are too large: {MAX_STEPS} steps did not suffice to check it"
+            )
 
     def fresh(self) -> Type:
         """A type parameter that is not in use."""
@@ -189,6 +206,7 @@ class Substitution:
 
     def resolve(self, t: Type, *, finish: bool = False) -> Type:
         """``t`` with what is known put in; with ``finish`` what is unknown becomes dyn."""
+        self._step()
         if t.kind == "param":
             known = self._map.get(t.name)
             if known is not None:
@@ -211,6 +229,7 @@ class Substitution:
         return False
 
     def _assign(self, a: Type, b: Type) -> bool:
+        self._step()
         if b.kind == "param":
             valid, known = self._substitute(a, b)
             if valid or known:
@@ -255,6 +274,7 @@ class Substitution:
         return True, False
 
     def _refers(self, t: Type, param: Type) -> bool:
+        self._step()
         if t == param:
             return True
         if t.kind == "param":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dra_driver.cel import _format, _regex, _time
-from dra_driver.cel._ast import Call, Expr, ListExpr, Literal, MapExpr
-from dra_driver.cel._checker import children
+from dra_driver.cel._ast import Call, Expr, ListExpr, Literal, MapExpr, children
 from dra_driver.cel._types import Type
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
 
-__all__ = ["validate"]
+__all__ = ["MAX_PATTERNS", "MAX_PATTERN_SIZE", "validate"]
+
+# A pattern that a selector keeps may come to 100 kB, a long one to 1 MB (see _regex).
+MAX_PATTERNS = 64
+MAX_PATTERN_SIZE = 16_384
 
 _ACCEPTED = {
     "s": frozenset(
@@ -31,11 +34,12 @@ def validate(root: Expr, expression: str) -> None:
         CelCompileError: the first finding.
     """
     todo = [(root, False)]
+    patterns: dict[str, int] = {}
     while todo:
         e, exempt = todo.pop()
         try:
             if isinstance(e, Call):
-                _check_call(e)
+                _check_call(e, patterns)
                 exempt = exempt or e.function == "format"
             elif not exempt and isinstance(e, ListExpr):
                 _check_uniform(e.elements, e.optional)
@@ -57,7 +61,7 @@ def _check_uniform(items: list[Expr], optional: frozenset[int]) -> None:
             raise CelCompileError(f"expected type '{first}' but found '{t}'", item.position)
 
 
-def _check_call(e: Call) -> None:
+def _check_call(e: Call, patterns: dict[str, int]) -> None:
     if e.function in ("duration", "timestamp") and len(e.args) == 1:
         parse = _time.parse_duration if e.function == "duration" else _time.parse_timestamp
         arg = e.args[0]
@@ -66,9 +70,24 @@ def _check_call(e: Call) -> None:
     elif e.function == "matches":
         arg = e.args[-1]
         if isinstance(arg, Literal) and isinstance(arg.value, str):
-            _attempt(_regex.compile_pattern, arg, "invalid matches argument")
+            _attempt(lambda text: _check_pattern(text, patterns), arg, "invalid matches argument")
     elif e.function == "format" and e.target is not None:
         _check_format(e, e.target)
+
+
+def _check_pattern(text: str, patterns: dict[str, int]) -> None:
+    """Refuse what RE2 does not accept, and more than a selector may keep; ``patterns``: the sizes so far."""
+    if text in patterns:
+        return
+    if len(patterns) == MAX_PATTERNS:
+        raise CelRuntimeError(f"a selector may have {MAX_PATTERNS} regular expressions, this one has more")
+    patterns[text] = _regex.compile_pattern(text).size
+    size = sum(patterns.values())
+    if size > MAX_PATTERN_SIZE:
+        raise CelRuntimeError(
+            f"the regular expressions up to this one come to {size} instructions, "
+            f"a selector may have {MAX_PATTERN_SIZE}"
+        )
 
 
 def _attempt(parse: object, arg: Literal, message: str) -> None:

@@ -27,13 +27,15 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import itertools
 import math
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel.errors import CelRuntimeError, no_such_overload
+from dra_driver.cel._meter import Meter
+from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_overload
 
 __all__ = [
     "NONE",
@@ -56,6 +58,7 @@ __all__ = [
     "map_get",
     "not_equal",
     "plain_key",
+    "shown",
     "type_name",
 ]
 
@@ -143,10 +146,10 @@ class Cidr:
         self.interface = interface
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Cidr) and str(self.interface) == str(other.interface)
+        return isinstance(other, Cidr) and self.interface == other.interface
 
     def __hash__(self) -> int:
-        return hash(str(self.interface))
+        return hash(self.interface)
 
 
 class Url:
@@ -233,6 +236,20 @@ def type_name(value: Value) -> str:
     return _TYPE_NAMES.get(type(value), "kubernetes.DRADevice")
 
 
+_SHOWN = 80
+
+
+def shown(value: Value) -> str:
+    """A value for a message: texts are cut, and what may be of any size is only named by its type."""
+    if isinstance(value, str):
+        return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+    if value is None or isinstance(value, bool | int | float):
+        return str(plain_key(value)).lower() if isinstance(value, bool) else str(value)
+    if type(value) is BoolKey:
+        return shown(value.value)
+    return f"a value of type {type_name(value)}"
+
+
 # --- equality -----------------------------------------------------------------------------------------------
 
 _NUMBERS = frozenset({int, UInt, float})
@@ -241,8 +258,8 @@ _STRICT = frozenset({Quantity, SumQuantity, Version, Ip, Cidr, Url, Format})
 _PLAIN = frozenset({str, bool, bytes, int, UInt, float})
 
 
-def equal(a: Value, b: Value) -> bool:
-    """``a == b``.
+def equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
+    """``a == b``; looks into lists and maps are work for the meter.
 
     Raises:
         CelRuntimeError: a type of Kubernetes is compared with another type.
@@ -257,20 +274,27 @@ def equal(a: Value, b: Value) -> bool:
     if ta in _STRICT:
         return _strict_equal(a, b, ta, tb)
     if ta is list or ta is tuple:
-        return (tb is list or tb is tuple) and len(a) == len(b) and all(map(_not_unequal, a, b))
+        if (tb is not list and tb is not tuple) or len(a) != len(b):
+            return False
+        if meter is not None:
+            # Lists that hold a list twice, which holds a list twice …, are far larger than they look.
+            meter.spend(1 + len(a))
+        return all(map(_not_unequal, a, b, itertools.repeat(meter)))
     if ta is dict or ta is DomainMap:
-        return (tb is dict or tb is DomainMap) and _equal_maps(a, b)
+        return (tb is dict or tb is DomainMap) and _equal_maps(a, b, meter)
     if ta is Optional:
         if tb is not Optional or a.has != b.has:
             return False
-        return not a.has or equal(a.value, b.value)
+        return not a.has or equal(a.value, b.value, meter)
     return ta is tb and bool(a == b)
 
 
-def not_equal(a: Value, b: Value) -> bool:
+def not_equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
     """``a != b``: true also where the comparison fails."""
     try:
-        return not equal(a, b)
+        return not equal(a, b, meter)
+    except CelPanic:
+        raise
     except CelRuntimeError:
         return True
 
@@ -285,18 +309,22 @@ def _strict_equal(a: Value, b: Value, ta: type, tb: type) -> bool:
     return bool(a == b)
 
 
-def _not_unequal(a: Value, b: Value) -> bool:
+def _not_unequal(a: Value, b: Value, meter: Meter | None) -> bool:
     # Inside a list the original takes a failed comparison for agreement.
     try:
-        return equal(a, b)
+        return equal(a, b, meter)
+    except CelPanic:
+        raise
     except CelRuntimeError:
         return True
 
 
-def _equal_maps(a: dict[Value, Value], b: dict[Value, Value]) -> bool:
+def _equal_maps(a: dict[Value, Value], b: dict[Value, Value], meter: Meter | None) -> bool:
     if len(a) != len(b):
         return False
-    return all(key in b and _not_unequal(value, b[key]) for key, value in a.items())
+    if meter is not None:
+        meter.spend(1 + len(a))
+    return all(key in b and _not_unequal(value, b[key], meter) for key, value in a.items())
 
 
 # --- order --------------------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ from dra_driver.errors import DraError, InvalidInput
 
 __all__ = ["CelCompileError", "CelPanic", "CelRuntimeError", "no_such_key", "no_such_overload"]
 
+# Characters of a key in a message: expressions make texts of any size.
+_KEY = 128
+
 
 class CelCompileError(InvalidInput):
     """The expression is no selector: syntax, types, or not a bool. The text says where.
@@ -31,12 +34,14 @@ class CelRuntimeError(DraError):
 
 
 class CelPanic(CelRuntimeError):
-    """A runtime error that nothing absorbs: the cost limit, and where the original panics."""
+    """A runtime error that nothing absorbs: the limits of an evaluation, and where the original panics."""
 
 
 def no_such_key(key: object) -> CelRuntimeError:
     """The error of a lookup that finds nothing."""
-    return CelRuntimeError(f"no such key: {key}")
+    # Anything else may be a list that holds another twice, and so on: its text would be endless.
+    text = str(key) if isinstance(key, str | int | float) else type(key).__name__
+    return CelRuntimeError(f"no such key: {text[:_KEY]}")
 
 
 def no_such_overload() -> CelRuntimeError:

@@ -1,6 +1,7 @@
 """Validation rules of custom resources (``x-kubernetes-validations``) in the same environment.
 
-``self`` and ``oldSelf`` have the types that the structural schema gives them. Costs are not estimated.
+``self`` and ``oldSelf`` have the types that the structural schema gives them. Costs are not estimated; an
+evaluation has the limits that one of a selector has.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dra_driver.cel import _checker, _declarations, _parser, _time, _types, _validators
 from dra_driver.cel._closures import Closure, Frame
-from dra_driver.cel._compiler import Compiler
+from dra_driver.cel._tracking import TrackingCompiler
 from dra_driver.cel._types import Type
 from dra_driver.cel._values import NONE, Optional, Value
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
@@ -88,7 +89,7 @@ class Rule:
         except RecursionError as e:
             raise CelRuntimeError("the expression is nested too deeply") from e
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-            raise CelRuntimeError(f"internal error: {e!r}") from e
+            raise CelRuntimeError(f"internal error: {type(e).__name__}: {str(e)[:200]}") from e
         return result is True
 
 
@@ -116,10 +117,10 @@ def compile_rule(expression: str, schema: Schema, *, root: bool = False, optiona
     _validators.validate(tree, expression)
     if tree.type != _types.BOOL:
         raise CelCompileError(f"must evaluate to a bool, not {tree.type}")
-    compiler = Compiler(expression, functions)
+    compiler = TrackingCompiler(expression, functions)
     compiler.scope, compiler.slots = {"self": 0, "oldSelf": 1}, 2
     try:
-        closure = compiler.compile(tree)
+        closure = compiler.branch(tree)
     except RecursionError as e:
         raise CelCompileError("the expression is nested too deeply") from e
     return Rule(expression, closure, compiler.slots, schema, optional=optional_old)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from dra_driver.api.resource import Device, DeviceAttribute
 from dra_driver.api.version import Version
 from dra_driver.cel import _aliasing, _checker, _declarations, _parser, _types, _validators
+from dra_driver.cel._cache import BoundedCache
 from dra_driver.cel._closures import Closure, Frame
 from dra_driver.cel._compiler import Compiler
 from dra_driver.cel._cost import estimate_cost
 from dra_driver.cel._drivers import find_drivers
+from dra_driver.cel._meter import COST_LIMIT, WORK_LIMIT, Meter
+from dra_driver.cel._plain import plain_cost
 from dra_driver.cel._references import References, find_references
-from dra_driver.cel._tracking import COST_LIMIT, TrackingCompiler
+from dra_driver.cel._tracking import TrackingCompiler
 from dra_driver.cel._values import DomainMap, Value, type_name
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
 from dra_driver.errors import InvalidVersion
@@ -23,17 +26,26 @@ from dra_driver.errors import InvalidVersion
 __all__ = [
     "COST_LIMIT",
     "MAX_EXPRESSION_LENGTH",
+    "MAX_STORED_LENGTH",
     "NEW",
     "STORED",
     "DeviceView",
     "Environment",
     "Finding",
+    "Outcome",
     "Selector",
     "compile_selector",
     "validate_selector",
 ]
 
-MAX_EXPRESSION_LENGTH = 10 * 1024
+MAX_EXPRESSION_LENGTH: Final = 10 * 1024
+"""Bytes of a selector in a new object: the limit of the API."""
+MAX_STORED_LENGTH: Final = 16 * 1024
+"""Bytes of a selector that is compiled at all. Kubernetes has no such limit for objects that are stored."""
+# Memory of compiled selectors that are kept: an ordinary one takes 10 kB, the largest 20 MB.
+_CACHE: Final = 64 << 20
+# Measured: at most 0.8 kB of closures and types for a node.
+_PER_NODE, _PER_SELECTOR = 1024, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,20 @@ def _value_of(attribute: DeviceAttribute, list_attributes: bool) -> Value:
     return None if attribute.version_value is None else Version.parse(attribute.version_value)
 
 
+class Outcome(NamedTuple):
+    """What came of an evaluation.
+
+    Attributes:
+        value: whether the device matches, or why there is no value (an absent attribute …).
+        cost: a measure of the work, the same each time: at least 1, some 0.2 microseconds a unit at worst.
+            It is what Kubernetes counts and what it leaves out (see ``_meter``), at most 2,000,000; for
+            expressions that are not counted because they stay below 1,000 it is that of the worst case.
+    """
+
+    value: bool | str
+    cost: int
+
+
 class Selector:
     """A compiled expression. Immutable; may be used by several threads.
 
@@ -128,9 +154,19 @@ class Selector:
         references: what of a device the result depends on.
         drivers: the only ones for whose devices it can be true; None: it names none.
         max_cost: the estimated cost of the worst case; above 1,000,000 the API refuses the selector.
+        weight: bytes of memory that it may come to.
     """
 
-    __slots__ = ("_closure", "_frame", "drivers", "expression", "max_cost", "references")
+    __slots__ = (
+        "_closure",
+        "_frame",
+        "_plain_cost",
+        "drivers",
+        "expression",
+        "max_cost",
+        "references",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -139,14 +175,20 @@ class Selector:
         frame: Callable[[DeviceView], Frame] | None,
         references: References,
         drivers: frozenset[str] | None,
+        *,
         max_cost: int,
+        plain_cost: int | None,
+        weight: int,
     ) -> None:
+        """Keep what was compiled; ``plain_cost`` is that of the worst case where evaluations do not count."""
         self.expression = expression
         self.references = references
         self.drivers = drivers
         self.max_cost = max_cost
+        self.weight = weight
         self._closure = closure
         self._frame = frame
+        self._plain_cost = plain_cost
 
     def matches(self, device: DeviceView) -> bool:
         """Whether the expression is true for the device.
@@ -156,13 +198,32 @@ class Selector:
         """
         if device.error is not None:
             raise CelRuntimeError(device.error)
+        return self._value(device if self._frame is None else self._frame(device))
+
+    def evaluate(self, device: DeviceView) -> Outcome:
+        """Evaluate the expression for the device, and say what that cost."""
+        if device.error is not None:
+            return Outcome(device.error, 1)
+        frame = device if self._frame is None else self._frame(device)
+        value: bool | str
         try:
-            result = self._closure(device if self._frame is None else self._frame(device))
+            value = self._value(frame)
+        except CelRuntimeError as e:
+            value = str(e)
+        if self._plain_cost is not None:
+            return Outcome(value, max(self._plain_cost, 1))
+        assert isinstance(frame, Meter)
+        # The step that went beyond a limit was not done.
+        return Outcome(value, max(min(frame.cost, COST_LIMIT) + min(frame.work, WORK_LIMIT), 1))
+
+    def _value(self, frame: Value) -> bool:
+        try:
+            result = self._closure(frame)
         except RecursionError as e:
             raise CelRuntimeError("the expression is nested too deeply") from e
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
             # Expressions come from users: whatever they get at must not stop the caller.
-            raise CelRuntimeError(f"internal error: {e!r}") from e
+            raise CelRuntimeError(f"internal error: {type(e).__name__}: {str(e)[:200]}") from e
         if result is True or result is False:
             return bool(result)
         raise CelRuntimeError(f"CEL result of type {type_name(result)} could not be converted to bool")
@@ -176,28 +237,35 @@ class Selector:
 
 
 def compile_selector(expression: str, *, environment: Environment = STORED) -> Selector:
-    """Compiles a selector as the scheduler does; the 1024 last used are kept.
+    """Compile a selector as the scheduler does; those used last are kept.
 
-    Neither the length nor the estimated cost is limited here: that is for ``validate_selector``.
+    The limits of the API on length and estimated cost are for ``validate_selector``. Here stand those of this
+    process: 16 KiB of text, and the sizes of types, patterns and macros that it becomes.
 
     Raises:
         CelCompileError: the expression is no selector; says why and where.
     """
-    compiled = _compiled(expression, environment)
+    compiled = _known.get((expression, environment))
+    if compiled is None:
+        try:
+            compiled = _compile(expression, environment)
+        except CelCompileError as e:
+            compiled = str(e)
+        weight = compiled.weight if isinstance(compiled, Selector) else _PER_SELECTOR + len(expression) * 4
+        _known.put((expression, environment), compiled, weight)
     if isinstance(compiled, Selector):
         return compiled
     raise CelCompileError(compiled)
 
 
-@lru_cache(maxsize=1024)
-def _compiled(expression: str, environment: Environment) -> Selector | str:
-    try:
-        return _compile(expression, environment)
-    except CelCompileError as e:
-        return str(e)
+_known: BoundedCache[tuple[str, Environment], Selector | str] = BoundedCache(_CACHE)
 
 
 def _compile(expression: str, environment: Environment) -> Selector:
+    if len(expression) > MAX_STORED_LENGTH or len(expression.encode(errors="replace")) > MAX_STORED_LENGTH:
+        raise CelCompileError(
+            f"an expression of {len(expression)} characters: {MAX_STORED_LENGTH} bytes are allowed"
+        )
     root = _parser.parse(expression)
     functions = _declarations.functions(environment.list_type_attributes or not environment.new)
     _checker.check(root, expression, functions, _VARIABLES, {_DEVICE.name: _fields(environment)})
@@ -211,15 +279,20 @@ def _compile(expression: str, environment: Environment) -> Selector:
         raise CelCompileError(f"must evaluate to bool or the unknown type, not {root.type}")
     try:
         max_cost = estimate_cost(root)
-        # What cannot reach the limit does not pay for counting.
-        compiler = (Compiler if max_cost <= COST_LIMIT else TrackingCompiler)(expression, functions)
-        closure = compiler.compile(root)
+        # What cannot come near a limit does not pay for counting.
+        plain = plain_cost(root, max_cost)
+        compiler = (Compiler if plain is not None else TrackingCompiler)(expression, functions)
+        closure = compiler.branch(root)
         references = find_references(root)
         drivers = find_drivers(root)
     except RecursionError as e:
         raise CelCompileError("the expression is nested too deeply") from e
     frame = _frame_maker(compiler.slots, compiler.aliasing) if compiler.needs_frame else None
-    return Selector(expression, closure, frame, references, drivers, max_cost)
+    weight = _PER_SELECTOR + _PER_NODE * _parser.count(root) + 4 * len(expression)
+    weight += sum(p.weight for p in compiler.patterns.values())
+    return Selector(
+        expression, closure, frame, references, drivers, max_cost=max_cost, plain_cost=plain, weight=weight
+    )
 
 
 def _frame_maker(slots: int, aliasing: bool) -> Callable[[DeviceView], Frame]:

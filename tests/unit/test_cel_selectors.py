@@ -222,7 +222,7 @@ def test_the_cost_is_limited_at_run_time() -> None:
         evaluate(nested)
     with pytest.raises(cel.CelPanic, match="cost limit exceeded"):
         evaluate("lists.range(1000000000000).size() > 0 || true")
-    with pytest.raises(cel.CelPanic, match="cost limit exceeded"):
+    with pytest.raises(cel.CelPanic, match="operation cancelled"):
         evaluate("lists.range(500000).transformMap(i, v, v).size() > 0")
 
 

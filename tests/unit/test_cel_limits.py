@@ -1,0 +1,381 @@
+"""Hostile selectors: what they may cost and keep, at compile time and in one evaluation."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+
+import pytest
+
+from dra_driver import cel
+from dra_driver.api.quantity import Quantity
+from dra_driver.api.resource import Device, DeviceAttribute, DeviceCapacity
+
+DRIVER = "gpu.example.com"
+MODEL = f'device.attributes["{DRIVER}"].model'
+MEMORY = f'device.capacity["{DRIVER}"].memory'
+MIB = 1 << 20
+# 16 MB of values and the same again in frames, caches and copies on the way.
+MOST_MEMORY = 48 * MIB
+MOST_COST = 2_000_000
+
+
+def a_view() -> cel.DeviceView:
+    attributes = {"model": DeviceAttribute(string_value="A100"), "index": DeviceAttribute(int_value=3)}
+    capacity = {"memory": DeviceCapacity(value=Quantity.parse("160Ti"))}
+    return cel.DeviceView(DRIVER, Device(name="gpu-0", attributes=attributes, capacity=capacity))
+
+
+def binds(start: str, step: str, count: int, result: str) -> str:
+    """Nested ``cel.bind``: each value is made of the one before it, ``@`` in ``step`` and ``result``."""
+    text = f"cel.bind(a0, {start}, "
+    for i in range(count):
+        text += f"cel.bind(a{i + 1}, {step.replace('@', f'a{i}')}, "
+    return text + result.replace("@", f"a{count}") + ")" * (count + 1)
+
+
+def peak_of(selector: cel.Selector, view: cel.DeviceView) -> tuple[cel.Outcome, int]:
+    tracemalloc.start()
+    try:
+        outcome = selector.evaluate(view)
+        return outcome, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def letters(count: int, letter: str = "a") -> str:
+    """A literal of so many letters."""
+    return f'"{letter * count}"'
+
+
+def long(count: int, times: int) -> str:
+    """A text of count x times letters."""
+    return f'{letters(count)}.replace("a", {letters(times)})'
+
+
+def each(count: int, test: str) -> str:
+    return f"lists.range({count}).all(x, {test})"
+
+
+def kept(count: int, value: str) -> str:
+    return f"lists.range({count}).map(x, {value}) != []"
+
+
+# Each would take far more than the limits, most of them more than any machine has.
+HOSTILE = {
+    "replace, chained": letters(4) + '.replace("a", "aaaaaaaaaa")' * 12 + ' != ""',
+    "replace of nothing": letters(4) + f'.replace("", {letters(20)})' * 12 + ' != ""',
+    "replace, with a long text": long(1000, 1000) + f'.replace("a", {letters(1000)}) != ""',
+    "replace of wide characters": letters(1000) + f'.replace("a", {letters(5000, "€")}) != ""',
+    "text doubled by bind": binds(letters(10), "@ + @", 40, '@ != ""'),
+    "bytes doubled by bind": binds("b" + letters(10), "@ + @", 40, '@ != b""'),
+    "list doubled by bind": binds("[1, 2, 3]", "@ + @", 40, "@.size() > 0"),
+    "join with a long separator": f'lists.range(20000).map(x, "a").join({letters(1000)}) != ""',
+    "join of one text many times": f'lists.range(30000).map(x, {letters(1000)}).join() != ""',
+    "format of texts": kept(30, f'"{"%s" * 1000}".format(dyn(lists.range(1000).map(y, {letters(1000)})))'),
+    "format of lists in lists": binds("[1, 2]", "[@, @]", 60, '"%s".format([@]) != ""'),
+    "format of maps in maps": binds("{1: 2}", '{"a": dyn(@), "b": dyn(@)}', 30, '"%s".format([@]) != ""'),
+    "format in hexadecimal": kept(9000, f'"%X".format([{letters(1000)}])'),
+    "quoted, again and again": binds("'\"'", "strings.quote(@)", 60, '@ != ""'),
+    "split into characters": kept(3000, letters(1000) + '.split("")'),
+    "split, again and again": each(30000, letters(1000) + '.split("a").size() > 0'),
+    "findAll in a long text": long(1000, 500) + '.findAll("a").size() > 0',
+    "findAll that looks to the end": long(1000, 50) + '.findAll("a.*b|a").size() > 0',
+    "range": "lists.range(999999999999).size() > 0",
+    "the longest range": "lists.range(9223372036854775807).size() > 0",
+    "ranges that are kept": kept(1000, "lists.range(100000)"),
+    "lists that are copied": f"cel.bind(a, lists.range(300000), {each(10000, '(a + a).size() > 0')})",
+    "equality of lists in lists": binds("[1, 2]", "[@, @]", 60, "@ == @"),
+    "inequality of lists in lists": binds("[1, 2]", "[@, @]", 60, "@ != @"),
+    "equality of maps in maps": binds("{1: 2}", '{"a": dyn(@), "b": dyn(@)}', 30, "@ == @"),
+    "equality of optionals": binds("[1, 2]", "[optional.of(dyn(@)), optional.of(dyn(@))]", 30, "@ == @"),
+    "membership of lists in lists": binds("[1, 2]", "[@, @]", 60, "@ in [@]"),
+    "includes of lists in lists": binds("[1, 2]", "[@, @]", 60, "[@].includes(@)"),
+    "distinct of lists in lists": binds("[1, 2]", "[@, @]", 60, "[@, @].distinct().size() == 1"),
+    "sets of lists in lists": binds("[1, 2]", "[@, @]", 60, "sets.equivalent([@], [@])"),
+    "indexOf of lists in lists": binds("[1, 2]", "[@, @]", 60, "[@].indexOf(@) == 0"),
+    "lists in lists, by map": "cel.bind(a, [1, 2]" + ".map(x, [x, x])" * 40 + ", a == a)",
+    "flatten of lists in lists": binds("[1, 2]", "[@, @]", 60, "dyn(@).flatten(100).size() > 0"),
+    "entries of maps": "lists.range(500000).transformMap(i, v, v).size() > 0",
+    "steps in steps": "lists.range(1000).all(x, lists.range(1000).all(y, x != y || true))",
+    "steps in maps": "device.attributes.all(a, " + "[1, 2, 3, 4, 5, 6, 7].all(x, " * 8 + "true" + ")" * 9,
+    "steps that fail": 'lists.range(900000).exists(x, device.attributes["x"].y == 1 && {1: 2}[3] == 4)',
+    "sums that share a decimal": kept(60000, f"{MEMORY}.add(1)"),
+    "large quantities": kept(60000, 'quantity("1e999").add(x)'),
+    "quantities of long texts": each(60000, f'isQuantity({letters(900, "9")} + string(x) + "e99")'),
+    "versions of long texts": each(60000, f'isSemver("1.2.3-" + string(x) + {letters(400, ".a")})'),
+    "time zones that do not exist": each(60000, 'timestamp(0).getHours("A" + string(x)) > 0 || true'),
+    "networks": each(200000, 'cidr("fe80::/64").containsCIDR("fe80::/64")'),
+    "parameters of URLs": each(9000, f'url("https://a/?" + {letters(2000, "a&")}).getQuery().size() == 1'),
+    "escapes of URLs": each(9000, f'url("https://a/" + {letters(2000, "<")}).getEscapedPath() != ""'),
+    "a long text, again and again": f"cel.bind(t, {long(1000, 900)}, "
+    + each(90000, 't.indexOf("b") > 0 || true') + ")",
+    "search from the right": f"cel.bind(t, {long(1000, 50)}, "
+    + each(90, f't.lastIndexOf({letters(500)} + "b" + {letters(500)}) < 0') + ")",
+    "conversions of a long text": f'cel.bind(t, {letters(1000, "1")}.replace("1", {letters(900, "1")}), '
+    + each(90000, "double(t) > 0.0 || true") + ")",
+    "patterns that are made": each(90000, '"a".matches("(a{99}){9}" + string(x)) || true'),
+    "patterns that are refused": each(90000, '"a".matches("(\\\\pL{60}){9}" + string(x)) || true'),
+    "patterns that are no patterns": each(90000, '"a".matches("(" + string(x)) || true'),
+    "a pattern on a long text": long(1000, 1000) + '.matches("(a?){500}a{500}b")',
+    "a pattern again and again": each(90000, '"aaaaaaaaaaaaaaaa".matches("[^b]{500}b") || true'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_evaluation_is_cancelled(name: str) -> None:
+    outcome = cel.compile_selector(HOSTILE[name]).evaluate(a_view())
+    assert isinstance(outcome.value, str), "it has a result"
+    assert outcome.value.startswith("operation cancelled: ")
+    assert len(outcome.value) < 300
+    assert outcome.cost <= MOST_COST
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "replace, with a long text",
+        "replace of wide characters",
+        "text doubled by bind",
+        "join of one text many times",
+        "format of texts",
+        "split into characters",
+        "ranges that are kept",
+        "large quantities",
+        "patterns that are made",
+    ],
+)
+def test_a_hostile_evaluation_is_cancelled_within_its_memory(name: str) -> None:
+    outcome, peak = peak_of(cel.compile_selector(HOSTILE[name]), a_view())
+    assert isinstance(outcome.value, str)
+    assert peak < MOST_MEMORY
+
+
+# What Kubernetes would evaluate within its cost limit has a result here as well.
+LARGE = [
+    long(1000, 4000) + ".size() == 4000000",
+    binds('"a"', "@ + @", 22, "@.size() == 4194304"),
+    binds("[1]", "@ + @", 17, "@.size() == 131072"),
+    f'lists.range(1000).map(x, {letters(1000)}).join(",").size() == 1000999',
+    'lists.range(10000).map(x, string(x)).join(",").split(",").size() == 10000',
+    '"%s".format([lists.range(2000)]).size() > 2000',
+    "lists.range(900000).size() == 900000",
+    each(100000, "x >= 0"),
+    each(300, "lists.range(300).all(y, x + y >= 0)"),
+    "sets.equivalent(lists.range(600), lists.range(600).reverse())",
+    "lists.range(500).map(x, [x]).distinct().size() == 500",
+    "lists.range(600).map(x, -x).sort()[0] == -599",
+    "lists.range(60000).transformMap(i, v, v).size() == 60000",
+    each(50000, f'{MODEL}.matches("^A[0-9]+$")'),
+    each(1000, f'{MODEL}.findAll("[0-9]").size() == 3'),
+    each(1000, '"a1".matches("[a-z]" + string(1))'),
+    each(500, f"{MEMORY}.add(1).isGreaterThan({MEMORY}) || true"),
+    each(2000, 'isSemver("1.2." + string(x))'),
+    each(2000, 'isIP("10.0.0." + string(x % 256))'),
+    each(2000, 'timestamp(0).getHours("America/New_York") == 19'),
+    '"a".matches("a{1,1000}") && "é€".matches("^[^a]{2}$") && "x".matches("(?i)^X$")',
+    '"b".matches(r"^(?P<n>[[:alpha:]]|[^\\]a-]|\\Q((((\\E|\\x{1F600}|\\p{Greek}|{,3}){1,9}$")',
+]
+
+
+@pytest.mark.parametrize("expression", LARGE)
+def test_what_kubernetes_allows_has_a_result(expression: str) -> None:
+    assert cel.compile_selector(expression).evaluate(a_view()).value is True
+
+
+def test_a_limit_says_what_was_asked_and_what_is_allowed() -> None:
+    outcome = cel.compile_selector(HOSTILE["replace, with a long text"]).evaluate(a_view())
+    assert re.fullmatch(
+        "operation cancelled: a string of 1001000000 bytes is too large: "
+        r"an evaluation may make 16000000 bytes in all, \d+ are left",
+        str(outcome.value),
+    )
+
+
+def test_nothing_absorbs_a_limit() -> None:
+    hostile = HOSTILE["equality of lists in lists"]
+    for expression in (
+        f"({hostile}) || true",
+        f"[1].exists(x, {hostile}) || true",
+        f"[{hostile}].size() == 1",
+    ):
+        with pytest.raises(cel.CelPanic):
+            cel.compile_selector(expression).matches(a_view())
+
+
+# --- compiling ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("true" + " " * 16_384, "16384 bytes are allowed"),
+        ('"' + "é" * 9_000 + '" == ""', "16384 bytes are allowed"),
+        ("optional.of(1)" + ".optMap(x, x)" * 200 + ".hasValue()", "more than 20000 parts"),
+        (binds("{1: 1}", "{@: @}", 60, "true"), "types in the expression are too large"),
+        (
+            "".join(f"cel.bind(a{i}, [], " for i in range(41))
+            + " && ".join(f"a{i} == [{{a{i + 1}[0]: a{i + 1}[0]}}]" for i in range(40))
+            + ")" * 41,
+            "types in the expression are too large",
+        ),
+        ('"a".matches("(a{100}){11}")', "invalid repetition size"),
+        ('"a".matches("a{1001}")', "invalid repetition size"),
+        ('"a".matches("(((a{10}){10}){10}){2}")', "invalid repetition size"),
+        ('"a".matches("' + "(" * 1001 + "a" + ")" * 1001 + '")', "nests too deeply: 1000"),
+        ('"a".matches("(' + "ab" * 2000 + '){1000}")', "more than 16384 parts"),
+        ('"a".matches("' + "|".join(f".{{{i}}}a" for i in range(1000)) + '")', "more than 16384 parts"),
+        ('"a".matches("\\\\pL{300}")', "more than 16384 instructions"),
+        ('"a".matches("\\\\C")', "invalid escape sequence"),
+        (" || ".join(f'"a".matches("a{i}")' for i in range(65)), "64 regular expressions"),
+        (" || ".join(f'"a".matches("{i}.{{999}}")' for i in range(3)), "16384"),
+    ],
+)
+def test_what_grows_while_it_is_compiled_is_refused(expression: str, message: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(cel.CelCompileError, match=message) as caught:
+            cel.compile_selector(expression)
+        assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 500
+
+
+def test_the_longest_expressions_of_the_api_compile() -> None:
+    # Links of optMap, types, patterns, terms: each in numbers that a person might write by machine.
+    for expression in (
+        "true" + " " * 16_380,
+        " && ".join(["1 + 1 + 1 == 3"] * 550),
+        " && ".join(["[1].all(x, [x] == [1])"] * 400),
+        " || ".join(f'"a{i}".matches("^a{i}$")' for i in range(64)),
+        "optional.of(1)" + ".optMap(x, x)" * 8 + ".hasValue()",
+        binds("[1]", "[@]", 80, "@ == @"),
+    ):
+        assert len(expression) <= cel.MAX_STORED_LENGTH
+        assert cel.compile_selector(expression).evaluate(a_view()).value is True
+
+
+# --- messages -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f'{{"a": 1}}[{long(1000, 1000)}] == 1',
+        f"{{1: 2}}[?{long(1000, 1000)}.size()].value() == 1",
+        binds("[1, 2]", "[@, @]", 60, "{1: 2}[dyn(@)] == 1"),
+        binds("[1, 2]", "[@, @]", 60, "[1][dyn(@)] == 1"),
+        binds("[1, 2]", "[@, @]", 60, "[?dyn(@)] == []"),
+        binds("[1, 2]", "[@, @]", 60, "{?1: dyn(@)} == {}"),
+        binds("[1, 2]", "[@, @]", 60, "optional.unwrap([dyn(@)]) == []"),
+        f"timestamp(0).getHours({long(1000, 1000)}) == 1",
+        f"semver({long(1000, 1000)}).major() == 1",
+        f"quantity({long(1000, 1000)}).isInteger()",
+        f'url("https://a/" + {long(1000, 1000)}).getHost() == ""',
+        f"ip({long(1000, 1000)}).family() == 4",
+        f'"a".matches("(" + {long(1000, 9)})',
+        f'"a".matches({long(1000, 11)})',
+    ],
+)
+def test_a_message_is_short_whatever_it_is_about(expression: str) -> None:
+    outcome, peak = peak_of(cel.compile_selector(expression), a_view())
+    assert isinstance(outcome.value, str)
+    assert len(outcome.value) < 300
+    assert peak < MOST_MEMORY
+
+
+# --- costs --------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_has_a_cost_that_repeats() -> None:
+    expressions = [
+        "true",
+        f'{MODEL} == "A100"',
+        f'{MODEL}.matches("^A[0-9]+$")',
+        f'device.attributes["{DRIVER}"].all(k, k != "x")',
+        "lists.range(1000).all(x, x >= 0)",
+        f'{MODEL}.matches("^" + {MODEL} + "$")',
+        f"{MEMORY}.add(1).isGreaterThan({MEMORY}) || true",
+    ]
+    first = [cel.compile_selector(e).evaluate(a_view()) for e in expressions]
+    assert first == [cel.compile_selector(e).evaluate(a_view()) for e in expressions]
+    assert all(outcome.value is True for outcome in first)
+    costs = [outcome.cost for outcome in first]
+    assert min(costs) == costs[0] == 1
+    assert max(costs[:4]) < 1000 < costs[4]
+
+
+def test_the_cost_grows_with_the_work() -> None:
+    def cost(expression: str) -> int:
+        return cel.compile_selector(expression).evaluate(a_view()).cost
+
+    assert cost("lists.range(2000).all(x, x >= 0)") == pytest.approx(
+        2 * cost("lists.range(1000).all(x, x >= 0)"), rel=0.1
+    )
+    assert cost(HOSTILE["equality of lists in lists"]) > 1_000_000
+    assert cost(f'{long(1000, 1000)} != ""') > 1_000_000 // 16
+
+
+def test_a_failed_evaluation_costs_as_well() -> None:
+    outcome = cel.compile_selector('device.attributes["x"].y == "z"').evaluate(a_view())
+    assert outcome == cel.Outcome("no such key: y", outcome.cost)
+    assert outcome.cost >= 1
+    broken = cel.DeviceView(DRIVER, Device(name="g", attributes={"v": DeviceAttribute(version_value="one")}))
+    assert cel.compile_selector("true").evaluate(broken).cost == 1
+
+
+def test_what_people_write_is_not_counted_one_step_at_a_time() -> None:
+    # Its cost is that of the worst case, known when it is compiled.
+    for expression in (
+        f'{MODEL} in ["A100", "H100"] && {MEMORY}.compareTo(quantity("40Gi")) >= 0',
+        f'has(device.attributes["{DRIVER}"].model) && {MODEL}.startsWith("A")',
+        f'cel.bind(a, device.attributes["{DRIVER}"], a.model == "A100" && a.index < 4)',
+        f'{MODEL}.lowerAscii().matches("^(nvidia )?[ah][0-9]+")',
+        f'device.attributes["{DRIVER}"].?absent.orValue("") != "x"',
+    ):
+        selector = cel.compile_selector(expression)
+        assert selector.evaluate(a_view()).cost < 1000
+        assert selector.evaluate(a_view()).cost >= selector.max_cost
+
+
+# --- what is kept -------------------------------------------------------------------------------------------
+
+
+def test_long_versions_are_not_kept() -> None:
+    text = '"1.2.3-" + string(x) + "' + ".a" * 110 + '"'
+    selector = cel.compile_selector(f"lists.range(700).all(x, isSemver({text}))")
+    selector.evaluate(a_view())
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        assert cel.compile_selector(f"lists.range(700).all(x, semver({text}).major() == 1)").matches(a_view())
+        assert tracemalloc.get_traced_memory()[0] - before < MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_selector_weighs_at_least_what_it_takes() -> None:
+    for expression in (
+        " && ".join(["dyn(1) < dyn(1)"] * 300),
+        " && ".join(["1 + 1 + 1 + 1 == 4"] * 300),
+        " && ".join(["[1].all(x, [x] == [1])"] * 300),
+        " && ".join(["{} == {}"] * 300),
+    ):
+        cel.compile_selector(expression.replace("1", "2"))
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            selector = cel.compile_selector(expression)
+            assert tracemalloc.get_traced_memory()[0] - before < selector.weight
+        finally:
+            tracemalloc.stop()
+
+
+def test_patterns_weigh_what_they_may_come_to() -> None:
+    small = cel.compile_selector(f'{MODEL} == "A100"').weight
+    patterns = cel.compile_selector(" || ".join(f'"a".matches("a{i}")' for i in range(64))).weight
+    large = cel.compile_selector('"a".matches(".{999}")').weight
+    assert small < 20_000
+    assert patterns > 64 * 100_000
+    assert large > MIB
