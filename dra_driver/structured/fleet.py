@@ -187,7 +187,7 @@ class Fleet:
         return frozenset(columns)
 
     def _of_expression(self, snapshot: Snapshot, expression: str, budget: Budget) -> set[Column]:
-        references = snapshot.selectors.references(expression)
+        references = snapshot.selectors.references(expression, budget)
         if references is None:
             return set()
         if references.everything or references.representation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Final
 
 from dra_driver import cel
 from dra_driver.structured.budget import Budget
@@ -11,21 +12,45 @@ from dra_driver.structured.types import Features
 
 __all__ = ["SelectorCache"]
 
-# Claims bring their own expressions: what the cache holds is bounded, whoever writes them.
-_MOST_EXPRESSIONS = 4096
+# Claims bring their own expressions: what the cache holds is bounded, whoever writes them. Selectors that are
+# kept weigh 64 MiB at most, thousands of ordinary ones; results, which take some 250 bytes each, as much.
+_MOST_BYTES: Final = 64 << 20
+_MOST_RESULTS: Final = 1 << 18
+# A unit of an evaluation's cost takes 0.2 µs at worst, a character of an expression 5 µs to compile.
+_COST_PER_STEP: Final = 25
+_STEPS_TO_COMPILE: Final = 20
+
+
+class _Known:
+    """An expression: the selector, or why it does not compile; its results by what it can see of a device."""
+
+    __slots__ = ("outcomes", "results", "selector", "weight")
+
+    def __init__(self, selector: cel.Selector | str, weight: int) -> None:
+        self.selector = selector
+        self.weight = weight
+        self.results: dict[Hashable, cel.Outcome] = {}
+        # There are few different outcomes, for however many devices.
+        self.outcomes: dict[cel.Outcome, cel.Outcome] = {}
 
 
 class SelectorCache:
     """Compiled expressions and their results. Shared by all snapshots of a cluster."""
 
-    def __init__(self, features: Features) -> None:
+    def __init__(
+        self, features: Features, *, most_bytes: int = _MOST_BYTES, most_results: int = _MOST_RESULTS
+    ) -> None:
+        """Make an empty cache for so many bytes of selectors and so many results."""
+        self._most_bytes = most_bytes
+        self._most_results = most_results
         self._lists = features.list_type_attributes
         self._environment = cel.Environment(
             list_type_attributes=features.list_type_attributes,
             consumable_capacity=features.consumable_capacity,
         )
-        # The selector, or why it does not compile; and its results by what it can see of a device.
-        self._known: dict[str, tuple[cel.Selector | str, dict[Hashable, bool | str]]] = {}
+        self._known: dict[str, _Known] = {}
+        self._weight = 0
+        self._results = 0
 
     def matches(self, expression: str, entry: DeviceEntry, budget: Budget | None = None) -> bool | str:
         """Return the result, or why there is none (it does not compile, or an attribute is absent …).
@@ -37,40 +62,70 @@ class SelectorCache:
                 write, are judged without a question).
 
         Raises:
-            BudgetExhausted: the question that pays for the evaluation has no steps or no time left.
+            BudgetExhausted: the question has no steps or no time left. The result is kept all the same.
         """
+        return self.evaluate(expression, entry, budget).value
+
+    def evaluate(self, expression: str, entry: DeviceEntry, budget: Budget | None = None) -> cel.Outcome:
+        """Return the result with its cost, which the budget pays once. As for ``matches``."""
         known = self._known.get(expression)
         if known is None:
-            known = self._compile(expression)
-        selector, results = known
+            known = self._compile(expression, budget)
+        selector = known.selector
         if isinstance(selector, str):
-            return selector
+            return cel.Outcome(selector, 1)
         view = self.view(entry)
         if view.error is not None:
-            return view.error
+            return cel.Outcome(view.error, 1)
         key = selector.projection_key(view)
-        result = results.get(key)
-        if result is None:
+        outcome = known.results.get(key)
+        if outcome is None:
+            outcome = selector.evaluate(view)
+            self._keep(known, key, known.outcomes.setdefault(outcome, outcome))
             if budget is not None:
-                budget.spend()
-            result = results[key] = _evaluate(selector, view)
-        return result
+                budget.spend(1 + outcome.cost // _COST_PER_STEP)
+        return outcome
 
-    def _compile(self, expression: str) -> tuple[cel.Selector | str, dict[Hashable, bool | str]]:
-        if len(self._known) >= _MOST_EXPRESSIONS:
-            self._known.clear()
+    def _keep(self, known: _Known, key: Hashable, outcome: cel.Outcome) -> None:
+        if self._results >= self._most_results:
+            for other in self._known.values():
+                if self._results <= self._most_results // 2:
+                    break
+                self._forget(other)
+        known.results[key] = outcome
+        self._results += 1
+
+    def _forget(self, known: _Known) -> None:
+        self._results -= len(known.results)
+        known.results = {}
+        known.outcomes = {}
+
+    def _compile(self, expression: str, budget: Budget | None) -> _Known:
         selector: cel.Selector | str
         try:
             selector = cel.compile_selector(expression, environment=self._environment)
         except cel.CelCompileError as e:
             selector = f"does not compile: {e}"
-        known = self._known[expression] = (selector, {})
+        weight = selector.weight if isinstance(selector, cel.Selector) else 1024 + 4 * len(expression)
+        known = _Known(selector, weight)
+        self._weight += weight
+        while self._weight > self._most_bytes and self._known:
+            oldest = next(iter(self._known))
+            self._weight -= self._known[oldest].weight
+            self._forget(self._known.pop(oldest))
+        self._known[expression] = known
+        if budget is not None:
+            budget.spend(_STEPS_TO_COMPILE + len(expression))
         return known
 
-    def references(self, expression: str) -> cel.References | None:
-        """What of a device the result depends on; None where the expression does not compile."""
-        known = self._known.get(expression) or self._compile(expression)
-        return None if isinstance(known[0], str) else known[0].references
+    def references(self, expression: str, budget: Budget | None = None) -> cel.References | None:
+        """Return what of a device the result depends on; None where the expression does not compile.
+
+        Raises:
+            BudgetExhausted: as for ``matches``.
+        """
+        known = self._known.get(expression) or self._compile(expression, budget)
+        return None if isinstance(known.selector, str) else known.selector.references
 
     def view(self, entry: DeviceEntry) -> cel.DeviceView:
         """What selectors see of the device."""
@@ -78,10 +133,3 @@ class SelectorCache:
         if view is None:
             view = entry.content = cel.DeviceView(entry.id.driver, entry.device, list_attributes=self._lists)
         return view
-
-
-def _evaluate(selector: cel.Selector, view: cel.DeviceView) -> bool | str:
-    try:
-        return selector.matches(view)
-    except cel.CelRuntimeError as e:
-        return str(e)

@@ -200,7 +200,7 @@ def test_requests_for_different_devices_are_matched_and_not_only_counted() -> No
     cluster = fleet(1, gpus=4)
     budget = Budget()
     assert isinstance(allocate(cluster, [claim("c", exactly(1), *of)], budget=budget), DoesNotFit)
-    assert budget.spent < 100
+    assert budget.spent < 500
     assert isinstance(allocate(cluster, [claim("c", exactly(1), exactly(1), *of[:2])]), Allocated)
 
 
