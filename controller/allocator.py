@@ -423,6 +423,8 @@ class Allocator:
             case Refuse():
                 self._note_refusal(pod, shape, budget, decision)
                 await self._refuse(pod, decision, shape)
+                if not decision.undo:
+                    self._report_to_others(pod, group, decision, shape)
             case Proceed():
                 await self._proceed_all(group)
             case _:
@@ -437,6 +439,14 @@ class Allocator:
                 for member, _ in decision:
                     self._allocated(member)
                 await self._proceed_all(group)
+
+    def _report_to_others(self, pod: Pod, group: Gang, decision: Refuse, shape: bytes) -> None:
+        """Tell the other members of a group why they wait; nothing else may lead to a look at them."""
+        for member in group.members:
+            waits = not (member.spec.node_name or is_finished(member))
+            if waits and member.metadata.uid != pod.metadata.uid:
+                self._waiting.add(member, shape, decision.message)
+                self._recorder.event(PODS, member, "Warning", "FailedAllocation", decision.message)
 
     async def _proceed_all(self, group: Gang) -> None:
         for member in group.members:

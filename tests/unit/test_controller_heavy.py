@@ -9,7 +9,7 @@ from test_controller_groups import member
 
 from controller.groups import LARGEST_GROUP
 from controller.heavy import DECISION_SECONDS, HeavyQuestions
-from dra_driver.api.core import NODES, PODS
+from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.structured import Budget
@@ -196,6 +196,8 @@ def test_a_group_costs_one_decision_and_not_one_for_each_member():
     async def scenario(h):
         assert h.held() == []
         assert len({e for e in h.events("FailedAllocation") if "all 5 pods together" in e}) == 1
+        told = {e.involved_object.name for e in h.cluster.all(EVENTS) if e.reason == "FailedAllocation"}
+        assert {f"m{i}" for i in range(5)} <= told
         before = h.decisions()
         # An event of each member is no reason to solve the group again.
         for i in range(5):
