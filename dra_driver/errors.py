@@ -20,6 +20,7 @@
     ├── NotLeading                a write was not sent: another process may hold the lease
     ├── DiscoveryError            a backend cannot look at the hardware
     └── PrepareError              a claim cannot be prepared; the text goes to the pod's Event
+        └── DeviceNodeAbsent      its document would name a device node that is not there
 
 "It does not fit" is not an exception: allocation returns it as a value with reasons.
 """
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigurationError",
     "Conflict",
     "DecodeError",
+    "DeviceNodeAbsent",
     "DiscoveryError",
     "DraError",
     "Forbidden",
@@ -167,3 +169,7 @@ class PrepareError(DraError):
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+class DeviceNodeAbsent(PrepareError):
+    """The device node of a claim's device is not on the host, so that no document may name it."""

@@ -238,12 +238,17 @@ class CdiHook:
 
 @dataclass(frozen=True, slots=True)
 class CdiMaterial:
-    """What a container needs on the side of the operating system to use one device."""
+    """What a container needs on the side of the operating system to use one device.
+
+    Attributes:
+        simulated: there is no such hardware: it is named whether it is there or not.
+    """
 
     device_nodes: tuple[DeviceNode, ...] = ()
     mounts: tuple[CdiMount, ...] = ()
     env: Mapping[str, str] | None = None
     hooks: tuple[CdiHook, ...] = ()
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,23 @@ class Bindings:
             facts[device.device] = (self._functions.group(binding.address), before)
         return annotated(bound(record, facts)) if facts else record
 
+    def locate(self, record: PreparedClaim) -> PreparedClaim:
+        """The record and its document, which names no groups, with those that the functions are in now.
+
+        Raises:
+            PrepareError: a function is in no group, or is not there.
+        """
+        facts: dict[str, tuple[str, str]] = {}
+        for device, binding in bindings_of(record):
+            group = self._functions.group(binding.address)
+            if not group:
+                raise PrepareError(
+                    f"device {device.device}: PCI function {binding.address} is in no IOMMU group now",
+                    retryable=True,
+                )
+            facts[device.device] = (group, binding.driver_before)
+        return annotated(bound(record, facts))
+
     def bind(self, record: PreparedClaim) -> bool:
         """Binds what is not bound yet; says whether there was anything.
 

@@ -49,6 +49,10 @@ class CdiDirectory:
         """See ``stores.Specs.verify``."""
         return await self._in_thread(lambda: self._verify(uid, cdi.encode(spec)))
 
+    async def holds(self, uid: Uid, spec: cdi.Spec) -> bool:
+        """See ``stores.Specs.holds``."""
+        return await self._in_thread(lambda: self._holds(uid, cdi.encode(spec)))
+
     async def remove(self, uid: Uid) -> None:
         """See ``stores.Specs.remove``."""
         await self._in_thread(lambda: self._remove(uid))
@@ -73,14 +77,17 @@ class CdiDirectory:
         files.write(self._file(uid), data, FILE_MODE, content=False, name=False)
 
     def _verify(self, uid: Uid, data: bytes) -> bool:
-        file = self._file(uid)
-        try:
-            if file.read_bytes() == data and file.stat().st_mode & 0o777 == FILE_MODE:
-                return False
-        except FileNotFoundError:
-            pass
+        if self._holds(uid, data):
+            return False
         self._write(uid, data)
         return True
+
+    def _holds(self, uid: Uid, data: bytes) -> bool:
+        file = self._file(uid)
+        try:
+            return file.read_bytes() == data and file.stat().st_mode & 0o777 == FILE_MODE
+        except FileNotFoundError:
+            return False
 
     def _remove(self, uid: Uid) -> None:
         files.remove(self._file(uid))

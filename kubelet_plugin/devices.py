@@ -194,6 +194,7 @@ class DeviceTable:
                 no_passthrough=why_not,
                 found=None if why_not else found.device,
                 away=name in self._away,
+                simulated=found.material.simulated,
             )
             if control is not None:
                 for partition in _partitions(found, device):
@@ -270,4 +271,5 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
             ),
             controllable=True,
             attributes={**found.device.attributes, **p.profile.attributes},
+            simulated=gpu.simulated,
         )

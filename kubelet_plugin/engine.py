@@ -11,12 +11,14 @@ Between calls nothing is kept that another instance of the plugin could make unt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 import tenacity
 
@@ -31,16 +33,20 @@ from dra_driver.preparation import (
     NodeDevice,
     PreparedClaim,
     PreparedDevice,
+    check_identity,
     check_uid,
     plan,
+    renewed,
 )
 from kubelet_plugin.hardware import Hardware, NoHardware
+from kubelet_plugin.host_files import EverythingThere, Host
 from kubelet_plugin.locks import ClaimLocks, NoOtherInstance, Turn
 from kubelet_plugin.metadata_directory import Metadata, NoMetadata
 from kubelet_plugin.recovery import Recovery
 from kubelet_plugin.signals import Changes
 from kubelet_plugin.stores import NO_CHECKPOINT, Checkpoints, Specs
 from kubelet_plugin.transaction import Transactions
+from kubelet_plugin.upkeep import Upkeep
 
 __all__ = ["ClaimReference", "Engine", "Timing"]
 
@@ -83,6 +89,8 @@ class Engine:
 
     Args:
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host.
+        host: what is there of what documents name; defaults to everything.
+        complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
         tell: called with kind (see ``notices``) and text of what somebody should know.
     """
 
@@ -101,6 +109,8 @@ class Engine:
         boot_id: str = "",
         metadata: Metadata | None = None,
         metadata_directory: str = "",
+        host: Host | None = None,
+        complete: Callable[[], bool] = lambda: True,
         tell: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._driver = driver
@@ -118,6 +128,7 @@ class Engine:
         self._boot_id = boot_id
         self._metadata: Metadata = metadata or NoMetadata()
         self._metadata_directory = metadata_directory
+        self._host: Host = host or EverythingThere()
         self._recovery = Recovery(driver, checkpoints, tell)
         self._steps = Transactions(
             driver=driver,
@@ -126,13 +137,30 @@ class Engine:
             hardware=self._hardware,
             metadata=self._metadata,
             metadata_directory=metadata_directory,
+            host=self._host,
+        )
+        self._upkeep = Upkeep(
+            driver=driver,
+            checkpoints=checkpoints,
+            steps=self._steps,
+            hardware=self._hardware,
+            host=self._host,
+            devices=devices,
+            complete=complete,
+            boot_id=boot_id,
+            tell=tell,
         )
         self._restoring = False
 
     @property
     def claims(self) -> tuple[PreparedClaim, ...]:
-        """What this instance remembers, without waiting for another one."""
-        return tuple(self._checkpoints.current)
+        """The claims that hold something, as this instance remembers, without waiting for another one."""
+        return tuple(c for c in self._checkpoints.current if not c.ended)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether there are claims whose documents are not known to be right: ``renew`` tries again."""
+        return bool(self._upkeep.unsettled)
 
     @property
     def failures(self) -> Counter[str]:
@@ -144,7 +172,8 @@ class Engine:
     async def restore(self) -> None:
         """Brings records and files together after a start: finishes or undoes whatever a crash left.
 
-        A claim that cannot be put in order now is logged and stays as it is; its next call tries again.
+        Documents wait for the devices to be known; ``renew`` writes them. A claim that cannot be put in order
+        now is logged and stays as it is; its next call tries again.
 
         Raises:
             PrepareError: another instance does not let us.
@@ -174,20 +203,19 @@ class Engine:
             known |= await self._recovery.recover(problem, known, files)
         # First of all: what is undone for one claim may be needed by another.
         self._steps.holdings = Holdings(self._checkpoints.current)
-        rebooted = self._rebooted()
+        before = self._checkpoints.current.boot_id
         for record in tuple(self._checkpoints.current):
-            lost = rebooted and (record.touches_hardware or record.names_device_numbers)
-            await self._restart(record.uid, record, Event.REBOOT if lost else Event.RESTART)
+            await self._upkeep.put_in_order(record.uid, record)
         for uid in files.keys() - known:
             if self._recovery.is_orphan(uid, files[uid]):
-                await self._restart(uid, None)
+                await self._upkeep.put_in_order(uid, None)
         await self._remove_metadata_of_nobody()
         try:
             # Last: a crash before it does all of the above again.
             await self._note_boot()
         except OSError as e:
             log.error("the boot ID could not be written down", error=str(e))
-        log.info("claims restored", claims=len(self._checkpoints.current), rebooted=rebooted)
+        log.info("claims restored", claims=len(self._checkpoints.current), boot_before=before)
 
     async def _remove_metadata_of_nobody(self) -> None:
         try:
@@ -195,10 +223,6 @@ class Engine:
                 await self._metadata.remove(uid)
         except OSError as e:
             log.error("metadata files of claims that are gone could not be removed", error=str(e))
-
-    def _rebooted(self) -> bool:
-        before = self._checkpoints.current.boot_id
-        return bool(self._boot_id and before) and self._boot_id != before
 
     async def _note_boot(self) -> None:
         """Records of this boot must never look like those of the one before, whose devices nobody uses."""
@@ -211,44 +235,52 @@ class Engine:
             self._steps.holdings = Holdings(self._checkpoints.current)
             self._released.notify()
 
-    async def _restart(self, uid: Uid, record: PreparedClaim | None, event: Event = Event.RESTART) -> None:
-        state = record.state if record else ClaimState.ABSENT
-        if state is ClaimState.STARTED:
-            log.warning("undoing a prepare that did not end", uid=uid)
-        elif event is Event.REBOOT:
-            log.info("the reboot ended what a claim had; it is prepared anew when it is wanted", uid=uid)
-        try:
-            state, _ = await self._steps.carry_out(uid, record, state, event)
-        except (OSError, DraError) as e:
-            log.error("a claim could not be put in order", uid=uid, state=state.value, error=str(e))
-            return
-        except Exception:
-            # A bug in a backend must not end the plugin at each of its starts.
-            log.exception("a claim could not be put in order", uid=uid, state=state.value)
-            return
-        if state is ClaimState.ABSENT:
-            self._steps.holdings.release(uid)
-
     # --- now and then ---------------------------------------------------------------------------------------
 
     async def prepared(self) -> tuple[PreparedClaim, ...]:
-        """The records of prepared claims, also of those that another instance prepared."""
+        """The records of claims that are prepared or were before a reboot, whichever instance did it."""
         async with self._turn.held(asyncio.get_running_loop().time() + self._timing.budget):
-            return tuple(c for c in self._checkpoints.current if c.state is ClaimState.COMPLETED)
+            return tuple(
+                c for c in self._checkpoints.current if c.standing in (ClaimState.COMPLETED, ClaimState.ENDED)
+            )
 
     async def tidy(self) -> None:
         """Does what ``restore`` does, one claim after the other, while calls go on."""
         files = await self._specs.ours()
         known = {claim.uid for claim in self._checkpoints.current}
         for uid in [*known, *(files.keys() - known)]:
-            deadline = asyncio.get_running_loop().time() + self._timing.patience
+            async with self._undisturbed(uid) as free:
+                if not free:
+                    continue
+                record = self._checkpoints.current.get(uid)
+                orphan = record is None and uid in files and self._recovery.is_orphan(uid, files[uid])
+                if record is not None or orphan:
+                    await self._upkeep.put_in_order(uid, record)
+
+    async def renew(self) -> None:
+        """Writes the documents that discovery has something new for, or that could not be written before."""
+        self._upkeep.only({claim.uid for claim in self._checkpoints.current})
+        for claim in tuple(self._checkpoints.current):
+            if not self._upkeep.waits(claim):
+                continue
+            async with self._undisturbed(claim.uid) as free:
+                record = self._checkpoints.current.get(claim.uid)
+                if free and record is not None and self._upkeep.waits(record):
+                    await self._upkeep.put_in_order(record.uid, record)
+
+    @contextlib.asynccontextmanager
+    async def _undisturbed(self, uid: Uid) -> AsyncIterator[bool]:
+        """Alone with a claim; says False where a call for it does not end."""
+        deadline = asyncio.get_running_loop().time() + self._timing.patience
+        async with contextlib.AsyncExitStack() as stack:
             try:
-                async with self._claim_locks.held(uid, deadline), self._turn.held(deadline):
-                    record = self._checkpoints.current.get(uid)
-                    if record is not None or (uid in files and self._recovery.is_orphan(uid, files[uid])):
-                        await self._restart(uid, record)
+                await stack.enter_async_context(self._claim_locks.held(uid, deadline))
+                await stack.enter_async_context(self._turn.held(deadline))
             except PrepareError as e:
                 log.info("a claim is busy and was not looked at", uid=uid, error=str(e))
+                yield False
+                return
+            yield True
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -262,10 +294,8 @@ class Engine:
         uid = check_uid(reference.uid)
         deadline = asyncio.get_running_loop().time() + self._timing.budget
         async with self._claim_locks.held(uid, deadline):
-            async with self._turn.held(deadline):
-                await self._note_boot()
-                if (devices := await self._repeat(uid)) is not None:
-                    return devices
+            if (devices := await self._answer_again(uid, deadline)) is not None:
+                return devices
             planned = await self._plan(reference, uid, deadline)
             return await self._make(planned, deadline)
 
@@ -284,9 +314,9 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + self._timing.budget
         async with self._claim_locks.held(uid, deadline), self._turn.held(deadline):
             record = self._checkpoints.current.get(uid)
-            state = record.state if record else ClaimState.ABSENT
+            state = record.standing if record else ClaimState.ABSENT
             await self._steps.carry_out(uid, record, state, Event.UNPREPARE)
-            self._steps.holdings.release(uid)
+            self._upkeep.released(uid)
             self._released.notify()
 
     # --- the way to a plan ----------------------------------------------------------------------------------
@@ -313,14 +343,17 @@ class Engine:
             ):
                 with attempt:
                     claim = await self._read(reference, deadline)
-                    return plan(
+                    planned = plan(
                         claim,
                         uid,
                         driver=self._driver,
                         pool=self._pool,
                         devices=self._devices(),
                         metadata_directory=self._metadata_directory,
+                        boot_id=self._boot_id,
                     )
+                    await self._check(planned)
+                    return planned
         except (ApiUnavailable, ServerBusy) as e:
             raise PrepareError(
                 f"the claim cannot be read, tried for {self._timing.budget:g} s: {e}", retryable=True
@@ -336,29 +369,43 @@ class Engine:
         except NotFound:
             raise PrepareError("the API server has no such claim") from None
 
-    def _check_identity(self, record: PreparedClaim) -> None:
-        """A device that was replaced under its name is not what the claim was given."""
-        here = self._devices()
-        for device in record.devices:
-            now = here.get(device.device)
-            if now is not None and device.uuid and now.uuid != device.uuid:
-                raise PrepareError(
-                    f"device {device.device} was prepared with uuid {device.uuid!r}, but the hardware now "
-                    f"says {now.uuid!r}: it was replaced; delete the pod to get another device"
-                )
+    async def _check(self, planned: PreparedClaim) -> None:
+        """Refuses what would be a document of another device than before the reboot, or of none."""
+        before = self._checkpoints.current.get(planned.uid)
+        if before is not None:
+            names = {d.device for d in planned.devices}
+            same = tuple(d for d in before.devices if d.device in names)
+            check_identity(msgspec.structs.replace(before, devices=same), self._devices())
+        if planned.spec is not None:
+            await self._host.document(planned)
+
+    async def _answer_again(self, uid: Uid, deadline: float) -> tuple[PreparedDevice, ...] | None:
+        """See ``_repeat``; what may pass soon is waited for."""
+        loop = asyncio.get_running_loop()
+        limit = min(deadline, loop.time() + self._timing.patience)
+        while True:
+            try:
+                async with self._turn.held(deadline):
+                    await self._note_boot()
+                    return await self._repeat(uid)
+            except PrepareError as e:
+                if not e.retryable or loop.time() + _LOOK_AGAIN_SECONDS > limit:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _repeat(self, uid: Uid) -> tuple[PreparedDevice, ...] | None:
         """The answer for a claim that is prepared already; None for any other, of which nothing is left."""
         record = self._checkpoints.current.get(uid)
-        if record is None:
+        if record is None or record.ended:
+            return None
+        if self._upkeep.outdated(record):
+            await self._upkeep.end(record)
             return None
         if record.state is not ClaimState.COMPLETED:
             # An earlier attempt ended half-way and its undoing failed too: its record says what is left.
             await self._undo(record)
             return None
-        self._check_identity(record)
-        _, verified = await self._steps.carry_out(uid, record, ClaimState.COMPLETED, Event.PREPARE)
-        return verified.devices if verified else ()
+        return (await self._upkeep.renew(record, Event.PREPARE)).devices
 
     async def _make(self, planned: PreparedClaim, deadline: float) -> tuple[PreparedDevice, ...]:
         """Waits until nobody else holds the devices, then takes them and makes them usable."""
@@ -386,15 +433,19 @@ class Engine:
 
     async def _apply(self, planned: PreparedClaim) -> tuple[PreparedDevice, ...]:
         record = planned
+        before = self._checkpoints.current.get(planned.uid)
         try:
-            record = await self._hardware.look(planned, self._steps.holdings)
+            # While it waited for the devices they may have changed.
+            record = renewed(self._driver, planned, self._devices())
+            record = await self._hardware.look(record, self._steps.holdings)
             self._steps.holdings.take(record.uid, record.key, record.devices, record.settings)
-            state, made = await self._steps.carry_out(record.uid, record, ClaimState.ABSENT, Event.PREPARE)
+            state = before.standing if before is not None else ClaimState.ABSENT
+            state, made = await self._steps.carry_out(record.uid, record, state, Event.PREPARE)
             record = made or record
             await self._steps.carry_out(record.uid, record, state, Event.APPLIED)
         except Exception as e:  # also a bug in a backend: nothing may stay half-made
             try:
-                await self._undo(self._checkpoints.current.get(record.uid) or record)
+                await self._undo(self._durable(record.uid) or record)
             except Exception as undo:
                 # The record stays STARTED and the devices stay held until the next call or start.
                 log.error(
@@ -405,10 +456,15 @@ class Engine:
 
     async def _undo(self, record: PreparedClaim) -> None:
         # Without a durable record nothing was begun, and what is at the places of its partitions is not ours.
-        if self._checkpoints.current.get(record.uid) is not None:
+        if self._durable(record.uid) is not None:
             await self._steps.carry_out(record.uid, record, ClaimState.STARTED, Event.FAILED)
-        self._steps.holdings.release(record.uid)
+        self._upkeep.released(record.uid)
         self._released.notify()
+
+    def _durable(self, uid: Uid) -> PreparedClaim | None:
+        """The record of what was begun; that of a claim that a reboot has ended is none."""
+        record = self._checkpoints.current.get(uid)
+        return None if record is None or record.ended else record
 
 
 def _may_pass(error: BaseException) -> bool:

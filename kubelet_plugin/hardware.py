@@ -53,6 +53,10 @@ class Hardware(Protocol):
         """Before anything is changed: notes how the GPUs are, and refuses what cannot go well."""
         ...
 
+    async def locate(self, record: PreparedClaim) -> PreparedClaim:
+        """The record and its document with the nodes that passed-through functions have now."""
+        ...
+
     async def configure(self, record: PreparedClaim) -> None:
         """Sets time slice, compute mode and MIG mode."""
         ...
@@ -97,6 +101,10 @@ class NoHardware:
         """See ``Hardware``."""
         if any(_changes(s) for s in record.settings) or bindings_of(record):
             raise PrepareError("the devices of this node cannot be configured")
+        return record
+
+    async def locate(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware``."""
         return record
 
     async def configure(self, record: PreparedClaim) -> None:
@@ -173,6 +181,12 @@ class GpuHardware:
         if bindings_of(record):
             record = await self._call(self._needed_bindings().look, record)
         return record
+
+    async def locate(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware``."""
+        if not bindings_of(record):
+            return record
+        return await self._call(self._needed_bindings().locate, record)
 
     async def configure(self, record: PreparedClaim) -> None:
         """See ``Hardware``."""

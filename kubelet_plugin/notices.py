@@ -17,6 +17,7 @@ from dra_driver.kube import EventRecorder
 from dra_driver.ports import Clock, KubeClient
 
 __all__ = [
+    "CDI_FILE_WITHDRAWN",
     "CHECKPOINT_DAMAGED",
     "CLAIM_GONE",
     "DEVICE_PLUGIN",
@@ -28,6 +29,7 @@ __all__ = [
     "Notices",
 ]
 
+CDI_FILE_WITHDRAWN: Final = "CdiFileWithdrawn"
 CHECKPOINT_DAMAGED: Final = "CheckpointDamaged"
 CLAIM_GONE: Final = "ClaimGone"
 DEVICE_PLUGIN: Final = "DevicePluginPresent"
@@ -36,6 +38,7 @@ HEALTH_MEMORY_DAMAGED: Final = "HealthMemoryDamaged"
 IDLE_DAEMON: Final = "IdleSharingDaemon"
 ORPHANED_CDI_FILE: Final = "OrphanedCdiFile"
 KINDS: Final = (
+    CDI_FILE_WITHDRAWN,
     CHECKPOINT_DAMAGED,
     CLAIM_GONE,
     DEVICE_PLUGIN,

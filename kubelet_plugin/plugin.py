@@ -28,6 +28,7 @@ from kubelet_plugin.devices import DeviceTable
 from kubelet_plugin.engine import Engine, Timing
 from kubelet_plugin.hardware_setup import set_up
 from kubelet_plugin.health_memory import HealthFile
+from kubelet_plugin.host_files import HostFiles
 from kubelet_plugin.hotplug import RELEASE_FILE, Hotplug, watched
 from kubelet_plugin.instances import Instances, remove_stale_socket
 from kubelet_plugin.inventory import InventoryKeeper
@@ -52,6 +53,10 @@ GUARD_SECONDS: Final = 1.0
 # The kubelet looks for removed registrars once a second; until then it may call the one that ends.
 HANDOVER_SECONDS: Final = 1.5
 LOCK_SECONDS: Final = 10.0
+# Between two looks at documents when discovery tells nothing new: a container runtime tries a container again
+# after about 12 s.
+RENEW_SECONDS: Final = 60.0
+RENEW_AGAIN_SECONDS: Final = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -161,6 +166,13 @@ class Plugin:
             boot_id=boot_id,
             metadata=MetadataDirectory(configuration.metadata_dir, self._io),
             metadata_directory=str(configuration.metadata_dir) if configuration.device_metadata else "",
+            host=HostFiles(
+                dev_root=configuration.dev_root,
+                host_root=configuration.host_root,
+                mounts=configuration.procfs_root / "self/mountinfo",
+                executor=self._io,
+            ),
+            complete=self._table.complete.is_set,
             tell=self.notices.tell,
         )
         self._calls = services.Calls(self._engine, observe=self._observe)
@@ -300,12 +312,15 @@ class Plugin:
             tasks.create_task(self._activity.run(self.observation.samples))
             tasks.create_task(self._scan())
             tasks.create_task(self._rescan_what_was_changed())
+            tasks.create_task(self._follow_devices())
             tasks.create_task(self._hotplug.run())
             tasks.create_task(self._guard())
             tasks.create_task(self._listen_for_silence())
 
     async def _scan(self) -> None:
         await self._table.scan()
+        # Before the kubelet can ask: what it thinks is prepared has its documents again.
+        await self._renew_documents()
         self._scanned.set()
         await self._table.scan_forever(self._configuration.rescan_seconds)
 
@@ -315,6 +330,21 @@ class Plugin:
         while True:
             seen = await self._setup.hardware.changes.wait_beyond(seen)
             await self._table.scan()
+
+    async def _follow_devices(self) -> None:
+        """Documents follow what discovery finds; those that could not be written are tried again."""
+        seen = 0
+        await self._scanned.wait()
+        while True:
+            await self._renew_documents()
+            pause = RENEW_AGAIN_SECONDS if self._engine.unsettled else RENEW_SECONDS
+            seen = await self._table.changes.wait(seen, pause)
+
+    async def _renew_documents(self) -> None:
+        try:
+            await self._engine.renew()
+        except (OSError, DraError) as e:
+            log.error("CDI files could not be compared with the devices", error=str(e))
 
     async def _start(self) -> None:
         # Who registers before it knows its devices gets claims that it cannot serve yet.

@@ -86,6 +86,14 @@ class Specs(Protocol):
         """
         ...
 
+    async def holds(self, uid: Uid, spec: Spec) -> bool:
+        """Whether the file of a claim is there and has just this document.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ...
+
     async def remove(self, uid: Uid) -> None:
         """Removes the document; success where there is none.
 

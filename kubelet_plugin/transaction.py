@@ -8,18 +8,20 @@ from typing import Final
 import msgspec
 import structlog
 
-from dra_driver import cdi
 from dra_driver.api.meta import Uid
+from dra_driver.errors import DeviceNodeAbsent
 from dra_driver.preparation import (
     ClaimState,
     Effect,
     Event,
     Holdings,
     PreparedClaim,
+    ended,
     metadata_files,
     transition,
 )
 from kubelet_plugin.hardware import Hardware
+from kubelet_plugin.host_files import Host
 from kubelet_plugin.metadata_directory import Metadata
 from kubelet_plugin.stores import Checkpoints, Specs
 
@@ -30,9 +32,11 @@ log = structlog.get_logger(__name__)
 # Whose failure an effect's failure is; others are the hardware's.
 _FAILURES: Final = {
     Effect.SAVE: "checkpoint",
+    Effect.NOTE: "checkpoint",
     Effect.FORGET: "checkpoint",
     Effect.WRITE_SPEC: "cdi",
     Effect.VERIFY_SPEC: "cdi",
+    Effect.KEEP_SPEC: "cdi",
     Effect.REMOVE_SPEC: "cdi",
     Effect.WRITE_METADATA: "metadata",
     Effect.REMOVE_METADATA: "metadata",
@@ -48,6 +52,7 @@ class Transactions:
 
     Args:
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host.
+        host: what is there of what documents name.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Transactions:
         hardware: Hardware,
         metadata: Metadata,
         metadata_directory: str,
+        host: Host,
     ) -> None:
         self._driver = driver
         self._checkpoints = checkpoints
@@ -66,6 +72,7 @@ class Transactions:
         self._hardware = hardware
         self._metadata = metadata
         self._metadata_directory = metadata_directory
+        self._host = host
         self.holdings = Holdings()
         self.failures: Counter[str] = Counter()
 
@@ -91,15 +98,17 @@ class Transactions:
         self, effect: Effect, uid: Uid, record: PreparedClaim | None, state: ClaimState
     ) -> PreparedClaim | None:
         match effect:
-            case Effect.SAVE:
+            case Effect.SAVE | Effect.NOTE:
                 assert record is not None
-                await self._checkpoints.save(msgspec.structs.replace(record, state=state))
+                await self._save(effect, record, state)
             case Effect.FORGET:
                 await self._checkpoints.forget(uid)
-                if record is not None and record.touches_hardware:
-                    self._hardware.forgotten(record)
-            case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.REMOVE_SPEC:
-                await self._document(effect, uid, record.spec if record else None)
+                self._given_back(record)
+            case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.KEEP_SPEC:
+                if record is not None and record.spec is not None:
+                    await self._document(effect, record)
+            case Effect.REMOVE_SPEC:
+                await self._specs.remove(uid)
             case Effect.WRITE_METADATA:
                 if record is not None and self._metadata_directory:
                     await self._metadata.write(uid, metadata_files(self._driver, record))
@@ -107,18 +116,38 @@ class Transactions:
                 await self._metadata.remove(uid)
             case _:
                 if record is not None and record.touches_hardware:
-                    return await self._touch(effect, record, state)
+                    return await self._touch(effect, record)
         return record
 
-    async def _document(self, effect: Effect, uid: Uid, spec: cdi.Spec | None) -> None:
-        if effect is Effect.REMOVE_SPEC:
-            await self._specs.remove(uid)
-        elif spec is not None and effect is Effect.WRITE_SPEC:
-            await self._specs.write(uid, spec)
-        elif spec is not None and await self._specs.verify(uid, spec):
-            log.warning("the CDI file of a claim was missing or changed; written again", uid=uid)
+    async def _save(self, effect: Effect, record: PreparedClaim, state: ClaimState) -> None:
+        if state is ClaimState.ENDED:
+            await self._checkpoints.save(ended(record))
+            self._given_back(record)
+            return
+        record = msgspec.structs.replace(record, state=state)
+        if effect is Effect.SAVE or self._checkpoints.current.get(record.uid) != record:
+            await self._checkpoints.save(record)
 
-    async def _touch(self, effect: Effect, record: PreparedClaim, state: ClaimState) -> PreparedClaim:
+    def _given_back(self, record: PreparedClaim | None) -> None:
+        if record is not None and record.touches_hardware:
+            self._hardware.forgotten(record)
+
+    async def _document(self, effect: Effect, record: PreparedClaim) -> None:
+        try:
+            spec = await self._host.document(record)
+        except DeviceNodeAbsent:
+            # It would name what is another device's by now, or nothing.
+            await self._specs.remove(record.uid)
+            raise
+        if effect is Effect.WRITE_SPEC:
+            await self._specs.write(record.uid, spec)
+        elif effect is Effect.KEEP_SPEC:
+            if not await self._specs.holds(record.uid, spec):
+                await self._specs.remove(record.uid)
+        elif await self._specs.verify(record.uid, spec):
+            log.warning("the CDI file of a claim was missing or changed; written again", uid=record.uid)
+
+    async def _touch(self, effect: Effect, record: PreparedClaim) -> PreparedClaim:
         match effect:
             case Effect.CONFIGURE_DEVICES:
                 # Its record is durable.
@@ -127,11 +156,7 @@ class Transactions:
             case Effect.RESTORE_DEVICES:
                 await self._hardware.restore(record, self.holdings)
             case Effect.CREATE_PARTITIONS:
-                made = await self._hardware.create_partitions(record)
-                if made != record and state is ClaimState.COMPLETED:
-                    # Instances of before are gone, as after a reboot: the new ones have other identities.
-                    await self._checkpoints.save(msgspec.structs.replace(made, state=state))
-                return made
+                return await self._hardware.create_partitions(record)
             case Effect.DESTROY_PARTITIONS:
                 await self._hardware.destroy_partitions(record)
             case Effect.START_DAEMONS:

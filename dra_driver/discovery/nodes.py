@@ -17,9 +17,9 @@ def device_nodes(
 ) -> tuple[tuple[DeviceNode, ...], list[Path]]:
     """Nodes for a container, and those of them that are not there.
 
-    A node that is missing is given all the same: a container that fails to start is better than one without
-    its GPU. The names below ``/dev/dri/by-path``, which some software looks for, are nodes of their own in
-    the container.
+    A node that is missing is given all the same: prepare refuses then and says which, because a container
+    that does not start is better than one without its GPU. The names below ``/dev/dri/by-path``, which some
+    software looks for, are nodes of their own in the container.
 
     Args:
         dev_root: where device nodes are looked for.

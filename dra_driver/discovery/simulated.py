@@ -161,6 +161,7 @@ class SimulatedBackend:
                 device_nodes=tuple(DeviceNode(path) for path in gpu.device_nodes),
                 # One variable per device, for several devices may meet in one container.
                 env={f"SIMULATED_{name.upper().replace('-', '_')}": identity, **gpu.env},
+                simulated=True,
             ),
         )
 

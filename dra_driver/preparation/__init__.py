@@ -15,20 +15,20 @@ from dra_driver.preparation.claim import (
     PreparedClaim,
     PreparedDevice,
 )
+from dra_driver.preparation.document import (
+    RECORD_ANNOTATION,
+    annotated,
+    named_on_host,
+    without_absent,
+)
 from dra_driver.preparation.holdings import Conflict, Holdings
 from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transition, transition
 from dra_driver.preparation.metadata import METADATA_FILE, metadata_files
 from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.passthrough import bound
-from dra_driver.preparation.plan import (
-    RECORD_ANNOTATION,
-    annotated,
-    complete,
-    plan,
-    recover,
-    reserving_pods,
-)
+from dra_driver.preparation.plan import complete, plan, recover, reserving_pods
+from dra_driver.preparation.renewal import check_identity, ended, renewed
 
 __all__ = [
     "METADATA_FILE",
@@ -50,14 +50,19 @@ __all__ = [
     "Transition",
     "annotated",
     "bound",
+    "check_identity",
     "check_uid",
     "complete",
+    "ended",
     "metadata_files",
+    "named_on_host",
     "plan",
     "recover",
+    "renewed",
     "reserving_pods",
     "spec_file_name",
     "spec_file_prefix",
     "transition",
     "uid_of_spec_file",
+    "without_absent",
 ]

@@ -69,8 +69,18 @@ class Checkpoint:
         return str(codec.decode(str, raw)) if raw[:1] == b'"' else ""
 
     def with_boot_id(self, boot_id: str) -> Checkpoint:
-        """With another boot ID."""
-        return Checkpoint(self.version, self._records, {**self._others, _BOOT_ID: codec.encode(boot_id)})
+        """With another boot ID; records that do not say of which boot they are say so then."""
+        before = self.boot_id
+        changes = {
+            c.uid: msgspec.structs.replace(c, boot_id=before) for c in self if before and not c.boot_id
+        }
+        others = {**self._others, _BOOT_ID: codec.encode(boot_id)}
+        return Checkpoint(self.version, self.changed(changes)._records, others)
+
+    def is_of_earlier_boot(self, claim: PreparedClaim, boot_id: str) -> bool:
+        """Whether a reboot has ended what the record says. Where a boot is not known, none has."""
+        made_in = claim.boot_id or self.boot_id
+        return bool(boot_id and made_in) and made_in != boot_id
 
     def with_claim(self, claim: PreparedClaim) -> Checkpoint:
         """With this record, in place of one of the same UID."""

@@ -10,7 +10,7 @@ import msgspec
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import ObjectKey, PoolName, Uid, Wire
 from dra_driver.api.resource import DeviceAttribute
-from dra_driver.cdi import Spec
+from dra_driver.cdi import ContainerEdits, Spec
 
 __all__ = [
     "BindingRecord",
@@ -26,12 +26,14 @@ __all__ = [
 class ClaimState(enum.Enum):
     """Where the durable record of a claim stands.
 
-    ``ABSENT`` is never written: it is the lack of a record.
+    Two are never written. ``ABSENT`` is the lack of a record. ``ENDED`` is what ``PreparedClaim.ended`` says;
+    it is written as ``STARTED``, which versions that do not know it undo.
     """
 
     ABSENT = "Absent"
     STARTED = "PrepareStarted"
     COMPLETED = "PrepareCompleted"
+    ENDED = "Ended"
 
 
 class PartitionRecord(Wire, frozen=True, kw_only=True):
@@ -113,6 +115,9 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
         variables: what the names of the container's variables about this device begin with.
         enforced: of a share, what keeps it to its memory: ``mps`` or ``none``.
         attributes: of the device, as published, for the container's metadata.
+        own: what the container gets for the claim's sake, whatever the nodes and files of the device are:
+            variables, sharing, metadata. None in records of versions that did not keep it.
+        simulated: there is no such hardware, so that its nodes and files need not be there either.
     """
 
     requests: tuple[str, ...]
@@ -127,6 +132,8 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
     variables: str = ""
     enforced: str = ""
     attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
+    own: ContainerEdits | None = None
+    simulated: bool = False
 
 
 class PodReference(Wire, frozen=True, kw_only=True):
@@ -142,9 +149,12 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
     Attributes:
         settings: what it needs of whole GPUs, one entry for each GPU.
         spec: the CDI document of the claim; None for a claim without devices. It is kept whole, so that it
-            can be written again without the API server and without the hardware.
+            can be compared with the file, and written again, without the API server.
         pods: those that the claim was reserved for at that time; others may have come and gone since.
         pod_claim: the pod's name for it, of a claim that was made from a template.
+        boot_id: which boot of the machine it was prepared in; empty where that is not known.
+        ended: a reboot has ended what the claim had. Only which devices it was given is remembered, so that
+            no other device is handed out under their names.
     """
 
     uid: Uid
@@ -156,19 +166,18 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
     spec: Spec | None = None
     pods: tuple[PodReference, ...] = ()
     pod_claim: str = ""
+    boot_id: str = ""
+    ended: bool = False
+
+    @property
+    def standing(self) -> ClaimState:
+        """The state for the table of ``machine``."""
+        return ClaimState.ENDED if self.ended else self.state
 
     @property
     def touches_hardware(self) -> bool:
         """Whether more than files has to be made for it."""
         return bool(self.settings) or any(d.partition or d.binding for d in self.devices)
-
-    @property
-    def names_device_numbers(self) -> bool:
-        """Whether its document has major numbers, which the kernel assigns anew at each boot."""
-        if self.spec is None:
-            return False
-        edits = (self.spec.container_edits, *(d.container_edits for d in self.spec.devices))
-        return any(node.major for e in edits for node in e.device_nodes)
 
     @property
     def key(self) -> ObjectKey:

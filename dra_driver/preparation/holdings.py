@@ -50,8 +50,9 @@ class Holdings:
         self._settings: dict[str, dict[Uid, DeviceSetting]] = {}
         self._begun: set[Uid] = set()
         for claim in claims:
-            self.take(claim.uid, claim.key, claim.devices, claim.settings)
-            self.begun(claim.uid)
+            if not claim.ended:
+                self.take(claim.uid, claim.key, claim.devices, claim.settings)
+                self.begun(claim.uid)
 
     def conflict(
         self, uid: Uid, devices: Iterable[PreparedDevice], settings: Iterable[DeviceSetting] = ()

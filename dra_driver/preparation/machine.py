@@ -4,7 +4,7 @@ The rules that the table keeps:
 
 1. Intent (``SAVE`` as STARTED) is durable before the first side effect; completion (``SAVE`` as COMPLETED)
    after the last one.
-2. A record is forgotten only after its side effects are undone.
+2. A record is forgotten, or ended, only after its side effects are undone.
 3. Every effect may be carried out twice. A crash between any two of them, followed by ``RESTART`` and the
    kubelet's repetition of its call, ends in the same state as no crash.
 
@@ -34,17 +34,21 @@ class Event(enum.Enum):
     APPLIED = "all side effects are in place"
     FAILED = "a side effect could not be made"
     UNPREPARE = "the kubelet does not need it any more"
-    RESTART = "the plugin starts and finds this record, or a file without one"
-    REBOOT = "it does so after a reboot, and the claim had more than files, or device numbers in them"
+    RESTART = "the plugin finds this record, or a file without one, and does not know the devices yet"
+    REVIEW = "the plugin knows the devices: after its start, now and then, and when they have changed"
+    WITHDRAW = "what the document names is not what the claim was given, or not there"
+    REBOOT = "the record is of an earlier boot of the machine"
 
 
 class Effect(enum.Enum):
     """What is done; each is idempotent."""
 
     SAVE = "write the record, in the new state, durably"
+    NOTE = "write the record if it says something else than the durable one"
     FORGET = "remove the record, durably"
     WRITE_SPEC = "write the CDI document, durably"
     VERIFY_SPEC = "write the CDI document again if the file is missing or differs"
+    KEEP_SPEC = "remove the CDI document if it differs"
     REMOVE_SPEC = "remove the CDI document; success where there is none"
     WRITE_METADATA = "write the device metadata files of the claim that are missing or differ"
     REMOVE_METADATA = "remove them; success where there are none"
@@ -67,6 +71,7 @@ class Transition:
 
 
 _ABSENT, _STARTED, _COMPLETED = ClaimState.ABSENT, ClaimState.STARTED, ClaimState.COMPLETED
+_ENDED = ClaimState.ENDED
 
 _MAKE = (
     Effect.CONFIGURE_DEVICES,
@@ -75,15 +80,27 @@ _MAKE = (
     Effect.BIND_DRIVERS,
     Effect.WRITE_METADATA,
 )
-_UNDO = (
+# Whatever is missing is made again: daemons and files can be gone, and the directory of the files may be a
+# tmpfs. A container that is restarted in place needs them although the kubelet does not call prepare again.
+# What the record says is noted before anything relies on it: instances that had to be made anew have other
+# identities, devices may have other nodes.
+_MAKE_AGAIN = (
+    Effect.CONFIGURE_DEVICES,
+    Effect.CREATE_PARTITIONS,
+    Effect.NOTE,
+    Effect.START_DAEMONS,
+    Effect.BIND_DRIVERS,
+    Effect.WRITE_METADATA,
+)
+_GIVE_BACK = (
     Effect.REMOVE_SPEC,
     Effect.REMOVE_METADATA,
     Effect.RESTORE_DRIVERS,
     Effect.STOP_DAEMONS,
     Effect.DESTROY_PARTITIONS,
     Effect.RESTORE_DEVICES,
-    Effect.FORGET,
 )
+_UNDO = (*_GIVE_BACK, Effect.FORGET)
 # Files without a record.
 _CLEAR = (Effect.REMOVE_SPEC, Effect.REMOVE_METADATA)
 
@@ -92,11 +109,9 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxy
         (_ABSENT, Event.PREPARE): Transition(_STARTED, (Effect.SAVE, *_MAKE, Effect.WRITE_SPEC)),
         # There is no prepare from STARTED: an earlier attempt that ended half-way and whose undoing failed
         # too is undone first, by its own record, because the new plan may be another one.
-        #
-        # Whatever is missing is made again: a reboot destroys instances, daemons and files, and the directory
-        # of the files may be a tmpfs. A container that is restarted in place needs them although the kubelet
-        # does not call prepare again.
-        (_COMPLETED, Event.PREPARE): Transition(_COMPLETED, (*_MAKE, Effect.VERIFY_SPEC)),
+        (_COMPLETED, Event.PREPARE): Transition(_COMPLETED, (*_MAKE_AGAIN, Effect.VERIFY_SPEC)),
+        (_COMPLETED, Event.REVIEW): Transition(_COMPLETED, (*_MAKE_AGAIN, Effect.VERIFY_SPEC)),
+        (_COMPLETED, Event.WITHDRAW): Transition(_COMPLETED, (Effect.REMOVE_SPEC,)),
         (_STARTED, Event.APPLIED): Transition(_COMPLETED, (Effect.SAVE,)),
         (_STARTED, Event.FAILED): Transition(_ABSENT, _UNDO),
         # Unknown claims succeed: the kubelet also unprepares what it failed to prepare.
@@ -105,11 +120,19 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxy
         (_COMPLETED, Event.UNPREPARE): Transition(_ABSENT, _UNDO),
         (_ABSENT, Event.RESTART): Transition(_ABSENT, _CLEAR),
         (_STARTED, Event.RESTART): Transition(_ABSENT, _UNDO),
-        # No container has outlived the reboot. What it destroyed is not made again for pods that may be gone:
-        # the kubelet prepares again for those that are not.
+        # The document is not written from memory: it stays if it is as it was, and what is to be written
+        # waits for the devices to be known. Looked at twice: partitions may have been made anew in between.
+        (_COMPLETED, Event.RESTART): Transition(
+            _COMPLETED, (Effect.KEEP_SPEC, *_MAKE_AGAIN, Effect.KEEP_SPEC)
+        ),
+        # No container has outlived the reboot, and what was a device's number may be another one's. Nothing
+        # is made again for pods that may be gone: the kubelet prepares again for those that are not.
         (_STARTED, Event.REBOOT): Transition(_ABSENT, _UNDO),
-        (_COMPLETED, Event.REBOOT): Transition(_ABSENT, _UNDO),
-        (_COMPLETED, Event.RESTART): Transition(_COMPLETED, (*_MAKE, Effect.VERIFY_SPEC)),
+        (_COMPLETED, Event.REBOOT): Transition(_ENDED, (*_GIVE_BACK, Effect.SAVE)),
+        (_ENDED, Event.REBOOT): Transition(_ENDED, _CLEAR),
+        (_ENDED, Event.RESTART): Transition(_ENDED, _CLEAR),
+        (_ENDED, Event.PREPARE): Transition(_STARTED, (Effect.SAVE, *_MAKE, Effect.WRITE_SPEC)),
+        (_ENDED, Event.UNPREPARE): Transition(_ABSENT, (*_CLEAR, Effect.FORGET)),
     }
 )
 

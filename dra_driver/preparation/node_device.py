@@ -37,6 +37,7 @@ class NodeDevice:
         found: the device as discovery described it, where it has an ``address``.
         away: a claim has it under another kernel driver, or had it when discovery last looked: what a
             container needs to use it is not known.
+        simulated: there is no such hardware: its nodes and files need not be there.
     """
 
     name: str
@@ -54,3 +55,4 @@ class NodeDevice:
     no_passthrough: str = "this device cannot be passed through"
     found: InventoryDevice | None = None
     away: bool = False
+    simulated: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,23 +24,12 @@ from dra_driver.preparation.claim import (
     PreparedClaim,
     PreparedDevice,
 )
+from dra_driver.preparation.document import RECORD_ANNOTATION, annotated, documented
 from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.sharing import Treatment, device_type, settings_of, treat
 
-__all__ = [
-    "RECORD_ANNOTATION",
-    "Grant",
-    "NodeDevice",
-    "annotated",
-    "complete",
-    "plan",
-    "recover",
-    "reserving_pods",
-]
-
-# Annotation of our CDI documents: the claim's record, from which a lost checkpoint is rebuilt.
-RECORD_ANNOTATION: Final = "dra-driver.dev/prepared-claim"
+__all__ = ["Grant", "NodeDevice", "complete", "plan", "recover", "reserving_pods"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 # The GPU's own node, whose number may change with MIG mode, and the capabilities of its instances.
@@ -70,9 +59,7 @@ class Grant:
     @property
     def edits(self) -> cdi.ContainerEdits:
         """What the container needs for the device; one without its own driver has none of that driver's."""
-        if self.treatment.driver:
-            return cdi.ContainerEdits(env=self.device.edits.env)
-        return self.device.edits
+        return cdi.ContainerEdits() if self.treatment.driver else self.device.edits
 
 
 def plan(
@@ -83,6 +70,7 @@ def plan(
     pool: PoolName,
     devices: Mapping[str, NodeDevice],
     metadata_directory: str = "",
+    boot_id: str = "",
 ) -> PreparedClaim:
     """What has to be remembered and written for the claim, in state STARTED.
 
@@ -93,6 +81,7 @@ def plan(
         pool: the only pool whose devices this node has.
         devices: the node's devices by name.
         metadata_directory: where the node keeps device metadata files; empty: containers get none.
+        boot_id: which boot of the machine this is; empty where that is not known.
 
     Raises:
         PrepareError: the claim is another one, is not allocated, or names what is not here; ``retryable``
@@ -106,20 +95,21 @@ def plan(
     if claim.status.allocation is None:
         raise PrepareError("the claim is not allocated")
     grants = _grants(claim, driver, pool, devices)
-    prepared = tuple(_prepared(uid, driver, grant) for grant in grants)
     record = PreparedClaim(
         uid=uid,
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=ClaimState.STARTED,
-        devices=prepared,
         settings=settings_of(grant.treatment for grant in grants),
         pods=reserving_pods(claim),
         pod_claim=pod_claim_name((claim.metadata.annotations or {}).get(api_names.POD_CLAIM_ANNOTATION)),
+        boot_id=boot_id,
     )
     if not grants:
         return record
-    return msgspec.structs.replace(record, spec=_document(driver, grants, record, metadata_directory))
+    prepared = tuple(_prepared(driver, grant, record, metadata_directory) for grant in grants)
+    record = msgspec.structs.replace(record, devices=prepared)
+    return documented(driver, record, [grant.edits for grant in grants])
 
 
 def reserving_pods(claim: ResourceClaim) -> tuple[PodReference, ...]:
@@ -162,18 +152,6 @@ def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerE
         ),
     )
     return annotated(msgspec.structs.replace(record, spec=cdi.with_minimum_version(spec)))
-
-
-def annotated(record: PreparedClaim) -> PreparedClaim:
-    """The record with itself in its document's annotation, as it is now."""
-    if record.spec is None:
-        return record
-    # Always with the same state, or the document of a claim would change without need.
-    text = codec.encode(msgspec.structs.replace(record, state=ClaimState.STARTED, spec=None)).decode()
-    spec = msgspec.structs.replace(
-        record.spec, annotations={**record.spec.annotations, RECORD_ANNOTATION: text}
-    )
-    return msgspec.structs.replace(record, spec=spec)
 
 
 def _with_instance(
@@ -274,8 +252,8 @@ def _find(
     return device
 
 
-def _prepared(uid: Uid, driver: str, grant: Grant) -> PreparedDevice:
-    name = names.cdi_device_name(uid, grant.request, grant.device.name, grant.result.share_id)
+def _prepared(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -> PreparedDevice:
+    name = names.cdi_device_name(record.uid, grant.request, grant.device.name, grant.result.share_id)
     return PreparedDevice(
         requests=(grant.request,),
         pool=grant.result.pool,
@@ -289,6 +267,21 @@ def _prepared(uid: Uid, driver: str, grant: Grant) -> PreparedDevice:
         variables=grant.variables if grant.device.partition is not None else "",
         enforced=grant.treatment.enforced,
         attributes=grant.device.attributes,
+        own=_own(driver, grant, record, metadata),
+        simulated=grant.device.simulated,
+    )
+
+
+def _own(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -> cdi.ContainerEdits:
+    # The variables of a driver that does not have the device now cannot be learned again.
+    env = grant.device.edits.env if grant.treatment.driver else ()
+    mounts: tuple[cdi.Mount, ...] = ()
+    if metadata:
+        mounts = (metadata_mount(metadata, driver, record.uid, record.name, record.pod_claim, grant.request),)
+    return cdi.merge(
+        cdi.ContainerEdits(env=env),
+        grant.treatment.edits,
+        cdi.ContainerEdits(env=_variables(grant), mounts=mounts),
     )
 
 
@@ -318,60 +311,6 @@ def _variable_name(claim: ResourceClaim) -> str:
     annotation holds.
     """
     return (claim.metadata.annotations or {}).get(api_names.POD_CLAIM_ANNOTATION) or claim.metadata.name
-
-
-def _document(driver: str, grants: Sequence[Grant], record: PreparedClaim, metadata: str) -> cdi.Spec:
-    shared = _shared_edits([g.edits for g in grants])
-    spec = cdi.with_minimum_version(
-        cdi.Spec(
-            cdi_version="0.3.0",
-            kind=api_names.cdi_kind(driver),
-            annotations={RECORD_ANNOTATION: codec.encode(record).decode()},
-            container_edits=shared,
-            devices=tuple(
-                cdi.Device(
-                    name=names.cdi_device_name(record.uid, g.request, g.device.name, g.result.share_id),
-                    container_edits=cdi.merge(
-                        _edits(g, shared), _metadata_edits(metadata, driver, g, record)
-                    ),
-                )
-                for g in grants
-            ),
-        )
-    )
-    findings = cdi.validate(spec)
-    if findings:
-        raise PrepareError(f"the CDI document would be invalid: {'; '.join(findings[:3])}")
-    return spec
-
-
-def _metadata_edits(directory: str, driver: str, grant: Grant, record: PreparedClaim) -> cdi.ContainerEdits:
-    if not directory:
-        return cdi.ContainerEdits()
-    mount = metadata_mount(directory, driver, record.uid, record.name, record.pod_claim, grant.request)
-    return cdi.ContainerEdits(mounts=(mount,))
-
-
-def _shared_edits(edits: Sequence[cdi.ContainerEdits]) -> cdi.ContainerEdits:
-    """Mounts and nodes that all devices need (driver libraries, control nodes): once per document."""
-    if len(edits) < 2:
-        return cdi.ContainerEdits()
-    first, *rest = edits
-    return cdi.ContainerEdits(
-        mounts=tuple(m for m in first.mounts if all(m in e.mounts for e in rest)),
-        device_nodes=tuple(n for n in first.device_nodes if all(n in e.device_nodes for e in rest)),
-        hooks=tuple(h for h in first.hooks if all(h in e.hooks for e in rest)),
-    )
-
-
-def _edits(grant: Grant, shared: cdi.ContainerEdits) -> cdi.ContainerEdits:
-    own = msgspec.structs.replace(
-        grant.edits,
-        mounts=tuple(m for m in grant.edits.mounts if m not in shared.mounts),
-        device_nodes=tuple(n for n in grant.edits.device_nodes if n not in shared.device_nodes),
-        hooks=tuple(h for h in grant.edits.hooks if h not in shared.hooks),
-    )
-    return cdi.merge(own, grant.treatment.edits, cdi.ContainerEdits(env=_variables(grant)))
 
 
 def _variable_prefix(claim_name: str, request: str, index: int) -> str:

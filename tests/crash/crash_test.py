@@ -37,13 +37,14 @@ class Step:
 
 
 # Whole lives of claims of one and two devices, repeated calls, a device that changes hands, a damaged file,
-# unprepare of what was never prepared.
+# device nodes that are other GPUs' from then on (also at each boot), unprepare of what was never prepared.
 SCRIPT = tuple(
     Step(*words.split())
     for words in (
         "prepare a",
         "prepare b",
         "prepare a",
+        "swap nodes",
         "unprepare a",
         "prepare c",
         "unprepare never",
@@ -68,6 +69,7 @@ GPU_SCRIPT = tuple(
         "prepare other-share",
         "prepare slice",
         "prepare vm",
+        "swap nodes",
         "unprepare mig",
         "prepare share",
         "prepare vm",
@@ -121,6 +123,9 @@ async def play(
     left = list(plans)
     agent = await alive(world, left)
     for step in script:
+        if step.verb == "swap":
+            world.swap()
+            continue
         claim = world.claims[step.claim]
         tries = 0
         while True:
@@ -188,7 +193,7 @@ async def count_steps(forks: ForkServer, script: Sequence[Step]) -> tuple[list[s
         steps = world.steps()
     if figures.texts:
         raise SystemExit(f"without any fault: {figures.texts}")
-    return steps, 14 if script is SCRIPT else 24
+    return steps, 24 if script is SCRIPT else 40
 
 
 class Load:

@@ -23,12 +23,13 @@ from typing import Any
 
 import grpc.aio
 import yaml
-from crash_gpus import PROFILE, Gpus
+from crash_gpus import PROFILE, Gpus, address
 from faults import Plan, metadata_folder
 
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.store import Key
 from dra_driver.sim.assets import deploy_directory
+from dra_driver.sim.profiles import device_nodes, write_profile
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
 
 DRIVER = "gpu.dra-driver.dev"
@@ -46,6 +47,7 @@ ZERO = (
     "lost claims",
     "doubled claims",
     "half-prepared claims",
+    "documents of other devices",
 )
 
 
@@ -177,6 +179,8 @@ class World:
         self.claims: dict[str, Claim] = {}
         self.kills = 0
         self._gpus = Gpus(self.root, NODE)
+        self._profile = self.root / "profile.yaml"
+        write_profile(PROFILE, self._profile)
         self._server = ApiServer()
 
     async def __aenter__(self) -> World:
@@ -251,8 +255,19 @@ class World:
                 (self.cdi / claim.file).write_bytes(b"")  # it was removed, and is back
         self._boot()
 
+    def swap(self) -> None:
+        """Every GPU gets the device node of another one, as when its driver is loaded anew."""
+        document = yaml.safe_load(self._profile.read_text())
+        nodes = [gpu["deviceNodes"] for gpu in document["gpus"]]
+        for gpu, others in zip(document["gpus"], (*nodes[1:], nodes[0]), strict=True):
+            gpu["deviceNodes"] = others
+        fresh = self._profile.with_suffix(".new")
+        fresh.write_text(yaml.safe_dump(document))
+        fresh.rename(self._profile)
+
     def _boot(self) -> None:
         self._gpus.boot()
+        self.swap()
         path = self.root / "proc/sys/kernel/random/boot_id"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{uuid.uuid4()}\n")
@@ -283,7 +298,7 @@ class World:
                 f"--dev-root={self.root}/dev",
                 f"--host-root={self.root}",
                 "--passthrough",
-                f"--backend=simulated={PROFILE}",
+                f"--backend=simulated={self._profile}",
                 *([f"--instance-id={instance}"] if instance else []),
             ],
         }
@@ -409,6 +424,9 @@ class World:
             idle: nothing is prepared any more, so nothing may be there at all.
         """
         records, files = self.records(), self.files()
+        # Of these only the identity of their devices is remembered.
+        ended = {uid for uid, record in records.items() if record.get("ended")}
+        records = {uid: record for uid, record in records.items() if uid not in ended}
         known = {c.uid: c for c in self.claims.values()}
         for uid, record in records.items():
             if record["state"] != "PrepareCompleted":
@@ -421,6 +439,7 @@ class World:
         if files - wanted:
             self.violate("leaked CDI files", f"{sorted(files - wanted)}")
         self._check_metadata(records)
+        self._check_nodes(records)
         held = Counter((d["device"], d.get("shareId")) for r in records.values() for d in r["devices"])
         if any(n > 1 for n in held.values()):
             self.violate("doubled claims", f"{held}")
@@ -435,8 +454,26 @@ class World:
         if leftovers:
             self.violate("leaked temporary files", f"{leftovers}")
         unfinished = [c.name for c in known.values() if c.under_way or c.acknowledged == "prepared"]
+        unfinished += sorted(ended)
         if idle and unfinished:
             self.violate("unfinished claims", f"{unfinished}: the kubelet has not ended its work")
+
+    def _check_nodes(self, records: dict[str, Any]) -> None:
+        """Every document names the nodes that its devices have now, and no others."""
+        now = device_nodes(self._profile)
+        for uid, record in records.items():
+            spec = json.loads((self.cdi / self.claim_file(uid)).read_bytes())
+            shared = spec.get("containerEdits", {}).get("deviceNodes", ())
+            given = {d["name"]: d["containerEdits"].get("deviceNodes", ()) for d in spec["devices"]}
+            for device in record["devices"]:
+                if "binding" in device:
+                    continue
+                gpu = device.get("partition", {}).get("gpu", device["device"])
+                nodes = {n["path"] for n in (*shared, *given[device["cdiDeviceIds"][0].partition("=")[2]])}
+                if nodes != now[address(gpu)]:
+                    self.violate(
+                        "documents of other devices", f"{device['device']}: {nodes}, not {now[address(gpu)]}"
+                    )
 
     def _check_metadata(self, records: dict[str, Any]) -> None:
         """Files of KEP-5304: of every request of every prepared claim, and of nobody else."""

@@ -97,6 +97,9 @@ class DiskSpecs:
         await self.write(uid, spec)
         return True
 
+    async def holds(self, uid: Uid, spec: Spec) -> bool:
+        return self._disk.specs.get(uid) == cdi.encode(spec)
+
     async def remove(self, uid: Uid) -> None:
         if uid in self._disk.specs:
             self._disk.effect(done=False)

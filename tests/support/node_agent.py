@@ -40,8 +40,21 @@ def device(index: int, *, uuid_: str = "", memory: str = "40Gi") -> DiscoveredDe
             capacity={"memory": DeviceCapacity(value=Quantity.parse(memory))},
         ),
         uuid=identity,
-        material=CdiMaterial(device_nodes=(DeviceNode("/dev/ctl"), DeviceNode(f"/dev/gpu{index}"))),
+        material=CdiMaterial(
+            device_nodes=(DeviceNode("/dev/ctl"), DeviceNode(f"/dev/gpu{index}")), simulated=True
+        ),
     )
+
+
+def nvidia_nodes(root: Path) -> None:
+    """Eight GPUs in ``root/dev``, and the capabilities that ``root/proc`` has numbers for, as files."""
+    names = [f"nvidia{n}" for n in range(8)]
+    table = root / "proc/driver/nvidia-caps/mig-minors"
+    lines = table.read_text().splitlines() if table.exists() else []
+    names += [f"nvidia-caps/nvidia-cap{line.split()[1]}" for line in lines]
+    (root / "dev/nvidia-caps").mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (root / "dev" / name).touch()
 
 
 class Backend:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from applying_kube import ApplyingKube
-from node_agent import add_claim, claim, eventually, running
+from node_agent import add_claim, claim, eventually, nvidia_nodes, running
 
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.cli import common
@@ -46,7 +46,8 @@ async def main(root: Path) -> None:
     common.configure_logging("error", "json")
     kube = ApplyingKube()
     backend = open_backend("nvml", sysfs_root=root / "sys", dev_root=root / "dev", node_name="node-a")
-    settings = {"procfs_root": root / "proc"}
+    settings = {"procfs_root": root / "proc", "dev_root": root / "dev"}
+    nvidia_nodes(root)
     async with running(root, kube, backend=backend, settings=settings) as node:
         for device in DEVICES:
             body = add_claim(kube, claim(device, device))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_kube import FakeKube
-from node_agent import DRIVER, add_claim, claim, running
+from node_agent import DRIVER, add_claim, claim, nvidia_nodes, running
 
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
@@ -75,7 +75,9 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
         "procfs_root": root / "proc",
         "sysfs_root": root / "sys",
         "host_root": root,
+        "dev_root": root / "dev",
     }
+    nvidia_nodes(root)
     while steps:
         roots = {"sysfs_root": root / "sys", "dev_root": root / "dev", "procfs_root": root / "proc"}
         backend = open_backend(spec, **roots, node_name="node-a")

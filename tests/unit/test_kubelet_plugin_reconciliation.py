@@ -113,7 +113,7 @@ def test_cdi_files_are_repaired_while_the_plugin_runs(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_reboot_keeps_claims_whose_devices_need_no_more_than_files(tmp_path: Path) -> None:
+def test_a_reboot_ends_claims_until_they_are_prepared_again(tmp_path: Path) -> None:
     boot = tmp_path / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("0a0a\n")
@@ -126,14 +126,49 @@ def test_a_reboot_keeps_claims_whose_devices_need_no_more_than_files(tmp_path: P
             await prepare(node, body)
             content = {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()}
             assert node.plugin._engine._checkpoints.current.boot_id == "0a0a"
-        for p in node.config.cdi_dir.iterdir():
-            p.unlink()
         boot.write_text("0b0b\n")
-        kube.down = True
         async with running(tmp_path, kube, [device(0)], settings=settings) as node:
             assert node.plugin._engine._checkpoints.current.boot_id == "0b0b"
-            assert {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()} == content
+            assert node.specs() == []
+            assert list(node.config.metadata_dir.iterdir()) == []
+            assert node.plugin._engine.claims == ()
+            await prepare(node, body)
+            again = {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()}
+            assert {n: b.replace(b"0b0b", b"0a0a") for n, b in again.items()} == content
             assert len(checkpointed(node)) == 1
+        boot.write_text("0c0c\n")
+        async with running(tmp_path, kube, [device(0)], settings=settings) as node:
+            kube.down = True
+            await unprepare(node, body)
+            assert checkpointed(node) == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lost", ["the last version", "both versions"])
+def test_a_reboot_ends_claims_whose_records_come_from_files(tmp_path: Path, lost: str) -> None:
+    """The checkpoint is damaged, and the CDI directory is on a disk: its files are of the boot before."""
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("0a0a\n")
+    settings = {"procfs_root": tmp_path / "proc"}
+
+    async def main() -> None:
+        kube = FakeKube()
+        bodies = [add_claim(kube, claim(f"c{i}", f"gpu-{i}")) for i in (0, 1)]
+        async with running(tmp_path, kube, [device(0), device(1)], settings=settings) as node:
+            for body in bodies:
+                await prepare(node, body)
+        boot.write_text("0b0b\n")
+        node.config.checkpoint.write_bytes(b"")
+        if lost == "both versions":
+            node.config.checkpoint.with_name("checkpoint.json.previous").write_bytes(b"")
+        async with running(tmp_path, kube, [device(1), device(0)], settings=settings) as node:
+            assert node.specs() == []
+            assert node.plugin._engine.claims == ()
+            for body in bodies:
+                assert not (await prepare(node, body))[body["metadata"]["uid"]].error
+            assert len(node.specs()) == 2
 
     asyncio.run(main())
 
@@ -224,4 +259,5 @@ def test_a_reboot_ends_what_was_set_on_gpus() -> None:
 
     assert asyncio.run(after("0a0a")) == {uid: "PrepareCompleted"}
     assert asyncio.run(after("")) == {uid: "PrepareCompleted"}
-    assert asyncio.run(after("0b0b")) == {}
+    # Only which device it was is remembered; see the tests of documents that follow devices.
+    assert asyncio.run(after("0b0b")) == {uid: "PrepareStarted"}

@@ -50,7 +50,7 @@ def file_of(body: dict[str, Any]) -> str:
     return f"k8s.{DRIVER}-claim_{body['metadata']['uid']}.json"
 
 
-def test_lost_cdi_files_are_written_again_without_api_server_and_hardware(tmp_path: Path) -> None:
+def test_lost_cdi_files_are_written_again_without_api_server(tmp_path: Path) -> None:
     _, one, two = prepared(tmp_path)
     contents = {p.name: p.read_bytes() for p in (tmp_path / "cdi").iterdir()}
     assert set(contents) == {file_of(one), file_of(two)}
@@ -61,9 +61,9 @@ def test_lost_cdi_files_are_written_again_without_api_server_and_hardware(tmp_pa
     async def main() -> None:
         kube = FakeKube()
         kube.down = True
-        async with running(tmp_path, kube, []) as node:
+        async with running(tmp_path, kube, [device(0), device(1)]) as node:
             assert {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()} == contents
-            # And prepare of what is prepared needs neither.
+            # And prepare of what is prepared does not need it either.
             answer = (await prepare(node, one))[one["metadata"]["uid"]]
             assert [d.device_name for d in answer.devices] == ["gpu-0"]
 
@@ -152,7 +152,7 @@ def test_orphans_of_ours_are_removed_and_strangers_files_are_not_touched(tmp_pat
     (folder / f".{file_of(stray)}.0123abcd.tmp").write_bytes(b"cut short")
 
     async def main() -> None:
-        async with running(tmp_path, FakeKube(), [device(0)]) as node:
+        async with running(tmp_path, FakeKube(), [device(0), device(1)]) as node:
             assert set(node.specs()) == {file_of(one), file_of(two), *strangers}
             assert {n: (folder / n).read_bytes() for n in strangers} == strangers
 

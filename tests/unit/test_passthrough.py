@@ -188,6 +188,8 @@ class Machine:
         self.open = 0
         self.health: tuple[DeviceHealth, ...] = ()
         self.gpus = {ONE: self._gpu(0, ONE), TWO: self._gpu(1, TWO)}
+        for node in ("nvidiactl", "nvidia0", "nvidia1"):
+            (self.pci.dev / node).touch()
 
     @staticmethod
     def _gpu(index: int, address: str) -> DiscoveredDevice:
@@ -308,6 +310,28 @@ def test_it_stays_in_the_inventory_over_a_restart_and_comes_back_after_a_reboot(
             assert machine.pci.driver(ONE) == "nvidia"
             assert await call(node, "prepare", body) == ""
             assert machine.pci.driver(ONE) == VFIO
+
+    asyncio.run(scenario())
+
+
+def test_a_function_that_is_in_another_group_by_now_is_given_by_its_own(tmp_path: Path) -> None:
+    """Taken out and put in again: the kernel numbers groups as they come."""
+
+    async def scenario() -> None:
+        kube, machine = FakeKube(), Machine(tmp_path)
+        body = add_claim(kube, passed_through("gpu-0"))
+        async with agent(tmp_path, kube, machine) as node:
+            assert await call(node, "prepare", body) == ""
+            assert "/dev/vfio/12" in json.dumps(spec_of(node, body)["devices"])
+        group = machine.pci.sysfs / "bus/pci/devices" / ONE / "iommu_group"
+        group.unlink()
+        group.symlink_to(machine.pci.sysfs / "kernel/iommu_groups/41")
+        (machine.pci.dev / "vfio/41").touch()
+        kube.down = True
+        async with agent(tmp_path, kube, machine) as node:
+            text = json.dumps(spec_of(node, body)["devices"])
+            assert "/dev/vfio/41" in text
+            assert "/dev/vfio/12" not in text
 
     asyncio.run(scenario())
 

@@ -53,7 +53,7 @@ def test_a_container_gets_the_nodes_of_what_was_allocated(
         kube = FakeKube()
         body = add_claim(kube, claim("one", *devices))
         uid = body["metadata"]["uid"]
-        async with running(tmp_path, kube, backend=opened) as node:
+        async with running(tmp_path, kube, backend=opened, settings={"dev_root": root / "dev"}) as node:
             stored = inventory(kube)
             assert stored is not None
             assert set(devices) <= {d["name"] for d in stored["spec"]["devices"]}

@@ -1,0 +1,162 @@
+"""A prepared claim's document, made again of what its devices are now.
+
+Numbers of device nodes, versions and files of drivers change: with a reboot, a driver that is loaded anew, a
+device that is taken out and put in. A device is found again by its name and its UUID, never by a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from dra_driver import cdi
+from dra_driver.errors import PrepareError
+from dra_driver.preparation.claim import ClaimState, PreparedClaim, PreparedDevice
+from dra_driver.preparation.document import documented, numbered
+from dra_driver.preparation.metadata import CONTAINER_DIRECTORY
+from dra_driver.preparation.node_device import NodeDevice
+from dra_driver.preparation.plan import complete
+from dra_driver.preparation.sharing import MPS_PIPES
+
+__all__ = ["check_identity", "ended", "renewed"]
+
+# What earlier versions put into a document for the claim's sake.
+_OWN_VARIABLE: Final = re.compile(
+    r"(?:DRA_[A-Z0-9_]+__[A-Z0-9_]+__[0-9]+_[A-Z_]+"
+    r"|CUDA_MPS_(?:PIPE_DIRECTORY|PINNED_DEVICE_MEM_LIMIT|ACTIVE_THREAD_PERCENTAGE))=.*",
+    re.DOTALL,
+)
+_OWN_MOUNTS: Final = (MPS_PIPES, "/dev/shm")  # noqa: S108 - of the container
+_GPU_NODE: Final = re.compile(r"/dev/nvidia[0-9]+")
+_INSTANCE_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/nvidia-caps/nvidia-cap[0-9]+")
+
+
+def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice]) -> PreparedClaim:
+    """The record with the document and the attributes that its devices have now.
+
+    What only the hardware knows is left to who makes partitions and bindings: groups of passed-through
+    functions are left out, nodes of partitions too unless their GPU has the same node still.
+
+    Args:
+        driver: ours.
+        record: of a claim that is prepared or planned.
+        devices: the node's devices by name.
+
+    Raises:
+        PrepareError: a device is not there, or not the one that the claim was given: no document may be in
+            force.
+    """
+    if record.spec is None:
+        return record
+    check_identity(record, devices)
+    before = {d.name: d.container_edits for d in record.spec.devices}
+    found, edits = [], []
+    for device in record.devices:
+        held = before.get(_cdi_name(device), cdi.ContainerEdits())
+        own = device.own if device.own is not None else _own(device, held)
+        now = _now(device, devices)
+        if now is None:
+            raise PrepareError(f"device {device.device} is not on this node now", retryable=True)
+        if device.binding is not None:
+            # Its own driver does not have it, so that discovery knows nothing of its nodes.
+            found.append(msgspec.structs.replace(device, own=own))
+            edits.append(cdi.ContainerEdits())
+            continue
+        if device.partition is None and numbered(held) and not numbered(now.edits):
+            raise PrepareError(f"device {device.device}: its device node is not known now", retryable=True)
+        found.append(
+            msgspec.structs.replace(device, own=own, attributes=now.attributes, simulated=now.simulated)
+        )
+        edits.append(now.edits)
+    fresh = documented(driver, msgspec.structs.replace(record, devices=tuple(found)), edits)
+    return complete(fresh, _instances(record, before, devices))
+
+
+def check_identity(record: PreparedClaim, devices: Mapping[str, NodeDevice]) -> None:
+    """Refuses a device that was replaced under its name: it is not what the claim was given.
+
+    Raises:
+        PrepareError: the text says which.
+    """
+    for device in record.devices:
+        now = _now(device, devices)
+        if now is not None and device.uuid and now.uuid != device.uuid:
+            raise PrepareError(
+                f"device {device.device} was prepared with uuid {device.uuid!r}, but the hardware now "
+                f"says {now.uuid!r}: it was replaced; delete the pod to get another device"
+            )
+
+
+def ended(record: PreparedClaim) -> PreparedClaim:
+    """What is remembered of a claim whose devices a reboot has given back."""
+    return msgspec.structs.replace(
+        record,
+        # For versions that do not know ``ended``: they undo it, and there is nothing to be undone.
+        state=ClaimState.STARTED,
+        devices=tuple(
+            PreparedDevice(
+                requests=d.requests,
+                pool=d.pool,
+                device=d.device,
+                uuid=d.uuid,
+                share_id=d.share_id,
+                admin_access=d.admin_access,
+            )
+            for d in record.devices
+        ),
+        settings=(),
+        spec=None,
+        ended=True,
+    )
+
+
+def _now(device: PreparedDevice, devices: Mapping[str, NodeDevice]) -> NodeDevice | None:
+    """The device as the node sees it; of a partition, what its GPU says where its profiles cannot be read."""
+    found = devices.get(device.device)
+    gpu = devices.get(device.partition.gpu) if device.partition is not None else None
+    if found is not None or gpu is None:
+        return found
+    nodes = tuple(n for n in gpu.edits.device_nodes if not _GPU_NODE.fullmatch(n.path))
+    edits = msgspec.structs.replace(gpu.edits, device_nodes=nodes)
+    return dataclasses.replace(gpu, name=device.device, edits=edits, attributes=device.attributes)
+
+
+def _own(device: PreparedDevice, held: cdi.ContainerEdits) -> cdi.ContainerEdits:
+    """What a document of an earlier version holds for the claim's sake."""
+    if device.binding is not None:
+        return cdi.ContainerEdits(env=held.env, mounts=held.mounts)
+    places = (*_OWN_MOUNTS, CONTAINER_DIRECTORY)
+    return cdi.ContainerEdits(
+        env=tuple(v for v in held.env if _OWN_VARIABLE.fullmatch(v)),
+        mounts=tuple(
+            m
+            for m in held.mounts
+            if any(m.container_path == p or m.container_path.startswith(f"{p}/") for p in places)
+        ),
+    )
+
+
+def _instances(
+    record: PreparedClaim, before: Mapping[str, cdi.ContainerEdits], devices: Mapping[str, NodeDevice]
+) -> dict[str, tuple[str, cdi.ContainerEdits]]:
+    """UUIDs and nodes of the partitions as the document has them, where their GPU has the same node still."""
+    kept: dict[str, tuple[str, cdi.ContainerEdits]] = {}
+    for device in record.devices:
+        partition = device.partition
+        if partition is None or not partition.uuid:
+            continue
+        held = before.get(_cdi_name(device), cdi.ContainerEdits()).device_nodes
+        nodes = tuple(n for n in held if _INSTANCE_NODE.fullmatch(n.path))
+        gpu = devices.get(partition.gpu)
+        now = {n.path for n in gpu.edits.device_nodes} if gpu is not None else set()
+        if all(n.path in now for n in nodes if _GPU_NODE.fullmatch(n.path)):
+            kept[device.device] = (partition.uuid, cdi.ContainerEdits(device_nodes=nodes))
+    return kept
+
+
+def _cdi_name(device: PreparedDevice) -> str:
+    return device.cdi_device_ids[0].partition("=")[2] if device.cdi_device_ids else ""

@@ -1,0 +1,551 @@
+"""CDI documents of prepared claims follow their devices: reboots, drivers loaded anew, devices exchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
+from fake_kube import FakeKube
+from node_agent import DRIVER, NODE, add_claim, claim
+
+from dra_driver import cdi
+from dra_driver.api.meta import PoolName, Uid
+from dra_driver.api.resource import DeviceAttribute
+from dra_driver.errors import PrepareError
+from dra_driver.preparation import Checkpoint, NodeDevice, PartitionRecord
+from kubelet_plugin.engine import ClaimReference, Engine, Timing
+from kubelet_plugin.hardware import Hardware, NoHardware
+
+OLD, NEW = "550.54.15", "570.86.10"
+UIDS = [Uid(f"00000000-0000-4000-8000-00000000000{i}") for i in range(3)]
+NODES: dict[str, Callable[[int], tuple[str, ...]]] = {
+    "nvidia": lambda n: (f"/dev/nvidia{n}", "/dev/nvidiactl"),
+    "amd": lambda n: ("/dev/kfd", f"/dev/dri/card{n}", f"/dev/dri/renderD{128 + n}"),
+    "intel": lambda n: (f"/dev/dri/card{n}", f"/dev/dri/renderD{128 + n}"),
+    "rdma": lambda n: (f"/dev/infiniband/uverbs{n}", "/dev/infiniband/rdma_cm"),
+}
+
+
+def device(i: int, minor: int, *, vendor: str = "nvidia", uuid: str = "", version: str = OLD) -> NodeDevice:
+    """Device ``i`` with the nodes of a minor number."""
+    library = f"/usr/lib64/libcuda.so.{version}"
+    identity = uuid or f"GPU-{i}"
+    return NodeDevice(
+        f"gpu-{i}",
+        identity,
+        identity,
+        edits=cdi.ContainerEdits(
+            env=("VENDOR=yes",),
+            device_nodes=tuple(cdi.DeviceNode(path=p) for p in NODES[vendor](minor)),
+            mounts=(cdi.Mount(host_path=library, container_path=library, options=("ro", "bind")),),
+        ),
+        attributes={"driverVersion": DeviceAttribute(version_value=version)},
+    )
+
+
+class Metadata:
+    """Implements ``metadata_directory.Metadata`` in memory."""
+
+    def __init__(self) -> None:
+        self.files: dict[Uid, dict[str, bytes]] = {}
+
+    async def write(self, uid: Uid, content: Any) -> None:
+        self.files[uid] = dict(content)
+
+    async def remove(self, uid: Uid) -> None:
+        self.files.pop(uid, None)
+
+    async def ours(self) -> set[Uid]:
+        return set(self.files)
+
+
+class World:
+    """A node whose agent ends and starts, and whose devices change."""
+
+    def __init__(self, *devices: NodeDevice) -> None:
+        self.disk = Disk()
+        self.kube = FakeKube()
+        self.metadata = Metadata()
+        self.boot = "one"
+        self.known = True
+        self.place(*devices)
+        for i, uid in enumerate(UIDS):
+            add_claim(self.kube, claim(f"c{i}", f"gpu-{i}", uid=uid))
+
+    def place(self, *devices: NodeDevice) -> None:
+        """From now on these are the node's devices."""
+        self.devices = {d.name: d for d in devices}
+
+    def engine(self, hardware: Hardware | None = None) -> Engine:
+        return Engine(
+            driver=DRIVER,
+            pool=PoolName(NODE),
+            client=self.kube,
+            checkpoints=DiskCheckpoints(self.disk),
+            specs=DiskSpecs(self.disk),
+            devices=lambda: self.devices,
+            hardware=hardware,
+            timing=Timing(budget=2.0, patience=0.0),
+            boot_id=self.boot,
+            metadata=self.metadata,
+            metadata_directory="/metadata",
+            complete=lambda: self.known,
+        )
+
+    async def started(self, hardware: Hardware | None = None) -> Engine:
+        """A new agent that has looked at the hardware."""
+        engine = self.engine(hardware)
+        await engine.restore()
+        await engine.renew()
+        return engine
+
+    def nodes(self) -> dict[int, set[str]]:
+        """Numbered nodes by claim, as the container runtime reads them."""
+        return {i: {n for n in _nodes(self.spec(i)) if n[-1].isdigit()} for i in range(3) if self.spec(i)}
+
+    def spec(self, i: int) -> cdi.Spec | None:
+        data = self.disk.specs.get(UIDS[i])
+        return None if data is None else cdi.decode(data)
+
+    def true(self) -> bool:
+        """Whether every document names the nodes of its device, and only these."""
+        wanted = {i: {n.path for n in d.edits.device_nodes} for i, d in enumerate(self.devices.values())}
+        return all(
+            _nodes(spec) == wanted[i] for i in range(3) if (spec := self.spec(i)) is not None and i in wanted
+        )
+
+
+def _nodes(spec: cdi.Spec | None) -> set[str]:
+    edits = [] if spec is None else [spec.container_edits, *(d.container_edits for d in spec.devices)]
+    return {n.path for e in edits for n in e.device_nodes}
+
+
+def _mounts(spec: cdi.Spec | None) -> set[str]:
+    edits = [] if spec is None else [spec.container_edits, *(d.container_edits for d in spec.devices)]
+    return {m.host_path for e in edits for m in e.mounts}
+
+
+def reference(i: int) -> ClaimReference:
+    return ClaimReference("ns", f"c{i}", UIDS[i])
+
+
+async def two_prepared(vendor: str = "nvidia") -> tuple[World, Engine]:
+    """Claims of devices 0 and 1, whose nodes are 0 and 1."""
+    world = World(device(0, 0, vendor=vendor), device(1, 1, vendor=vendor))
+    engine = await world.started()
+    for i in (0, 1):
+        await engine.prepare(reference(i))
+    assert world.true()
+    return world, engine
+
+
+# --- a reboot -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vendor", NODES)
+def test_after_a_reboot_that_swaps_minors_no_two_claims_have_one_node(vendor: str) -> None:
+    async def main() -> None:
+        world, _ = await two_prepared(vendor)
+        before = world.nodes()
+        world.boot = "two"
+        world.place(device(0, 1, vendor=vendor), device(1, 0, vendor=vendor))
+        engine = await world.started()
+        assert world.nodes() == {}  # nobody has asked since the reboot
+        await engine.prepare(reference(0))
+        assert world.nodes() == {0: before[1]}
+        await engine.prepare(reference(1))
+        assert world.nodes() == {0: before[1], 1: before[0]}
+
+    asyncio.run(main())
+
+
+def test_after_a_reboot_a_claim_is_read_from_the_api_server_again() -> None:
+    """A pod was deleted by force, and its claim is allocated another device for the next one."""
+
+    async def main() -> None:
+        world, _ = await two_prepared()
+        world.boot = "two"
+        add_claim(world.kube, claim("c0", "gpu-2", uid=UIDS[0]))
+        world.place(*world.devices.values(), device(2, 2))
+        engine = await world.started()
+        (prepared,) = await engine.prepare(reference(0))
+        assert prepared.device == "gpu-2"
+
+    asyncio.run(main())
+
+
+def test_a_reboot_leaves_nothing_that_holds_a_device_or_keeps_a_claim_from_ending() -> None:
+    async def main() -> None:
+        world, _ = await two_prepared()
+        world.boot = "two"
+        world.place()
+        world.known = False
+        engine = await world.started()
+        assert world.disk.specs == {}
+        assert world.metadata.files == {}
+        assert engine.claims == ()
+        assert [c.uid for c in await engine.prepared()] == UIDS[:2]  # to be compared with the API server
+        world.kube.down = True
+        for i in (0, 1, 2):
+            await engine.unprepare(reference(i))
+        assert world.disk.claims() == {}
+        # Another claim of the device does not wait for the one that a reboot has ended.
+        world.kube.down = False
+        world.place(device(0, 0))
+        add_claim(world.kube, claim("other", "gpu-0", uid=UIDS[2]))
+        await engine.prepare(ClaimReference("ns", "other", UIDS[2]))
+
+    asyncio.run(main())
+
+
+def test_a_version_without_ended_records_undoes_them() -> None:
+    async def main() -> None:
+        world, _ = await two_prepared()
+        world.boot = "two"
+        await world.started()
+        # Such a version undoes what has begun, and there is nothing to be undone.
+        assert set(world.disk.claims().values()) == {"PrepareStarted"}
+        for record in Checkpoint.decode(world.disk.checkpoint):
+            assert not record.touches_hardware
+            assert record.spec is None
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_given_back_after_a_reboot_is_tried_again_and_stays_of_the_boot_before() -> None:
+    class Broken(NoHardware):
+        """Sets what it is asked for, and does not set it back."""
+
+        broken = True
+        restored = 0
+
+        async def look(self, record: Any, holdings: Any) -> Any:
+            return record
+
+        async def restore(self, record: Any, holdings: Any) -> None:
+            if self.broken:
+                raise PrepareError("the GPU does not answer")
+            self.restored += 1
+
+    async def main() -> None:
+        hardware = Broken()
+        world = World(dataclasses.replace(device(0, 0), controllable=True, mig_enabled=True))
+        engine = await world.started(hardware)
+        await engine.prepare(reference(0))
+        world.boot = "two"
+        world.place(dataclasses.replace(device(0, 7), controllable=True, mig_enabled=True))
+        for _ in range(2):
+            await world.started(hardware)
+            assert world.disk.specs == {}, "it was in force again"
+        hardware.broken = False
+        engine = await world.started(hardware)
+        assert hardware.restored == 1
+        assert engine.claims == ()
+
+    asyncio.run(main())
+
+
+# --- the same boot ------------------------------------------------------------------------------------------
+
+Noticed = Callable[[World, Engine], Awaitable[object]]
+
+
+async def _restart(world: World, _: Engine) -> None:
+    await world.started()
+
+
+async def _prepare(_: World, engine: Engine) -> None:
+    for i in (0, 1):
+        await engine.prepare(reference(i))
+
+
+NOTICED: dict[str, Noticed] = {
+    "at the start": _restart,
+    "when it is prepared again": _prepare,
+    "when discovery finds it": lambda _, engine: engine.renew(),
+    "now and then": lambda _, engine: engine.tidy(),
+}
+
+
+@pytest.mark.parametrize("vendor", NODES)
+@pytest.mark.parametrize("noticed", NOTICED)
+def test_minors_that_are_swapped_without_a_reboot_are_followed(noticed: str, vendor: str) -> None:
+    async def main() -> None:
+        world, engine = await two_prepared(vendor)
+        before = world.nodes()
+        world.kube.down = True
+        world.place(device(0, 1, vendor=vendor), device(1, 0, vendor=vendor))
+        await NOTICED[noticed](world, engine)
+        assert world.nodes() == {0: before[1], 1: before[0]}
+        # What is in the checkpoint is what is in the file.
+        again = {c.uid: c.spec for c in Checkpoint.decode(world.disk.checkpoint)}
+        assert again == {UIDS[i]: world.spec(i) for i in (0, 1)}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("noticed", NOTICED)
+def test_another_version_of_the_driver_is_followed(noticed: str) -> None:
+    async def main() -> None:
+        world, engine = await two_prepared()
+        assert f"/usr/lib64/libcuda.so.{OLD}" in _mounts(world.spec(0))
+        world.kube.down = True
+        world.place(device(0, 0, version=NEW), device(1, 1, version=NEW))
+        await NOTICED[noticed](world, engine)
+        for i in (0, 1):
+            mounts = _mounts(world.spec(i))
+            assert f"/usr/lib64/libcuda.so.{NEW}" in mounts
+            assert f"/usr/lib64/libcuda.so.{OLD}" not in mounts
+            assert f"/metadata/{UIDS[i]}/gpu/metadata.json" in mounts
+            assert NEW.encode() in world.metadata.files[UIDS[i]]["gpu"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("noticed", NOTICED)
+def test_a_device_that_was_replaced_is_handed_out_by_nobody(noticed: str) -> None:
+    async def main() -> None:
+        world, engine = await two_prepared()
+        world.place(device(0, 0, uuid="GPU-new"), device(1, 1))
+        if noticed == "when it is prepared again":
+            with pytest.raises(PrepareError, match="the hardware now says 'GPU-new': it was replaced"):
+                await engine.prepare(reference(0))
+        else:
+            await NOTICED[noticed](world, engine)
+        assert set(world.nodes()) == {1}
+        # A restart before the hardware was looked at does not bring it back.
+        world.known = False
+        here, world.devices = world.devices, {}
+        again = world.engine()
+        await again.restore()
+        assert set(world.nodes()) == {1}
+        world.known, world.devices = True, here
+        await again.renew()
+        assert set(world.nodes()) == {1}
+        with pytest.raises(PrepareError, match="it was replaced; delete the pod to get another device"):
+            await again.prepare(reference(0))
+        world.kube.down = True
+        await again.unprepare(reference(0))
+
+    asyncio.run(main())
+
+
+def test_a_device_that_was_replaced_while_the_machine_was_off_is_refused() -> None:
+    async def main() -> None:
+        world, _ = await two_prepared()
+        world.boot = "two"
+        world.place(device(0, 0, uuid="GPU-new"), device(1, 1))
+        for _ in range(2):
+            engine = await world.started()
+            with pytest.raises(PrepareError, match="with uuid 'GPU-0', but the hardware now says 'GPU-new'"):
+                await engine.prepare(reference(0))
+        assert world.nodes() == {}
+        world.place(device(0, 5), device(1, 1))
+        await engine.prepare(reference(0))
+        assert world.nodes() == {0: {"/dev/nvidia5"}}
+
+    asyncio.run(main())
+
+
+def test_documents_wait_for_devices_that_are_not_known_yet_and_leave_those_that_are_gone() -> None:
+    async def main() -> None:
+        world, _ = await two_prepared()
+        here, contents = world.devices, dict(world.disk.specs)
+        world.known, world.devices = False, {}
+        engine = await world.started()
+        assert world.disk.specs == contents, "in the same boot they are the best that is known"
+        del world.disk.specs[UIDS[0]]
+        world.disk.specs[UIDS[1]] = b"{}"
+        engine = await world.started()
+        assert world.disk.specs == {}, "nothing is written from memory"
+        with pytest.raises(PrepareError, match="device gpu-0 is not on this node now") as refused:
+            await engine.prepare(reference(0))
+        assert refused.value.retryable
+        world.known, world.devices = True, here
+        await engine.renew()
+        assert world.disk.specs == contents
+        world.place(device(1, 0))
+        await engine.renew()
+        assert set(world.nodes()) == {1}, "gpu-0 is gone, and its number is another's"
+        world.place(device(0, 1), device(1, 0))
+        await engine.renew()
+        assert world.nodes() == {0: {"/dev/nvidia1"}, 1: {"/dev/nvidia0"}}
+        assert not engine.unsettled
+
+    asyncio.run(main())
+
+
+def test_a_device_whose_node_is_not_known_now_gets_no_document_without_one() -> None:
+    async def main() -> None:
+        world, engine = await two_prepared()
+        blind = device(0, 0)
+        edits = cdi.ContainerEdits(device_nodes=(cdi.DeviceNode(path="/dev/nvidiactl"),))
+        world.place(dataclasses.replace(blind, edits=edits), device(1, 1))
+        await engine.renew()
+        assert set(world.nodes()) == {1}
+        world.place(blind, device(1, 1))
+        await engine.renew()
+        assert set(world.nodes()) == {0, 1}
+
+    asyncio.run(main())
+
+
+# --- crashes ------------------------------------------------------------------------------------------------
+
+
+def troubles() -> Iterator[dict[str, bool]]:
+    yield {"after": False, "error": False}
+    yield {"after": True, "error": False}
+    yield {"after": False, "error": True}
+
+
+async def _disturbed(world: World, boot: str, at: int, trouble: dict[str, bool]) -> bool:
+    """Swaps the minors in another life of the agent; says whether the trouble came."""
+    world.boot = boot
+    world.place(device(0, 1), device(1, 0))
+    world.disk.trouble_at = world.disk.effects + at
+    world.disk.after, world.disk.error = trouble["after"], trouble["error"]
+    try:
+        engine = await world.started()
+        for i in (0, 1):
+            await engine.prepare(reference(i))
+    except (Crash, OSError):
+        pass
+    came = world.disk.trouble_at is None
+    world.disk.trouble_at = None
+    return came
+
+
+@pytest.mark.parametrize("boot", ["one", "two"])
+def test_a_crash_or_an_error_at_any_effect_leaves_no_document_of_before(boot: str) -> None:
+    async def main() -> int:
+        lives = 0
+        for trouble in troubles():
+            for at in range(100):
+                world, _ = await two_prepared()
+                came = await _disturbed(world, boot, at, trouble)
+                world.kube.down = boot == "one"
+                engine = await world.started()
+                assert world.true(), (at, trouble)
+                assert {c.standing.name for c in Checkpoint.decode(world.disk.checkpoint)} <= (
+                    {"COMPLETED"} if boot == "one" else {"COMPLETED", "ENDED"}
+                )
+                for i in (0, 1):
+                    await engine.prepare(reference(i))
+                assert world.true()
+                assert world.nodes() == {0: {"/dev/nvidia1"}, 1: {"/dev/nvidia0"}}
+                for i in (0, 1):
+                    await engine.unprepare(reference(i))
+                assert (world.disk.claims(), world.disk.specs) == ({}, {})
+                if not came:
+                    break
+                lives += 1
+            else:
+                raise AssertionError("there is no end of effects")
+        return lives
+
+    # Two records and two files; after a reboot these are removed and the boot is noted, then all is made.
+    assert asyncio.run(main()) >= 3 * 4
+
+
+# --- what the version before has written --------------------------------------------------------------------
+
+GOLDEN = Path(__file__).with_name("golden_checkpoints") / "before_boots_in_records.json"
+
+
+def older(boot: str) -> World:
+    """A node on which the version before has prepared two GPUs, a share under MPS, and a partition."""
+    world = World(*(_golden_device(i, i, OLD) for i in range(4)), _golden_partition(OLD))
+    world.disk.checkpoint = GOLDEN.read_bytes()
+    for record in Checkpoint.decode(world.disk.checkpoint):
+        assert record.spec is not None
+        world.disk.specs[record.uid] = cdi.encode(record.spec)
+    world.boot = boot
+    return world
+
+
+def _golden_device(i: int, minor: int, version: str) -> NodeDevice:
+    found = device(i, minor, version=version)
+    edits = cdi.ContainerEdits(
+        env=("NVIDIA_VISIBLE_DEVICES=void",),
+        device_nodes=found.edits.device_nodes,
+        mounts=found.edits.mounts,
+    )
+    return dataclasses.replace(found, edits=edits, model="A100", memory="40Gi", controllable=True)
+
+
+def _golden_partition(version: str) -> NodeDevice:
+    gpu = _golden_device(3, 3, version)
+    nodes = tuple(n for n in gpu.edits.device_nodes if n.path == "/dev/nvidiactl")
+    edits = cdi.ContainerEdits(env=gpu.edits.env, device_nodes=nodes, mounts=gpu.edits.mounts)
+    record = PartitionRecord(gpu="gpu-3", profile="1g.5gb", profile_id=19, start=0, size=1)
+    return dataclasses.replace(gpu, name="gpu-3-mig-1g-5gb-0", edits=edits, partition=record, memory="5Gi")
+
+
+def test_records_of_the_version_before_are_followed_too() -> None:
+    async def main() -> None:
+        world = older("one")
+        before = {i: world.spec(i) for i in range(3)}
+        world.kube.down = True
+        await world.started()
+        for i in range(3):
+            now, was = world.spec(i), before[i]
+            assert now is not None
+            assert was is not None
+            assert _contents(now) == _contents(was)
+        world.place(
+            *(_golden_device(i, {0: 1, 1: 0, 2: 4, 3: 3}[i], NEW) for i in range(4)), _golden_partition(NEW)
+        )
+        await world.started()
+        pair, mps, mig = (world.spec(i) for i in range(3))
+        assert pair is not None
+        assert mps is not None
+        assert mig is not None
+        assert [[n.path for n in d.container_edits.device_nodes] for d in pair.devices] == [
+            ["/dev/nvidia1"],
+            ["/dev/nvidia0"],
+        ]
+        assert pair.devices[0].container_edits.env == (before[0] or pair).devices[0].container_edits.env
+        assert f"/metadata/{UIDS[0]}/gpu/metadata.json" not in _mounts(pair)  # it was elsewhere then
+        assert f"/plugins/metadata/{UIDS[0]}/gpu/metadata.json" in _mounts(pair)
+        assert "/state/mps/gpu-2/pipe" in _mounts(mps)
+        assert "/dev/nvidia4" in _nodes(mps)
+        assert any(
+            v.startswith("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=") for v in mps.devices[0].container_edits.env
+        )
+        assert _nodes(mig) == {"/dev/nvidiactl", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap7"}
+        assert "DRA_MIG__GPU__0_UUID=MIG-1" in mig.devices[0].container_edits.env
+        for spec in (pair, mps, mig):
+            assert f"/usr/lib64/libcuda.so.{NEW}" in _mounts(spec)
+            assert f"/usr/lib64/libcuda.so.{OLD}" not in _mounts(spec)
+
+    asyncio.run(main())
+
+
+def _contents(spec: cdi.Spec) -> Any:
+    """All but the record in the annotation."""
+    return (spec.cdi_version, spec.kind, spec.container_edits, spec.devices)
+
+
+def test_records_of_the_version_before_are_of_the_boot_that_is_noted_beside_them() -> None:
+    async def main() -> None:
+        world = older("two")
+        world.place()
+        world.known = False
+        engine = await world.started()
+        assert world.disk.specs == {}
+        assert engine.claims == ()
+        # Also when the boot is noted already, by an agent that was killed before it could end anything.
+        world = older("two")
+        world.disk.checkpoint = Checkpoint.decode(world.disk.checkpoint).with_boot_id("two").encode()
+        assert {c.boot_id for c in Checkpoint.decode(world.disk.checkpoint)} == {"one"}
+        engine = await world.started()
+        assert world.disk.specs == {}
+        assert engine.claims == ()
+
+    asyncio.run(main())
