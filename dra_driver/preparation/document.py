@@ -112,13 +112,12 @@ def without_absent(record: PreparedClaim, absent: Set[str]) -> cdi.Spec | None:
     devices = []
     for device in record.spec.devices:
         here = by_name.get(device.name)
-        if here is not None and here.simulated:
-            devices.append(device)
-            continue
-        own = here.own if here is not None and here.own is not None else cdi.ContainerEdits()
-        edits = _without(
-            device.container_edits, own, absent, here.device if here is not None else device.name
-        )
+        edits = device.container_edits
+        if here is None or not here.simulated:
+            name = device.name if here is None else here.device
+            edits = _without(edits, _own(here), absent, name)
+            if device.container_edits.device_nodes and not edits.device_nodes:
+                raise _absent_node(name, device.container_edits.device_nodes[0].path)
         devices.append(msgspec.structs.replace(device, container_edits=edits))
     shared = record.spec.container_edits
     if not all(d.simulated for d in record.devices):
@@ -136,8 +135,7 @@ def _judged(record: PreparedClaim) -> Sequence[tuple[cdi.ContainerEdits, cdi.Con
     for device in record.spec.devices:
         here = by_name.get(device.name)
         if here is None or not here.simulated:
-            own = here.own if here is not None else None
-            found.append((device.container_edits, own or cdi.ContainerEdits()))
+            found.append((device.container_edits, _own(here)))
     return found
 
 
@@ -147,16 +145,22 @@ def _without(
     missing = [n for n in edits.device_nodes if not _by_number(n) and (n.host_path or n.path) in absent]
     needed = [path for n in missing if _NUMBERED.fullmatch(path := n.host_path or n.path)]
     if needed:
-        raise DeviceNodeAbsent(
-            f"device {device}: its device node {needed[0]} is not there; is its driver being reloaded?",
-            retryable=True,
-        )
+        raise _absent_node(device, needed[0])
     return msgspec.structs.replace(
         edits,
         device_nodes=tuple(n for n in edits.device_nodes if n not in missing),
         mounts=tuple(m for m in edits.mounts if m in own.mounts or m.host_path not in absent),
         hooks=tuple(h for h in edits.hooks if h in own.hooks or h.path not in absent),
     )
+
+
+def _own(device: PreparedDevice | None) -> cdi.ContainerEdits:
+    return device.own if device is not None and device.own is not None else cdi.ContainerEdits()
+
+
+def _absent_node(device: str, path: str) -> DeviceNodeAbsent:
+    text = f"device {device}: its device node {path} is not there; is its driver being reloaded?"
+    return DeviceNodeAbsent(text, retryable=True)
 
 
 def _by_number(node: cdi.DeviceNode) -> bool:

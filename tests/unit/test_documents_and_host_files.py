@@ -109,6 +109,11 @@ def test_nodes_of_a_driver_are_left_out_while_they_are_not_there(tmp_path: Path)
     assert [n.path for n in given.device_nodes] == ["/dev/nvidia0", "/dev/nvidiactl"]
 
 
+def test_an_only_node_is_the_devices_own_whatever_its_name(tmp_path: Path) -> None:
+    with pytest.raises(PrepareError, match="/dev/npu is not there"):
+        Host(tmp_path).document(record(nodes("/dev/npu")))
+
+
 def test_a_node_that_is_given_by_its_numbers_need_not_be_there(tmp_path: Path) -> None:
     node = cdi.DeviceNode(path="/dev/nvidia-caps/nvidia-cap7", type="c", major=236, minor=7)
     edits = cdi.ContainerEdits(device_nodes=(node,))
