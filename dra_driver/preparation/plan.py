@@ -29,7 +29,7 @@ from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.sharing import Treatment, device_type, settings_of, treat
 
-__all__ = ["Grant", "NodeDevice", "complete", "plan", "recover", "reserving_pods"]
+__all__ = ["Grant", "NodeDevice", "complete", "of_instance", "plan", "recover", "reserving_pods"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 # The GPU's own node, whose number may change with MIG mode, and the capabilities of its instances.
@@ -163,13 +163,14 @@ def _with_instance(
     kept = msgspec.structs.replace(
         edits,
         env=tuple(v for v in edits.env if not v.startswith(name)),
-        device_nodes=tuple(n for n in edits.device_nodes if not _of_instance(n.path)),
+        device_nodes=tuple(n for n in edits.device_nodes if not of_instance(n.path)),
     )
     told = cdi.ContainerEdits(env=(f"{name}{device.partition.uuid}",))
     return cdi.merge(kept, own, told)
 
 
-def _of_instance(path: str) -> bool:
+def of_instance(path: str) -> bool:
+    """Whether a device node is told by the instance of a partition, and not by discovery."""
     return bool(_INSTANCE_NODE.fullmatch(path))
 
 

@@ -19,7 +19,7 @@ from dra_driver.preparation.claim import ClaimState, PreparedClaim, PreparedDevi
 from dra_driver.preparation.document import documented, numbered
 from dra_driver.preparation.metadata import CONTAINER_DIRECTORY
 from dra_driver.preparation.node_device import NodeDevice
-from dra_driver.preparation.plan import complete
+from dra_driver.preparation.plan import complete, of_instance
 from dra_driver.preparation.sharing import MPS_PIPES
 
 __all__ = ["check_identity", "ended", "renewed"]
@@ -32,7 +32,6 @@ _OWN_VARIABLE: Final = re.compile(
 )
 _OWN_MOUNTS: Final = (MPS_PIPES, "/dev/shm")  # noqa: S108 - of the container
 _GPU_NODE: Final = re.compile(r"/dev/nvidia[0-9]+")
-_INSTANCE_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/nvidia-caps/nvidia-cap[0-9]+")
 
 
 def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice]) -> PreparedClaim:
@@ -150,7 +149,7 @@ def _instances(
         if partition is None or not partition.uuid:
             continue
         held = before.get(_cdi_name(device), cdi.ContainerEdits()).device_nodes
-        nodes = tuple(n for n in held if _INSTANCE_NODE.fullmatch(n.path))
+        nodes = tuple(n for n in held if of_instance(n.path))
         gpu = devices.get(partition.gpu)
         now = {n.path for n in gpu.edits.device_nodes} if gpu is not None else set()
         if all(n.path in now for n in nodes if _GPU_NODE.fullmatch(n.path)):
