@@ -193,7 +193,7 @@ async def count_steps(forks: ForkServer, script: Sequence[Step]) -> tuple[list[s
         steps = world.steps()
     if figures.texts:
         raise SystemExit(f"without any fault: {figures.texts}")
-    return steps, 24 if script is SCRIPT else 40
+    return steps, 14 if script is SCRIPT else 24
 
 
 class Load:
