@@ -44,7 +44,12 @@ class Machine:
         (root / "proc/driver/nvidia-caps/mig-minors").write_text("".join(lines))
         (root / "proc/devices").write_text("Character devices:\n195 nvidia\n237 nvidia-caps\n")
         # Read-only in the agent's container.
-        (root / "dev").touch()
+        (root / "dev").mkdir()
+        # No capability node can be made there.
+        (root / "dev/nvidia-caps").touch()
+        for path in (*SHARED, "/dev/dri/card1", "/dev/dri/renderD128"):
+            (root / path[1:]).parent.mkdir(exist_ok=True)
+            (root / path[1:]).touch()
 
     def document(self, form: str, **more: list[str]) -> None:
         """The toolkit's, of an H100 with two MIG devices; more devices by name."""
@@ -166,7 +171,8 @@ def test_drm_nodes_are_the_whole_gpus(machine: Machine) -> None:
 def test_capability_nodes_are_written_with_type_and_numbers(machine: Machine) -> None:
     big, again, _ = machine.live(["prepare", "one", BIG], ["prepare", "one", BIG], ["unprepare", "one"])
     assert big == again
-    nodes = big["spec"]["devices"][0]["containerEdits"]["deviceNodes"]
+    listed = big["spec"]["devices"][0]["containerEdits"]["deviceNodes"]
+    nodes = [n for n in listed if n["path"] not in SHARED]
     numbers = {"type": "c", "major": 237, "fileMode": 0o444, "permissions": "rw"}
     assert nodes == [
         {"path": "/dev/nvidia0"},
