@@ -37,7 +37,10 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY_SUFFIX = {0: "", **{v: k for k, v in _BINARY.items()}}
 _DECIMAL_SUFFIX = {v: k for k, v in _DECIMAL.items()}
-_PATTERN = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?([KMGTPE]i|[eE][+-]?[0-9]+|[numkMGTPE]?)", re.ASCII)
+# Possessive: a thousand zeros before a bad suffix would be shared out between the first two in all ways.
+_PATTERN = re.compile(
+    r"([+-]?)0*+([0-9]*+)(?:\.([0-9]*+))?([KMGTPE]i|[eE][+-]?[0-9]+|[numkMGTPE]?)", re.ASCII
+)
 _MAX_INT64 = 2**63 - 1
 _MAX_LENGTH = 1024
 _MAX_EXPONENT = 999

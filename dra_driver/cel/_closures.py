@@ -14,6 +14,7 @@ from dra_driver.cel._values import (
     Optional,
     UInt,
     Value,
+    comparison_work,
     equal,
     key_of,
     map_get,
@@ -211,7 +212,7 @@ def presence(container: Closure, key: str) -> Closure:
     return present
 
 
-def index(container: Value, key: Value) -> Value:
+def index(container: Value, key: Value, meter: Meter | None = None) -> Value:
     """``container[key]``.
 
     Raises:
@@ -224,6 +225,8 @@ def index(container: Value, key: Value) -> Value:
             return container[at]
         raise CelRuntimeError(f"index out of bounds: {at}")
     if kind is dict or kind is DomainMap:
+        if meter is not None:
+            meter.spend(comparison_work(key))
         found, value = map_get(container, key)
         if found:
             return value
@@ -385,7 +388,8 @@ ORDERINGS: dict[str, Callable[[Closure, Closure], Closure]] = {
 
 
 def in_constants(value: Closure, items: list[Value]) -> Closure:
-    plain = frozenset((type(i), i) for i in items if type(i) in (str, bool, bytes))
+    texts = frozenset(i for i in items if type(i) is str)
+    plain = frozenset((type(i), i) for i in items if type(i) is bool or type(i) is bytes)
     # Numbers are equal across types only where they are equal as doubles; to look at all takes too long.
     numbers: dict[float, list[Value]] = {}
     for i in items:
@@ -395,7 +399,9 @@ def in_constants(value: Closure, items: list[Value]) -> Closure:
     def member(f: Value) -> Value:
         found = value(f)
         kind = type(found)
-        if kind is str or kind is bool or kind is bytes:
+        if kind is str:
+            return found in texts
+        if kind is bool or kind is bytes:
             return (kind, found) in plain
         if kind is int or kind is float or kind is UInt:
             return _lists.contains(numbers.get(float(found), ()), found)
@@ -421,6 +427,8 @@ def is_member(item: Value, container: Value, meter: Meter | None = None) -> bool
     if kind is list or kind is tuple:
         return _lists.contains(container, item, meter)
     if kind is dict:
+        if meter is not None:
+            meter.spend(comparison_work(item))
         return map_get(container, item)[0]
     if kind is DomainMap:
         return item in container

@@ -32,6 +32,7 @@ from dra_driver.cel._values import (
     TypeValue,
     UInt,
     Value,
+    comparison_work,
     equal,
     key_of,
     not_equal,
@@ -319,10 +320,14 @@ class Compiler:
         if isinstance(key, Literal) and isinstance(key.value, str) and operand.type.kind != "list":
             return self.lookup(operand, key.value)
         container, at = self.compile(operand), self.compile(key)
+        if self.counts:
+            return lambda f: closures.index(container(f), at(f), f)
         return lambda f: closures.index(container(f), at(f))
 
     def optional_lookup(self, e: Call) -> Closure:
         container, index = self.compile(e.args[0]), self.compile(e.args[1])
+        if self.counts:
+            return lambda f: closures.optional_index(container(f), _paid(f, index(f)))
         return lambda f: closures.optional_index(container(f), index(f))
 
     def optional_or(self, e: Call) -> Closure:
@@ -484,6 +489,11 @@ class Compiler:
             return result(f)
 
         return fold
+
+
+def _paid(f: Value, key: Value) -> Value:
+    f.spend(comparison_work(key))
+    return key
 
 
 def _constant_key(e: Expr) -> tuple[Expr, str] | None:

@@ -18,6 +18,8 @@ _CLAUSE = re.compile(r"%(?:(%)|(?:\.([0-9]+))?([a-zA-Z])|(.?))", re.ASCII | re.D
 _MAX_PRECISION = 100
 # What a part of a text costs besides its characters, as bytes made: the object, and the time to write it.
 _PART = 64
+# What it takes to find a clause.
+_CLAUSE_WORK = 4
 
 
 class Clause(NamedTuple):
@@ -62,6 +64,7 @@ def format_string(meter: Meter, pattern: str, args: Value) -> str:
     """
     out: list[str] = []
     used = 0
+    meter.spend(_CLAUSE_WORK * pattern.count("%"))
     for text, letter, precision in clauses(pattern):
         out.append(text)
         if letter:

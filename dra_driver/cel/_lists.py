@@ -16,6 +16,7 @@ from dra_driver.cel._values import (
     UInt,
     Value,
     compare,
+    comparison_work,
     equal,
     key_of,
     shown,
@@ -92,12 +93,14 @@ def _slice(items: _List, start: int, end: int) -> _List:
     return items[start:end]
 
 
-def _sort_by_keys(items: _List, keys: _List) -> list[Value]:
+def _sort_by_keys(meter: Meter, items: _List, keys: _List) -> list[Value]:
     if len(items) != len(keys):
         raise CelRuntimeError(
             f"@sortByAssociatedKeys() expected a list of the same size: {len(items)}, {len(keys)}"
         )
     _check_sortable(keys)
+    # Each is compared as often as the number of keys has digits, both ways.
+    meter.spend(2 * len(keys).bit_length() * sum(map(comparison_work, keys)))
 
     def by_key(i: int, j: int) -> int:
         return compare(keys[i], keys[j])
@@ -229,14 +232,6 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "list_slice": _slice,
     "list_first": _first,
     "list_last": _last,
-    **{
-        f"list_{t}_sort": lambda a: _sort_by_keys(a, a)
-        for t in (*_ORDERED, "google.protobuf.Duration", "google.protobuf.Timestamp")
-    },
-    **{
-        f"list_{t}_sortByAssociatedKeys": _sort_by_keys
-        for t in (*_ORDERED, "google.protobuf.Duration", "google.protobuf.Timestamp")
-    },
     **{f"list_{t}_is_sorted_bool": _is_sorted for t in (*_ORDERED, "duration", "timestamp")},
     **{f"list_{t}_min_{t}": _extreme("min", -1) for t in (*_ORDERED, "duration", "timestamp")},
     **{f"list_{t}_max_{t}": _extreme("max", 1) for t in (*_ORDERED, "duration", "timestamp")},
@@ -255,6 +250,14 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "optional_unwrapOpt": _unwrap,
 }
 METERED: dict[str, Callable[..., Value]] = {
+    **{
+        f"list_{t}_sort": lambda meter, a: _sort_by_keys(meter, a, a)
+        for t in (*_ORDERED, "google.protobuf.Duration", "google.protobuf.Timestamp")
+    },
+    **{
+        f"list_{t}_sortByAssociatedKeys": _sort_by_keys
+        for t in (*_ORDERED, "google.protobuf.Duration", "google.protobuf.Timestamp")
+    },
     "list_distinct": _distinct,
     "list_flatten": _flatten,
     "list_flatten_int": _flatten,

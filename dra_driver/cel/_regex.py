@@ -138,12 +138,13 @@ _TOKEN = re.compile(
   | (?P<any_byte>\\C)
   | (?P<repeat>\{(?P<least>[0-9]+)(?:(?P<comma>,)(?P<most>[0-9]*))?\})
   | (?P<often>[*+?])
-  | (?P<flags>\(\?[a-zA-Z-]*\))
-  | (?P<group>\((?:\?(?:P?<[^>]*>|[a-zA-Z-]*:))?)
+  | (?P<flags>\(\?[a-zA-Z-]{0,99}\))
+  | (?P<group>\((?:\?(?:P?<[^>]{0,99}>|[a-zA-Z-]{0,99}:))?)
   | (?P<close>\))
   | (?P<bar>\|)
-  | \[\^?\]?(?:\[:\^?[a-z]*:\]|\\.|[^\]\\])*\]
-  | \\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|.)
+  | \[\^?\]?(?:\[:\^?[a-z]{0,9}:\]|\\.|[^\]\\])*\]
+  | (?P<open>\[)
+  | \\(?:[pP](?:\{[^}]{0,99}\}|.)|x(?:\{[^}]{0,9}\}|..)|.)
   | .
     """,
     re.VERBOSE | re.DOTALL,
@@ -152,6 +153,8 @@ _TOKEN = re.compile(
 
 def _check_expansion(pattern: str) -> None:
     """Refuse a pattern that is nested too deeply or grows too large when its repeats are written out.
+
+    Takes time in proportion to the pattern: what is looked for ahead is short.
 
     RE2 itself refuses ``{1001}`` and repeats in repeats that come to more than 1,000, as Go does.
 
@@ -165,6 +168,9 @@ def _check_expansion(pattern: str) -> None:
         piece = 1
         if token["any_byte"]:
             raise _error(pattern, "invalid escape sequence: `\\C`")
+        if token["open"]:
+            # Each of the next ones would be looked for to the end of the pattern.
+            raise _error(pattern, "missing closing ]")
         if token["flags"] or token["bar"] or token["often"]:
             piece, last = 1, last if token["often"] else 0
             sizes[-1] += piece
@@ -202,7 +208,7 @@ def matching_work(length: int, size: int) -> int:
 
 def prepared(meter: Meter, pattern: str) -> Pattern:
     """The pattern that an expression made, paid for whether it is in the cache or not."""
-    meter.spend(_COMPILING_BASE + len(pattern) // 2)
+    meter.spend(_COMPILING_BASE + len(pattern))
     try:
         compiled = compile_pattern(pattern)
     except _TooLargeError:

@@ -130,7 +130,7 @@ def _string_to_uint(text: str) -> UInt:
 
 
 def _string_to_double(text: str) -> float:
-    if not _DOUBLE.fullmatch(text) or len(text) > 1024:
+    if len(text) > 1024 or not _DOUBLE.fullmatch(text):
         raise _conversion("string", "double")
     value = float(text)
     if math.isinf(value) and "inf" not in text.lower():

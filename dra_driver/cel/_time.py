@@ -50,12 +50,14 @@ def parse_duration(text: str) -> Duration:
         CelRuntimeError: the text is no duration.
     """
     rest = text[1:] if text[:1] in ("+", "-") else text
+    if len(rest) > 256:
+        raise CelRuntimeError("type conversion error from 'string' to 'google.protobuf.Duration'")
     total = 0
     if rest != "0":
         at = 0
         while at < len(rest) or not rest:
             match = _SPAN.match(rest, at)
-            if match is None or not (match[1] or match[2]) or len(rest) > 256:
+            if match is None or not (match[1] or match[2]):
                 raise CelRuntimeError("type conversion error from 'string' to 'google.protobuf.Duration'")
             fraction = match[2] or ""
             total += int((match[1] or "0") + fraction) * _UNITS[match[3]] // 10 ** len(fraction)

@@ -312,7 +312,7 @@ def _metered_call(e: Call, function: Callable[..., Value], args: list[Closure], 
 def _sum(f: Value, function: Callable[..., Value], a: Value, b: Value) -> Value:
     """The sum of quantities, which changes all that share a decimal with the left one (see ``_aliasing``)."""
     f.charge(1)
-    f.spend(len(f.aliases.get(id(a), ())))
+    f.spend(2 * len(f.aliases.get(id(a), ())))
     return _aliasing.applied(lambda x, y: function(f, x, y), f.aliases, a, b)
 
 
@@ -435,6 +435,7 @@ _RULES: dict[str, _Rule] = {
         _walk(PER_CHARACTER),
     ),
     **dict.fromkeys(("replace", "split", "ip.isCanonical"), _walk(2 * PER_CHARACTER)),
+    "format": _walk(PER_CHARACTER),
     "join": _join,
     **dict.fromkeys(("find", "findAll", "matches"), _regex_cost),
     "contains": _contains,

@@ -53,6 +53,7 @@ __all__ = [
     "Url",
     "Value",
     "compare",
+    "comparison_work",
     "equal",
     "key_of",
     "map_get",
@@ -250,6 +251,10 @@ def shown(value: Value) -> str:
     return f"a value of type {type_name(value)}"
 
 
+# A thousand characters are compared in a unit of work: lists of references to long texts take little memory.
+_COMPARED = 10
+
+
 # --- equality -----------------------------------------------------------------------------------------------
 
 _NUMBERS = frozenset({int, UInt, float})
@@ -267,6 +272,8 @@ def equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
     ta, tb = type(a), type(b)
     if ta in _PLAIN:
         if ta is tb:
+            if meter is not None and (ta is str or ta is bytes):
+                meter.spend(comparison_work(a))
             return bool(a == b)
         return ta in _NUMBERS and tb in _NUMBERS and compare_numbers(a, b) == 0
     if a is None or b is None:
@@ -287,6 +294,11 @@ def equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
             return False
         return not a.has or equal(a.value, b.value, meter)
     return ta is tb and bool(a == b)
+
+
+def comparison_work(value: Value) -> int:
+    """The work of comparing a text with one that may be equal, as a value or as a key."""
+    return len(value) >> _COMPARED if type(value) is str or type(value) is bytes else 0
 
 
 def not_equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
@@ -323,7 +335,7 @@ def _equal_maps(a: dict[Value, Value], b: dict[Value, Value], meter: Meter | Non
     if len(a) != len(b):
         return False
     if meter is not None:
-        meter.spend(1 + len(a))
+        meter.spend(2 + 2 * len(a) + sum(map(comparison_work, a)))
     return all(key in b and _not_unequal(value, b[key], meter) for key, value in a.items())
 
 
