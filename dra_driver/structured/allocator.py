@@ -201,7 +201,7 @@ class _Question:
                 failures.append(outcome)
             elif outcome is not None:
                 return outcome
-        return failures[0] if failures and len(failures) == number else DoesNotFit(self._explain)
+        return failures[0] if failures and len(failures) == number else self._does_not_fit()
 
     def best_fit(self) -> Outcome:
         """The best answer of all nodes, by classes of equal nodes."""
@@ -345,7 +345,7 @@ class _Question:
             return failures[0]
         if gave_up:
             return _gave_up()
-        return DoesNotFit(self._explain, lambda: self._sample(shape), lambda: self._tell(fleet, shape))
+        return DoesNotFit(self._explain, lambda: self._tell(fleet, shape), lambda: self._brief(shape))
 
     def _tell(self, fleet: Fleet, shape: Shape) -> str:
         """The summary, from a look at one node of each class, and at most at ``_MOST_CLASSES``."""
@@ -382,7 +382,7 @@ class _Question:
         except BudgetExhausted:
             return None
 
-    def _sample(self, shape: Shape) -> tuple[int, tuple[NodeReasons, ...]]:
+    def _brief(self, shape: Shape) -> str:
         """The number of nodes, and the reasons on one node of each of a few layouts."""
         layouts: dict[object, str] = {}
         for nodes in shape.index.classes:
@@ -390,11 +390,19 @@ class _Question:
                 layouts[nodes.layout] = nodes.nodes[0]
             if len(layouts) == _SAMPLE:
                 break
-        some = [self._snapshot.nodes[name] for name in sorted(layouts.values())]
         number = len(self._snapshot.nodes if self._wanted is None else self._wanted)
         budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
-        looked = (self._look(node.metadata.name, budget) for node in some)
-        return number, tuple(reasons for reasons in looked if reasons is not None)
+        some = [found for name in sorted(layouts.values()) if (found := self._look(name, budget)) is not None]
+        text = reasons.summary(some)
+        return text if len(some) >= number else f"0 of {number} nodes; for example {text}"
+
+    def _does_not_fit(self) -> DoesNotFit:
+        """The refusal where every node was looked at anyway."""
+
+        def summarize() -> str:
+            return reasons.summary(self._explain())
+
+        return DoesNotFit(self._explain, summarize, summarize)
 
     def best_fit_by_scan(self) -> Outcome:
         """The same answer as ``best_fit``, by solving every node: slow and simple."""
@@ -472,7 +480,7 @@ class _Question:
                 return outcome
         if failures and len(failures) == number:
             return failures[0]
-        return _gave_up() if any(f.gave_up for f in failures) else DoesNotFit(self._explain)
+        return _gave_up() if any(f.gave_up for f in failures) else self._does_not_fit()
 
     def _explain(self) -> tuple[NodeReasons, ...]:
         refused = [node for node in self._candidates() if not self._admitted(node)]

@@ -16,6 +16,7 @@ from dra_driver.api.resource import (
     DeviceTaint,
     ResourceClaim,
 )
+from dra_driver.structured import reasons
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.budget import Budget
 from dra_driver.structured.constraints import attribute_of
@@ -25,7 +26,6 @@ from dra_driver.structured.types import (
     DoesNotFit,
     Failed,
     NodePolicy,
-    NodeReasons,
     PoolRules,
     Strategy,
 )
@@ -104,11 +104,11 @@ def allocate_group(
             worst = group.refusal
         if budget.exhausted:
             break
-    return worst if worst is not None else DoesNotFit(_no_domain)
+    return worst if worst is not None else _no_domain()
 
 
-def _no_domain() -> tuple[NodeReasons, ...]:
-    return ()
+def _no_domain() -> DoesNotFit:
+    return DoesNotFit(tuple, lambda: reasons.summary(()), lambda: reasons.summary(()))
 
 
 def _domains(

@@ -211,13 +211,17 @@ class Allocated:
 
 @dataclass(frozen=True)
 class DoesNotFit:
-    """Nothing fits now. The reasons are worked out when somebody asks for them."""
+    """Nothing fits now. The reasons are worked out when somebody asks for them.
+
+    Attributes:
+        explain: gives the reasons of every node.
+        summarize: gives one sentence over all nodes.
+        shorten: gives one from a few nodes.
+    """
 
     explain: Callable[[], tuple[NodeReasons, ...]]
-    sample: Callable[[], tuple[int, tuple[NodeReasons, ...]]] | None = None
-    """The number of nodes, and the reasons on some of them."""
-    tell: Callable[[], str] | None = None
-    """The summary, where it can be had without a look at every node."""
+    summarize: Callable[[], str]
+    shorten: Callable[[], str]
 
     @cached_property
     def reasons(self) -> tuple[NodeReasons, ...]:
@@ -225,21 +229,12 @@ class DoesNotFit:
         return self.explain()
 
     def summary(self) -> str:
-        """One sentence for people, for example for the Event on the pod."""
-        if self.tell is not None:
-            return self.tell()
-        from dra_driver.structured import reasons
-
-        return reasons.summary(self.reasons)
+        """Return one sentence for people, for example for the Event on the pod."""
+        return self.summarize()
 
     def brief(self) -> str:
-        """Like ``summary``, from a few nodes that differ; its cost does not grow with the cluster."""
-        from dra_driver.structured import reasons
-
-        number, some = self.sample() if self.sample is not None else (len(self.reasons), self.reasons)
-        if len(some) >= number:
-            return reasons.summary(some)
-        return f"0 of {number} nodes; for example {reasons.summary(some)}"
+        """Return the like from a few nodes that differ; its cost does not grow with the cluster."""
+        return self.shorten()
 
 
 @dataclass(frozen=True, slots=True)
