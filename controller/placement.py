@@ -18,7 +18,7 @@ from dra_driver.api.core import Node, Pod, Taint, Toleration
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import NodeSelector
 from dra_driver.kube import Handler, Informer
-from dra_driver.structured.nodeselection import selector_matches
+from dra_driver.structured.model.nodeselection import selector_matches
 
 __all__ = ["Demand", "NodeUsage", "Placement", "Placements", "is_finished"]
 

@@ -24,7 +24,7 @@ from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import conditions
 from dra_driver.resourceslice import DesiredPool, PolicyOutcome, PoolAllocator
 from dra_driver.structured import DEFAULT_POLICY, NodePolicy, PoolID, PoolPolicy, Strategy
-from dra_driver.structured.nodeselection import selector_matches
+from dra_driver.structured.model.nodeselection import selector_matches
 
 __all__ = ["MANY_PARTITIONED_NODES", "PolicyBook"]
 

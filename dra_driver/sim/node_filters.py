@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dra_driver.api.core import Node, Pod, Taint, Toleration
 from dra_driver.api.quantity import Quantity
-from dra_driver.structured.nodeselection import selector_matches
+from dra_driver.structured.model.nodeselection import selector_matches
 
 __all__ = ["node_rejection", "summary", "tolerates", "used_resources"]
 

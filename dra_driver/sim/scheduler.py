@@ -39,7 +39,7 @@ from dra_driver.sim import node_filters
 from dra_driver.sim.extended_resources import ExtendedResources, owner_uids, served_by_classes
 from dra_driver.sim.followed import FollowedCluster
 from dra_driver.sim.objects import MetaObject
-from dra_driver.structured.nodeselection import selector_matches
+from dra_driver.structured.model.nodeselection import selector_matches
 
 __all__ = ["Scheduler"]
 

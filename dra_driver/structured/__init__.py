@@ -10,16 +10,16 @@ A pure library: no I/O, no clock, no logging; everything that goes in and comes 
 from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
-from dra_driver.structured.budget import Budget
 from dra_driver.structured.cluster import Cluster, Holdings
-from dra_driver.structured.contested import contested
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
-from dra_driver.structured.persistent import PersistentMap
-from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.state import AllocatedState, PoolState
-from dra_driver.structured.taintrules import concerns, with_rules
-from dra_driver.structured.taints import tolerates
-from dra_driver.structured.types import (
+from dra_driver.structured.matching.contested import contested
+from dra_driver.structured.matching.taintrules import concerns, with_rules
+from dra_driver.structured.matching.taints import tolerates
+from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.persistent import PersistentMap
+from dra_driver.structured.model.snapshot import Snapshot
+from dra_driver.structured.model.state import AllocatedState, PoolState
+from dra_driver.structured.model.types import (
     DEFAULT,
     DEFAULT_POLICY,
     Allocated,

@@ -10,19 +10,17 @@ from typing import Final
 
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
-from dra_driver.structured import bestfit, nodeselection, reasons
-from dra_driver.structured.bounds import too_few_devices
-from dra_driver.structured.budget import STEPS_PER_QUESTION, Budget, BudgetExhausted
-from dra_driver.structured.fleet import Fleet
-from dra_driver.structured.node import Candidate, NodeProblem, Options
-from dra_driver.structured.persistent import PersistentMap
-from dra_driver.structured.plan import ClaimPlan, FatalError, compile_claims
-from dra_driver.structured.results import allocation_results
-from dra_driver.structured.search import Pick, Search, SearchLimitError
-from dra_driver.structured.shapes import Choice, Role, Shape
-from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.state import AllocatedState
-from dra_driver.structured.types import (
+from dra_driver.structured.explain import reasons
+from dra_driver.structured.index.fleet import Fleet
+from dra_driver.structured.index.shapes import Choice, Role, Shape
+from dra_driver.structured.matching.plan import ClaimPlan, FatalError, compile_claims
+from dra_driver.structured.matching.problem import Candidate, NodeProblem, Options
+from dra_driver.structured.model import nodeselection
+from dra_driver.structured.model.budget import STEPS_PER_QUESTION, Budget, BudgetExhausted
+from dra_driver.structured.model.persistent import PersistentMap
+from dra_driver.structured.model.snapshot import Snapshot
+from dra_driver.structured.model.state import AllocatedState
+from dra_driver.structured.model.types import (
     Allocated,
     DoesNotFit,
     Failed,
@@ -33,6 +31,10 @@ from dra_driver.structured.types import (
     PoolRules,
     Strategy,
 )
+from dra_driver.structured.search import bestfit
+from dra_driver.structured.search.bounds import too_few_devices
+from dra_driver.structured.search.results import allocation_results
+from dra_driver.structured.search.search import Pick, Search, SearchLimitError
 
 __all__ = ["allocate", "allocate_by_scan"]
 

@@ -16,12 +16,12 @@ from dra_driver.api.resource import (
     DeviceTaint,
     ResourceClaim,
 )
-from dra_driver.structured import reasons
 from dra_driver.structured.allocator import allocate
-from dra_driver.structured.budget import Budget
-from dra_driver.structured.constraints import attribute_of
-from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.types import (
+from dra_driver.structured.explain import reasons
+from dra_driver.structured.matching.constraints import attribute_of
+from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.snapshot import Snapshot
+from dra_driver.structured.model.types import (
     Allocated,
     DoesNotFit,
     Failed,

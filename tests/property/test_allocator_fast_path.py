@@ -38,7 +38,7 @@ from dra_driver.structured import (
     allocate,
 )
 from dra_driver.structured.allocator import allocate_by_scan
-from dra_driver.structured.reasons import summary
+from dra_driver.structured.explain.reasons import summary
 
 G = "gpu.example.com"
 MODELS = {"small": "24Gi", "middle": "40Gi", "large": "80Gi"}

@@ -19,8 +19,8 @@ from dra_driver.structured import (
     allocate,
     allocate_group,
 )
-from dra_driver.structured.budget import Budget, BudgetExhausted
-from dra_driver.structured.fleet import Fleet
+from dra_driver.structured.index.fleet import Fleet
+from dra_driver.structured.model.budget import Budget, BudgetExhausted
 
 DOMAIN = "gpu.example.com"
 

@@ -25,9 +25,9 @@ from dra_driver.structured import (
     Strategy,
     allocate,
 )
-from dra_driver.structured.budget import Budget
-from dra_driver.structured.equivalence import FleetIndex
-from dra_driver.structured.fleet import Fleet
+from dra_driver.structured.index.equivalence import FleetIndex
+from dra_driver.structured.index.fleet import Fleet
+from dra_driver.structured.model.budget import Budget
 
 TAINT = {"key": "dra-driver.dev/controller", "value": "allocates", "effect": "NoSchedule"}
 OTHER = {"key": "example.com/broken", "effect": "NoExecute"}

@@ -18,8 +18,8 @@ from dra_driver.structured import (
     Snapshot,
     allocate,
 )
-from dra_driver.structured.node import NodeProblem
-from dra_driver.structured.reasons import node_reasons, summary
+from dra_driver.structured.explain.reasons import node_reasons, summary
+from dra_driver.structured.matching.problem import NodeProblem
 
 TAINT = {"key": "broken", "value": "yes", "effect": "NoSchedule"}
 
@@ -73,7 +73,7 @@ def test_many_nodes_are_counted_without_a_look_at_each(monkeypatch: pytest.Monke
     assert "40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and 37 more" in (
         summary(refused.explain())
     )
-    monkeypatch.setattr("dra_driver.structured.reasons.node_reasons", counted)
+    monkeypatch.setattr("dra_driver.structured.explain.reasons.node_reasons", counted)
     assert refused.summary() == (
         "0 of 60 nodes: 40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and "
         "others; 20 have 20 devices with memory below 32Gi (largest 24Gi)"

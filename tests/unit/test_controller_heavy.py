@@ -13,7 +13,7 @@ from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.structured import Budget
-from dra_driver.structured.budget import BudgetExhausted
+from dra_driver.structured.model.budget import BudgetExhausted
 
 
 class Clock:

@@ -6,9 +6,9 @@ import tracemalloc
 
 from dra_driver import cel
 from dra_driver.api.resource import Device, DeviceAttribute
-from dra_driver.structured.pools import DeviceEntry
-from dra_driver.structured.selectors import SelectorCache
-from dra_driver.structured.types import DEFAULT, DeviceID
+from dra_driver.structured.model.pools import DeviceEntry
+from dra_driver.structured.model.selectors import SelectorCache
+from dra_driver.structured.model.types import DEFAULT, DeviceID
 
 DRIVER = "gpu.example.com"
 MIB = 1 << 20

@@ -11,14 +11,14 @@ from typing import Final
 
 from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.structured.budget import Budget
-from dra_driver.structured.columns import Column, Columns
-from dra_driver.structured.equivalence import FleetIndex, NodeClass
-from dra_driver.structured.node import Options
-from dra_driver.structured.plan import ClaimPlan, compile_claims
-from dra_driver.structured.shapes import Shape, Solved
-from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.types import DEFAULT_POLICY, PoolPolicy, PoolRules
+from dra_driver.structured.index.columns import Column, Columns
+from dra_driver.structured.index.equivalence import FleetIndex, NodeClass
+from dra_driver.structured.index.shapes import Shape, Solved
+from dra_driver.structured.matching.plan import ClaimPlan, compile_claims
+from dra_driver.structured.matching.problem import Options
+from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.snapshot import Snapshot
+from dra_driver.structured.model.types import DEFAULT_POLICY, PoolPolicy, PoolRules
 
 __all__ = ["Fleet"]
 

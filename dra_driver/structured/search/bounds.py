@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dra_driver.structured.node import NodeProblem
-from dra_driver.structured.plan import RequestPlan
-from dra_driver.structured.pools import DeviceEntry
+from dra_driver.structured.matching.plan import RequestPlan
+from dra_driver.structured.matching.problem import NodeProblem
+from dra_driver.structured.model.pools import DeviceEntry
 
 __all__ = ["devices_needed", "too_few_devices"]
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.api.meta import DriverName
-from dra_driver.structured.bounds import too_few_devices
-from dra_driver.structured.budget import BudgetExhausted
-from dra_driver.structured.constraints import TOPOLOGY, Value
-from dra_driver.structured.cost import Costs, DeviceCost, topology_of, topology_spread
-from dra_driver.structured.node import Candidate, NodeProblem
-from dra_driver.structured.plan import Alternative
-from dra_driver.structured.pools import DeviceEntry, PoolView
-from dra_driver.structured.search import Pick, Search, SearchLimitError
-from dra_driver.structured.types import NodePolicy, Strategy
+from dra_driver.structured.matching.constraints import TOPOLOGY, Value
+from dra_driver.structured.matching.plan import Alternative
+from dra_driver.structured.matching.problem import Candidate, NodeProblem
+from dra_driver.structured.model.budget import BudgetExhausted
+from dra_driver.structured.model.pools import DeviceEntry, PoolView
+from dra_driver.structured.model.types import NodePolicy, Strategy
+from dra_driver.structured.search.bounds import too_few_devices
+from dra_driver.structured.search.cost import Costs, DeviceCost, topology_of, topology_spread
+from dra_driver.structured.search.search import Pick, Search, SearchLimitError
 
 __all__ = ["Score", "Solution", "best_solution", "score_of"]
 

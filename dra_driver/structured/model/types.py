@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import AllocationResult
 from dra_driver.errors import InvalidInput
-from dra_driver.structured.persistent import PersistentMap
+from dra_driver.structured.model.persistent import PersistentMap
 
 __all__ = [
     "DEFAULT",

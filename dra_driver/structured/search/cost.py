@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dra_driver.structured.constraints import STANDARD, TOPOLOGY, Value, attribute_values
-from dra_driver.structured.node import Candidate, NodeProblem
-from dra_driver.structured.plan import Alternative
-from dra_driver.structured.pools import DeviceEntry, PoolView
+from dra_driver.structured.matching.constraints import STANDARD, TOPOLOGY, Value, attribute_values
+from dra_driver.structured.matching.plan import Alternative
+from dra_driver.structured.matching.problem import Candidate, NodeProblem
+from dra_driver.structured.model.pools import DeviceEntry, PoolView
 
 __all__ = ["Costs", "DeviceCost", "is_busy", "topology_of", "topology_spread"]
 

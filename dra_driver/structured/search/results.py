@@ -15,10 +15,10 @@ from dra_driver.api.resource import (
     NodeSelectorRequirement,
     NodeSelectorTerm,
 )
-from dra_driver.structured import nodeselection
-from dra_driver.structured.node import NodeProblem
-from dra_driver.structured.plan import Alternative, ClaimPlan, FatalError
-from dra_driver.structured.search import Pick
+from dra_driver.structured.matching.plan import Alternative, ClaimPlan, FatalError
+from dra_driver.structured.matching.problem import NodeProblem
+from dra_driver.structured.model import nodeselection
+from dra_driver.structured.search.search import Pick
 
 __all__ = ["allocation_results"]
 

@@ -10,11 +10,11 @@ from typing import Final
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.api.version import Version
 from dra_driver.errors import InvalidVersion
-from dra_driver.structured.budget import Budget
-from dra_driver.structured.constraints import TOPOLOGY, attribute_of, attribute_values
-from dra_driver.structured.cost import is_busy, topology_of
-from dra_driver.structured.pools import DeviceEntry, NodeView, PoolView
-from dra_driver.structured.snapshot import Snapshot
+from dra_driver.structured.matching.constraints import TOPOLOGY, attribute_of, attribute_values
+from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
+from dra_driver.structured.model.snapshot import Snapshot
+from dra_driver.structured.search.cost import is_busy, topology_of
 
 __all__ = ["BASE", "TOPOLOGY_COLUMN", "Column", "Columns", "Facts"]
 

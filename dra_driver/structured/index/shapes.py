@@ -14,23 +14,17 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dra_driver.structured import bestfit
-from dra_driver.structured.budget import Budget, BudgetExhausted
-from dra_driver.structured.cost import Costs, is_busy
-from dra_driver.structured.equivalence import (
-    ComponentClass,
-    FleetIndex,
-    Layout,
-    NodeClass,
-    state_of,
-)
-from dra_driver.structured.node import Candidate, NodeProblem, Options
-from dra_driver.structured.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
-from dra_driver.structured.pools import NodeView
-from dra_driver.structured.search import SearchLimitError
-from dra_driver.structured.snapshot import Snapshot
-from dra_driver.structured.state import AllocatedState
-from dra_driver.structured.types import PoolPolicy, PoolRules, Strategy
+from dra_driver.structured.index.equivalence import ComponentClass, FleetIndex, Layout, NodeClass, state_of
+from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
+from dra_driver.structured.matching.problem import Candidate, NodeProblem, Options
+from dra_driver.structured.model.budget import Budget, BudgetExhausted
+from dra_driver.structured.model.pools import NodeView
+from dra_driver.structured.model.snapshot import Snapshot
+from dra_driver.structured.model.state import AllocatedState
+from dra_driver.structured.model.types import PoolPolicy, PoolRules, Strategy
+from dra_driver.structured.search import bestfit
+from dra_driver.structured.search.cost import Costs, is_busy
+from dra_driver.structured.search.search import SearchLimitError
 
 __all__ = ["Choice", "Place", "Role", "Shape", "Solved"]
 

@@ -18,9 +18,9 @@ from dra_driver.api.resource import (
     ExactDeviceRequest,
     ResourceClaim,
 )
-from dra_driver.structured.capacity import Amounts
-from dra_driver.structured.constraints import ANY_DOMAIN, TOPOLOGY
-from dra_driver.structured.types import Features
+from dra_driver.structured.matching.capacity import Amounts
+from dra_driver.structured.matching.constraints import ANY_DOMAIN, TOPOLOGY
+from dra_driver.structured.model.types import Features
 
 __all__ = ["MAX_RESULTS", "Alternative", "ClaimPlan", "FatalError", "RequestPlan", "compile_claims"]
 

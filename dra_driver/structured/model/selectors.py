@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from typing import Final
 
 from dra_driver import cel
-from dra_driver.structured.budget import Budget
-from dra_driver.structured.pools import DeviceEntry
-from dra_driver.structured.types import Features
+from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.pools import DeviceEntry
+from dra_driver.structured.model.types import Features
 
 __all__ = ["SelectorCache"]
 

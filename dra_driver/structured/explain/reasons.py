@@ -12,12 +12,12 @@ from typing import Final
 from dra_driver.api.core import Node
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidQuantity
-from dra_driver.structured.bounds import devices_needed, too_few_devices
-from dra_driver.structured.constraints import ANY_DOMAIN
-from dra_driver.structured.node import Candidate, NodeProblem, Verdict
-from dra_driver.structured.plan import Alternative, ClaimPlan
-from dra_driver.structured.pools import DeviceEntry, PoolView
-from dra_driver.structured.types import Exclusion, NodeReasons, Rule
+from dra_driver.structured.matching.constraints import ANY_DOMAIN
+from dra_driver.structured.matching.plan import Alternative, ClaimPlan
+from dra_driver.structured.matching.problem import Candidate, NodeProblem, Verdict
+from dra_driver.structured.model.pools import DeviceEntry, PoolView
+from dra_driver.structured.model.types import Exclusion, NodeReasons, Rule
+from dra_driver.structured.search.bounds import devices_needed, too_few_devices
 
 __all__ = ["Alike", "node_reasons", "refused_node", "summary", "summary_of"]
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceClass, ResourceSlice
-from dra_driver.structured.persistent import PersistentMap
-from dra_driver.structured.pools import NodeView, PoolIndex, PoolView
-from dra_driver.structured.selectors import SelectorCache
-from dra_driver.structured.state import AllocatedState
-from dra_driver.structured.types import DEFAULT, Features
+from dra_driver.structured.model.persistent import PersistentMap
+from dra_driver.structured.model.pools import NodeView, PoolIndex, PoolView
+from dra_driver.structured.model.selectors import SelectorCache
+from dra_driver.structured.model.state import AllocatedState
+from dra_driver.structured.model.types import DEFAULT, Features
 
 __all__ = ["Memory", "Snapshot"]
 

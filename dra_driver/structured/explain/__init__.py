@@ -1,0 +1,1 @@
+"""Why nothing fits, per node, request and device, and in words."""

@@ -1,0 +1,1 @@
+"""What may serve a request: selectors, capacity, taints and constraints, before any choice."""

@@ -1,0 +1,1 @@
+"""What the allocator works on: pools, devices, what is allocated, and the snapshot of a moment."""
