@@ -10,7 +10,7 @@ quirks included (recorded cases: tests/conformance).
 
 from __future__ import annotations
 
-from dra_driver.cel._references import References
+from dra_driver.cel.checking.references import References
 from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError
 from dra_driver.cel.selector import (
     COST_LIMIT,

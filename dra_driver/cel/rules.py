@@ -10,12 +10,17 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dra_driver.cel import _checker, _declarations, _parser, _time, _types, _validators
-from dra_driver.cel._closures import Closure, Frame
-from dra_driver.cel._tracking import TrackingCompiler
-from dra_driver.cel._types import Type
-from dra_driver.cel._values import NONE, Optional, Value
+from dra_driver.cel.checking import checker as _checker
+from dra_driver.cel.checking import declarations as _declarations
+from dra_driver.cel.cost.tracking import TrackingCompiler
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
+from dra_driver.cel.evaluation.closures import Closure, Frame
+from dra_driver.cel.library import validators as _validators
+from dra_driver.cel.syntax import parser as _parser
+from dra_driver.cel.values import time as _time
+from dra_driver.cel.values import types as _types
+from dra_driver.cel.values.types import Type
+from dra_driver.cel.values.values import NONE, Optional, Value
 
 __all__ = ["Rule", "compile_rule"]
 

@@ -9,18 +9,23 @@ from typing import Final, Literal, NamedTuple
 
 from dra_driver.api.resource import Device, DeviceAttribute
 from dra_driver.api.version import Version
-from dra_driver.cel import _aliasing, _checker, _declarations, _parser, _types, _validators
-from dra_driver.cel._cache import BoundedCache
-from dra_driver.cel._closures import Closure, Frame
-from dra_driver.cel._compiler import Compiler
-from dra_driver.cel._cost import estimate_cost
-from dra_driver.cel._drivers import find_drivers
-from dra_driver.cel._meter import COST_LIMIT, WORK_LIMIT, Meter
-from dra_driver.cel._plain import plain_cost
-from dra_driver.cel._references import References, find_references
-from dra_driver.cel._tracking import TrackingCompiler
-from dra_driver.cel._values import DomainMap, Value, type_name
+from dra_driver.cel.checking import checker as _checker
+from dra_driver.cel.checking import declarations as _declarations
+from dra_driver.cel.checking.drivers import find_drivers
+from dra_driver.cel.checking.references import References, find_references
+from dra_driver.cel.cost.estimation import estimate_cost
+from dra_driver.cel.cost.plain import plain_cost
+from dra_driver.cel.cost.tracking import TrackingCompiler
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
+from dra_driver.cel.evaluation.closures import Closure, Frame
+from dra_driver.cel.evaluation.compiler import Compiler
+from dra_driver.cel.library import validators as _validators
+from dra_driver.cel.syntax import parser as _parser
+from dra_driver.cel.values import aliasing as _aliasing
+from dra_driver.cel.values import types as _types
+from dra_driver.cel.values.cache import BoundedCache
+from dra_driver.cel.values.meter import COST_LIMIT, WORK_LIMIT, Meter
+from dra_driver.cel.values.values import DomainMap, Value, type_name
 from dra_driver.errors import InvalidVersion
 
 __all__ = [

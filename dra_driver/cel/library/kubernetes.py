@@ -10,10 +10,20 @@ from urllib.parse import quote, unquote_plus, urlsplit
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel import _time
-from dra_driver.cel._meter import Meter
-from dra_driver.cel._values import NONE, Cidr, Format, Ip, Optional, SumQuantity, Url, Value, equal
 from dra_driver.cel.errors import CelPanic, CelRuntimeError
+from dra_driver.cel.values import time as _time
+from dra_driver.cel.values.meter import Meter
+from dra_driver.cel.values.values import (
+    NONE,
+    Cidr,
+    Format,
+    Ip,
+    Optional,
+    SumQuantity,
+    Url,
+    Value,
+    equal,
+)
 from dra_driver.errors import InvalidQuantity, InvalidVersion
 
 __all__ = ["FORMATS", "FUNCTIONS", "INCLUDES_LIMIT", "METERED"]

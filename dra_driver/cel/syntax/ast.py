@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dra_driver.cel import _types
+from dra_driver.cel.values import types as _types
 
 __all__ = [
     "Call",

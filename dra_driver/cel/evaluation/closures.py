@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel import _lists, _regex
-from dra_driver.cel._meter import Meter
-from dra_driver.cel._values import (
+from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_key, no_such_overload
+from dra_driver.cel.library import lists as _lists
+from dra_driver.cel.values import regex as _regex
+from dra_driver.cel.values.meter import Meter
+from dra_driver.cel.values.values import (
     NONE,
     DomainMap,
     Optional,
@@ -21,7 +23,6 @@ from dra_driver.cel._values import (
     plain_key,
     shown,
 )
-from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_key, no_such_overload
 
 __all__ = [
     "ORDERINGS",

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, ListExpr, Literal, MapExpr, Select
 from dra_driver.cel.errors import CelCompileError
+from dra_driver.cel.syntax.ast import (
+    Call,
+    Comprehension,
+    Expr,
+    Ident,
+    ListExpr,
+    Literal,
+    MapExpr,
+    Select,
+)
 
 __all__ = ["ACCUMULATOR", "expand"]
 

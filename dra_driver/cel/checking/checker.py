@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dra_driver.cel import _types
-from dra_driver.cel._ast import (
+from dra_driver.cel.checking.declarations import Overload
+from dra_driver.cel.errors import CelCompileError
+from dra_driver.cel.syntax.ast import (
     Call,
     Comprehension,
     Expr,
@@ -20,10 +21,19 @@ from dra_driver.cel._ast import (
     StructExpr,
     children,
 )
-from dra_driver.cel._declarations import Overload
-from dra_driver.cel._types import BOOL, DYN, INT, NULL, STRING, Type, list_of, map_of, optional_of
-from dra_driver.cel._values import UInt
-from dra_driver.cel.errors import CelCompileError
+from dra_driver.cel.values import types as _types
+from dra_driver.cel.values.types import (
+    BOOL,
+    DYN,
+    INT,
+    NULL,
+    STRING,
+    Type,
+    list_of,
+    map_of,
+    optional_of,
+)
+from dra_driver.cel.values.values import UInt
 
 __all__ = ["WRAPPERS", "check"]
 

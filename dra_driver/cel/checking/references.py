@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from dra_driver.cel._ast import Call, Comprehension, Expr, Ident, Literal, Select, children
-from dra_driver.cel._values import DomainMap, Value
+from dra_driver.cel.syntax.ast import Call, Comprehension, Expr, Ident, Literal, Select, children
+from dra_driver.cel.values.values import DomainMap, Value
 
 __all__ = ["References", "find_references"]
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dra_driver.cel import _closures as closures
-from dra_driver.cel import _regex
-from dra_driver.cel._ast import (
+from dra_driver.cel.checking.checker import WRAPPERS
+from dra_driver.cel.checking.declarations import Overload
+from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError, no_such_overload
+from dra_driver.cel.evaluation import closures
+from dra_driver.cel.evaluation.closures import Closure
+from dra_driver.cel.library.implementations import IMPLEMENTATIONS, loosely_typed, type_test
+from dra_driver.cel.library.validators import MAX_PATTERNS
+from dra_driver.cel.syntax.ast import (
     Call,
     Comprehension,
     Expr,
@@ -21,13 +26,9 @@ from dra_driver.cel._ast import (
     Select,
     StructExpr,
 )
-from dra_driver.cel._checker import WRAPPERS
-from dra_driver.cel._closures import Closure
-from dra_driver.cel._declarations import Overload
-from dra_driver.cel._implementations import IMPLEMENTATIONS, loosely_typed, type_test
-from dra_driver.cel._macros import ACCUMULATOR
-from dra_driver.cel._validators import MAX_PATTERNS
-from dra_driver.cel._values import (
+from dra_driver.cel.syntax.macros import ACCUMULATOR
+from dra_driver.cel.values import regex as _regex
+from dra_driver.cel.values.values import (
     Optional,
     TypeValue,
     UInt,
@@ -38,7 +39,6 @@ from dra_driver.cel._values import (
     not_equal,
     shown,
 )
-from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError, no_such_overload
 
 __all__ = ["CONSTRUCTORS", "Compiler"]
 

@@ -34,8 +34,8 @@ from urllib.parse import SplitResult
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel._meter import Meter
 from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_overload
+from dra_driver.cel.values.meter import Meter
 
 __all__ = [
     "NONE",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from dra_driver.cel import _types
+from dra_driver.cel.values import types as _types
 
 __all__ = ["Overload", "functions"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from dra_driver.cel._values import UInt
 from dra_driver.cel.errors import CelCompileError
+from dra_driver.cel.values.values import UInt
 
 __all__ = ["Token", "literal_value", "tokens"]
 

@@ -8,9 +8,12 @@ from typing import Final
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel import _kubernetes, _lists, _standard, _strings
-from dra_driver.cel._types import Type
-from dra_driver.cel._values import (
+from dra_driver.cel.library import kubernetes as _kubernetes
+from dra_driver.cel.library import lists as _lists
+from dra_driver.cel.library import standard as _standard
+from dra_driver.cel.library import strings as _strings
+from dra_driver.cel.values.types import Type
+from dra_driver.cel.values.values import (
     Cidr,
     DomainMap,
     Duration,

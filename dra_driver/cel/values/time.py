@@ -7,8 +7,8 @@ import zoneinfo
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
-from dra_driver.cel._values import Duration, Timestamp, Value, shown
 from dra_driver.cel.errors import CelRuntimeError
+from dra_driver.cel.values.values import Duration, Timestamp, Value, shown
 
 __all__ = ["GETTERS", "checked", "format_duration", "format_timestamp", "parse_duration", "parse_timestamp"]
 

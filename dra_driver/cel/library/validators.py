@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dra_driver.cel import _format, _regex, _time
-from dra_driver.cel._ast import Call, Expr, ListExpr, Literal, MapExpr, children
-from dra_driver.cel._types import Type
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
+from dra_driver.cel.library import format as _format
+from dra_driver.cel.syntax.ast import Call, Expr, ListExpr, Literal, MapExpr, children
+from dra_driver.cel.values import regex as _regex
+from dra_driver.cel.values import time as _time
+from dra_driver.cel.values.types import Type
 
 __all__ = ["MAX_PATTERNS", "MAX_PATTERN_SIZE", "validate"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dra_driver.cel._ast import Call, Expr, Ident, ListExpr, Literal, Select
+from dra_driver.cel.syntax.ast import Call, Expr, Ident, ListExpr, Literal, Select
 
 __all__ = ["find_drivers"]
 

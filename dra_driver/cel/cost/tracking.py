@@ -11,17 +11,27 @@ from collections.abc import Callable
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
-from dra_driver.cel import _aliasing, _regex
-from dra_driver.cel import _closures as closures
-from dra_driver.cel._ast import Call, Expr, Ident, ListExpr, Literal, MapExpr, Select, children
-from dra_driver.cel._closures import Closure
-from dra_driver.cel._compiler import CONSTRUCTORS, Compiler
-from dra_driver.cel._cost import LIST_COST, MAP_COST, PER_CHARACTER, PER_REGEX_CHARACTER
-from dra_driver.cel._implementations import IMPLEMENTATIONS, METERED, type_test
-from dra_driver.cel._meter import COST_LIMIT, WORK_LIMIT, units_of
-from dra_driver.cel._types import Type
-from dra_driver.cel._values import Cidr, DomainMap, Format, Ip, Url, Value, equal, not_equal
+from dra_driver.cel.cost.estimation import LIST_COST, MAP_COST, PER_CHARACTER, PER_REGEX_CHARACTER
 from dra_driver.cel.errors import CelRuntimeError, no_such_overload
+from dra_driver.cel.evaluation import closures
+from dra_driver.cel.evaluation.closures import Closure
+from dra_driver.cel.evaluation.compiler import CONSTRUCTORS, Compiler
+from dra_driver.cel.library.implementations import IMPLEMENTATIONS, METERED, type_test
+from dra_driver.cel.syntax.ast import (
+    Call,
+    Expr,
+    Ident,
+    ListExpr,
+    Literal,
+    MapExpr,
+    Select,
+    children,
+)
+from dra_driver.cel.values import aliasing as _aliasing
+from dra_driver.cel.values import regex as _regex
+from dra_driver.cel.values.meter import COST_LIMIT, WORK_LIMIT, units_of
+from dra_driver.cel.values.types import Type
+from dra_driver.cel.values.values import Cidr, DomainMap, Format, Ip, Url, Value, equal, not_equal
 
 __all__ = ["TrackingCompiler"]
 

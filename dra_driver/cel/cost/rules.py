@@ -9,11 +9,21 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dra_driver.cel._ast import Call, Expr, Literal
-from dra_driver.cel._sizes import UNBOUNDED, UNKNOWN, Size, add, multiply, plus, product, scaled, size_of_path
+from dra_driver.cel.cost.sizes import (
+    UNBOUNDED,
+    UNKNOWN,
+    Size,
+    add,
+    multiply,
+    plus,
+    product,
+    scaled,
+    size_of_path,
+)
+from dra_driver.cel.syntax.ast import Call, Expr, Literal
 
 if TYPE_CHECKING:
-    from dra_driver.cel._cost import Estimator
+    from dra_driver.cel.cost.estimation import Estimator
 
 LIST_COST, MAP_COST, STRUCT_COST = 10, 30, 40
 PER_CHARACTER, PER_REGEX_CHARACTER = 0.1, 0.25

@@ -9,18 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dra_driver.cel._ast import (
-    Call,
-    Comprehension,
-    Expr,
-    Ident,
-    ListExpr,
-    Literal,
-    MapExpr,
-    Select,
-    StructExpr,
-)
-from dra_driver.cel._cost_rules import (
+from dra_driver.cel.cost.rules import (
     LIST_COST,
     MAP_COST,
     PER_CHARACTER,
@@ -28,7 +17,7 @@ from dra_driver.cel._cost_rules import (
     RULES,
     STRUCT_COST,
 )
-from dra_driver.cel._sizes import (
+from dra_driver.cel.cost.sizes import (
     ONE,
     UNBOUNDED,
     UNKNOWN,
@@ -42,7 +31,18 @@ from dra_driver.cel._sizes import (
     union,
     union_entries,
 )
-from dra_driver.cel._types import Type
+from dra_driver.cel.syntax.ast import (
+    Call,
+    Comprehension,
+    Expr,
+    Ident,
+    ListExpr,
+    Literal,
+    MapExpr,
+    Select,
+    StructExpr,
+)
+from dra_driver.cel.values.types import Type
 
 __all__ = ["LIST_COST", "MAP_COST", "PER_CHARACTER", "PER_REGEX_CHARACTER", "estimate_cost"]
 

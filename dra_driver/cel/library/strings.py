@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dra_driver.cel import _format, _regex
-from dra_driver.cel._meter import Meter, bytes_of
-from dra_driver.cel._values import Value
 from dra_driver.cel.errors import CelRuntimeError, no_such_overload
+from dra_driver.cel.library import format as _format
+from dra_driver.cel.values import regex as _regex
+from dra_driver.cel.values.meter import Meter, bytes_of
+from dra_driver.cel.values.values import Value
 
 __all__ = ["FUNCTIONS", "METERED"]
 

@@ -6,8 +6,9 @@ import math
 import re
 from collections.abc import Callable
 
-from dra_driver.cel import _time
-from dra_driver.cel._values import (
+from dra_driver.cel.errors import CelRuntimeError, no_such_overload
+from dra_driver.cel.values import time as _time
+from dra_driver.cel.values.values import (
     Duration,
     Timestamp,
     TypeValue,
@@ -16,7 +17,6 @@ from dra_driver.cel._values import (
     compare,
     type_name,
 )
-from dra_driver.cel.errors import CelRuntimeError, no_such_overload
 
 __all__ = ["FUNCTIONS", "format_double"]
 

@@ -7,10 +7,19 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dra_driver.cel import _standard, _time
-from dra_driver.cel._meter import Meter, bytes_of
-from dra_driver.cel._values import Duration, Timestamp, TypeValue, UInt, Value, plain_key, type_name
 from dra_driver.cel.errors import CelRuntimeError
+from dra_driver.cel.library import standard as _standard
+from dra_driver.cel.values import time as _time
+from dra_driver.cel.values.meter import Meter, bytes_of
+from dra_driver.cel.values.values import (
+    Duration,
+    Timestamp,
+    TypeValue,
+    UInt,
+    Value,
+    plain_key,
+    type_name,
+)
 
 __all__ = ["Clause", "clauses", "format_string"]
 

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import cmp_to_key
 
-from dra_driver.cel._meter import Meter
-from dra_driver.cel._standard import FUNCTIONS as STANDARD
-from dra_driver.cel._values import (
+from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_overload
+from dra_driver.cel.library.standard import FUNCTIONS as STANDARD
+from dra_driver.cel.values.meter import Meter
+from dra_driver.cel.values.values import (
     NONE,
     Duration,
     Optional,
@@ -21,7 +22,6 @@ from dra_driver.cel._values import (
     key_of,
     shown,
 )
-from dra_driver.cel.errors import CelPanic, CelRuntimeError, no_such_overload
 
 __all__ = ["FUNCTIONS", "METERED", "contains"]
 

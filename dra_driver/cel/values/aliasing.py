@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dra_driver.api.quantity import Quantity
-from dra_driver.cel._values import DomainMap, Value
+from dra_driver.cel.values.values import DomainMap, Value
 
 __all__ = ["FUNCTIONS", "applied", "copied"]
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from dra_driver.cel import _regex
-from dra_driver.cel._ast import Call, Comprehension, Expr, ListExpr, Literal, MapExpr, StructExpr, children
-from dra_driver.cel._implementations import IMPLEMENTATIONS, METERED
-from dra_driver.cel._macros import ACCUMULATOR
+from dra_driver.cel.library.implementations import IMPLEMENTATIONS, METERED
+from dra_driver.cel.syntax.ast import (
+    Call,
+    Comprehension,
+    Expr,
+    ListExpr,
+    Literal,
+    MapExpr,
+    StructExpr,
+    children,
+)
+from dra_driver.cel.syntax.macros import ACCUMULATOR
+from dra_driver.cel.values import regex as _regex
 
 __all__ = ["PLAIN_COST", "plain_cost"]
 

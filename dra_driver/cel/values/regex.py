@@ -13,10 +13,10 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import re2
 
-from dra_driver.cel._cache import BoundedCache
-from dra_driver.cel._meter import Meter, bytes_of
-from dra_driver.cel._values import Value, shown
 from dra_driver.cel.errors import CelRuntimeError
+from dra_driver.cel.values.cache import BoundedCache
+from dra_driver.cel.values.meter import Meter, bytes_of
+from dra_driver.cel.values.values import Value, shown
 
 __all__ = [
     "MAX_PATTERN_LENGTH",

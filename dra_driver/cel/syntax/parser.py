@@ -6,9 +6,20 @@ Source: the grammar of the CEL language definition, with the optional syntax (``
 
 from __future__ import annotations
 
-from dra_driver.cel import _lexer, _macros
-from dra_driver.cel._ast import Call, Expr, Ident, ListExpr, Literal, MapExpr, Select, StructExpr, children
 from dra_driver.cel.errors import CelCompileError
+from dra_driver.cel.syntax import lexer as _lexer
+from dra_driver.cel.syntax import macros as _macros
+from dra_driver.cel.syntax.ast import (
+    Call,
+    Expr,
+    Ident,
+    ListExpr,
+    Literal,
+    MapExpr,
+    Select,
+    StructExpr,
+    children,
+)
 
 __all__ = ["MAX_DEPTH", "MAX_NODES", "count", "parse"]
 

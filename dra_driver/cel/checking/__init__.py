@@ -1,0 +1,1 @@
+"""Which functions there are, and whether a tree uses them rightly."""

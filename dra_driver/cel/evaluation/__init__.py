@@ -1,0 +1,1 @@
+"""A checked tree to closures."""

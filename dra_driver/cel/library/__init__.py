@@ -1,0 +1,1 @@
+"""What the functions do: those of CEL, and those of Kubernetes."""

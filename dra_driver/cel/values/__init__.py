@@ -1,0 +1,1 @@
+"""Values, types, times and patterns as evaluation and checking see them."""
