@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from dra_driver.api.inventory import DeviceHealth
-from dra_driver.discovery.pci_binding import PciFunctions
+from dra_driver.discovery.core.pci_binding import PciFunctions
 from dra_driver.errors import PrepareError
 from dra_driver.ports import DiscoveredDevice, Pausable
 from dra_driver.preparation import BindingRecord, PreparedClaim, PreparedDevice, annotated, bound

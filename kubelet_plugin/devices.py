@@ -17,7 +17,7 @@ from dra_driver.api import names
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
 from dra_driver.discovery import BackendReport, KeptBackend
-from dra_driver.discovery.pci import PciAddress
+from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.errors import DraError
 from dra_driver.ports import DeviceBackend, DiscoveredDevice, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord

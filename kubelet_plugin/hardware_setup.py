@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dra_driver.discovery.control import Places, control_of
-from dra_driver.discovery.pci_binding import PciFunctions
+from dra_driver.discovery.core.control import Places, control_of
+from dra_driver.discovery.core.pci_binding import PciFunctions
 from dra_driver.ports import DeviceBackend, GpuControl, Pausable
 from kubelet_plugin.bindings import Bindings
 from kubelet_plugin.configuration import Configuration

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dra_driver import cdi
-from dra_driver.discovery import pci
+from dra_driver.discovery.core import pci
 from dra_driver.preparation import PreparedClaim, named_on_host, without_absent
 
 __all__ = ["EverythingThere", "Host", "HostFiles"]

@@ -13,8 +13,8 @@ import structlog
 
 from dra_driver import discovery
 from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.discovery.nvidia_material import NvidiaMaterial
-from dra_driver.discovery.pci_binding import PciFunctions
+from dra_driver.discovery.core.pci_binding import PciFunctions
+from dra_driver.discovery.nvidia.material import NvidiaMaterial
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient

@@ -7,7 +7,7 @@ import asyncio
 import signal
 from pathlib import Path
 
-from dra_driver.discovery import simulated
+from dra_driver.discovery.simulated import backend as simulated
 from dra_driver.sim import assets, container_runtime
 from dra_driver.sim.demo import Demo, DemoOptions
 from dra_driver.sim.demo_cluster import DEFAULT_NODES, demo_cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dra_driver.discovery import fake_hardware
+from dra_driver.discovery.simulated import fake_hardware
 
 __all__ = ["HELP", "add_arguments", "run"]
 

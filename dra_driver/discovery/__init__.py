@@ -9,9 +9,9 @@ Third parties add a backend by an entry point of the group ``dra_driver.backends
 ``registry.BackendFactory``.
 """
 
-from dra_driver.discovery.kept import BackendReport, KeptBackend
-from dra_driver.discovery.looked_for import looked_for
-from dra_driver.discovery.problems import HardwareAbsent, Problem
+from dra_driver.discovery.core.kept import BackendReport, KeptBackend
+from dra_driver.discovery.core.looked_for import looked_for
+from dra_driver.discovery.core.problems import HardwareAbsent, Problem
 from dra_driver.discovery.registry import (
     GPU_BACKENDS,
     NIC_BACKENDS,

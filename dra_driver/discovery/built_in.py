@@ -30,7 +30,7 @@ BuiltIn = Callable[[str, Roots, str], DeviceBackend]
 
 
 def _nvml(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.nvml import NvmlBackend
+    from dra_driver.discovery.nvidia.backend import NvmlBackend
 
     if arg not in ("", "mig"):
         raise ConfigurationError(
@@ -40,13 +40,13 @@ def _nvml(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
     whole = NvmlBackend(sysfs_root=roots.sysfs, dev_root=roots.dev)
     if not arg:
         return whole
-    from dra_driver.discovery.nvml_instances import NvmlInstancesBackend
+    from dra_driver.discovery.nvidia.instances import NvmlInstancesBackend
 
     return NvmlInstancesBackend(whole, proc_root=roots.procfs)
 
 
 def _simulated(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery import simulated
+    from dra_driver.discovery.simulated import backend as simulated
 
     if not arg:
         raise ConfigurationError(
@@ -64,14 +64,14 @@ def _no_argument(name: str, arg: str) -> None:
 
 
 def _amdgpu(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.amdgpu import AmdGpuBackend
+    from dra_driver.discovery.amd.backend import AmdGpuBackend
 
     _no_argument("amdgpu", arg)
     return AmdGpuBackend(sysfs_root=roots.sysfs, dev_root=roots.dev)
 
 
 def _intel(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.intel import IntelGpuBackend
+    from dra_driver.discovery.intel.backend import IntelGpuBackend
 
     if arg not in ("", "integrated"):
         raise ConfigurationError(
@@ -82,7 +82,7 @@ def _intel(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
 
 
 def _rdma(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.rdma import RdmaBackend
+    from dra_driver.discovery.rdma.backend import RdmaBackend
 
     if arg not in ("", "umad"):
         raise ConfigurationError(
@@ -93,7 +93,7 @@ def _rdma(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
 
 
 def _generic(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.generic import GenericBackend
+    from dra_driver.discovery.generic.backend import GenericBackend
 
     if not arg:
         raise ConfigurationError(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dra_driver.discovery import schema
+from dra_driver.discovery.core import schema
 
 __all__ = ["main", "render", "tables"]
 

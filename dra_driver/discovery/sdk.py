@@ -16,13 +16,20 @@ from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.api.names import NUMA_NODE, PCI_BUS_ID, PCIE_ROOT
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
-from dra_driver.discovery import schema
-from dra_driver.discovery.pci import PciAddress, exists, numa_node, pcie_root
-from dra_driver.discovery.pci import read_sysfs as read_text
-from dra_driver.discovery.problems import HardwareAbsent, Problem, ProblemLog
+from dra_driver.discovery.core import schema
+from dra_driver.discovery.core.pci import PciAddress, exists, numa_node, pcie_root
+from dra_driver.discovery.core.pci import read_sysfs as read_text
+from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
+from dra_driver.discovery.core.schema import device_name, model_of, semantic_version
+from dra_driver.discovery.core.sysfs import (
+    children,
+    entries,
+    link_address,
+    pci_function,
+    pci_id,
+    read_number,
+)
 from dra_driver.discovery.registry import BackendFactory
-from dra_driver.discovery.schema import device_name, model_of, semantic_version
-from dra_driver.discovery.sysfs import children, entries, link_address, pci_function, pci_id, read_number
 from dra_driver.errors import ConfigurationError, DiscoveryError
 from dra_driver.ports import (
     CdiMaterial,

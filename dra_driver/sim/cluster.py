@@ -33,8 +33,8 @@ from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.names import RDMA_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
-from dra_driver.discovery import fake_hardware
-from dra_driver.discovery.simulated import STATE_FILE as GPU_SETTINGS
+from dra_driver.discovery.simulated import fake_hardware
+from dra_driver.discovery.simulated.backend import STATE_FILE as GPU_SETTINGS
 from dra_driver.errors import ApiUnavailable, ConfigurationError, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.preparation import Checkpoint

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dra_driver.discovery import simulated
+from dra_driver.discovery.simulated import backend as simulated
 
 __all__ = ["device_nodes", "write_profile"]
 

@@ -18,7 +18,8 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
 import nvml_stub_support as stub
 
-from dra_driver.discovery import fake_hardware, fake_spec, open_backend
+from dra_driver.discovery import open_backend
+from dra_driver.discovery.simulated import fake_hardware, fake_spec
 
 _TIMES = 15
 _IDS = {"amdgpu": "74a1", "intel": "56c0", "rdma": "1021"}

@@ -24,10 +24,6 @@ from faults import PLAN, Injector, Plan
 def main() -> None:
     # Imported before the first fork; nothing here starts a thread.
 
-    import dra_driver.cli.kubelet_plugin
-    import dra_driver.cli.main
-    import dra_driver.discovery.simulated  # noqa: F401
-
     readable, writable = os.pipe()
     for end in (readable, writable):
         os.set_blocking(end, False)

@@ -57,12 +57,12 @@ class FileDaemons:
 
 def install(root: Path) -> None:
     """Puts the daemons and the kernel of the PCI bus under the agent of this process."""
-    import dra_driver.discovery.pci_binding
+    import dra_driver.discovery.core.pci_binding
     import kubelet_plugin.hardware_setup
-    from dra_driver.discovery.simulated_control import SimulatedControl
+    from dra_driver.discovery.simulated.control import SimulatedControl
 
     kubelet_plugin.hardware_setup.SimulatedDaemons = FileDaemons  # type: ignore[misc, assignment]
-    dra_driver.discovery.pci_binding.write_attribute = FakePci(root).write
+    dra_driver.discovery.core.pci_binding.write_attribute = FakePci(root).write
     SimulatedControl.runs_daemons = True  # type: ignore[assignment, method-assign]
 
 

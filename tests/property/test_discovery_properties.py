@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.api.version import Version
-from dra_driver.discovery import schema, simulated_profile
-from dra_driver.discovery.simulated_profile import _GPU_KEYS
+from dra_driver.discovery.core import schema
+from dra_driver.discovery.simulated import profile as simulated_profile
+from dra_driver.discovery.simulated.profile import _GPU_KEYS
 from dra_driver.errors import ConfigurationError
 
 scalars = st.one_of(

@@ -10,7 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.discovery import amdgpu_kfd, fake_spec, generic_spec, rdma, sysfs
+from dra_driver.discovery.amd import kfd as amdgpu_kfd
+from dra_driver.discovery.core import sysfs
+from dra_driver.discovery.generic import spec as generic_spec
+from dra_driver.discovery.rdma import backend as rdma
+from dra_driver.discovery.simulated import fake_spec
 from dra_driver.errors import ConfigurationError
 
 TEXTS = st.text(max_size=60) | st.sampled_from(

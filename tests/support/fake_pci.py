@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from dra_driver.discovery.pci_binding import VFIO
+from dra_driver.discovery.core.pci_binding import VFIO
 
 
 class FakePci:

@@ -20,7 +20,7 @@ from node_agent import DRIVER, add_claim, claim, nvidia_nodes, running
 
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.control import Places, control_of
+from dra_driver.discovery.core.control import Places, control_of
 from dra_driver.ports import DeviceBackend, TelemetrySource
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
 

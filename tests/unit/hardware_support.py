@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.discovery import fake_hardware, fake_spec
+from dra_driver.discovery.simulated import fake_hardware, fake_spec
 from dra_driver.ports import DiscoveredDevice
 
 GOLDEN = Path(__file__).parent / "golden_hardware"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dra_driver.discovery.products import MIB, products
+from dra_driver.discovery.nvidia.products import MIB, products
 
 SOURCE = Path(__file__).parent.parent / "nvml_stub" / "nvml_stub.c"
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999

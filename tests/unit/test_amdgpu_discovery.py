@@ -10,10 +10,10 @@ from pathlib import Path
 import hardware_support as hw
 import pytest
 
-from dra_driver.discovery.amdgpu import AmdGpuBackend
-from dra_driver.discovery.amdgpu_kfd import gfx_target
-from dra_driver.discovery.amdgpu_samples import ras_counts
-from dra_driver.discovery.problems import HardwareAbsent
+from dra_driver.discovery.amd.backend import AmdGpuBackend
+from dra_driver.discovery.amd.kfd import gfx_target
+from dra_driver.discovery.amd.samples import ras_counts
+from dra_driver.discovery.core.problems import HardwareAbsent
 from dra_driver.ports import DeviceSample, DiscoveredDevice, TelemetrySource
 
 PCI_ID = "resource.kubernetes.io/pciBusID"

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.simulated import SimulatedBackend, built_in_profiles
+from dra_driver.discovery.simulated.backend import SimulatedBackend, built_in_profiles
 from dra_driver.errors import ConfigurationError, DiscoveryError
 
 GOLDEN = Path(__file__).parent / "golden_discovery"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.discovery import links, pci, schema
-from dra_driver.discovery.pci import PciAddress
+from dra_driver.discovery.core import links, pci, schema
+from dra_driver.discovery.core.pci import PciAddress
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import hardware_support as hw
 import pytest
 
 from dra_driver.cli import main
-from dra_driver.discovery import GPU_BACKENDS, NIC_BACKENDS, KeptBackend, fake_hardware, open_backends
+from dra_driver.discovery import GPU_BACKENDS, NIC_BACKENDS, KeptBackend, open_backends
+from dra_driver.discovery.simulated import fake_hardware
 from dra_driver.errors import ConfigurationError
 from dra_driver.ports import DiscoveredDevice
 

@@ -9,9 +9,9 @@ import pytest
 
 from dra_driver.api import names
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.fake_tree import FakeTree
-from dra_driver.discovery.generic import GenericBackend
-from dra_driver.discovery.pci import PciAddress
+from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.generic.backend import GenericBackend
+from dra_driver.discovery.simulated.fake_tree import FakeTree
 from dra_driver.errors import ConfigurationError
 
 PCI = """

@@ -17,7 +17,10 @@ from dra_driver.api import codec
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
 from dra_driver.api.resource import Device
 from dra_driver.cli import main
-from dra_driver.discovery import fake_hardware, generic_spec, open_backend, schema, schema_docs, sdk
+from dra_driver.discovery import open_backend, schema_docs, sdk
+from dra_driver.discovery.core import schema
+from dra_driver.discovery.generic import spec as generic_spec
+from dra_driver.discovery.simulated import fake_hardware
 from dra_driver.ports import DiscoveredDevice
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -20,7 +20,7 @@ from typing import Any
 import nvml_stub_support as stub
 import pytest
 
-from dra_driver.discovery.nvml_conditions import Conditions, HealthReading
+from dra_driver.discovery.nvidia.conditions import Conditions, HealthReading
 from dra_driver.errors import DecodeError
 from kubelet_plugin.health_memory import HealthFile
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import hardware_support as hw
 import pytest
 
-from dra_driver.discovery.intel import IntelGpuBackend
-from dra_driver.discovery.intel_samples import IntelSampler
-from dra_driver.discovery.pci_products import intel_product
-from dra_driver.discovery.problems import HardwareAbsent
+from dra_driver.discovery.core.pci_products import intel_product
+from dra_driver.discovery.core.problems import HardwareAbsent
+from dra_driver.discovery.intel.backend import IntelGpuBackend
+from dra_driver.discovery.intel.samples import IntelSampler
 from dra_driver.ports import DeviceSample, DiscoveredDevice, TelemetrySource
 
 

@@ -11,8 +11,8 @@ import yaml
 
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
-from dra_driver.discovery import ld_cache
-from dra_driver.discovery.nvidia_material import NvidiaMaterial
+from dra_driver.discovery.nvidia import ld_cache
+from dra_driver.discovery.nvidia.material import NvidiaMaterial
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 
 LIB = "usr/lib/x86_64-linux-gnu"

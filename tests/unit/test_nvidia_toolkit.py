@@ -12,7 +12,7 @@ import pytest
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.names import PCI_BUS_ID
 from dra_driver.api.resource import DeviceAttribute
-from dra_driver.discovery.nvidia_material import NvidiaMaterial
+from dra_driver.discovery.nvidia.material import NvidiaMaterial
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 
 HOOK = "/usr/bin/nvidia-cdi-hook"

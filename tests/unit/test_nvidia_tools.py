@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nvidia_tools import Tools
 
-from dra_driver.discovery import nvidia_smi
+from dra_driver.discovery.nvidia import smi as nvidia_smi
 from dra_driver.errors import PrepareError
 from kubelet_plugin.mps import Launcher, MpsDaemons, daemon_command
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dra_driver.discovery.nvml_conditions import Conditions, HealthReading
-from dra_driver.discovery.nvml_xids import APPLICATION_SECONDS, UNKNOWN_SECONDS, XIDS, meaning_of_xid
+from dra_driver.discovery.nvidia.conditions import Conditions, HealthReading
+from dra_driver.discovery.nvidia.xids import APPLICATION_SECONDS, UNKNOWN_SECONDS, XIDS, meaning_of_xid
 
 XID = 0x8
 GPU = "GPU-0"

@@ -22,7 +22,7 @@ import dataclasses, json, sys
 from pathlib import Path
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.control import Places
+from dra_driver.discovery.core.control import Places
 from dra_driver.errors import DraError, PrepareError
 common.configure_logging("error", "json")
 root = Path(sys.argv[1])

@@ -15,7 +15,7 @@ import pytest
 
 from dra_driver.api import codec
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.simulated import load
+from dra_driver.discovery.simulated.backend import load
 
 PCI_ID = "resource.kubernetes.io/pciBusID"
 

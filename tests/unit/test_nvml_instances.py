@@ -12,10 +12,10 @@ import pytest
 
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.control import Places
-from dra_driver.discovery.nvml_instances import NvmlInstancesBackend
-from dra_driver.discovery.problems import Problem
-from dra_driver.discovery.simulated import SimulatedBackend
+from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.problems import Problem
+from dra_driver.discovery.nvidia.instances import NvmlInstancesBackend
+from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.errors import ConfigurationError, PrepareError
 from dra_driver.ports import (
     DeviceNode,

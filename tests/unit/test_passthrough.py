@@ -20,7 +20,7 @@ from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import PoolName
 from dra_driver.api.parameters import KernelDriver, decode_parameters
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute
-from dra_driver.discovery.pci_binding import VFIO, PciFunctions
+from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import InvalidParameters, PrepareError
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 from dra_driver.preparation import Holdings, PreparedClaim, plan

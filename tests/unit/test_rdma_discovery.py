@@ -10,8 +10,8 @@ import hardware_support as hw
 import pytest
 
 from dra_driver.api import names
-from dra_driver.discovery.problems import HardwareAbsent
-from dra_driver.discovery.rdma import RdmaBackend, parse_rate
+from dra_driver.discovery.core.problems import HardwareAbsent
+from dra_driver.discovery.rdma.backend import RdmaBackend, parse_rate
 from dra_driver.ports import DiscoveredDevice
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from dra_driver.api import names
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.products import MIB
+from dra_driver.discovery.nvidia.products import MIB
 
 # NVML's numbers for the words of nvidia-smi.
 ARCHITECTURES = {"Turing": 6, "Ampere": 7, "Ada Lovelace": 8, "Hopper": 9, "Blackwell": 10}

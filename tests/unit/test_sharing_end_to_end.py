@@ -19,10 +19,10 @@ from test_kubelet_plugin_calls import prepare, unprepare
 
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.resource import DeviceAttribute
-from dra_driver.discovery.control import Places
-from dra_driver.discovery.nvidia_smi import set_time_slice
-from dra_driver.discovery.simulated import SimulatedBackend
-from dra_driver.discovery.simulated_control import SimulatedControl
+from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.nvidia.smi import set_time_slice
+from dra_driver.discovery.simulated.backend import SimulatedBackend
+from dra_driver.discovery.simulated.control import SimulatedControl
 from dra_driver.ports import DiscoveredDevice
 from kubelet_plugin.leftovers import Leftovers
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.discovery.control import Places
-from dra_driver.discovery.simulated import SimulatedBackend
+from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.simulated.backend import SimulatedBackend
 from kubelet_plugin.simulated_daemons import SimulatedDaemons
 
 

@@ -7,7 +7,8 @@ from importlib import resources
 from pathlib import Path
 
 from dra_driver.api.names import RDMA_DRIVER_NAME
-from dra_driver.discovery import fake_hardware, simulated
+from dra_driver.discovery.simulated import backend as simulated
+from dra_driver.discovery.simulated import fake_hardware
 
 NICS = "dgx-h100-nics"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

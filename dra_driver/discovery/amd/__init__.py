@@ -1,0 +1,1 @@
+"""AMD GPUs: amdgpu and KFD in sysfs."""

@@ -1,0 +1,123 @@
+"""A backend whose last good result stays while it cannot look.
+
+Two things look alike and are not:
+
+* *It failed* (``failed``): the library or the driver answered with an error, which may pass. Nothing is
+  known, so what was found last stays as it was.
+* *It vanished* (``vanished``): the backend had devices, and now says that there is no driver or no library.
+  Its devices cannot be used, but pods may hold them and the driver may be on its way back (a reload), so they
+  stay with the condition ``DriverAbsent``, which keeps new pods away and evicts nobody.
+
+Both end with the next look that succeeds. A backend that never had devices is just ``absent``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+import structlog
+
+from dra_driver.api.inventory import DeviceHealth
+from dra_driver.discovery.core.problems import HardwareAbsent, Problem
+from dra_driver.errors import DraError
+from dra_driver.ports import DeviceBackend, DiscoveredDevice
+
+__all__ = ["DRIVER_ABSENT", "BackendReport", "BackendState", "KeptBackend"]
+
+DRIVER_ABSENT: Final = "DriverAbsent"
+
+BackendState = Literal["waiting", "ok", "absent", "vanished", "failed"]
+
+# Of an inventory's condition; the API takes 1024.
+_MOST_TEXT: Final = 1000
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """How a backend is.
+
+    Attributes:
+        backend: its name.
+        state: ``waiting`` before the first look, else how the last one went.
+        message: why it is not ``ok``.
+        problems: what the last look that succeeded could not learn.
+    """
+
+    backend: str
+    state: BackendState
+    message: str = ""
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def broken(self) -> bool:
+        """Whether somebody should know: it cannot look, or its driver has gone."""
+        return self.state in ("failed", "vanished")
+
+
+class KeptBackend:
+    """Looks through a backend. Not for several threads at a time.
+
+    Attributes:
+        backend: what is looked through.
+        report: how the last look went.
+        answered: whether it is known what there is: a look has succeeded, or found that there is nothing.
+
+    Args:
+        backend: what is looked through.
+        optional: whether the absence of its hardware is an answer. It is none where somebody named the
+            backend: then the driver is expected.
+    """
+
+    def __init__(self, backend: DeviceBackend, *, optional: bool = False) -> None:
+        self.backend = backend
+        self.report = BackendReport(backend.name, "waiting")
+        self.answered = False
+        self._optional = optional
+        self._found: tuple[DiscoveredDevice, ...] = ()
+
+    @property
+    def devices(self) -> tuple[DiscoveredDevice, ...]:
+        """What was found last; with the condition ``DriverAbsent`` where the driver has vanished."""
+        if self.report.state == "vanished":
+            return tuple(_driver_absent(d, self.report.message) for d in self._found)
+        return self._found
+
+    def look(
+        self, complete: Callable[[Sequence[DiscoveredDevice]], Sequence[DiscoveredDevice]] = tuple
+    ) -> tuple[DiscoveredDevice, ...]:
+        """``devices`` after another look. Whatever the backend raises is in ``report``.
+
+        Args:
+            complete: adds to what the backend found.
+        """
+        name = self.backend.name
+        try:
+            self._found = tuple(complete(self.backend.discover()))
+        except HardwareAbsent as e:
+            self.answered = self.answered or self._optional
+            state: BackendState = "vanished" if self._found else "absent" if self._optional else "failed"
+            self.report = BackendReport(name, state, str(e))
+        except DraError as e:
+            self.report = BackendReport(name, "failed", str(e))
+        except Exception as e:
+            # A bug, maybe a third party's, costs no other backend.
+            message = f"{name}: a bug: {type(e).__name__}: {e}"
+            if message != self.report.message:
+                _log.exception("discovery failed unexpectedly", backend=name)
+            self.report = BackendReport(name, "failed", message)
+        else:
+            self.answered = True
+            self.report = BackendReport(name, "ok", problems=tuple(getattr(self.backend, "problems", ())))
+        return self.devices
+
+
+def _driver_absent(device: DiscoveredDevice, why: str) -> DiscoveredDevice:
+    health = DeviceHealth(reason=DRIVER_ABSENT, severity="degraded", message=why[:_MOST_TEXT])
+    changed = msgspec.structs.replace(device.device, health=(*device.device.health, health))
+    return dataclasses.replace(device, device=changed)

@@ -1,0 +1,232 @@
+"""Which kernel driver a PCI function is bound to, and binding it to another one, through sysfs.
+
+The kernel's interface: ``driver_override`` of the function names the only driver that may take it,
+``drivers/NAME/unbind`` lets go of it, ``drivers_probe`` and ``drivers/NAME/bind`` bind it
+(Documentation/ABI/testing/sysfs-bus-pci). Everything here blocks, a write to ``unbind`` for as long as
+somebody uses the function; every step may be taken again after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from dra_driver.discovery.core.pci import PciAddress, read_sysfs
+from dra_driver.errors import PrepareError
+
+__all__ = ["VFIO", "PciFunctions", "write_attribute"]
+
+VFIO: Final = "vfio-pci"
+# They let functions of their group be used by others: bridges, and who only keeps them away from everybody.
+_HARMLESS: Final = frozenset({"", "pcieport", "pci-stub"})
+_DRIVER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+# devtmpfs makes the group's node a moment after the binding.
+_NODE_SECONDS: Final = 2.0
+
+
+def write_attribute(path: Path, text: str) -> None:
+    """Writes a sysfs attribute in one piece.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+class PciFunctions:
+    """The PCI functions of the machine, by address (``0000:3b:00.0``).
+
+    Args:
+        sysfs_root: where sysfs is mounted, writable.
+        dev_root: where device nodes are.
+        proc_root: where procfs is mounted; of the host, or nothing is seen of its processes.
+        write: see ``write_attribute``.
+    """
+
+    def __init__(
+        self,
+        sysfs_root: Path,
+        dev_root: Path,
+        proc_root: Path,
+        write: Callable[[Path, str], None] | None = None,
+    ) -> None:
+        self._pci = sysfs_root / "bus/pci"
+        self._dev_root = dev_root
+        self._proc_root = proc_root
+        self._write = write or write_attribute
+
+    def present(self, address: str) -> bool:
+        """Whether there is such a function."""
+        return self._folder(address).exists()
+
+    def driver(self, address: str) -> str:
+        """The driver that it is bound to; empty: none."""
+        return _target(self._folder(address) / "driver")
+
+    def group(self, address: str) -> str:
+        """Number of its IOMMU group; empty where the machine has no IOMMU or does not use it."""
+        return _target(self._folder(address) / "iommu_group")
+
+    def nodes(self, address: str) -> Sequence[str]:
+        """Device nodes that whoever uses it through VFIO has open, as containers know them."""
+        group = self.group(address)
+        return (f"/dev/vfio/{group}",) if group else ()
+
+    def check(self, address: str, driver: str, ours: Collection[str]) -> None:
+        """Refuses what cannot go well, before anything is changed.
+
+        Args:
+            address: the function.
+            driver: that it shall be bound to.
+            ours: functions of the same claim: they may be in its IOMMU group.
+
+        Raises:
+            PrepareError: the text says why.
+        """
+        if not self.present(address):
+            raise PrepareError(f"there is no PCI function {address}", retryable=True)
+        if not self._driver_folder(driver).is_dir():
+            raise PrepareError(f"the kernel driver {driver} is not loaded on this node (modprobe {driver})")
+        group = self.group(address)
+        if not group:
+            raise PrepareError(
+                f"PCI function {address} is in no IOMMU group: the machine's IOMMU is off, and without it a "
+                "device cannot be passed through"
+            )
+        if (read_sysfs(self._folder(address) / "sriov_numvfs") or "0") != "0":
+            raise PrepareError(f"PCI function {address} has virtual functions, which would be lost")
+        used = [
+            f"{other} (driver {held})"
+            for other in self._members(address)
+            if other not in ours and (held := self.driver(other)) not in _HARMLESS
+        ]
+        if used:
+            raise PrepareError(
+                f"PCI function {address}: other functions of its IOMMU group {group} are in use: "
+                f"{', '.join(used)}; a group can only be passed through as a whole"
+            )
+
+    def users(self, nodes: Collection[str]) -> Sequence[str]:
+        """Processes, as ``PID (NAME)``, that have one of these device nodes open."""
+        found: list[str] = []
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                if any(_link(fd) in nodes for fd in (process / "fd").iterdir()):
+                    found.append(f"{process.name} ({read_sysfs(process / 'comm') or '?'})")
+        return found
+
+    def bind(self, address: str, driver: str) -> None:
+        """Binds the function to the driver, whatever it was bound to; nothing where it is.
+
+        Raises:
+            PrepareError: it is not bound to it afterwards.
+        """
+        folder = self._folder(address)
+        try:
+            if (read_sysfs(folder / "driver_override") or "") != driver:
+                self._write(folder / "driver_override", driver)
+            now = self.driver(address)
+            if now != driver:
+                if now:
+                    self._write(self._driver_folder(now) / "unbind", address)
+                self._write(self._pci / "drivers_probe", address)
+        except OSError as e:
+            raise PrepareError(
+                f"PCI function {address} cannot be bound to {driver}: {e.filename or ''} {e.strerror}",
+                retryable=True,
+            ) from e
+        now = self.driver(address)
+        if now != driver:
+            raise PrepareError(
+                f"PCI function {address} was to be bound to {driver}, but is bound to {now or 'nothing'}"
+            )
+        self._await_node(self.group(address))
+
+    def restore(self, address: str, driver: str, before: str) -> str:
+        """Gives the function back; nothing where it is not bound to ``driver`` any more.
+
+        Args:
+            address: the function.
+            driver: that it was bound to by ``bind``.
+            before: that it was bound to before; empty: none. Where it is the same, the binding is another's,
+                and how that was made is not known: nothing is done.
+
+        Returns:
+            Why it is not bound to what it was before, where that cannot be helped; empty where all is well.
+
+        Raises:
+            PrepareError: it is still bound to ``driver``.
+        """
+        if before == driver:
+            return ""
+        if not self.present(address):
+            return "it is not there any more"
+        folder = self._folder(address)
+        try:
+            if read_sysfs(folder / "driver_override") == driver:
+                self._write(folder / "driver_override", "\n")
+            if self.driver(address) == driver:
+                self._write(self._driver_folder(driver) / "unbind", address)
+        except OSError as e:
+            raise PrepareError(
+                f"PCI function {address} cannot be taken from {driver}: {e.strerror}", retryable=True
+            ) from e
+        if not before or self.driver(address):
+            return ""
+        try:
+            self._write(self._driver_folder(before) / "bind", address)
+        except OSError as e:
+            return f"driver {before} does not take it: {e.strerror}"
+        return ""
+
+    def _folder(self, address: str) -> Path:
+        """Of a function; the text comes from backends and records, and leads nowhere else."""
+        if PciAddress.parse(address) is None:
+            raise PrepareError(f"{address[:80]!r} is no PCI address")
+        return self._pci / "devices" / address
+
+    def _driver_folder(self, driver: str) -> Path:
+        if not _DRIVER.fullmatch(driver):
+            raise PrepareError(f"{driver[:80]!r} is no name of a kernel driver")
+        return self._pci / "drivers" / driver
+
+    def _members(self, address: str) -> Sequence[str]:
+        devices = self._folder(address) / "iommu_group" / "devices"
+        with contextlib.suppress(OSError):
+            return sorted(p.name for p in devices.iterdir() if p.name != address)
+        return ()
+
+    def _processes(self) -> Iterator[Path]:
+        with contextlib.suppress(OSError):
+            yield from (p for p in self._proc_root.iterdir() if p.name.isdigit())
+
+    def _await_node(self, group: str) -> None:
+        node = self._dev_root / "vfio" / group
+        deadline = time.monotonic() + _NODE_SECONDS
+        while not node.exists():
+            if time.monotonic() > deadline:
+                raise PrepareError(f"the device node {node} has not appeared", retryable=True)
+            time.sleep(0.02)
+
+
+def _target(link: Path) -> str:
+    try:
+        return link.readlink().name
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""

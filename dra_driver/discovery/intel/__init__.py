@@ -1,0 +1,1 @@
+"""Intel GPUs: i915 and xe in sysfs."""

@@ -1,0 +1,195 @@
+"""Backend ``nvml=mig``: NVIDIA GPUs, and of those in MIG mode the MIG devices that are there already.
+
+For nodes whose administrator cuts GPUs up by hand or by another tool: each MIG device is a device of its own,
+``gpu-0000-07-00-0-mig-1g-5gb-4`` (profile and first memory slice), in place of its GPU. Plain ``nvml`` tells
+of whole GPUs, whose partitions this driver makes and destroys itself; the two are never mixed on a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from dra_driver.api.inventory import InventoryDevice, PartitionProfile
+from dra_driver.api.partitions import partition_name
+from dra_driver.api.resource import DeviceAttribute
+from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.problems import Problem, ProblemLog
+from dra_driver.errors import PrepareError
+from dra_driver.ports import (
+    CdiMaterial,
+    DeviceNode,
+    DeviceSample,
+    DiscoveredDevice,
+    GpuControl,
+    GpuInstance,
+    HealthEvent,
+)
+
+__all__ = ["NvmlInstancesBackend", "WholeGpus"]
+
+# Facts of the whole GPU that do not hold of a part, or that the partition tells itself.
+_OF_THE_WHOLE = frozenset({"index", "migCapable", "uuid", "nvlinkGroup"})
+
+
+class WholeGpus(Protocol):
+    """The backend of whole GPUs that this one refines."""
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What the last ``discover`` could not learn."""
+        ...
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        """See ``ports.DeviceBackend``."""
+        ...
+
+    def close(self) -> None:
+        """See ``ports.DeviceBackend``."""
+        ...
+
+    def control(self, places: Places) -> GpuControl | None:
+        """See ``control.ControllableBackend``."""
+        ...
+
+    def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
+        """See ``ports.HealthSource``."""
+        ...
+
+    def health_memory(self) -> bytes:
+        """See ``ports.HealthMemory``."""
+        ...
+
+    def recall_health(self, data: bytes) -> None:
+        """See ``ports.HealthMemory``."""
+        ...
+
+    def sample(self) -> Sequence[DeviceSample]:
+        """See ``ports.TelemetrySource``: of GPUs and of their MIG devices."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """See ``ports.Pausable``."""
+        ...
+
+
+class NvmlInstancesBackend:
+    """MIG devices that exist, and GPUs that are not cut up.
+
+    Args:
+        gpus: the backend of whole GPUs.
+        proc_root: where procfs is mounted: it tells the device nodes of MIG devices.
+    """
+
+    def __init__(self, gpus: WholeGpus, *, proc_root: Path = Path("/proc")) -> None:
+        self._gpus = gpus
+        self._proc_root = proc_root
+        self._log = ProblemLog("nvml")
+        self._published: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """``nvml``."""
+        return "nvml"
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What the last ``discover`` could not learn."""
+        return (*self._gpus.problems, *self._log.current)
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        """Every GPU that is not in MIG mode and every MIG device, by name.
+
+        Raises:
+            HardwareAbsent: there is no library, or no driver is loaded.
+            DiscoveryError: the library or the driver is broken.
+        """
+        problems: list[Problem] = []
+        devices: list[DiscoveredDevice] = []
+        for gpu in self._gpus.discover():
+            if not any(h.reason == "MigEnabled" for h in gpu.device.health):
+                # What is not cut up now must not be cut up by us either.
+                whole = msgspec.structs.replace(gpu.device, partitions=())
+                devices.append(DiscoveredDevice(whole, gpu.uuid, gpu.material))
+                continue
+            devices += self._instances(gpu, problems)
+        self._log.replace(problems)
+        self._published = frozenset(d.device.name for d in devices)
+        return sorted(devices, key=lambda d: d.device.name)
+
+    def control(self, places: Places) -> GpuControl | None:
+        """Settings of whole GPUs; MIG devices are their administrator's."""
+        return self._gpus.control(places)
+
+    def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
+        """See ``ports.HealthSource``: of whole GPUs; what events make of MIG devices is in ``discover``."""
+        return self._gpus.wait_for_events(seconds)
+
+    def health_memory(self) -> bytes:
+        """See ``ports.HealthMemory``."""
+        return self._gpus.health_memory()
+
+    def recall_health(self, data: bytes) -> None:
+        """See ``ports.HealthMemory``."""
+        self._gpus.recall_health(data)
+
+    def sample(self) -> Sequence[DeviceSample]:
+        """See ``ports.TelemetrySource``: of what the last ``discover`` found, so not of GPUs that are cut."""
+        return [s for s in self._gpus.sample() if s.device in self._published]
+
+    def paused(self) -> AbstractContextManager[None]:
+        """See ``ports.Pausable``."""
+        return self._gpus.paused()
+
+    def close(self) -> None:
+        """Closes the library."""
+        self._gpus.close()
+
+    def _instances(self, gpu: DiscoveredDevice, problems: list[Problem]) -> list[DiscoveredDevice]:
+        control = self._gpus.control(Places(proc_root=self._proc_root))
+        try:
+            instances = control.instances(gpu.uuid) if control is not None else ()
+        except PrepareError as e:
+            problems.append(Problem(gpu.device.name, "MIG devices", str(e)))
+            return []
+        profiles = {p.profile_id: p for p in gpu.device.partitions}
+        found: list[DiscoveredDevice] = []
+        for instance in instances:
+            profile = profiles.get(instance.profile_id)
+            if profile is None or not instance.uuid or not instance.device_nodes:
+                what = "profile" if profile is None else "identity" if not instance.uuid else "device nodes"
+                message = f"GPU instance {instance.instance_id} is left out: its {what} cannot be learned"
+                problems.append(Problem(gpu.device.name, "MIG devices", message))
+                continue
+            found.append(_device(gpu, instance, profile))
+        return found
+
+
+def _device(gpu: DiscoveredDevice, instance: GpuInstance, profile: PartitionProfile) -> DiscoveredDevice:
+    whole = {n: a for n, a in gpu.device.attributes.items() if n not in _OF_THE_WHOLE}
+    return DiscoveredDevice(
+        device=InventoryDevice(
+            name=partition_name(gpu.device.name, profile.name, instance.start),
+            attributes={
+                **whole,
+                **profile.attributes,
+                "uuid": DeviceAttribute(string_value=instance.uuid),
+            },
+            capacity=profile.capacity,
+            # That the GPU is in MIG mode is no fault of its parts.
+            health=tuple(h for h in gpu.device.health if h.reason != "MigEnabled"),
+        ),
+        uuid=instance.uuid,
+        material=CdiMaterial(
+            device_nodes=_nodes(gpu, instance), mounts=gpu.material.mounts, env=gpu.material.env
+        ),
+    )
+
+
+def _nodes(gpu: DiscoveredDevice, instance: GpuInstance) -> tuple[DeviceNode, ...]:
+    """The instance's own nodes, then those of the GPU; each once."""
+    return tuple({n.path: n for n in (*instance.device_nodes, *gpu.material.device_nodes)}.values())

@@ -1,0 +1,148 @@
+"""What a container needs of NVIDIA's driver beside the GPU's nodes: from the toolkit's document, else found.
+
+The order of preference: the CDI document that NVIDIA's toolkit has written for this node; the driver's files
+as we find them; nothing but device nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dra_driver import cdi
+from dra_driver.api import names
+from dra_driver.discovery.core import sysfs
+from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.nvidia.libraries import HOOK_PROGRAM, driver_material, find_hook
+from dra_driver.discovery.nvidia.toolkit import OwnNodes, ToolkitDocument, read_documents
+from dra_driver.ports import CdiHook, CdiMaterial, CdiMount, DeviceNode, DiscoveredDevice
+
+__all__ = ["NvidiaMaterial"]
+
+_GPU_NODE: Final = re.compile(r"/dev/nvidia[0-9]+")
+# What real NVIDIA GPUs carry, and simulated ones do not.
+_MARK: Final = "NVIDIA_VISIBLE_DEVICES"
+
+_log = structlog.get_logger(__name__)
+
+
+class NvidiaMaterial:
+    """Completes the material of NVIDIA GPUs.
+
+    Args:
+        host_root: where the host's file system is; ``/`` outside of a container.
+        driver_root: where the driver is on the host.
+        hook: path of ``nvidia-cdi-hook`` on the host; empty: where it usually is, or none.
+        sysfs_root: where sysfs is mounted: it tells which DRM nodes are a GPU's.
+    """
+
+    def __init__(
+        self,
+        *,
+        host_root: Path = Path("/"),
+        driver_root: str = "/",
+        hook: str = "",
+        sysfs_root: Path = Path("/sys"),
+    ) -> None:
+        self._host_root = host_root
+        self._sysfs_root = sysfs_root
+        self._driver_root = driver_root
+        self._hook = hook
+        self._told: set[str] = set()
+
+    def complete(self, devices: Sequence[DiscoveredDevice]) -> Sequence[DiscoveredDevice]:
+        """The devices, NVIDIA's with all that a container needs. Blocks: it reads files."""
+        if not any(_is_ours(d) for d in devices):
+            return devices
+        documents = read_documents(self._host_root, self._tell)
+        hook = self._hook or find_hook(self._host_root)
+        found: dict[str, CdiMaterial] = {}
+        completed = []
+        for device in devices:
+            if not _is_ours(device):
+                completed.append(device)
+                continue
+            material = self._from_toolkit(documents, device, hook)
+            if material is None:
+                version = _driver_version(device)
+                if version not in found:
+                    found[version] = driver_material(self._host_root, self._driver_root, version, hook)
+                material = found[version]
+                if not material.mounts:
+                    self._tell(
+                        f"no files of NVIDIA driver {version or '(of unknown version)'} below "
+                        f"{self._host_root / self._driver_root.strip('/')}: containers get device nodes only "
+                        "and their images have to bring the libraries"
+                    )
+            completed.append(dataclasses.replace(device, material=_merged(device.material, material)))
+        return completed
+
+    def _from_toolkit(
+        self, documents: Sequence[ToolkitDocument], device: DiscoveredDevice, hook: str
+    ) -> CdiMaterial | None:
+        own = self._own_nodes(device)
+        for document in documents:
+            edits = document.edits(device.uuid, own, self._tell)
+            if edits is not None:
+                return self._material(edits, document.path, hook)
+        return None
+
+    def _own_nodes(self, device: DiscoveredDevice) -> OwnNodes:
+        """The nodes of the device's GPU, without those of capabilities, which a document must not give."""
+        gpu = next((n.path for n in device.material.device_nodes if _GPU_NODE.fullmatch(n.path)), "")
+        place = device.device.attributes.get(names.PCI_BUS_ID)
+        address = PciAddress.parse(place.string_value or "") if place is not None else None
+        if address is None:
+            return OwnNodes(gpu)
+        drm = sysfs.entries(sysfs.pci_function(self._sysfs_root, address) / "drm") or ()
+        return OwnNodes(gpu, frozenset(f"/dev/dri/{name}" for name in drm))
+
+    def _material(self, edits: cdi.ContainerEdits, path: Path, hook: str) -> CdiMaterial:
+        hooks = []
+        for h in edits.hooks:
+            program = h.path
+            if self._hook and program.rpartition("/")[2] == HOOK_PROGRAM:
+                program = self._hook
+            if not (self._host_root / program.strip("/")).is_file():
+                if not hook or program.rpartition("/")[2] != HOOK_PROGRAM:
+                    self._tell(f"{path}: hook {program} is not on this node; left out")
+                    continue
+                program = hook
+            hooks.append(CdiHook(h.hook_name, program, h.args, h.env))
+        env = dict(v.partition("=")[::2] for v in edits.env)
+        return CdiMaterial(
+            device_nodes=tuple(DeviceNode(n.path, n.host_path or None) for n in edits.device_nodes),
+            mounts=tuple(CdiMount(m.host_path, m.container_path, m.options) for m in edits.mounts),
+            env=env,
+            hooks=tuple(hooks),
+        )
+
+    def _tell(self, problem: str) -> None:
+        if problem not in self._told:
+            self._told.add(problem)
+            _log.warning("NVIDIA's files are incomplete", reason=problem)
+
+
+def _is_ours(device: DiscoveredDevice) -> bool:
+    return _MARK in (device.material.env or {})
+
+
+def _driver_version(device: DiscoveredDevice) -> str:
+    value = device.device.attributes.get("driverVersion")
+    return str(value.version_value) if value is not None and value.version_value is not None else ""
+
+
+def _merged(own: CdiMaterial, more: CdiMaterial) -> CdiMaterial:
+    """Both; of one node ``more`` knows better, of one variable ``own``."""
+    nodes = {n.path: n for n in (*own.device_nodes, *more.device_nodes)}
+    return CdiMaterial(
+        device_nodes=tuple(nodes.values()),
+        mounts=tuple(dict.fromkeys((*own.mounts, *more.mounts))),
+        env={**(more.env or {}), **(own.env or {})},
+        hooks=tuple(dict.fromkeys((*own.hooks, *more.hooks))),
+    )

@@ -1,0 +1,136 @@
+"""A tree of files that looks like sysfs, procfs and devfs of a machine."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.errors import ConfigurationError
+
+__all__ = ["FakeTree"]
+
+_NULL: Final = os.makedev(1, 3)
+# The kernel numbers render nodes from here.
+_FIRST_RENDER: Final = 128
+
+
+class FakeTree:
+    """Writes below one directory. All paths are relative to it: ``sys/…``, ``proc/…``, ``dev/…``.
+
+    Args:
+        root: an empty or new directory; nothing that is there is ever overwritten.
+        mknod: make device nodes (of the null device; needs root) instead of regular files.
+
+    Raises:
+        ConfigurationError: the directory holds something, or cannot be written.
+    """
+
+    def __init__(self, root: Path, *, mknod: bool = False) -> None:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if any(root.iterdir()):
+                raise ConfigurationError(f"{root}: is not empty; give a directory that is new or empty")
+        except OSError as e:
+            raise ConfigurationError(f"{root}: {e.strerror or e}") from e
+        self.root = root
+        self._mknod = mknod
+        self._cards = 0
+        self._renders = _FIRST_RENDER
+        for folder in (
+            "sys/bus/pci/devices",
+            "sys/bus/pci/drivers",
+            "sys/class",
+            "sys/module",
+            "proc",
+            "dev",
+        ):
+            (root / folder).mkdir(parents=True)
+
+    def file(self, path: str, content: object = "") -> None:
+        """A file with a line end, as the kernel writes its attributes."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"{content}\n", encoding="utf-8")
+
+    def files(self, folder: str, contents: dict[str, object]) -> None:
+        """Several files; a content of None is no file."""
+        for name, content in contents.items():
+            if content is not None:
+                self.file(f"{folder}/{name}", content)
+
+    def folder(self, path: str) -> None:
+        """An empty directory."""
+        (self.root / path).mkdir(parents=True, exist_ok=True)
+
+    def link(self, path: str, target: str) -> None:
+        """A symbolic link, relative and ending in the target's name, as sysfs has them."""
+        source = self.root / path
+        source.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.path.relpath(str(Path(target).parent), str(Path(path).parent))
+        source.symlink_to(f"{folder}/{Path(target).name}")
+
+    def node(self, name: str) -> None:
+        """A device node below ``dev``.
+
+        Raises:
+            ConfigurationError: this process may not make device nodes.
+        """
+        path = self.root / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            return
+        if not self._mknod:
+            path.touch()
+            return
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, _NULL)
+        except OSError as e:
+            raise ConfigurationError(f"--mknod: {path}: {e.strerror or e}: device nodes need root") from e
+
+    def pci_function(
+        self, address: PciAddress, *, root: str, numa: int, driver: str | None, facts: dict[str, object]
+    ) -> str:
+        """A PCI function below its PCIe root, bound to a driver; gives its directory.
+
+        Args:
+            address: where it is.
+            root: for example ``pci0000:3a``.
+            numa: NUMA node; −1 where the firmware does not tell.
+            driver: None for none.
+            facts: further files.
+        """
+        folder = f"sys/devices/{root}/{address}"
+        self.files(folder, {"numa_node": numa, **facts})
+        self.link(f"sys/bus/pci/devices/{address}", folder)
+        if driver is not None:
+            home = f"sys/bus/pci/drivers/{driver}"
+            if not (self.root / home).exists():
+                self.folder(f"sys/module/{driver}/drivers")
+                self.link(f"{home}/module", f"sys/module/{driver}")
+                self.link(f"sys/module/{driver}/drivers/pci:{driver}", home)
+            self.link(f"{home}/{address}", folder)
+            self.link(f"{folder}/driver", home)
+        return folder
+
+    def drm(self, folder: str, by_path: PciAddress | None, *, skip: int = 0) -> tuple[int, int]:
+        """Card and render node of a device with their device nodes; gives their numbers.
+
+        Args:
+            folder: directory of the device.
+            by_path: PCI address, for the links in ``dev/dri/by-path``.
+            skip: render numbers to leave out after this one.
+        """
+        card, render = self._cards, self._renders
+        self._cards += 1
+        self._renders += 1 + skip
+        for kind, name in (("card", f"card{card}"), ("render", f"renderD{render}")):
+            self.folder(f"{folder}/drm/{name}")
+            self.link(f"{folder}/drm/{name}/device", folder)
+            self.link(f"sys/class/drm/{name}", f"{folder}/drm/{name}")
+            self.node(f"dri/{name}")
+            if by_path is not None:
+                self.link(f"dev/dri/by-path/pci-{by_path}-{kind}", f"dev/dri/{name}")
+        return card, render
