@@ -12,19 +12,19 @@ import structlog
 from aiohttp import web
 
 from controller.admission import AdmissionServer
-from controller.allocator import CLAIM_INDEX, Allocator, claims_of
+from controller.allocate.doubles import HELD_INDEX, DoubleAllocations, pools_held
+from controller.allocate.gangs import GROUP_INDEX, groups_of
+from controller.allocate.loop import CLAIM_INDEX, Allocator, claims_of
+from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
 from controller.config import ControllerConfig
-from controller.device_plugins import DevicePlugins
-from controller.doubles import HELD_INDEX, DoubleAllocations, pools_held
-from controller.freeze import FrozenPools
-from controller.groups import GROUP_INDEX, groups_of
-from controller.handover import Handover, Tolerators
-from controller.metrics import CONTENT_TYPE, MeteredClient, Metrics
-from controller.node_labels import NodeLabeler
-from controller.policies import PolicyBook
-from controller.publisher import POOL_INDEX, Publisher, pool_of, refusal_of
-from controller.taint_rules import informer_of_rules, until_rules_are_known
-from controller.tracing import tracing
+from controller.observe.metrics import CONTENT_TYPE, MeteredClient, Metrics
+from controller.observe.node_labels import NodeLabeler
+from controller.observe.tracing import tracing
+from controller.publish.device_plugins import DevicePlugins
+from controller.publish.freeze import FrozenPools
+from controller.publish.handover import Handover, Tolerators
+from controller.publish.policies import PolicyBook
+from controller.publish.publisher import POOL_INDEX, Publisher, pool_of, refusal_of
 from controller.web import Feed
 from controller.web import serve as serve_page
 from dra_driver.api.core import NODES, PODS, Node, Pod

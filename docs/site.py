@@ -263,7 +263,7 @@ def _rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 def metrics() -> Iterator[str]:
     """Every metric of the controller, and of the node agent."""
-    from controller.metrics import Metrics as ControllerMetrics
+    from controller.observe.metrics import Metrics as ControllerMetrics
     from kubelet_plugin.metrics import Metrics as AgentMetrics
     from kubelet_plugin.metrics import Sources
 

@@ -17,7 +17,7 @@ from controller.admission.keeper import CertificateKeeper
 from controller.admission.pki import Material
 from controller.admission.registration import GATE_PATH, TIMEOUT_SECONDS, VALIDATE_PATH, Registration
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
-from controller.metrics import Metrics
+from controller.observe.metrics import Metrics
 from dra_driver.api.admission import AdmissionRequest
 from dra_driver.errors import ConfigurationError, DecodeError
 from dra_driver.ports import Clock, KubeClient

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from controller.interest import is_our_taint
-from controller.taint_rules import served_rules
+from controller.allocate.interest import is_our_taint
+from controller.allocate.taint_rules import served_rules
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import allocator_manifests, common

@@ -12,7 +12,7 @@ import yaml
 from chart_cases import ALL_MONITORING
 from chart_support import CHART, Chart, Object, named, of_kind
 
-import controller.metrics
+import controller.observe.metrics
 import kubelet_plugin.metrics
 
 ALERTS = {
@@ -35,7 +35,7 @@ def metrics() -> dict[str, set[str]]:
         )
     )
     found: dict[str, set[str]] = {}
-    for registry in (controller.metrics.Metrics().registry, node._registry):
+    for registry in (controller.observe.metrics.Metrics().registry, node._registry):
         for collector in list(registry._collector_to_names):
             for family in collector.collect():
                 labels = getattr(family, "_labelnames", None) or getattr(collector, "_labelnames", ())

@@ -36,10 +36,12 @@ from typing import Any
 import structlog
 import yaml
 
-from controller import allocator, avoided, handover, policies
+from controller.allocate import avoided
+from controller.allocate import loop as allocator
+from controller.allocate.interest import is_our_taint
 from controller.app import Controller
 from controller.config import ControllerConfig
-from controller.interest import is_our_taint
+from controller.publish import handover, policies
 from dra_driver import discovery
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES

@@ -15,10 +15,11 @@ import random
 import pytest
 from support.fake_cluster import FakeCluster, unreachable
 
-from controller import avoided, handover, policies
+from controller.allocate import avoided
+from controller.allocate.interest import is_our_taint
 from controller.app import Controller
 from controller.config import ControllerConfig
-from controller.interest import is_our_taint
+from controller.publish import handover, policies
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATION_GATE

@@ -20,7 +20,7 @@ from controller.admission import AdmissionConfig, AdmissionServer
 from controller.admission.pki import CA_LIFE, CA_RENEW, Material, renewed
 from controller.admission.server import CONCURRENT
 from controller.config import ControllerConfig
-from controller.metrics import Metrics
+from controller.observe.metrics import Metrics
 from dra_driver.api.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS
 from dra_driver.api.core import SECRETS
 from dra_driver.errors import ConfigurationError

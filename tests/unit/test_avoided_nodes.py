@@ -1,7 +1,7 @@
 """For how long nodes are left out for a pod that kube-scheduler turned down."""
 
-from controller import avoided
-from controller.avoided import AvoidedNodes
+from controller.allocate import avoided
+from controller.allocate.avoided import AvoidedNodes
 from dra_driver.api.meta import Uid
 
 POD = Uid("p")

@@ -534,7 +534,7 @@ def test_when_the_scheduler_deallocates_another_node_is_tried():
 
 
 def test_a_node_is_tried_again_when_it_is_avoided_no_longer(monkeypatch):
-    monkeypatch.setattr("controller.avoided.AVOID_SECONDS", 0.2)
+    monkeypatch.setattr("controller.allocate.avoided.AVOID_SECONDS", 0.2)
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
@@ -618,7 +618,7 @@ def test_the_gate_stays_while_the_scheduler_has_nothing_either():
 
 
 def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again(monkeypatch):
-    monkeypatch.setattr("controller.allocator.UNUSED_SECONDS", 0.1)
+    monkeypatch.setattr("controller.allocate.loop.UNUSED_SECONDS", 0.1)
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
@@ -639,7 +639,7 @@ def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again(monkeyp
 
 
 def test_an_unused_allocation_is_taken_back_when_its_pool_has_gone_to_the_scheduler(monkeypatch):
-    monkeypatch.setattr("controller.allocator.UNUSED_SECONDS", 0.1)
+    monkeypatch.setattr("controller.allocate.loop.UNUSED_SECONDS", 0.1)
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")

@@ -7,8 +7,8 @@ import pytest
 from test_controller_allocation import OURS, claim, cluster_of, node, pod, pool, request, run
 from test_controller_groups import member
 
-from controller.groups import LARGEST_GROUP
-from controller.heavy import DECISION_SECONDS, HeavyQuestions
+from controller.allocate.gangs import LARGEST_GROUP
+from controller.allocate.heavy import DECISION_SECONDS, HeavyQuestions
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES

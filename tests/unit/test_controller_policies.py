@@ -6,10 +6,10 @@ import contextlib
 import pytest
 from support.fake_cluster import FakeCluster
 
-from controller import handover
-from controller import policies as policies_module
 from controller.app import Controller
 from controller.config import ControllerConfig
+from controller.publish import handover
+from controller.publish import policies as policies_module
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from test_controller_allocation import claim, cluster_of, controlling, pod, run
 
 from controller.config import ControllerConfig
-from controller.tracing import span, tracing
+from controller.observe.tracing import span, tracing
 from dra_driver.errors import ConfigurationError
 
 

@@ -6,9 +6,9 @@ import random
 
 from support.fake_cluster import FakeCluster
 
-from controller.interest import protected_pools
-from controller.placement import NodeUsage, Placements
-from controller.world import World
+from controller.allocate.interest import protected_pools
+from controller.allocate.placement import NodeUsage, Placements
+from controller.allocate.world import World
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, Pod
 from dra_driver.api.names import CONTROLLER_TAINT

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node_agent import DRIVER, NODE, configuration, device, eventually, inventory, running
 
-from controller.activity import BUSY_ATTRIBUTE, BusyDevices
+from controller.allocate.activity import BUSY_ATTRIBUTE, BusyDevices
 from dra_driver.api import codec
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, Activity, DeviceInventory

@@ -12,8 +12,8 @@ from support.fake_cluster import FakeCluster
 
 from controller.app import Controller
 from controller.config import ControllerConfig
-from controller.device_plugins import DevicePlugins
-from controller.publisher import POOL_INDEX, Publisher, pool_of
+from controller.publish.device_plugins import DevicePlugins
+from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api import codec
 from dra_driver.api.core import EVENTS, NODES, PODS, Node
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name

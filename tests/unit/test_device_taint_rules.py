@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from support.fake_cluster import FakeCluster
 
-from controller.allocation import Decider, Refuse, Write
-from controller.ledger import Ledger
-from controller.placement import NodeUsage
-from controller.taint_rules import informer_of_rules, until_rules_are_known
+from controller.allocate.decisions import Decider, Refuse, Write
+from controller.allocate.ledger import Ledger
+from controller.allocate.placement import NodeUsage
+from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.resource import (

@@ -13,7 +13,7 @@ from test_controller_allocation import (
     run,
 )
 
-from controller import allocator as allocator_module
+from controller.allocate import loop as allocator_module
 from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey

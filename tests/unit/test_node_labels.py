@@ -4,7 +4,7 @@ import asyncio
 
 from test_controller_policies import DRIVER, cluster_with, run
 
-from controller.node_labels import KEYS, annotation_of, labels_of
+from controller.observe.node_labels import KEYS, annotation_of, labels_of
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.quantity import Quantity

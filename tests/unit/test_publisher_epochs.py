@@ -7,7 +7,7 @@ import pytest
 from support.fake_cluster import FakeCluster, unreachable
 
 from controller.config import ControllerConfig
-from controller.publisher import POOL_INDEX, Publisher, pool_of
+from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api.core import EVENTS, NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import CONTROLLER_TAINT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.waiting import WaitingPods, shape_of
+from controller.allocate.waiting import WaitingPods, shape_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey

@@ -8,17 +8,17 @@ from collections.abc import Callable, Hashable, Iterable
 
 import structlog
 
-from controller.allocation import Decider, Proceed, Refuse, Wait, Write
-from controller.avoided import AvoidedNodes
+from controller.allocate.avoided import AvoidedNodes
+from controller.allocate.decisions import Decider, Proceed, Refuse, Wait, Write
+from controller.allocate.gangs import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of
+from controller.allocate.heavy import HeavyQuestions
+from controller.allocate.ledger import Ledger, node_of
+from controller.allocate.placement import NodeUsage, is_finished
+from controller.allocate.waiting import WaitingPods, requests_of, shape_of
+from controller.allocate.writer import Writer
 from controller.config import ControllerConfig
-from controller.groups import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of
-from controller.heavy import HeavyQuestions
-from controller.ledger import Ledger, node_of
-from controller.metrics import Metrics
-from controller.placement import NodeUsage, is_finished
-from controller.tracing import span, traced
-from controller.waiting import WaitingPods, requests_of, shape_of
-from controller.writer import Writer
+from controller.observe.metrics import Metrics
+from controller.observe.tracing import span, traced
 from dra_driver.api.core import PODS, Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey, Uid

@@ -23,11 +23,11 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from controller.config import ControllerConfig
-from controller.device_plugins import DevicePlugins
-from controller.freeze import FrozenPools, changes_forms
-from controller.handover import DRAINING, Handover, Step
-from controller.policies import PolicyBook
-from controller.tracing import traced
+from controller.observe.tracing import traced
+from controller.publish.device_plugins import DevicePlugins
+from controller.publish.freeze import FrozenPools, changes_forms
+from controller.publish.handover import DRAINING, Handover, Step
+from controller.publish.policies import PolicyBook
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import (
     DEVICE_INVENTORIES,

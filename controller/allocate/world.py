@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-from controller.activity import BusyDevices
-from controller.interest import InterestIndex, Owner, is_our_taint
+from controller.allocate.activity import BusyDevices
+from controller.allocate.interest import InterestIndex, Owner, is_our_taint
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from controller.tracing import span
+from controller.observe.tracing import span
 from dra_driver.api.meta import Resource, WireObject
 from dra_driver.errors import ApiError, ApiUnavailable
 from dra_driver.ports import KubeClient, ObjectList, WatchEvent

@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from controller.ledger import Ledger
+from controller.allocate.ledger import Ledger
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim, ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue

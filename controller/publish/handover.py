@@ -20,8 +20,8 @@ from typing import Final
 
 import structlog
 
-from controller.interest import protected_pools
-from controller.ledger import Ledger
+from controller.allocate.interest import protected_pools
+from controller.allocate.ledger import Ledger
 from dra_driver import cel
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName

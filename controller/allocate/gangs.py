@@ -27,10 +27,10 @@ from typing import Final
 import msgspec
 import structlog
 
-from controller.allocation import Decider, Proceed, Refuse, Wait, Write
-from controller.ledger import Ledger, node_of
-from controller.placement import NodeUsage, is_finished
-from controller.writer import Writer
+from controller.allocate.decisions import Decider, Proceed, Refuse, Wait, Write
+from controller.allocate.ledger import Ledger, node_of
+from controller.allocate.placement import NodeUsage, is_finished
+from controller.allocate.writer import Writer
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectMeta, Uid
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL

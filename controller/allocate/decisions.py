@@ -1,6 +1,6 @@
 """Decides, for one pod, what is to be done about its claims. Synchronous: a decision sees one state.
 
-``Decider`` reads the informers and the ledger and gives a ``Decision``; ``controller.allocator`` carries it
+``Decider`` reads the informers and the ledger and gives a ``Decision``; ``controller.allocate.loop`` carries it
 out. The claims of a pod are solved together, so that a pod never holds a part of what it needs.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from controller.interest import ClaimInterest, Interest, is_our_taint
-from controller.ledger import Ledger, node_of
-from controller.placement import NodeUsage, Placements
-from controller.world import World
+from controller.allocate.interest import ClaimInterest, Interest, is_our_taint
+from controller.allocate.ledger import Ledger, node_of
+from controller.allocate.placement import NodeUsage, Placements
+from controller.allocate.world import World
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, Uid

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from controller.tracing import traced
+from controller.observe.tracing import traced
 from dra_driver.api.core import NODES, Node
 from dra_driver.api.inventory import DeviceInventory, InventoryDevice, inventory_name
 from dra_driver.api.meta import DriverName

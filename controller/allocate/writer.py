@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from controller.ledger import Ledger, same_devices
+from controller.allocate.ledger import Ledger, same_devices
 from dra_driver.api import codec, names
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from controller.tracing import traced
+from controller.observe.tracing import traced
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName

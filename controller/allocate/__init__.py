@@ -1,0 +1,1 @@
+"""From pods that wait to allocations."""

@@ -1,0 +1,1 @@
+"""What the controller tells: metrics, traces, labels of nodes."""

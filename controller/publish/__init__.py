@@ -1,0 +1,1 @@
+"""From DeviceInventories to ResourceSlices, and whose a pool is."""
