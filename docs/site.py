@@ -264,8 +264,8 @@ def _rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
 def metrics() -> Iterator[str]:
     """Every metric of the controller, and of the node agent."""
     from controller.observe.metrics import Metrics as ControllerMetrics
-    from kubelet_plugin.metrics import Metrics as AgentMetrics
-    from kubelet_plugin.metrics import Sources
+    from kubelet_plugin.telemetry.metrics import Metrics as AgentMetrics
+    from kubelet_plugin.telemetry.metrics import Sources
 
     nothing: Any = lambda: ()  # noqa: E731
     sources = Sources(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.policy import PUBLISH, WITHHOLD
-from kubelet_plugin import plugin
-from kubelet_plugin.configuration import Configuration
+from kubelet_plugin import app as plugin
+from kubelet_plugin.config import Configuration
 
 __all__ = ["HELP", "add_arguments", "run"]
 

@@ -13,7 +13,7 @@ from chart_cases import ALL_MONITORING
 from chart_support import CHART, Chart, Object, named, of_kind
 
 import controller.observe.metrics
-import kubelet_plugin.metrics
+import kubelet_plugin.telemetry.metrics
 
 ALERTS = {
     "groups": [
@@ -29,8 +29,8 @@ SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_s
 
 def metrics() -> dict[str, set[str]]:
     """Every name that the driver's two processes expose → its labels."""
-    node = kubelet_plugin.metrics.Metrics(
-        kubelet_plugin.metrics.Sources(
+    node = kubelet_plugin.telemetry.metrics.Metrics(
+        kubelet_plugin.telemetry.metrics.Sources(
             devices=list, claims=list, failures=dict, registrations=lambda: 0, registered=lambda: True
         )
     )

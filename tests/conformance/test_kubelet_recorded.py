@@ -32,9 +32,9 @@ from dra_driver.wire import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-from kubelet_plugin import plugin as plugin_module
-from kubelet_plugin.configuration import Configuration
-from kubelet_plugin.plugin import Plugin
+from kubelet_plugin import app as plugin_module
+from kubelet_plugin.app import Plugin
+from kubelet_plugin.config import Configuration
 
 RECORDED = Path(__file__).parent / "data/kubelet_calls.json.gz"
 VERSIONS = {"v1": (dra_v1_pb2, dra_v1_pb2_grpc), "v1beta1": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc)}

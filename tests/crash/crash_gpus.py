@@ -30,7 +30,7 @@ _DEFAULTS: Mapping[str, Any] = {"compute": "default", "slice": "Default", "mig":
 
 
 class FileDaemons:
-    """Implements ``kubelet_plugin.mps.Daemons``; in the agent under test."""
+    """Implements ``kubelet_plugin.gpu.mps.Daemons``; in the agent under test."""
 
     def __init__(self, folder: Path, **_: object) -> None:
         self._folder = folder.with_name(DAEMONS)
@@ -58,10 +58,10 @@ class FileDaemons:
 def install(root: Path) -> None:
     """Puts the daemons and the kernel of the PCI bus under the agent of this process."""
     import dra_driver.discovery.core.pci_binding
-    import kubelet_plugin.hardware_setup
+    import kubelet_plugin.gpu.setup
     from dra_driver.discovery.simulated.control import SimulatedControl
 
-    kubelet_plugin.hardware_setup.SimulatedDaemons = FileDaemons  # type: ignore[misc, assignment]
+    kubelet_plugin.gpu.setup.SimulatedDaemons = FileDaemons  # type: ignore[misc, assignment]
     dra_driver.discovery.core.pci_binding.write_attribute = FakePci(root).write
     SimulatedControl.runs_daemons = True  # type: ignore[assignment, method-assign]
 

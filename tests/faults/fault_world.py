@@ -82,9 +82,9 @@ from dra_driver.structured import (
     allocate_group,
     with_rules,
 )
-from kubelet_plugin.configuration import Configuration
-from kubelet_plugin.engine import Timing
-from kubelet_plugin.plugin import Plugin
+from kubelet_plugin.app import Plugin
+from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.config import Configuration
 
 DRIVER = "gpu.dra-driver.dev"
 CLASS = "any"

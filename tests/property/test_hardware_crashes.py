@@ -19,8 +19,8 @@ from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice, PartitionRecord
-from kubelet_plugin.engine import ClaimReference, Engine, Timing
-from kubelet_plugin.hardware import GpuHardware, daemons_of
+from kubelet_plugin.claims.engine import ClaimReference, Engine, Timing
+from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
 
 GROUP = "dra-driver.dev/v1alpha1"
 

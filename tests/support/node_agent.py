@@ -18,9 +18,9 @@ from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute, DeviceCapacity
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 from dra_driver.wire import pluginregistration_pb2, pluginregistration_pb2_grpc
-from kubelet_plugin.configuration import Configuration
-from kubelet_plugin.engine import Timing
-from kubelet_plugin.plugin import Plugin
+from kubelet_plugin.app import Plugin
+from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.config import Configuration
 
 NODE = "node-a"
 DRIVER = "gpu.dra-driver.dev"

@@ -13,8 +13,8 @@ import pytest
 
 from dra_driver.api.meta import Uid
 from dra_driver.preparation import Checkpoint, ClaimState, PreparedClaim
-from kubelet_plugin.checkpoint_file import CheckpointFile
-from kubelet_plugin.stores import NO_CHECKPOINT
+from kubelet_plugin.claims.checkpoint_file import CheckpointFile
+from kubelet_plugin.claims.stores import NO_CHECKPOINT
 
 
 def record(i: int) -> PreparedClaim:

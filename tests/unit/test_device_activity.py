@@ -21,7 +21,7 @@ from dra_driver.api.resource import ResourceSlice
 from dra_driver.kube import Informer
 from dra_driver.ports import DeviceSample
 from dra_driver.structured import PoolID
-from kubelet_plugin.activity import ActivityWatch, DeviceActivity
+from kubelet_plugin.devices.activity import ActivityWatch, DeviceActivity
 
 
 def uses(*phases: tuple[int, float | None], every: float = 15.0) -> list[tuple[float, str | None]]:

@@ -20,10 +20,10 @@ from dra_driver.api.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import DraError
 from dra_driver.publishing import LEAVING_SECONDS, conditions
-from kubelet_plugin.devices import DeviceTable
-from kubelet_plugin.inventory import InventoryKeeper
-from kubelet_plugin.publishing import LOOK_AT_NODE_SECONDS, NodePublisher
-from kubelet_plugin.registration import RegistrationState
+from kubelet_plugin.core.registration import RegistrationState
+from kubelet_plugin.devices.inventory import InventoryKeeper
+from kubelet_plugin.devices.publishing import LOOK_AT_NODE_SECONDS, NodePublisher
+from kubelet_plugin.devices.table import DeviceTable
 
 GPU = "nvidia.com/gpu"
 NAME = inventory_name(NODE, DRIVER)

@@ -22,7 +22,7 @@ import pytest
 
 from dra_driver.discovery.nvidia.conditions import Conditions, HealthReading
 from dra_driver.errors import DecodeError
-from kubelet_plugin.health_memory import HealthFile
+from kubelet_plugin.health.memory import HealthFile
 
 XID, GPU = 0x8, "GPU-a"
 PATIENCE = 30.0

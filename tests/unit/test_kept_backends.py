@@ -18,7 +18,7 @@ from dra_driver.cli import main
 from dra_driver.discovery import HardwareAbsent, KeptBackend, Problem
 from dra_driver.errors import DiscoveryError
 from dra_driver.ports import DiscoveredDevice
-from kubelet_plugin.devices import DeviceTable
+from kubelet_plugin.devices.table import DeviceTable
 
 ONE, TWO = device(1), device(2)
 GONE = HardwareAbsent("a: the driver is not loaded")

@@ -28,8 +28,8 @@ from dra_driver.wire import (
     health_v1alpha1_pb2,
     health_v1alpha1_pb2_grpc,
 )
-from kubelet_plugin.health import ailments
-from kubelet_plugin.metrics import Metrics, Sources
+from kubelet_plugin.health.health import ailments
+from kubelet_plugin.telemetry.metrics import Metrics, Sources
 
 POD = {"resource": "pods", "name": "trainer", "uid": "pod-uid"}
 

@@ -17,10 +17,10 @@ from node_agent import DRIVER, NODE, add_claim, claim, configuration, device, ev
 from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
 from dra_driver.errors import PrepareError
-from kubelet_plugin import plugin as plugin_module
-from kubelet_plugin.configuration import MAX_SOCKET_PATH, Configuration
-from kubelet_plugin.instances import Instances
-from kubelet_plugin.locks import StateLock
+from kubelet_plugin import app as plugin_module
+from kubelet_plugin.claims.locks import StateLock
+from kubelet_plugin.config import MAX_SOCKET_PATH, Configuration
+from kubelet_plugin.core.instances import Instances
 
 OLD, NEW = {"instance_id": "pod-old"}, {"instance_id": "pod-new"}
 

@@ -13,8 +13,8 @@ from test_kubelet_plugin_calls import prepare
 
 from dra_driver.api.core import EVENTS
 from dra_driver.ports import DiscoveredDevice
-from kubelet_plugin.hotplug import RELEASE_FILE, fingerprint, watched
-from kubelet_plugin.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
+from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
+from kubelet_plugin.devices.hotplug import RELEASE_FILE, fingerprint, watched
 
 
 def events(kube: FakeKube) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Forbidden, NotFound
 from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim, PreparedDevice
-from kubelet_plugin.engine import Engine
-from kubelet_plugin.reconciliation import Intervals
-from kubelet_plugin.services import Calls
+from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.reconciliation import Intervals
+from kubelet_plugin.grpc.services import Calls
 
 OFTEN = Intervals(first=0.02, every=0.05, confirm=0.15)
 

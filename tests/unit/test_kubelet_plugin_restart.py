@@ -26,9 +26,9 @@ from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.meta import DriverName
 from dra_driver.errors import ApiUnavailable, DraError
-from kubelet_plugin.configuration import Configuration
-from kubelet_plugin.inventory import fit
-from kubelet_plugin.plugin import Plugin
+from kubelet_plugin.app import Plugin
+from kubelet_plugin.config import Configuration
+from kubelet_plugin.devices.inventory import fit
 
 
 def prepared(tmp_path: Path) -> tuple[FakeKube, dict[str, Any], dict[str, Any]]:
@@ -218,7 +218,7 @@ def test_a_rescan_reaches_the_inventory(tmp_path: Path) -> None:
 def test_a_second_plugin_on_the_same_state_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kubelet_plugin.plugin.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("kubelet_plugin.app.LOCK_SECONDS", 0.05)
 
     async def main() -> None:
         kube = FakeKube()

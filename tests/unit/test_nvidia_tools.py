@@ -10,7 +10,7 @@ from nvidia_tools import Tools
 
 from dra_driver.discovery.nvidia import smi as nvidia_smi
 from dra_driver.errors import PrepareError
-from kubelet_plugin.mps import Launcher, MpsDaemons, daemon_command
+from kubelet_plugin.gpu.mps import Launcher, MpsDaemons, daemon_command
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from dra_driver.errors import InvalidParameters, PrepareError
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 from dra_driver.preparation import Holdings, PreparedClaim, plan
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
-from kubelet_plugin.bindings import Bindings
-from kubelet_plugin.devices import DeviceTable
-from kubelet_plugin.engine import Timing
-from kubelet_plugin.hardware import GpuHardware
-from kubelet_plugin.mps import NoDaemons
+from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.gpu.bindings import Bindings
+from kubelet_plugin.gpu.hardware import GpuHardware
+from kubelet_plugin.gpu.mps import NoDaemons
 
 ONE, TWO = "0000:3b:00.0", "0000:86:00.0"
 CONFIG = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "GpuConfig", "driver": "vfio-pci"}

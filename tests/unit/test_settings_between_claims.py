@@ -11,7 +11,7 @@ from crashing_stores import Disk
 
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.preparation import ClaimState, DeviceSetting, Holdings, PreparedClaim, PreparedDevice
-from kubelet_plugin.hardware import GpuHardware
+from kubelet_plugin.gpu.hardware import GpuHardware
 
 
 def record(uid: str, setting: DeviceSetting) -> PreparedClaim:

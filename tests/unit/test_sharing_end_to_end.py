@@ -24,7 +24,7 @@ from dra_driver.discovery.nvidia.smi import set_time_slice
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.discovery.simulated.control import SimulatedControl
 from dra_driver.ports import DiscoveredDevice
-from kubelet_plugin.leftovers import Leftovers
+from kubelet_plugin.claims.leftovers import Leftovers
 
 GPU, OTHER, THIRD = "gpu-0000-07-00-0", "gpu-0000-0f-00-0", "gpu-0000-47-00-0"
 SHARE = "10000000-0000-4000-8000-000000000000"

@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.discovery.core.control import Places
 from dra_driver.discovery.simulated.backend import SimulatedBackend
-from kubelet_plugin.simulated_daemons import SimulatedDaemons
+from kubelet_plugin.gpu.simulated_daemons import SimulatedDaemons
 
 
 def test_a_daemon_is_its_directory(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from node_agent import device, eventually
 
 from dra_driver.ports import DiscoveredDevice
-from kubelet_plugin.devices import DeviceTable
-from kubelet_plugin.hotplug import Hotplug, watched
-from kubelet_plugin.uevents import concerns_us, heard, open_uevents
+from kubelet_plugin.devices.hotplug import Hotplug, watched
+from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.devices.uevents import concerns_us, heard, open_uevents
 
 
 def event(action: str, path: str, subsystem: str) -> bytes:

@@ -1,0 +1,433 @@
+"""Puts the node agent together: start, run, orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dra_driver import discovery
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.discovery.core.pci_binding import PciFunctions
+from dra_driver.discovery.nvidia.material import NvidiaMaterial
+from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.kube import KubeApi, SystemClock
+from dra_driver.ports import Clock, DeviceBackend, KubeClient
+from kubelet_plugin.claims.cdi_directory import CdiDirectory
+from kubelet_plugin.claims.checkpoint_file import CheckpointFile
+from kubelet_plugin.claims.engine import Engine, Timing
+from kubelet_plugin.claims.host_files import HostFiles
+from kubelet_plugin.claims.leftovers import Leftovers
+from kubelet_plugin.claims.locks import StateLock
+from kubelet_plugin.claims.metadata_directory import MetadataDirectory
+from kubelet_plugin.claims.reconciliation import Intervals, Reconciler
+from kubelet_plugin.config import Configuration
+from kubelet_plugin.core import files
+from kubelet_plugin.core.instances import Instances, remove_stale_socket
+from kubelet_plugin.core.notices import Notices
+from kubelet_plugin.core.registration import RegistrationState
+from kubelet_plugin.devices.activity import ActivityWatch
+from kubelet_plugin.devices.hotplug import RELEASE_FILE, Hotplug, watched
+from kubelet_plugin.devices.inventory import InventoryKeeper
+from kubelet_plugin.devices.publishing import NodePublisher
+from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.gpu.bindings import elsewhere
+from kubelet_plugin.gpu.setup import set_up
+from kubelet_plugin.grpc import services
+from kubelet_plugin.grpc.sockets import SocketServer
+from kubelet_plugin.health.memory import HealthFile
+from kubelet_plugin.telemetry.observation import Observation
+
+__all__ = ["Plugin", "open_backends", "run"]
+
+# Longer than any call may take; the DaemonSet's grace period is longer still.
+SHUTDOWN_GRACE: Final = 45.0
+# A library that hangs must not keep the kubelet from unpreparing.
+FIRST_SCAN_SECONDS: Final = 10.0
+SILENCE_SECONDS: Final = 30.0
+GUARD_SECONDS: Final = 1.0
+# The kubelet looks for removed registrars once a second; until then it may call the one that ends.
+HANDOVER_SECONDS: Final = 1.5
+LOCK_SECONDS: Final = 10.0
+# Between two looks at documents when discovery tells nothing new: a container runtime tries a container again
+# after about 12 s.
+RENEW_SECONDS: Final = 60.0
+RENEW_AGAIN_SECONDS: Final = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+def open_backends(configuration: Configuration) -> tuple[DeviceBackend, ...]:
+    """The backends that the configuration names.
+
+    Raises:
+        ConfigurationError: one of them is unknown or has a wrong argument; all findings at once.
+    """
+    return discovery.open_backends(
+        configuration.backends or discovery.hardware_backends(configuration.driver_name),
+        sysfs_root=configuration.sysfs_root,
+        procfs_root=configuration.procfs_root,
+        dev_root=configuration.dev_root,
+        node_name=configuration.node_name,
+    )
+
+
+async def run(configuration: Configuration, stop: asyncio.Event) -> None:
+    """Runs the node agent until ``stop`` is set.
+
+    Raises:
+        ConfigurationError: the settings are wrong; all findings at once, nothing was started.
+        DraError: it cannot go on.
+    """
+    findings = list(configuration.findings())
+    backends: Sequence[DeviceBackend] = ()
+    try:
+        backends = open_backends(configuration)
+    except ConfigurationError as e:
+        findings += e.findings
+    api: KubeApi | None = None
+    try:
+        api = await KubeApi.connect(configuration.kubeconfig)
+    except ConfigurationError as e:
+        findings += e.findings
+    if findings or api is None:
+        if api is not None:
+            await api.close()
+        raise ConfigurationError(findings)
+    async with api:
+        await Plugin(configuration, client=api, backends=backends).run(stop)
+
+
+class Plugin:
+    """One node agent. ``client``, ``backends`` and times are given, so that tests decide them.
+
+    Attributes:
+        ready: set when the kubelet can find and call the plugin.
+        observation: health, metrics and what else is watched.
+        notices: what was found and put in order.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        client: KubeClient,
+        backends: Sequence[DeviceBackend],
+        clock: Clock | None = None,
+        timing: Timing | None = None,
+        intervals: Intervals | None = None,
+        settle_seconds: float = 1.0,
+        functions: PciFunctions | None = None,
+    ) -> None:
+        pool = PoolName(configuration.node_name)
+        self._configuration = configuration
+        self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
+        # Vendors' libraries get a thread of their own: what hangs there must not hold up files.
+        self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
+        self._setup = set_up(configuration, backends, functions=functions)
+        clock = clock or SystemClock()
+        boot_id = _boot_id(configuration.procfs_root)
+        self.notices = Notices(client, clock, configuration.node_name)
+        self._memory = HealthFile(
+            configuration.health_memory, backends, self._io, boot_id=boot_id, tell=self.notices.tell
+        )
+        self._table = DeviceTable(
+            backends,
+            self._discovery,
+            optional=not configuration.backends,
+            controls=self._setup.controls,
+            daemons=self._setup.daemons,
+            complete=NvidiaMaterial(
+                host_root=configuration.host_root,
+                driver_root=configuration.nvidia_driver_root,
+                hook=configuration.nvidia_cdi_hook,
+                sysfs_root=configuration.sysfs_root,
+            ).complete,
+            keep=self._memory.keep,
+            elsewhere=lambda: elsewhere(self._engine.claims),
+            passthrough=configuration.passthrough,
+        )
+        self._turn = StateLock(configuration.state / "state.lock")
+        self._instances = Instances(configuration.state, configuration.instance, clock)
+        self._engine = Engine(
+            driver=configuration.driver_name,
+            pool=pool,
+            client=client,
+            checkpoints=CheckpointFile(configuration.checkpoint, self._io),
+            specs=CdiDirectory(configuration.cdi_dir, configuration.driver_name, self._io),
+            devices=lambda: self._table.for_prepare,
+            hardware=self._setup.hardware,
+            timing=timing,
+            turn=self._turn,
+            boot_id=boot_id,
+            metadata=MetadataDirectory(configuration.metadata_dir, self._io),
+            metadata_directory=str(configuration.metadata_dir) if configuration.device_metadata else "",
+            host=HostFiles(
+                dev_root=configuration.dev_root,
+                host_root=configuration.host_root,
+                mounts=configuration.procfs_root / "self/mountinfo",
+                executor=self._io,
+            ),
+            complete=self._table.complete.is_set,
+            tell=self.notices.tell,
+        )
+        self._calls = services.Calls(self._engine, observe=self._observe)
+        self._state = RegistrationState(
+            lambda: self._registrar.present and self._dra.present, self._instances.registered
+        )
+        self._health = services.Health(
+            pool=pool,
+            table=self._table,
+            state=self._state,
+            clock=clock,
+            claims=lambda: self._engine.claims,
+        )
+        served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
+        self._dra = SocketServer(configuration.dra_socket, lambda s: services.register(s, served))
+        registrar = services.Registrar(configuration.driver_name, str(configuration.dra_socket), self._state)
+        self._registrar = SocketServer(
+            configuration.registrar_socket, lambda s: services.register(s, (registrar,))
+        )
+        self._activity = ActivityWatch(
+            clock, threshold=configuration.busy_percent / 100, seconds=configuration.busy_seconds
+        )
+        self._keeper = InventoryKeeper(
+            client=client,
+            node_name=configuration.node_name,
+            driver=configuration.driver_name,
+            table=self._table,
+            registration=self._state,
+            leads=self._instances.leads,
+            publisher=NodePublisher(
+                client,
+                DriverName(configuration.driver_name),
+                configuration.node_name,
+                self._state,
+                beside_device_plugin=configuration.beside_device_plugin,
+                clock=clock,
+                tell=self.notices.tell,
+            )
+            if configuration.publish == "node"
+            else None,
+            settle_seconds=settle_seconds,
+            activity=self._activity,
+        )
+        self._reconciler = Reconciler(
+            engine=self._engine,
+            unprepare=self._calls.unprepare,
+            client=client,
+            driver=configuration.driver_name,
+            pool=pool,
+            live=lambda: self._state.live and self._instances.leads(),
+            intervals=intervals,
+            tell=self.notices.tell,
+        )
+        self._leftovers = Leftovers(
+            engine=self._engine,
+            hardware=self._setup.hardware,
+            table=self._table,
+            leads=self._instances.leads,
+            tell=self.notices.tell,
+        )
+        self._hotplug = Hotplug(
+            table=self._table,
+            file=configuration.state / RELEASE_FILE,
+            places=watched(configuration.sysfs_root, configuration.dev_root),
+            executor=self._discovery,
+            hold=self._hold_hardware,
+        )
+        self._scanned = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.observation = Observation(
+            configuration,
+            engine=self._engine,
+            table=self._table,
+            state=self._state,
+            leads=self._instances.leads,
+            ready=self.ready,
+            client=client,
+            backends=backends,
+            executor=self._discovery,
+            clock=clock,
+            reconciled=lambda: self._reconciler.unprepared,
+            strangers=lambda: self._leftovers.strangers,
+            findings=lambda: self.notices.counts,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until ``stop`` is set, then ends in order.
+
+        Raises:
+            DraError: it cannot go on.
+        """
+        try:
+            self._configuration.create_directories()
+            async with self._instances.entered(LOCK_SECONDS):
+                self._clear_away_the_dead()
+                await self._memory.load()
+                self._hotplug.begin()
+                await self._engine.restore()
+                async with asyncio.TaskGroup() as group:
+                    background = group.create_task(self._background())
+                    try:
+                        await self._start()
+                        await stop.wait()
+                    finally:
+                        await self._end()
+                        background.cancel()
+        except BaseExceptionGroup as e:
+            raise _first(e) from e
+        finally:
+            self._turn.close()
+            self._setup.close()
+            self._discovery.submit(self._table.close)
+            self._discovery.shutdown(wait=False)
+            self._io.shutdown(wait=True)
+
+    def _hold_hardware(self, held: bool) -> None:
+        file = self._configuration.state / RELEASE_FILE
+        self._setup.hardware.released = f"an administrator has them released ({file})" if held else ""
+
+    def _observe(self, operation: str, result: str, seconds: float) -> None:
+        self.observation.call(operation, result, seconds)
+
+    def _clear_away_the_dead(self) -> None:
+        """Removes the sockets of instances that were killed: the kubelet would try them again and again."""
+        for name in self._instances.dead():
+            remove_stale_socket(self._configuration.registrar_socket_of(name))
+            remove_stale_socket(self._configuration.dra_socket_of(name))
+
+    async def _background(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._calls.run())
+            tasks.create_task(self._keeper.run())
+            tasks.create_task(self._reconciler.run())
+            tasks.create_task(self._leftovers.run())
+            tasks.create_task(self.notices.run())
+            tasks.create_task(self.observation.run())
+            tasks.create_task(self._activity.run(self.observation.samples))
+            tasks.create_task(self._scan())
+            tasks.create_task(self._rescan_what_was_changed())
+            tasks.create_task(self._follow_devices())
+            tasks.create_task(self._hotplug.run())
+            tasks.create_task(self._guard())
+            tasks.create_task(self._listen_for_silence())
+
+    async def _scan(self) -> None:
+        await self._table.scan()
+        # Before the kubelet can ask: what it thinks is prepared has its documents again.
+        await self._renew_documents()
+        self._scanned.set()
+        await self._table.scan_forever(self._configuration.rescan_seconds)
+
+    async def _rescan_what_was_changed(self) -> None:
+        """A GPU in MIG mode looks otherwise to discovery."""
+        seen = 0
+        while True:
+            seen = await self._setup.hardware.changes.wait_beyond(seen)
+            await self._table.scan()
+
+    async def _follow_devices(self) -> None:
+        """Documents follow what discovery finds; those that could not be written are tried again."""
+        seen = 0
+        await self._scanned.wait()
+        while True:
+            await self._renew_documents()
+            pause = RENEW_AGAIN_SECONDS if self._engine.unsettled else RENEW_SECONDS
+            seen = await self._table.changes.wait(seen, pause)
+
+    async def _renew_documents(self) -> None:
+        try:
+            await self._engine.renew()
+        except (OSError, DraError) as e:
+            log.error("CDI files could not be compared with the devices", error=str(e))
+
+    async def _start(self) -> None:
+        # Who registers before it knows its devices gets claims that it cannot serve yet.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_SCAN_SECONDS):
+                await self._scanned.wait()
+        # The kubelet calls as soon as it finds the registrar.
+        await self._dra.start()
+        await self._registrar.start()
+        self.ready.set()
+        log.info(
+            "ready",
+            driver=self._configuration.driver_name,
+            node=self._configuration.node_name,
+            devices=len(self._table.devices),
+            registrar=str(self._configuration.registrar_socket),
+        )
+
+    async def _end(self) -> None:
+        self.ready.clear()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + SHUTDOWN_GRACE
+        # The kubelet closes its connection when the registrar goes. A call that is cut off is repeated only
+        # after more than a minute, however well it ended here.
+        await self._calls.answered(SHUTDOWN_GRACE)
+        await self._registrar.stop(1.0)
+        self._state.withdrawn()
+        if not self._instances.leads():
+            await asyncio.sleep(HANDOVER_SECONDS)
+        self._health.stop()
+        await self._dra.stop(max(1.0, end - loop.time()))
+        await self._calls.drain()
+        await self._keeper.withdraw()
+        log.info("stopped")
+
+    async def _guard(self) -> None:
+        """Puts sockets back that somebody removed: the kubelet drops a plugin whose socket is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            await self._put_back(tasks)
+
+    async def _put_back(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            await asyncio.sleep(GUARD_SECONDS)
+            for server, path in (
+                (self._dra, self._configuration.dra_socket),
+                (self._registrar, self._configuration.registrar_socket),
+            ):
+                if not self.ready.is_set() or server.present:
+                    continue
+                log.warning("a socket is gone; listening anew", path=str(path))
+                self._state.withdrawn()
+                try:
+                    files.make_directory(path.parent, 0o755)
+                    await server.restart(tasks)
+                except (OSError, DraError) as e:
+                    log.error("cannot listen", path=str(path), error=str(e))
+
+    async def _listen_for_silence(self) -> None:
+        await self.ready.wait()
+        await asyncio.sleep(SILENCE_SECONDS)
+        if self._state.registered is None:
+            log.warning(
+                "no kubelet has asked for the plugin; is this the directory that it watches?",
+                registry=str(self._configuration.registry_dir),
+                seconds=SILENCE_SECONDS,
+            )
+            self._state.silent()
+
+
+def _boot_id(procfs: Path) -> str:
+    """Which boot of the machine this is; empty where the kernel does not say."""
+    path = procfs / "sys/kernel/random/boot_id"
+    try:
+        return path.read_text(encoding="ascii").strip()[:64]
+    except (OSError, UnicodeDecodeError) as e:
+        log.warning(
+            "the boot ID cannot be read; a reboot is taken for a restart", path=str(path), error=str(e)
+        )
+        return ""
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception that is no group; the others are in the traceback."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

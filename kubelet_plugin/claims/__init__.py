@@ -1,0 +1,1 @@
+"""Prepared claims: made, remembered, recovered and compared with the API server."""

@@ -1,0 +1,165 @@
+"""Compares what the node remembers with what there is: API server, CDI directory, every few minutes.
+
+Nothing is removed because the API server is away, slow or refuses. A claim counts as gone only when the
+server says so twice with a good while in between, and the kubelet, which unprepares what it knows, was there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from dra_driver.api.meta import PoolName, Uid
+from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
+from dra_driver.errors import DraError, NotFound
+from dra_driver.ports import KubeClient
+from dra_driver.preparation import PreparedClaim
+from kubelet_plugin.claims.engine import ClaimReference, Engine
+from kubelet_plugin.core.notices import CLAIM_GONE
+
+__all__ = ["Intervals", "Reconciler", "why_gone"]
+
+log = structlog.get_logger(__name__)
+
+_NOT_FOUND: Final = "NotFound"
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Times, in seconds.
+
+    Attributes:
+        first: after the start.
+        every: between two rounds.
+        confirm: between the two answers that a claim is gone. The kubelet unprepares a force-deleted pod's
+            claim after 4 s, and what happened while it was down within 60 s of its start.
+    """
+
+    first: float = 5.0
+    every: float = 300.0
+    confirm: float = 120.0
+
+
+def why_gone(record: PreparedClaim, claim: ResourceClaim | None, driver: str, pool: PoolName) -> str:
+    """Why nobody can be using what the record holds; empty where somebody may.
+
+    Args:
+        record: a prepared claim.
+        claim: what the API server has under its name; None: it says that there is nothing.
+        driver: ours.
+        pool: this node's.
+    """
+    if claim is None:
+        return "the API server has no such claim"
+    if claim.metadata.uid != record.uid:
+        return f"a claim with UID {claim.metadata.uid} has its name now"
+    if claim.status.allocation is None:
+        return "the claim is not allocated any more"
+    mine = {d.device for d in record.devices}
+    given = {
+        r.device for r in claim.status.allocation.devices.results if r.driver == driver and r.pool == pool
+    }
+    if mine and not mine & given:
+        return "the claim is allocated to other devices now"
+    return ""
+
+
+class Reconciler:
+    """Runs beside the calls and takes the same locks.
+
+    Args:
+        unprepare: as the kubelet calls it; answers with an error, or None, by UID.
+        live: whether the kubelet has this plugin registered right now.
+        tell: called with kind (see ``notices``) and text of what was put in order.
+
+    Attributes:
+        unprepared: how many claims were unprepared because they are gone.
+        rounds: how many rounds have ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        unprepare: Callable[[Sequence[ClaimReference]], Awaitable[Mapping[str, str | None]]],
+        client: KubeClient,
+        driver: str,
+        pool: PoolName,
+        live: Callable[[], bool],
+        intervals: Intervals | None = None,
+        tell: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
+        self._engine = engine
+        self._tell = tell
+        self._unprepare = unprepare
+        self._client = client
+        self._driver = driver
+        self._pool = pool
+        self._live = live
+        self._intervals = intervals or Intervals()
+        self._suspects: dict[Uid, float] = {}
+        self.unprepared = 0
+        self.rounds = 0
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await asyncio.sleep(self._intervals.first)
+        while True:
+            try:
+                await self._engine.tidy()
+                await self._compare()
+            except (OSError, DraError) as e:
+                log.error("the node's memory could not be compared with what there is", error=str(e))
+            self.rounds += 1
+            times = self._intervals
+            await asyncio.sleep(min(times.every, times.confirm) if self._suspects else times.every)
+
+    async def _compare(self) -> None:
+        """Checkpoint against API."""
+        if not self._live():
+            self._suspects.clear()
+            return
+        now = asyncio.get_running_loop().time()
+        suspects: dict[Uid, float] = {}
+        for record in await self._engine.prepared():
+            try:
+                why = await self._ask(record)
+            except DraError as e:
+                log.warning("claims could not be compared with the API server", error=str(e))
+                suspects = {**self._suspects, **suspects}
+                break
+            if not why:
+                continue
+            since = self._suspects.get(record.uid, now)
+            if now - since < self._intervals.confirm:
+                suspects[record.uid] = since
+                continue
+            log.warning(
+                "unpreparing a claim that is gone and that the kubelet did not unprepare",
+                claim=str(record.key),
+                uid=record.uid,
+                why=why,
+            )
+            reference = ClaimReference(record.namespace, record.name, record.uid)
+            if (await self._unprepare([reference]))[record.uid] is None:
+                self.unprepared += 1
+                self._tell(
+                    CLAIM_GONE,
+                    f"{self._driver}: claim {record.key} ({record.uid}) was unprepared without the kubelet: "
+                    f"{why}",
+                )
+        self._suspects = suspects
+
+    async def _ask(self, record: PreparedClaim) -> str:
+        claim: ResourceClaim | None
+        try:
+            claim = await self._client.get(RESOURCE_CLAIMS, record.name, record.namespace)
+        except NotFound as e:
+            if e.reason != _NOT_FOUND:
+                raise  # a path that the server does not serve says nothing about the claim
+            claim = None
+        return why_gone(record, claim, self._driver, self._pool)

@@ -1,0 +1,219 @@
+"""What the node agent is told, checked as a whole before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.policy import WITHHOLD
+from dra_driver.errors import ConfigurationError
+from kubelet_plugin.core import files
+from kubelet_plugin.core.addresses import parse_address
+
+__all__ = ["MAX_SOCKET_PATH", "Configuration"]
+
+# sockaddr_un has 108 bytes, the last one is NUL.
+MAX_SOCKET_PATH: Final = 107
+
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """All settings of the node agent.
+
+    Attributes:
+        node_name: name of the Node, which is also the name of its pool.
+        kubeconfig: None: the KUBECONFIG variable, then the pod's service account.
+        plugins_dir: the kubelet's ``plugins``; our socket is in ``<plugins_dir>/<driver>``.
+        registry_dir: the kubelet's ``plugins_registry``.
+        state_dir: where the checkpoint is; None: beside the socket.
+        backends: ``NAME[=ARG]``; none: all real hardware that we know.
+        procfs_root: where procfs is; the boot ID is read there.
+        instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
+            a gap; the pod's UID. Empty: there is one plugin at a time.
+        rescan_seconds: time between two looks at the hardware.
+        busy_percent: a device whose load reaches it is busy, and idle below half of it.
+        busy_seconds: over which the load is taken, and for which it must stay before anything is said of it.
+        host_root: where the host's file system is, with NVIDIA's CDI document and driver files.
+        nvidia_driver_root: where NVIDIA's driver is on the host.
+        nvidia_cdi_hook: path of NVIDIA's hook program on the host; empty: where it usually is, or none.
+        metrics_address: ``HOST:PORT`` for metrics and probes; empty: none are served.
+        device_metadata: containers get files that describe their devices (KEP-5304).
+        nvidia_smi: sets time slices; a path, or a name to be found in PATH.
+        mps_control: NVIDIA's MPS control daemon; likewise. Where it is not there, nothing is shared by MPS.
+        passthrough: claims may have devices bound to vfio-pci.
+        publish: who publishes the node's slices: ``controller`` or ``node``.
+        beside_device_plugin: with ``node``: whether devices that a device plugin hands out are withheld.
+        mps_launcher: who keeps the daemons: ``systemd``, ``session`` or ``auto``.
+    """
+
+    node_name: str
+    driver_name: str = DEFAULT_DRIVER_NAME
+    kubeconfig: Path | None = None
+    plugins_dir: Path = Path("/var/lib/kubelet/plugins")
+    registry_dir: Path = Path("/var/lib/kubelet/plugins_registry")
+    cdi_dir: Path = Path("/var/run/cdi")
+    state_dir: Path | None = None
+    backends: tuple[str, ...] = ()
+    sysfs_root: Path = Path("/sys")
+    dev_root: Path = Path("/dev")
+    procfs_root: Path = Path("/proc")
+    instance_id: str = ""
+    rescan_seconds: float = 60.0
+    busy_percent: float = 5.0
+    busy_seconds: float = 60.0
+    host_root: Path = Path("/")
+    nvidia_driver_root: str = "/"
+    nvidia_cdi_hook: str = ""
+    metrics_address: str = ""
+    device_metadata: bool = True
+    nvidia_smi: str = "nvidia-smi"
+    mps_control: str = "nvidia-cuda-mps-control"
+    mps_launcher: str = "auto"
+    passthrough: bool = False
+    publish: str = "controller"
+    beside_device_plugin: str = WITHHOLD
+
+    @property
+    def plugin_dir(self) -> Path:
+        """Directory of our socket."""
+        return self.plugins_dir.absolute() / self.driver_name
+
+    @property
+    def dra_socket(self) -> Path:
+        """Where the kubelet calls us; absolute, because the kubelet connects to it as it stands."""
+        return self.dra_socket_of(self.instance)
+
+    @property
+    def registrar_socket(self) -> Path:
+        """Where the kubelet finds us."""
+        return self.registrar_socket_of(self.instance)
+
+    @property
+    def instance(self) -> str:
+        """The instance ID as it stands in file names: whole, or ten digits of its SHA-256 where too long."""
+        paths = (self.dra_socket_of(self.instance_id), self.registrar_socket_of(self.instance_id))
+        if not self.instance_id or all(len(str(p).encode()) <= MAX_SOCKET_PATH for p in paths):
+            return self.instance_id
+        return hashlib.sha256(self.instance_id.encode()).hexdigest()[:10]
+
+    def dra_socket_of(self, instance: str) -> Path:
+        """``dra_socket`` of any instance."""
+        return self.plugin_dir / f"dra{'-' if instance else ''}{instance}.sock"
+
+    def registrar_socket_of(self, instance: str) -> Path:
+        """``registrar_socket`` of any instance."""
+        name = f"{self.driver_name}{'-' if instance else ''}{instance}-reg.sock"
+        return self.registry_dir.absolute() / name
+
+    @property
+    def state(self) -> Path:
+        """Directory of the checkpoint."""
+        return self.state_dir.absolute() if self.state_dir is not None else self.plugin_dir
+
+    @property
+    def metadata_dir(self) -> Path:
+        """Directory of the device metadata files."""
+        return self.plugin_dir / "dra-device-metadata"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint."""
+        return self.state / "checkpoint.json"
+
+    @property
+    def health_memory(self) -> Path:
+        """What is known of the devices' health beyond what can be asked for."""
+        return self.state / "health.json"
+
+    def findings(self) -> tuple[str, ...]:
+        """Everything that is wrong. Looks at the file system, leaves nothing behind."""
+        names = tuple(self._name_findings())
+        # A name that is wrong must not become a path.
+        return names or (*self._value_findings(), *self._directory_findings())
+
+    def create_directories(self) -> None:
+        """Creates the directories that are missing.
+
+        Raises:
+            ConfigurationError: one cannot be created.
+        """
+        for flag, path, mode in self._directories():
+            try:
+                files.make_directory(path, mode)
+            except OSError as e:
+                raise ConfigurationError(f"{flag}: cannot create {path}: {e.strerror}") from e
+
+    def _name_findings(self) -> Iterator[str]:
+        if not _SUBDOMAIN.fullmatch(self.node_name) or len(self.node_name) > 253:
+            yield (
+                f"--node-name {self.node_name[:80]!r}: expected the name of a Node "
+                "(a-z, 0-9, '-' and '.', up to 253 characters)"
+            )
+        if not _SUBDOMAIN.fullmatch(self.driver_name) or len(self.driver_name) > 63:
+            yield (
+                f"--driver-name {self.driver_name[:80]!r}: expected a DNS subdomain such as "
+                f"{DEFAULT_DRIVER_NAME} (a-z, 0-9, '-' and '.', up to 63 characters)"
+            )
+
+        if self.instance_id and not _INSTANCE.fullmatch(self.instance_id):
+            yield (
+                f"--instance-id {self.instance_id[:80]!r}: expected 1 to 63 letters, digits and dashes, "
+                "such as the UID of a pod"
+            )
+
+    def _value_findings(self) -> Iterator[str]:
+        for flag, path in (("--plugins-dir", self.dra_socket), ("--registry-dir", self.registrar_socket)):
+            length = len(str(path).encode())
+            if length > MAX_SOCKET_PATH:
+                yield (
+                    f"{flag}: the socket {path} has {length} bytes, a Unix socket path has at most "
+                    f"{MAX_SOCKET_PATH}; choose a shorter directory or --driver-name"
+                )
+        if not self.rescan_seconds >= 1:
+            yield f"--rescan-interval {self.rescan_seconds:g}: expected 1 second or more"
+        if not 0 < self.busy_percent <= 100:
+            yield f"--busy-threshold {self.busy_percent:g}: expected more than 0 and at most 100 percent"
+        # Simulated devices may change in a test's time; writes about real ones must stay rare.
+        simulated = self.backends and all(b.startswith("simulated=") for b in self.backends)
+        least = 1 if simulated else 60
+        if not self.busy_seconds >= least:
+            yield f"--busy-seconds {self.busy_seconds:g}: expected {least} or more"
+
+        if not self.nvidia_driver_root.startswith("/"):
+            yield f"--nvidia-driver-root {self.nvidia_driver_root[:80]!r}: expected an absolute path"
+        hook = self.nvidia_cdi_hook
+        if hook and not (hook.startswith("/") and (self.host_root / hook.strip("/")).is_file()):
+            yield f"--nvidia-cdi-hook {hook[:80]!r}: there is no such file below --host-root {self.host_root}"
+        if self.beside_device_plugin != WITHHOLD and self.publish != "node":
+            yield (
+                f"--beside-device-plugin {self.beside_device_plugin}: needs --publish=node; where the "
+                "controller publishes, a DevicePolicy says it (besideDevicePlugin)"
+            )
+        if self.metrics_address:
+            try:
+                parse_address(self.metrics_address)
+            except ValueError as e:
+                yield f"--metrics-address {self.metrics_address[:80]!r}: {e}"
+
+    def _directories(self) -> Sequence[tuple[str, Path, int]]:
+        return (
+            ("--plugins-dir", self.plugin_dir, 0o700),
+            ("--registry-dir", self.registry_dir.absolute(), 0o755),
+            ("--cdi-dir", self.cdi_dir.absolute(), 0o755),
+            ("--state-dir", self.state, 0o700),
+        )
+
+    def _directory_findings(self) -> Iterator[str]:
+        for flag, path, _ in self._directories():
+            try:
+                files.probe(path)
+            except OSError as e:
+                yield f"{flag}: cannot write in {path}: {e.strerror}"

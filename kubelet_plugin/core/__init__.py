@@ -1,0 +1,1 @@
+"""What the other rooms share: durable files, signals between tasks, notices."""

@@ -1,0 +1,143 @@
+"""Devices that come and go, drivers that are loaded and unloaded, and letting go of them when asked to.
+
+The kernel tells of most of it (``uevents``); what it does not tell, as of NVIDIA's device nodes, or where it
+cannot be heard, shows in directories that are listed once a second.
+
+A vendor's library keeps the driver's device nodes open, and a driver in use cannot be unloaded. Whoever wants
+to unload it creates the file ``release`` in the state directory: while it is there the libraries are
+closed and nobody looks at the hardware.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from kubelet_plugin.core.signals import Changes
+from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.devices.uevents import heard, open_uevents
+
+__all__ = ["RELEASE_FILE", "Hotplug", "fingerprint", "watched"]
+
+RELEASE_FILE: Final = "release"
+LOOK_SECONDS: Final = 1.0
+# A driver needs a moment from its first device node to its last.
+SETTLE_SECONDS: Final = 1.0
+MOST_SETTLE_SECONDS: Final = 5.0
+_MODULES: Final = ("nvidia", "amdgpu", "i915", "xe")
+
+log = structlog.get_logger(__name__)
+
+
+def watched(sysfs: Path, dev: Path) -> tuple[tuple[Path, str], ...]:
+    """Directories whose entries come and go with devices and drivers, and how the names of these begin."""
+    return (
+        (sysfs / "bus/pci/devices", ""),
+        (sysfs / "class/drm", ""),
+        (sysfs / "class/infiniband", ""),
+        *((sysfs / "module" / module / "drivers", "") for module in _MODULES),
+        (dev, "nvidia"),
+        (dev / "dri", ""),
+    )
+
+
+def fingerprint(places: Iterable[tuple[Path, str]]) -> frozenset[str]:
+    """Changes when a device comes or goes, or its driver. Blocks, for well under a millisecond."""
+    found: set[str] = set()
+    for folder, prefix in places:
+        with contextlib.suppress(OSError):
+            found |= {str(p) for p in folder.iterdir() if p.name.startswith(prefix)}
+    return frozenset(found)
+
+
+class Hotplug:
+    """Runs beside the calls.
+
+    Args:
+        table: scanned when something has changed, closed while it shall be released.
+        file: while it is there, the hardware is let go of.
+        places: see ``watched``.
+        executor: of the vendors' libraries, which are closed in it.
+        hold: told whether the hardware is let go of.
+        listen: opens what the kernel's events are read from.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: DeviceTable,
+        file: Path,
+        places: Iterable[tuple[Path, str]],
+        executor: Executor,
+        hold: Callable[[bool], None],
+        listen: Callable[[], socket.socket | None] = open_uevents,
+    ) -> None:
+        self._table = table
+        self._file = file
+        self._places = tuple(places)
+        self._executor = executor
+        self._hold = hold
+        self._released = False
+        self._listen = listen
+        self._events = Changes()
+
+    def begin(self) -> None:
+        """Before anything is opened: somebody may have asked while no agent ran."""
+        if self._file.exists():
+            log.warning("the hardware is not looked at, as asked for", file=str(self._file))
+            self._set(released=True)
+            self._table.close()  # nothing is open; the backends learn that they were let go of
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        with heard(self._listen(), self._events.notify):
+            await self._follow()
+
+    async def _follow(self) -> None:
+        before, seen = fingerprint(self._places), self._events.count
+        while True:
+            told = await self._events.wait(seen, LOOK_SECONDS)
+            await self._release_or_not(self._file.exists())
+            now = fingerprint(self._places)
+            if now == before and told == seen:
+                continue
+            if not self._released:
+                log.info("devices or drivers have changed; looking at the hardware", told=told != seen)
+                await self._settle()
+            # What comes during the look is looked at again.
+            before, seen = fingerprint(self._places), self._events.count
+            if not self._released:
+                await self._table.scan()
+
+    async def _settle(self) -> None:
+        """Until nothing has been told for a moment; a driver that is loaded tells of each of its devices."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + MOST_SETTLE_SECONDS
+        while True:
+            seen = self._events.count
+            if await self._events.wait(seen, SETTLE_SECONDS) == seen or loop.time() > end:
+                return
+
+    async def _release_or_not(self, wanted: bool) -> None:
+        if wanted == self._released:
+            return
+        self._set(released=wanted)
+        if wanted:
+            # Behind a scan that is under way.
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._table.close)
+            log.warning("the libraries of the hardware are closed, as asked for", file=str(self._file))
+        else:
+            log.info("looking at the hardware again", file=str(self._file))
+            await self._table.scan()
+
+    def _set(self, *, released: bool) -> None:
+        self._released = released
+        self._table.released = released
+        self._hold(released)

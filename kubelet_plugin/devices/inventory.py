@@ -1,0 +1,381 @@
+"""Keeps the DeviceInventory of this node: what was found, and the handshake around publishing.
+
+One loop, level-triggered: read the object, compare with what is here, write the difference under its
+resourceVersion. The epoch lives in the object only, so that a plugin that starts anew goes on counting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from dra_driver.api import codec
+from dra_driver.api.core import NODES
+from dra_driver.api.inventory import (
+    DEVICE_INVENTORIES,
+    NODE_PUBLISHES,
+    Activity,
+    BackendProblem,
+    DeviceHealth,
+    DeviceInventory,
+    DeviceInventorySpec,
+    Discovery,
+    InventoryDevice,
+    Publication,
+    Registration,
+    inventory_name,
+)
+from dra_driver.api.meta import DriverName, ObjectMeta, OwnerReference
+from dra_driver.api.resource import RESOURCE_SLICES
+from dra_driver.discovery import BackendReport
+from dra_driver.errors import Conflict, DraError, NotFound
+from dra_driver.kube import Backoff, Handler, Informer
+from dra_driver.ports import KubeClient
+from kubelet_plugin.core.registration import RegistrationState
+from kubelet_plugin.core.signals import Changes
+from kubelet_plugin.devices.activity import ActivityWatch
+from kubelet_plugin.devices.publishing import NodePublisher
+from kubelet_plugin.devices.table import DeviceTable
+
+__all__ = ["MAX_BYTES", "MAX_DEVICES", "InventoryKeeper", "fit"]
+
+# etcd stores 1.5 MiB; managed fields and the status come on top of what we write.
+MAX_BYTES: Final = 1024 * 1024
+MAX_DEVICES: Final = 1024
+
+_RESYNC_SECONDS: Final = 300.0
+_FOLLOW_SECONDS: Final = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+def fit(spec: DeviceInventorySpec, limit: int = MAX_BYTES, most: int = MAX_DEVICES) -> DeviceInventorySpec:
+    """The spec with as many devices, from the first on, as the API server stores; the rest is counted."""
+    room = limit - len(codec.encode(msgspec.structs.replace(spec, devices=(), truncated=10**9)))
+    kept: list[InventoryDevice] = []
+    for device in spec.devices[:most]:
+        room -= len(codec.encode(device)) + 1
+        if room < 0:
+            break
+        kept.append(device)
+    return msgspec.structs.replace(spec, devices=tuple(kept), truncated=len(spec.devices) - len(kept))
+
+
+class InventoryKeeper:
+    """Writes the object and raises the epoch.
+
+    Args:
+        leads: whether this instance speaks for the node; during a rolling update only one of two does.
+        publisher: publishes the slices of the node; None: the controller does.
+        settle_seconds: how long slices must be gone before that counts: the kubelet removes one after the
+            other, and the controller replaces them one after the other.
+        activity: which devices are busy; None: nobody looks.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: KubeClient,
+        node_name: str,
+        driver: str,
+        table: DeviceTable,
+        registration: RegistrationState,
+        leads: Callable[[], bool] = lambda: True,
+        publisher: NodePublisher | None = None,
+        settle_seconds: float = 1.0,
+        activity: ActivityWatch | None = None,
+    ) -> None:
+        self._client = client
+        self._node_name = node_name
+        self._driver = DriverName(driver)
+        self._name = inventory_name(node_name, driver)
+        self._table = table
+        self._registration = registration
+        self._leads = leads
+        self._settle = settle_seconds
+        self._publisher = publisher
+        self._activity = activity
+        self._slice_selector = f"spec.nodeName={node_name},spec.driver={driver}"
+        self._slices = Informer(client, RESOURCE_SLICES, field_selector=self._slice_selector)
+        self._inventory = Informer(client, DEVICE_INVENTORIES, field_selector=f"metadata.name={self._name}")
+        self._wake = Changes()
+        self._written_confirmations = 0
+        # Slices that seem to be gone: as published how, and when that is believed.
+        self._suspicion: tuple[Publication, float] | None = None
+        self._raises = Backoff(base=1.0, cap=60.0)
+        self._last_raise = float("-inf")
+        # What we sent and what the server made of it, where that differs.
+        self._altered: tuple[DeviceInventorySpec, DeviceInventorySpec] | None = None
+        self._altered_status: tuple[Discovery, Activity] | None = None
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        for handler_owner in (self._slices, self._inventory):
+            handler_owner.add_handler(_waking(self._wake))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._slices.run())
+            tasks.create_task(self._inventory.run())
+            tasks.create_task(self._forward(self._table.changes))
+            tasks.create_task(self._forward(self._registration.changes))
+            if self._activity is not None:
+                tasks.create_task(self._forward(self._activity.changes))
+            tasks.create_task(self._loop())
+
+    async def withdraw(self, seconds: float = 5.0) -> None:
+        """Says in the object that the plugin is gone; gives up after so many seconds.
+
+        Nothing is said where another instance has taken over.
+        """
+        if not self._leads():
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                current = await self._client.get(DEVICE_INVENTORIES, self._name)
+                if current.status.registration.registered:
+                    wanted = msgspec.structs.replace(current.status.registration, registered=False)
+                    await self._write_registration(current, wanted)
+        except NotFound:
+            pass
+        except (TimeoutError, DraError) as e:
+            log.warning("the inventory still says that the plugin is registered", error=str(e) or "timed out")
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    async def _forward(self, changes: Changes) -> None:
+        seen = 0
+        while True:
+            seen = await changes.wait_beyond(seen)
+            self._wake.notify()
+
+    async def _loop(self) -> None:
+        backoff = Backoff(base=0.2, cap=30.0)
+        seen = 0
+        while True:
+            seen = await self._wake.wait(seen, self._patience())
+            while True:
+                try:
+                    await self.reconcile()
+                    backoff.reset()
+                    break
+                except Conflict:
+                    await asyncio.sleep(min(0.5, backoff.next()))
+                except DraError as e:
+                    delay = backoff.next()
+                    log.warning("the inventory could not be written", error=str(e), retry_in=round(delay, 2))
+                    await asyncio.sleep(delay)
+
+    def _patience(self) -> float:
+        """Seconds until the next round although nothing has changed."""
+        if not self._leads():
+            return _FOLLOW_SECONDS  # nobody tells us when the instance that leads dies
+        return (self._publisher.again if self._publisher is not None else 0.0) or _RESYNC_SECONDS
+
+    async def reconcile(self) -> None:
+        """One round; raises what the API server raised."""
+        if not self._table.complete.is_set() and not self._table.devices:
+            return  # an empty inventory would withdraw the devices of a node whose driver is not up yet
+        if not self._leads():
+            with contextlib.suppress(NotFound):
+                self._note_published(await self._client.get(DEVICE_INVENTORIES, self._name))
+            return
+        current = await self._read_or_create()
+        current = await self._sync_spec(current)
+        self._note_published(current)
+        current = await self._sync_observations(current)
+        current = await self._sync_registration(current)
+        if self._publisher is not None and self._slices.synced.is_set():
+            current = await self._publisher.publish(current, self._slices.items())
+        await self._look_for_slices(current)
+
+    def _note_published(self, current: DeviceInventory) -> None:
+        stored = {d.name for d in current.spec.devices}
+        self._table.published({d.device.name: d.uuid for d in self._table.devices if d.device.name in stored})
+
+    async def _read_or_create(self) -> DeviceInventory:
+        try:
+            return await self._client.get(DEVICE_INVENTORIES, self._name)
+        except NotFound:
+            pass
+        body = codec.to_raw(
+            DEVICE_INVENTORIES,
+            DeviceInventory(
+                metadata=ObjectMeta(name=self._name, owner_references=(await self._owner(),)),
+                spec=self._wanted_spec(()),
+            ),
+        )
+        created = await self._client.create(DEVICE_INVENTORIES, body)
+        log.info("inventory created", name=self._name, devices=len(created.spec.devices))
+        # A new object counts from 0: whoever has confirmed us before has to be written down again.
+        self._written_confirmations = 0
+        return created
+
+    async def _owner(self) -> OwnerReference:
+        node = await self._client.get(NODES, self._node_name)
+        return OwnerReference(api_version="v1", kind="Node", name=self._node_name, uid=node.metadata.uid)
+
+    def _wanted_spec(self, stored: Sequence[InventoryDevice]) -> DeviceInventorySpec:
+        devices = tuple(d.device for d in self._table.devices)
+        if not self._table.complete.is_set():
+            found = {d.name for d in devices}
+            # Whose backend has not answered since the start is not withdrawn because another one has.
+            devices += tuple(_unconfirmed(d) for d in stored if d.name not in found)
+        spec = fit(
+            DeviceInventorySpec(
+                node_name=self._node_name,
+                driver=self._driver,
+                devices=devices,
+                publisher=NODE_PUBLISHES if self._publisher is not None else "",
+            ),
+        )
+        if spec.truncated:
+            log.error(
+                "the inventory does not hold all devices; the rest cannot be allocated",
+                left_out=spec.truncated,
+                most_bytes=MAX_BYTES,
+                most_devices=MAX_DEVICES,
+            )
+        return spec
+
+    async def _sync_spec(self, current: DeviceInventory) -> DeviceInventory:
+        wanted = self._wanted_spec(current.spec.devices)
+        patch: dict[str, Any] = {}
+        if current.spec != wanted and self._altered != (wanted, current.spec):
+            # What has its default is absent from the encoding, and a merge patch keeps what is absent.
+            patch["spec"] = {**_plain(wanted), "devices": _plain(wanted).get("devices", [])}
+            patch["spec"]["truncated"] = wanted.truncated
+            patch["spec"]["publisher"] = wanted.publisher
+        if not current.metadata.owner_references:
+            patch["metadata"] = {"ownerReferences": [_plain(await self._owner())]}
+        if not patch:
+            return current
+        patch.setdefault("metadata", {})["resourceVersion"] = current.metadata.resource_version
+        written = await self._client.merge_patch(DEVICE_INVENTORIES, self._name, patch)
+        log.info("inventory written", name=self._name, devices=len(wanted.devices))
+        if written.spec != wanted:
+            # Written again and again it would come back altered again and again.
+            self._altered = (wanted, written.spec)
+            log.error("the API server stores the inventory altered; is the CRD older than this plugin?")
+        return written
+
+    async def _sync_observations(self, current: DeviceInventory) -> DeviceInventory:
+        """What else the plugin tells: backends in trouble, and which devices are busy."""
+        said = None if self._activity is None else self._activity.current
+        wanted = (_discovery(self._table.reports), current.status.activity if said is None else said)
+        held = (current.status.discovery, current.status.activity)
+        if wanted == held or wanted == self._altered_status:
+            return current
+        discovery, activity = wanted
+        patch = {
+            "metadata": {"resourceVersion": current.metadata.resource_version},
+            "status": {
+                "discovery": {"problems": [_plain(p) for p in discovery.problems]},
+                "activity": {"busy": list(activity.busy), "idle": list(activity.idle)},
+            },
+        }
+        written = await self._client.merge_patch(DEVICE_INVENTORIES, self._name, patch, subresource="status")
+        if (written.status.discovery, written.status.activity) != wanted:
+            # A CRD that is older than this plugin drops the fields: what is lost there is not vital.
+            self._altered_status = wanted
+        return written
+
+    async def _sync_registration(self, current: DeviceInventory) -> DeviceInventory:
+        confirmations, registered = self._registration.confirmations, self._registration.registered
+        held = current.status.registration
+        new = confirmations - self._written_confirmations
+        wanted = Registration(
+            registered=held.registered if registered is None else registered,
+            epoch=held.epoch + (1 if new else 0),
+        )
+        if wanted != held:
+            current = await self._write_registration(current, wanted)
+            log.info("registration written", registered=wanted.registered, epoch=wanted.epoch)
+        self._written_confirmations = confirmations
+        return current
+
+    async def _write_registration(self, current: DeviceInventory, wanted: Registration) -> DeviceInventory:
+        patch = {
+            "metadata": {"resourceVersion": current.metadata.resource_version},
+            # Both fields are written out, also where they are false or 0 and the encoding leaves them out.
+            "status": {"registration": {"registered": wanted.registered, "epoch": wanted.epoch}},
+        }
+        return await self._client.merge_patch(DEVICE_INVENTORIES, self._name, patch, subresource="status")
+
+    # --- slices that are gone -------------------------------------------------------------------------------
+
+    async def _look_for_slices(self, current: DeviceInventory) -> None:
+        """Raises the epoch if slices published for it are gone although the kubelet knows us."""
+        if not self._slices.synced.is_set() or not self._is_missing(current, self._names_seen()):
+            self._suspicion = None
+            return
+        loop = asyncio.get_running_loop()
+        published = current.status.publication
+        if self._suspicion is None or self._suspicion[0] != published:
+            if loop.time() - self._last_raise > 5 * self._raises.cap:
+                self._raises.reset()
+            # Whoever deletes slices again and again gets them back more and more slowly.
+            delay = max(self._settle, self._raises.next() - 1.0)
+            self._suspicion = (published, loop.time() + delay)
+            loop.call_later(delay, self._wake.notify)
+            return
+        if loop.time() < self._suspicion[1]:
+            return
+        self._suspicion = None
+        listed = await self._client.list(RESOURCE_SLICES, field_selector=self._slice_selector)
+        again = await self._client.get(DEVICE_INVENTORIES, self._name)
+        names = frozenset(s.metadata.name for s in listed.items)
+        if again.status != current.status or not self._is_missing(again, names):
+            return  # the controller was in the middle of it; the change wakes us
+        held = again.status.registration
+        gone = sorted(set(again.status.publication.slices) - names)
+        await self._write_registration(again, msgspec.structs.replace(held, epoch=held.epoch + 1))
+        self._last_raise = loop.time()
+        log.warning("slices are gone; asked for them again", gone=gone[:8], epoch=held.epoch + 1)
+
+    def _names_seen(self) -> frozenset[str]:
+        return frozenset(s.metadata.name for s in self._slices.items())
+
+    def _is_missing(self, inventory: DeviceInventory, names: frozenset[str]) -> bool:
+        held: Registration = inventory.status.registration
+        published: Publication = inventory.status.publication
+        return (
+            self._registration.live
+            and held.registered
+            and published.epoch == held.epoch
+            and not names.issuperset(published.slices)
+        )
+
+
+def _unconfirmed(device: InventoryDevice) -> InventoryDevice:
+    health = DeviceHealth(
+        reason="NotConfirmed",
+        severity="degraded",
+        message="it was there before the plugin was started; the backend that knows it cannot look now",
+    )
+    others = (h for h in device.health if h.reason != health.reason)
+    return msgspec.structs.replace(device, health=(*others, health))
+
+
+def _discovery(reports: Sequence[BackendReport]) -> Discovery:
+    return Discovery(
+        problems=tuple(
+            BackendProblem(backend=r.backend[:63], state=r.state, message=r.message[:1000])
+            for r in reports
+            if r.broken
+        )[:32]
+    )
+
+
+def _plain(value: object) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.json.decode(codec.encode(value))
+    return plain
+
+
+def _waking(wake: Changes) -> Handler[Any]:
+    return Handler(
+        added=lambda _: wake.notify(), updated=lambda _o, _n: wake.notify(), deleted=lambda _: wake.notify()
+    )

@@ -1,0 +1,1 @@
+"""What is changed on hardware for a claim, and undone."""

@@ -1,0 +1,496 @@
+"""The effects on hardware: settings of whole GPUs, partitions, sharing daemons; made and undone.
+
+Every method may be called twice and after a crash at any point. What belongs to a whole GPU is undone only
+when no other claim needs it; what was there before is in the claims' records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from dra_driver import cdi
+from dra_driver.errors import PrepareError
+from dra_driver.ports import CdiMaterial, GpuControl, GpuInstance
+from dra_driver.preparation import (
+    ClaimState,
+    DeviceSetting,
+    Holdings,
+    PartitionRecord,
+    PreparedClaim,
+    PreparedDevice,
+    annotated,
+    complete,
+)
+from kubelet_plugin.core.edits import container_edits
+from kubelet_plugin.core.signals import Changes
+from kubelet_plugin.gpu.bindings import Bindings, bindings_of
+from kubelet_plugin.gpu.mps import Daemons
+
+__all__ = ["GpuHardware", "Hardware", "NoHardware", "daemons_of"]
+
+log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
+_NO_SLICE: Final = "Default"
+_DEFAULT_MODE: Final = "default"
+# One at a time: devices of one IOMMU group meet, and libraries let go of all devices for it.
+_BINDING: Final = "kernel drivers"
+# Of one call to a GPU; a library that hangs must not use up the time of the kubelet's call.
+CALL_SECONDS: Final = 25.0
+
+
+class Hardware(Protocol):
+    """What the engine asks for. All raise ``DraError`` or ``OSError`` where it cannot be done."""
+
+    async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
+        """Before anything is changed: notes how the GPUs are, and refuses what cannot go well."""
+        ...
+
+    async def locate(self, record: PreparedClaim) -> PreparedClaim:
+        """The record and its document with the nodes that passed-through functions have now."""
+        ...
+
+    async def configure(self, record: PreparedClaim) -> None:
+        """Sets time slice, compute mode and MIG mode."""
+        ...
+
+    async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
+        """Sets them back where no other claim needs them."""
+        ...
+
+    async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
+        """Makes what is not there; the record then knows the instances."""
+        ...
+
+    async def destroy_partitions(self, record: PreparedClaim) -> None:
+        """Destroys the claim's instances; strangers' are left alone."""
+        ...
+
+    async def start_daemons(self, record: PreparedClaim) -> None:
+        """Starts the daemons that do not run."""
+        ...
+
+    async def stop_daemons(self, record: PreparedClaim, holdings: Holdings) -> None:
+        """Stops those that no other claim needs."""
+        ...
+
+    async def bind_drivers(self, record: PreparedClaim) -> None:
+        """Binds devices to the kernel drivers that the claim asks for."""
+        ...
+
+    async def restore_drivers(self, record: PreparedClaim) -> None:
+        """Binds them to what they were bound to before."""
+        ...
+
+    def forgotten(self, record: PreparedClaim) -> None:
+        """After the record of a claim that touched hardware is gone."""
+        ...
+
+
+class NoHardware:
+    """Nothing can be changed: claims that need it cannot be prepared, and there is nothing to undo."""
+
+    async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
+        """See ``Hardware``."""
+        if any(_changes(s) for s in record.settings) or bindings_of(record):
+            raise PrepareError("the devices of this node cannot be configured")
+        return record
+
+    async def locate(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware``."""
+        return record
+
+    async def configure(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
+    async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
+        """See ``Hardware``."""
+
+    async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware``."""
+        return record
+
+    async def destroy_partitions(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
+    async def start_daemons(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
+    async def stop_daemons(self, record: PreparedClaim, holdings: Holdings) -> None:
+        """See ``Hardware``."""
+
+    async def bind_drivers(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
+    async def restore_drivers(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
+    def forgotten(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+
+
+class GpuHardware:
+    """Implements ``Hardware`` with what the backends, the MPS daemons and the kernel offer.
+
+    Attributes:
+        changes: notified when partitions, MIG modes or kernel drivers have changed: discovery sees other GPUs
+            then.
+        released: why nothing can be changed now, as a clause; empty: it can.
+    """
+
+    def __init__(
+        self,
+        controls: Iterable[GpuControl],
+        daemons: Daemons,
+        executor: Executor,
+        *,
+        bindings: Bindings | None = None,
+        call_seconds: float = CALL_SECONDS,
+    ) -> None:
+        self._controls = tuple(controls)
+        self._daemons = daemons
+        self._executor = executor
+        self._bindings = bindings
+        self._seconds = call_seconds
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._slices: dict[str, str] = {}
+        # Calls that did not come back in time. Until they do, no other is tried: it would wait as well.
+        self._stuck: set[asyncio.Future[Any]] = set()
+        self.changes = Changes()
+        self.released = ""
+
+    async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
+        """See ``Hardware``."""
+        if not record.touches_hardware:
+            return record
+        settings = []
+        for setting in record.settings:
+            async with self._alone(setting.uuid):
+                settings.append(await self._looked(setting, holdings.others(record.uid, setting.uuid)))
+        for device, partition in _partitions(record):
+            async with self._alone(device.uuid):
+                await self._check_place(device, partition, holdings)
+        record = annotated(msgspec.structs.replace(record, settings=tuple(settings)))
+        if bindings_of(record):
+            record = await self._call(self._needed_bindings().look, record)
+        return record
+
+    async def locate(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware``."""
+        if not bindings_of(record):
+            return record
+        return await self._call(self._needed_bindings().locate, record)
+
+    async def configure(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+        for setting in record.settings:
+            async with self._alone(setting.uuid):
+                # What is set cannot be read back, and setting it again costs a process; another instance of
+                # the plugin may have changed it since, so that only a repetition relies on it.
+                await self._configure(setting, anew=record.state is not ClaimState.COMPLETED)
+
+    async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
+        """See ``Hardware``."""
+        for setting in record.settings:
+            async with self._alone(setting.uuid):
+                await self._restore(setting, holdings.heirs(record.uid, setting.uuid))
+
+    async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware``."""
+        made: dict[str, tuple[str, cdi.ContainerEdits]] = {}
+        for device, partition in _partitions(record):
+            async with self._alone(device.uuid):
+                instance = await self._create(device, partition)
+            edits = container_edits(CdiMaterial(device_nodes=instance.device_nodes))
+            made[device.device] = (instance.uuid, edits)
+        return annotated(complete(record, made)) if made else record
+
+    async def destroy_partitions(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+        for device, partition in _partitions(record):
+            async with self._alone(device.uuid):
+                await self._destroy(device, partition)
+
+    async def start_daemons(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+        for setting in record.settings:
+            if setting.daemon:
+                async with self._alone(setting.uuid):
+                    await self._call(self._daemons.start, setting.device, setting.uuid)
+        for device, partition in _partitions(record):
+            if partition.daemon:
+                async with self._alone(device.uuid):
+                    await self._call(self._daemons.start, device.device, partition.uuid)
+
+    async def stop_daemons(self, record: PreparedClaim, holdings: Holdings) -> None:
+        """See ``Hardware``."""
+        for setting in record.settings:
+            async with self._alone(setting.uuid):
+                others = holdings.heirs(record.uid, setting.uuid)
+                if setting.daemon and not any(o.daemon for o in others):
+                    await self._call(self._daemons.stop, setting.device)
+        for device, partition in _partitions(record):
+            if partition.daemon:
+                async with self._alone(device.uuid):
+                    await self._call(self._daemons.stop, device.device)
+
+    async def bind_drivers(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+        bindings = self._needed_bindings() if bindings_of(record) else None
+        if bindings is not None:
+            async with self._alone(_BINDING):
+                # Each has the time of a call: a driver may need seconds to let go of one.
+                for one in _one_by_one(record):
+                    if await self._call(bindings.bind, one):
+                        self.changes.notify()
+
+    async def restore_drivers(self, record: PreparedClaim) -> None:
+        """See ``Hardware``."""
+        bindings = self._needed_bindings() if bindings_of(record) else None
+        if bindings is not None:
+            async with self._alone(_BINDING):
+                for one in _one_by_one(record):
+                    await self._call(bindings.restore, one)
+
+    def forgotten(self, record: PreparedClaim) -> None:
+        """See ``Hardware``. Its devices are the vendor's driver's again, and discovery sees them."""
+        if bindings_of(record):
+            self.changes.notify()
+
+    def _needed_bindings(self) -> Bindings:
+        if self._bindings is None:
+            raise PrepareError("kernel drivers of devices cannot be changed here")
+        return self._bindings
+
+    async def strangers(
+        self, gpus: Iterable[str], records: Iterable[PreparedClaim]
+    ) -> Sequence[tuple[str, GpuInstance]]:
+        """Instances that no claim holds, on the GPUs with these UUIDs; nobody here touches them.
+
+        Raises:
+            DraError: a GPU cannot be asked.
+        """
+        ours = {(d.uuid, p.start, p.size) for r in records for d, p in _partitions(r)}
+        found: list[tuple[str, GpuInstance]] = []
+        for gpu in gpus:
+            async with self._alone(gpu):
+                control = await self._control(gpu)
+                instances = await self._call(control.instances, gpu) if control is not None else ()
+            found += [(gpu, i) for i in instances if (gpu, i.start, i.size) not in ours]
+        return found
+
+    async def idle_daemons(self, records: Iterable[PreparedClaim]) -> Sequence[str]:
+        """Devices whose daemon, or what is left of one, serves no claim."""
+        needed = {device for r in records for device in daemons_of(r)}
+        return [d for d in await self._call(self._daemons.present) if d not in needed]
+
+    async def stop_daemon(self, device: str, gpu: str, still_idle: Callable[[], bool]) -> None:
+        """Stops a daemon that serves no claim, if that is still so when nothing else changes the GPU.
+
+        Raises:
+            PrepareError: it does not end.
+        """
+        async with self._alone(gpu):
+            if still_idle():
+                await self._call(self._daemons.stop, device)
+
+    # --- settings -------------------------------------------------------------------------------------------
+
+    async def _looked(self, setting: DeviceSetting, others: Sequence[DeviceSetting]) -> DeviceSetting:
+        if not _changes(setting):
+            return setting
+        control = await self._needed(setting)
+        mode = next((o.compute_mode_before for o in others if o.compute_mode_before), "")
+        mig = next((o.mig_before for o in others if o.mig_before is not None), None)
+        if not mode and not setting.mig:
+            mode = await self._call(control.compute_mode, setting.uuid)
+        if mig is None and (setting.mig or setting.whole):
+            mig = await self._call(control.mig_mode, setting.uuid)
+        return msgspec.structs.replace(setting, compute_mode_before=mode, mig_before=mig)
+
+    async def _configure(self, setting: DeviceSetting, *, anew: bool) -> None:
+        if not _changes(setting):
+            return
+        control = await self._needed(setting)
+        switched = setting.mig or setting.whole
+        if switched and await self._call(control.mig_mode, setting.uuid) != setting.mig:
+            await self._call(control.set_mig_mode, setting.uuid, setting.mig)
+            self.changes.notify()
+        if setting.daemon and setting.compute_mode_before:
+            await self._call(control.set_compute_mode, setting.uuid, "exclusive-process")
+        if setting.time_slice and (anew or self._slices.get(setting.uuid) != setting.time_slice):
+            if setting.compute_mode_before:
+                await self._call(control.set_compute_mode, setting.uuid, _DEFAULT_MODE)
+            await self._call(control.set_time_slice, setting.uuid, setting.time_slice)
+            self._slices[setting.uuid] = setting.time_slice
+
+    async def _restore(self, setting: DeviceSetting, others: Sequence[DeviceSetting]) -> None:
+        control = await self._control(setting.uuid)
+        if control is None:
+            log.warning("a GPU is gone; its settings went with it", device=setting.device, uuid=setting.uuid)
+            return
+        modes = [o for o in others if o.daemon or o.time_slice]
+        if (setting.daemon or setting.time_slice) and setting.compute_mode_before and not modes:
+            await self._call(control.set_compute_mode, setting.uuid, setting.compute_mode_before)
+        if setting.time_slice and not any(o.time_slice for o in others):
+            self._slices.pop(setting.uuid, None)
+            await self._set_back(setting, "time slice", control.set_time_slice, _NO_SLICE)
+        if setting.mig and setting.mig_before is False and not any(o.mig for o in others):
+            await self._leave_mig_mode(control, setting)
+
+        if setting.whole and setting.mig_before and not any(o.whole for o in others):
+            await self._set_back(setting, "MIG mode", control.set_mig_mode, True)
+            self.changes.notify()
+
+    async def _leave_mig_mode(self, control: GpuControl, setting: DeviceSetting) -> None:
+        if not await self._call(control.mig_mode, setting.uuid):
+            return
+        left = await self._call(control.instances, setting.uuid)
+        if left:
+            log.warning("MIG mode stays on: there are still instances", device=setting.device)
+            return
+        await self._set_back(setting, "MIG mode", control.set_mig_mode, False)
+        self.changes.notify()
+
+    async def _set_back(
+        self, setting: DeviceSetting, what: str, call: Callable[[str, _T], None], value: _T
+    ) -> None:
+        """Sets back what the next claim sets anew anyway; a pod is not kept from ending for it."""
+        try:
+            await self._call(call, setting.uuid, value)
+        except PrepareError as e:
+            log.error("a setting could not be set back", setting=what, device=setting.device, error=str(e))
+
+    # --- partitions -----------------------------------------------------------------------------------------
+
+    async def _check_place(
+        self, device: PreparedDevice, partition: PartitionRecord, holdings: Holdings
+    ) -> None:
+        control = await self._needed(DeviceSetting(device=partition.gpu, uuid=device.uuid))
+        ours = {
+            d.partition.start
+            for d in holdings.partitions(device.uuid)
+            if d.device != device.device and d.partition
+        }
+        for instance in await self._call(control.instances, device.uuid):
+            overlaps = (
+                instance.start < partition.start + partition.size
+                and partition.start < instance.start + instance.size
+            )
+            if overlaps and instance.start not in ours:
+                raise PrepareError(
+                    f"device {device.device}: its place {partition.start}:{partition.size} on "
+                    f"{partition.gpu} is taken by instance {instance.instance_id} "
+                    f"({instance.uuid or 'half made'}) at {instance.start}:{instance.size}, which this "
+                    "driver did not make"
+                )
+
+    async def _create(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance:
+        control = await self._needed(DeviceSetting(device=partition.gpu, uuid=device.uuid))
+        if partition.uuid:
+            there = await self._at(control, device, partition)
+            if there is not None and there.uuid not in ("", partition.uuid):
+                raise PrepareError(
+                    f"device {device.device}: instance {partition.uuid} is gone, and a stranger's "
+                    f"({there.uuid}) is at its place"
+                )
+            if there is not None and there.uuid and there.device_nodes:
+                return there
+        instance = await self._call(
+            control.create_instance, device.uuid, partition.profile_id, partition.start, partition.size
+        )
+        self.changes.notify()
+        return instance
+
+    async def _destroy(self, device: PreparedDevice, partition: PartitionRecord) -> None:
+        control = await self._control(device.uuid)
+        if control is None:
+            log.warning("a GPU is gone; its instances went with it", device=device.device, uuid=device.uuid)
+            return
+        there = await self._at(control, device, partition)
+        if there is None:
+            return
+        if partition.uuid and there.uuid not in ("", partition.uuid):
+            log.warning(
+                "an instance of a claim was replaced by a stranger's, which is left alone",
+                device=device.device,
+                expected=partition.uuid,
+                found=there.uuid,
+            )
+            return
+        await self._call(control.destroy_instance, device.uuid, there.instance_id)
+        self.changes.notify()
+
+    async def _at(
+        self, control: GpuControl, device: PreparedDevice, partition: PartitionRecord
+    ) -> GpuInstance | None:
+        place = (partition.profile_id, partition.start, partition.size)
+        instances = await self._call(control.instances, device.uuid)
+        return next((i for i in instances if (i.profile_id, i.start, i.size) == place), None)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    async def _control(self, gpu: str) -> GpuControl | None:
+        """Who can change the GPU; None where it is not here."""
+        for control in self._controls:
+            if await self._call(control.has, gpu):
+                return control
+        return None
+
+    async def _needed(self, setting: DeviceSetting) -> GpuControl:
+        control = await self._control(setting.uuid)
+        if control is None:
+            raise PrepareError(
+                f"device {setting.device}: there is no GPU {setting.uuid} that could be configured",
+                retryable=True,
+            )
+        return control
+
+    async def _call(self, work: Callable[..., _T], *args: object) -> _T:
+        done: set[asyncio.Future[_T]] = set()
+        if self.released:
+            raise PrepareError(f"the GPUs cannot be changed now: {self.released}", retryable=True)
+        if not self._stuck:
+            future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+            done, late = await asyncio.wait([future], timeout=self._seconds)
+            for hanging in late:
+                self._stuck.add(hanging)
+                hanging.add_done_callback(self._stuck.discard)
+        if not done:
+            raise PrepareError(
+                f"the GPU or its library does not answer after {self._seconds:g} s", retryable=True
+            )
+        return done.pop().result()
+
+    @asynccontextmanager
+    async def _alone(self, gpu: str) -> AsyncIterator[None]:
+        """One change at a time for one GPU, so that the last user and the next one do not cross."""
+        async with self._locks.setdefault(gpu, asyncio.Lock()):
+            yield
+
+
+def daemons_of(record: PreparedClaim) -> Iterator[str]:
+    """Devices whose MPS daemon the claim needs."""
+    yield from (s.device for s in record.settings if s.daemon)
+    yield from (d.device for d, partition in _partitions(record) if partition.daemon)
+
+
+def _one_by_one(record: PreparedClaim) -> Iterator[PreparedClaim]:
+    """The record with one device at a time of those that are bound to another driver."""
+    for device, _ in bindings_of(record):
+        yield msgspec.structs.replace(record, devices=(device,))
+
+
+def _changes(setting: DeviceSetting) -> bool:
+    return bool(setting.time_slice or setting.daemon or setting.mig or setting.whole)
+
+
+def _partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:
+    return [(d, d.partition) for d in record.devices if d.partition is not None]

@@ -1,0 +1,1 @@
+"""What the kubelet calls, and how it finds it."""

@@ -1,0 +1,1 @@
+"""Health of devices: noticed, remembered, told."""

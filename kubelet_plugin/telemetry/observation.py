@@ -1,0 +1,250 @@
+"""Puts together how the node agent is watched and what it watches: health, Events, claim status, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+import grpc.aio
+import msgspec
+import structlog
+
+from dra_driver.api import codec
+from dra_driver.ports import Clock, DeviceBackend, DeviceSample, KubeClient, TelemetrySource
+from dra_driver.preparation import PreparedClaim
+from dra_driver.wire import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    pluginregistration_pb2,
+    pluginregistration_pb2_grpc,
+)
+from kubelet_plugin.config import Configuration
+from kubelet_plugin.core.registration import RegistrationState
+from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.health.claim_status import ClaimStatusWriter
+from kubelet_plugin.health.health import HealthEvents, HealthMonitor
+from kubelet_plugin.telemetry import http
+from kubelet_plugin.telemetry.metrics import Metrics, Sources
+from kubelet_plugin.telemetry.reservations import Reservations
+
+__all__ = ["Observation", "Observed", "telemetry_sources"]
+
+# A library that hangs must not keep Prometheus from everything else.
+_SAMPLE_SECONDS: Final = 3.0
+_PROBE_SECONDS: Final = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+class Observed(Protocol):
+    """The engine, as far as it is looked at."""
+
+    @property
+    def claims(self) -> tuple[PreparedClaim, ...]:
+        """What is prepared."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """How often what failed."""
+        ...
+
+
+def telemetry_sources(backends: Sequence[DeviceBackend]) -> Iterable[TelemetrySource]:
+    """The backends that can be sampled."""
+    return (b for b in backends if isinstance(b, TelemetrySource))
+
+
+class Observation:
+    """Runs beside the calls.
+
+    Attributes:
+        address: where metrics are served, while they are.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        engine: Observed,
+        table: DeviceTable,
+        state: RegistrationState,
+        leads: Any,
+        ready: asyncio.Event,
+        client: KubeClient,
+        backends: Sequence[DeviceBackend],
+        executor: Executor,
+        clock: Clock,
+        reconciled: Callable[[], int] = lambda: 0,
+        strangers: Callable[[], int] = lambda: 0,
+        findings: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._configuration = configuration
+        self._engine = engine
+        self._table = table
+        self._state = state
+        self._ready = ready
+        self._executor = executor
+        self._telemetry = tuple(telemetry_sources(backends))
+        self._sampling: asyncio.Future[Sequence[DeviceSample]] | None = None
+        self._reservations = Reservations(client, lambda: engine.claims, leads)
+        self.metrics = Metrics(
+            Sources(
+                devices=lambda: table.devices,
+                claims=self._reservations.claims,
+                failures=lambda: engine.failures,
+                registrations=lambda: state.confirmations,
+                registered=lambda: state.registered is True,
+                reconciled=reconciled,
+                strangers=strangers,
+                findings=findings,
+                backends=lambda: table.reports,
+            )
+        )
+        self._monitor = HealthMonitor(backends, table, self.metrics.event)
+        self._status = ClaimStatusWriter(
+            client=client,
+            clock=clock,
+            driver=configuration.driver_name,
+            table=table,
+            claims=lambda: engine.claims,
+            leads=leads,
+        )
+        self._events = HealthEvents(
+            client=client,
+            clock=clock,
+            node_name=configuration.node_name,
+            table=table,
+            claims=self._reservations.claims,
+            leads=leads,
+            refresh=self._reservations.refresh,
+        )
+        self.address: tuple[str, int] | None = None
+
+    def call(self, operation: str, result: str, seconds: float) -> None:
+        """Notes that a claim was prepared or unprepared."""
+        self.metrics.call(operation, result, seconds)
+        if operation == "prepare" and result == "success":
+            self._status.changes.notify()
+
+    async def run(self) -> None:
+        """Runs until cancelled.
+
+        Raises:
+            ConfigurationError: the address for metrics cannot be used.
+        """
+        async with self._served(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._monitor.run())
+            tasks.create_task(self._events.run())
+            tasks.create_task(self._status.run())
+            tasks.create_task(self._reservations.run())
+            await asyncio.get_running_loop().create_future()
+
+    @contextlib.asynccontextmanager
+    async def _served(self) -> AsyncIterator[None]:
+        async with http.serve(
+            self._configuration.metrics_address,
+            metrics_text=self._metrics_text,
+            unhealthy=self.unhealthy,
+            unready=self.unready,
+            state=self.state,
+        ) as address:
+            self.address = address
+            try:
+                yield
+            finally:
+                self.address = None
+
+    async def _metrics_text(self) -> bytes:
+        return self.metrics.render(await self.samples())
+
+    async def samples(self) -> Sequence[DeviceSample]:
+        """Of every source; none where they do not answer in time."""
+        if self._sampling is None or self._sampling.done():
+            loop = asyncio.get_running_loop()
+            self._sampling = loop.run_in_executor(self._executor, self._sample)
+        # A sample that hangs is not asked for a second time.
+        done, _ = await asyncio.wait({self._sampling}, timeout=_SAMPLE_SECONDS)
+        return self._sampling.result() if done else ()
+
+    def _sample(self) -> Sequence[DeviceSample]:
+        samples: list[DeviceSample] = []
+        for source in self._telemetry:
+            try:
+                told: tuple[object, ...] = tuple(source.sample())
+                samples += (s for s in told if isinstance(s, DeviceSample))
+            except Exception as e:
+                # A backend of a third party must not cost all metrics.
+                log.warning("devices could not be sampled", error=f"{type(e).__name__}: {e}")
+        return samples
+
+    async def unhealthy(self) -> str:
+        """Why the kubelet could not call the plugin; asks over its sockets, as the kubelet does."""
+        if not self._ready.is_set():
+            return ""  # starting or ending, which has its own limits
+        registrar, dra = self._configuration.registrar_socket, self._configuration.dra_socket
+        try:
+            async with _channel(registrar) as channel:
+                info = await pluginregistration_pb2_grpc.RegistrationStub(channel).GetInfo(
+                    pluginregistration_pb2.InfoRequest(), timeout=_PROBE_SECONDS
+                )
+            if info.name != self._configuration.driver_name:
+                return f"{registrar} answers for {info.name[:80]!r}"
+            async with _channel(dra) as channel:
+                await dra_v1_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(
+                    dra_v1_pb2.NodePrepareResourcesRequest(), timeout=_PROBE_SECONDS
+                )
+        except grpc.RpcError as e:
+            return f"a socket does not answer: {e.details() if isinstance(e, grpc.aio.AioRpcError) else e}"
+        return ""
+
+    def unready(self) -> str:
+        """Why the kubelet does not use the plugin."""
+        if not self._ready.is_set():
+            return "the plugin is starting or ending"
+        if self._state.registered is not True:
+            return "the kubelet has not registered the plugin"
+        return ""
+
+    def state(self) -> object:
+        """What is known, as plain data."""
+        return {
+            "driver": self._configuration.driver_name,
+            "node": self._configuration.node_name,
+            "registration": {
+                "registered": self._state.registered,
+                "confirmations": self._state.confirmations,
+            },
+            "failures": dict(self._engine.failures),
+            "backends": [
+                {
+                    "backend": r.backend,
+                    "state": r.state,
+                    "message": r.message,
+                    "problems": list(map(str, r.problems)),
+                }
+                for r in self._table.reports
+            ],
+            "devices": [
+                {"uuid": d.uuid, **_plain(msgspec.structs.replace(d.device, partitions=()))}
+                for d in self._table.devices
+            ],
+            "claims": [
+                {**_plain(msgspec.structs.replace(c, spec=None)), "state": c.state.value}
+                for c in self._reservations.claims()
+            ],
+        }
+
+
+def _plain(value: object) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.json.decode(codec.encode(value))
+    return plain
+
+
+def _channel(path: Path) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
