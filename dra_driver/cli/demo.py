@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dra_driver.discovery.simulated import backend as simulated
 from dra_driver.sim import assets, container_runtime
-from dra_driver.sim.demo import Demo, DemoOptions
-from dra_driver.sim.demo_cluster import DEFAULT_NODES, demo_cluster
+from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
+from dra_driver.sim.demo.demo import Demo, DemoOptions
 
 HELP = "the embedded cluster end to end: simulated nodes, example pods, a table of who got what"
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim.apiserver.admission import STAND_INS
+from dra_driver.sim.apiserver.writing.admission import STAND_INS
 from dra_driver.sim.faults import FaultPlan
 
 __all__ = ["deploy_directory", "own_manifests", "read_plan"]

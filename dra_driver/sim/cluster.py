@@ -40,17 +40,17 @@ from dra_driver.kube import KubeApi
 from dra_driver.preparation import Checkpoint
 from dra_driver.sim import assets, profiles
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.injection import at_moments
+from dra_driver.sim.apiserver.http.injection import at_moments
 from dra_driver.sim.cluster_config import ClusterConfig, NodeConfig
-from dra_driver.sim.controllers import ClaimController, GarbageCollector
-from dra_driver.sim.eviction import TaintEviction
+from dra_driver.sim.controlplane.controllers import ClaimController, GarbageCollector
+from dra_driver.sim.controlplane.eviction import TaintEviction
+from dra_driver.sim.controlplane.node_lifecycle import NodeLifecycle
+from dra_driver.sim.controlplane.scheduler import Scheduler
 from dra_driver.sim.faults import Fault, FaultPlan, FullDisk, Kill, Target
 from dra_driver.sim.kubelet import NodeLayout, SimKubelet
 from dra_driver.sim.kubelet.runtime import SimRuntime
 from dra_driver.sim.kubelet.settings import SOCKET_PATH_BYTES
-from dra_driver.sim.node_lifecycle import NodeLifecycle
 from dra_driver.sim.processes import ManagedProcess, ProcessFailed, dra_driver_command
-from dra_driver.sim.scheduler import Scheduler
 
 __all__ = ["ClusterConfig", "ClusterFailed", "EmbeddedCluster", "NodeConfig", "SimNode"]
 

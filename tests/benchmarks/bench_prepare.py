@@ -24,7 +24,7 @@ import grpc.aio
 import yaml
 
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.store import Key
+from dra_driver.sim.apiserver.storage.store import Key
 from dra_driver.sim.assets import deploy_directory
 from dra_driver.wire import (
     dra_v1_pb2,

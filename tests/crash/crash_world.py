@@ -27,7 +27,7 @@ from crash_gpus import PROFILE, Gpus, address
 from faults import Plan, metadata_folder
 
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.store import Key
+from dra_driver.sim.apiserver.storage.store import Key
 from dra_driver.sim.assets import deploy_directory
 from dra_driver.sim.profiles import device_nodes, write_profile
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc

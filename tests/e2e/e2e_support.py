@@ -23,10 +23,11 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceCl
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.preparation import Checkpoint
-from dra_driver.sim import assets, examples
+from dra_driver.sim import assets
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.cluster import EmbeddedCluster
-from dra_driver.sim.demo_cluster import demo_cluster
+from dra_driver.sim.demo import examples
+from dra_driver.sim.demo.cluster import demo_cluster
 
 T = TypeVar("T")
 

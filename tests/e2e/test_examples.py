@@ -12,8 +12,9 @@ from e2e_support import EXAMPLES, OBJECTS, SECONDS, eventually, gpu_settings, le
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.sim import example_checks, examples
-from dra_driver.sim.examples import Example, Outcome
+from dra_driver.sim.demo import checks as example_checks
+from dra_driver.sim.demo import examples
+from dra_driver.sim.demo.examples import Example, Outcome
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster

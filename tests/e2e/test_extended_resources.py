@@ -12,7 +12,8 @@ from dra_driver.api.core import NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.errors import NotFound
-from dra_driver.sim import example_checks, examples
+from dra_driver.sim.demo import checks as example_checks
+from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster

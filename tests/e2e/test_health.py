@@ -15,7 +15,7 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, DeviceTaint
 from dra_driver.errors import NotFound
 from dra_driver.resourceslice.devices import HEALTH_TAINT
-from dra_driver.sim import examples
+from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster

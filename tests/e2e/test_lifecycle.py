@@ -12,7 +12,7 @@ from e2e_support import clear, eventually, make_namespace
 from dra_driver.api.core import EVENTS, PODS, Pod
 from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.sim import examples
+from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster

@@ -14,7 +14,7 @@ from dra_driver.api.core import PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import CONTROLLER_TAINT, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
-from dra_driver.sim import examples
+from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster, Hands

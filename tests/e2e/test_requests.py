@@ -14,7 +14,7 @@ from e2e_support import allocated, clear, make_namespace, running
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
-from dra_driver.sim import examples
+from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster

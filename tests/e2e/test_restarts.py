@@ -14,7 +14,7 @@ from e2e_support import allocated, clear, eventually, every_node_published, make
 from dra_driver.api.core import PODS
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES
-from dra_driver.sim import examples
+from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster, Hands

@@ -14,7 +14,7 @@ from e2e_support import allocated, clear, eventually, gpu_settings, make_namespa
 from dra_driver.api.core import EVENTS, PODS, Pod
 from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.sim import examples
+from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster

@@ -62,16 +62,16 @@ from dra_driver.resourceclaim import pod_claims
 from dra_driver.resourceslice import Usage, build_slices, owner_of, plan
 from dra_driver.sim import assets
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.admission import STAND_INS
-from dra_driver.sim.apiserver.injection import Injector, at_moments
-from dra_driver.sim.controllers import ClaimController, GarbageCollector
-from dra_driver.sim.eviction import TaintEviction
+from dra_driver.sim.apiserver.http.injection import Injector, at_moments
+from dra_driver.sim.apiserver.writing.admission import STAND_INS
+from dra_driver.sim.controlplane.controllers import ClaimController, GarbageCollector
+from dra_driver.sim.controlplane.eviction import TaintEviction
+from dra_driver.sim.controlplane.node_lifecycle import NodeLifecycle
+from dra_driver.sim.controlplane.scheduler import Scheduler
 from dra_driver.sim.faults import FaultPlan, Kill, random_plan
 from dra_driver.sim.faults.plan import FullDisk
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
-from dra_driver.sim.node_lifecycle import NodeLifecycle
 from dra_driver.sim.profiles import write_profile
-from dra_driver.sim.scheduler import Scheduler
 from dra_driver.structured import (
     Allocated,
     AllocatedState,

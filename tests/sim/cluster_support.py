@@ -12,8 +12,8 @@ from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.errors import NotFound
-from dra_driver.sim import examples
 from dra_driver.sim.cluster import ClusterConfig, EmbeddedCluster, SimNode
+from dra_driver.sim.demo import examples
 from dra_driver.sim.kubelet import KubeletSettings
 from dra_driver.sim.objects import RUN_PODS, RunPod
 

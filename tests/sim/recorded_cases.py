@@ -21,10 +21,10 @@ from kubelet_fakes import FakePlugin, short_directory
 
 from dra_driver.kube import KubeApi
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.controllers import ClaimController, GarbageCollector
-from dra_driver.sim.eviction import TaintEviction
+from dra_driver.sim.controlplane.controllers import ClaimController, GarbageCollector
+from dra_driver.sim.controlplane.eviction import TaintEviction
+from dra_driver.sim.controlplane.scheduler import Scheduler
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
-from dra_driver.sim.scheduler import Scheduler
 
 DATA = Path(__file__).parent / "data" / "recorded_controllers.json.gz"
 DRIVER = "dra.api.example.com"

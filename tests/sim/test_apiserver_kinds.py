@@ -27,7 +27,7 @@ from apiserver_client import (
 from dra_driver.api import resource
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.status import StatusError
+from dra_driver.sim.apiserver.objects.status import StatusError
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 WIDGETS = "/apis/example.com/v1/namespaces/default/widgets"

@@ -21,9 +21,9 @@ from apiserver_client import (
     run,
 )
 
-from dra_driver.sim.apiserver.fields import struct_type
-from dra_driver.sim.apiserver.patches import json_patch, merge_patch, strategic_merge
-from dra_driver.sim.apiserver.status import StatusError
+from dra_driver.sim.apiserver.objects.fields import struct_type
+from dra_driver.sim.apiserver.objects.status import StatusError
+from dra_driver.sim.apiserver.writing.patches import json_patch, merge_patch, strategic_merge
 
 
 @pytest.mark.parametrize(

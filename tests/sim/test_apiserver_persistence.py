@@ -21,8 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim.apiserver import ApiServer, journal
-from dra_driver.sim.apiserver.journal import Journal, change_line
+from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.apiserver.storage import journal
+from dra_driver.sim.apiserver.storage.journal import Journal, change_line
 
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",

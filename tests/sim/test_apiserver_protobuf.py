@@ -9,9 +9,9 @@ from apiserver_client import CONFIG_MAPS, Client, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.sim.apiserver.fields import struct_type
-from dra_driver.sim.apiserver.protobuf import decode_protobuf
-from dra_driver.sim.apiserver.status import StatusError
+from dra_driver.sim.apiserver.objects.fields import struct_type
+from dra_driver.sim.apiserver.objects.protobuf import decode_protobuf
+from dra_driver.sim.apiserver.objects.status import StatusError
 
 
 def _varint(value: int) -> bytes:

@@ -86,7 +86,7 @@ def test_a_reader_that_falls_out_of_the_window_is_told() -> None:
             # Several changes in one step of the loop: the watch has had no chance to read.
             kind = client.server.registry.kinds.get("", "v1", "configmaps")
             assert kind is not None
-            from dra_driver.sim.apiserver.registry import Options
+            from dra_driver.sim.apiserver.writing.registry import Options
 
             for i in range(5):
                 client.server.registry.create(kind, "default", config_map(f"x{i}"), Options())

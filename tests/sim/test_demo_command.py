@@ -20,8 +20,8 @@ import yaml
 from dra_driver.cli.main import main
 from dra_driver.sim import assets
 from dra_driver.sim.cluster import ClusterConfig
-from dra_driver.sim.demo import Demo, DemoOptions
-from dra_driver.sim.demo_cluster import DEFAULT_NODES, demo_cluster
+from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
+from dra_driver.sim.demo.demo import Demo, DemoOptions
 
 EXAMPLES = assets.deploy_directory("examples")
 

@@ -13,10 +13,10 @@ from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import status
 from dra_driver.errors import ApiError
-from dra_driver.sim import examples
 from dra_driver.sim.assets import deploy_directory
 from dra_driver.sim.cluster import EmbeddedCluster
 from dra_driver.sim.cluster_config import NodeConfig
+from dra_driver.sim.demo import examples
 
 pytestmark = pytest.mark.sim
 

@@ -13,9 +13,11 @@ from dra_driver.api import codec
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import Device, DeviceRequestAllocationResult
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim import assets, example_checks, examples
+from dra_driver.sim import assets
 from dra_driver.sim.cdi_reader import ContainerView
-from dra_driver.sim.examples import AllocatedDevice, Example, Expectation, Outcome
+from dra_driver.sim.demo import checks as example_checks
+from dra_driver.sim.demo import examples
+from dra_driver.sim.demo.examples import AllocatedDevice, Example, Expectation, Outcome
 from dra_driver.sim.objects import RunPod
 
 

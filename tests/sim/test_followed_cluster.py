@@ -9,7 +9,7 @@ from support.fake_cluster import FakeCluster
 from dra_driver.api.core import NODES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import Informer
-from dra_driver.sim.followed import FollowedCluster
+from dra_driver.sim.controlplane.followed import FollowedCluster
 from dra_driver.structured import AllocatedState, Snapshot
 
 DRIVER = "gpu.example.com"

@@ -12,7 +12,7 @@ from apiserver_client import CLAIMS, PODS, Client, Raw, claim, pod
 
 from dra_driver.kube import KubeApi
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.controllers import GarbageCollector
+from dra_driver.sim.controlplane.controllers import GarbageCollector
 
 
 def run(directory: Path, scenario: Callable[[Client], Awaitable[None]]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod, Taint, Toleration
-from dra_driver.sim.node_filters import node_rejection, summary, tolerates
+from dra_driver.sim.controlplane.node_filters import node_rejection, summary, tolerates
 
 
 def node(**spec: Any) -> Node:

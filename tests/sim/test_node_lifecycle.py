@@ -12,7 +12,7 @@ from apiserver_client import PODS, Client, pod
 
 from dra_driver.kube import KubeApi
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.node_lifecycle import NodeLifecycle
+from dra_driver.sim.controlplane.node_lifecycle import NodeLifecycle
 
 NODE = "/api/v1/nodes/n1"
 

@@ -5,7 +5,7 @@ controllers: garbage collection, claims from templates, scheduling and pods' liv
 ``dra_driver.sim``.
 """
 
-from dra_driver.sim.apiserver.server import ApiServer
-from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.apiserver.http.server import ApiServer
+from dra_driver.sim.apiserver.storage.store import Store
 
 __all__ = ["ApiServer", "Store"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dra_driver.sim.apiserver import crds
-from dra_driver.sim.apiserver.kinds import Kind
-from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.objects import crds
+from dra_driver.sim.apiserver.objects.kinds import Kind
+from dra_driver.sim.apiserver.objects.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import claims, meta, slices, workloads
 from dra_driver.sim.apiserver.validation.meta import Surroundings
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dra_driver.sim.apiserver import formats
-from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.objects import formats
+from dra_driver.sim.apiserver.objects.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import devices
 from dra_driver.sim.apiserver.validation.meta import (
     Surroundings,

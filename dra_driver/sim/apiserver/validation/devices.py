@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dra_driver.sim.apiserver import formats
-from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.objects import formats
+from dra_driver.sim.apiserver.objects.status import Causes, Raw
 from dra_driver.sim.apiserver.validation.meta import check_formats, check_label_name
 
 __all__ = [

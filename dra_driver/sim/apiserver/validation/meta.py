@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from dra_driver.sim.apiserver import formats
-from dra_driver.sim.apiserver.kinds import Kind
-from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.objects import formats
+from dra_driver.sim.apiserver.objects.kinds import Kind
+from dra_driver.sim.apiserver.objects.status import Causes, Raw
 
 __all__ = [
     "Surroundings",

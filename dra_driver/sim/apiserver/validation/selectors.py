@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dra_driver.cel import MAX_EXPRESSION_LENGTH, validate_selector
-from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.objects.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import devices
 
 __all__ = ["check_selectors"]

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from dra_driver.api.quantity import Quantity
-from dra_driver.sim.apiserver import formats
-from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.objects import formats
+from dra_driver.sim.apiserver.objects.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import devices
 from dra_driver.sim.apiserver.validation.meta import (
     Surroundings,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dra_driver.sim.apiserver import formats
-from dra_driver.sim.apiserver.status import Causes, Raw
+from dra_driver.sim.apiserver.objects import formats
+from dra_driver.sim.apiserver.objects.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import devices
 from dra_driver.sim.apiserver.validation.meta import Surroundings, check_formats, check_label_name
 

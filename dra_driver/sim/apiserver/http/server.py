@@ -1,0 +1,255 @@
+"""The API server: HTTP around the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.sim.apiserver.http.handlers import Handlers
+from dra_driver.sim.apiserver.http.injection import Injector
+from dra_driver.sim.apiserver.objects.status import Raw, StatusError
+from dra_driver.sim.apiserver.storage.journal import Journal
+from dra_driver.sim.apiserver.storage.store import HISTORY, Key, Store
+from dra_driver.sim.apiserver.writing.options import Options
+from dra_driver.sim.apiserver.writing.registry import Registry
+from dra_driver.sim.apiserver.writing.webhooks import Services
+from dra_driver.sim.faults import FaultPlan
+
+__all__ = ["ApiServer"]
+
+_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+_BODY_LIMIT = 3 * 1024 * 1024  # as the real server's
+
+
+class ApiServer:
+    """An API server in this process.
+
+    Attributes:
+        store: its objects; tests may look, writers should use HTTP.
+        registry: the verbs without HTTP, for those who live in the same process.
+        url: where it listens; empty before ``start``.
+
+    Args:
+        token: bearer token that every request must carry; None lets everyone in.
+        tls: serve HTTPS with this context.
+        history: events kept per kind for watches and lists of the past.
+        clock: seconds since the epoch, for timestamps.
+        faults: what is to go wrong, from the start on.
+        services: ``NAMESPACE/NAME`` of a Service to the ``HOST:PORT`` behind it, for webhooks.
+        data: file that keeps the objects over restarts.
+        audit: called with every request when its head has arrived, before anything is done about it.
+
+    Raises:
+        ConfigurationError: the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        history: int = HISTORY,
+        clock: Callable[[], float] = time.time,
+        faults: FaultPlan | None = None,
+        services: Services | None = None,
+        data: Path | None = None,
+        audit: Callable[[web.BaseRequest], None] = lambda _: None,
+    ) -> None:
+        self._journal = Journal(data) if data is not None else None
+        self.store = Store(history, self._journal)
+        self._jumped = 0.0
+        self.registry = Registry(self.store, lambda: clock() + self._jumped + self._jumping())
+        self.url = ""
+        self._address = ("", 0)
+        self._token = token
+        self._tls = tls
+        self._audit = audit
+        self._handlers = Handlers(self.registry, token, services if services is not None else {})
+        self._runner: web.ServerRunner | None = None
+        self._faults = faults
+        self._disturbing: asyncio.Task[None] | None = None
+        self.registry.restore()
+        for name in _NAMESPACES:
+            self._install_one({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+    def set_pod_log(self, pod_log: Callable[[str, str, str], str]) -> None:
+        """Says where ``kubectl logs`` gets its text: from namespace, name and container of a pod."""
+        self._handlers.pod_log = pod_log
+
+    # --- faults ---
+
+    def set_faults(self, plan: FaultPlan | None, *, exempt: tuple[str, ...] = ()) -> Injector | None:
+        """Puts a plan in force from now on, in the place of an earlier one; None: all goes well again.
+
+        What the clock has jumped stays. Kills and full disks of other parts are not the server's.
+
+        Args:
+            plan: what is to go wrong.
+            exempt: beginnings of User-Agents that are left alone.
+
+        Raises:
+            ConfigurationError: the plan names resources that are not served.
+        """
+        made = Injector(plan, self.store, self._handlers.watches, exempt) if plan is not None else None
+        if made is not None:
+            made.check(self.registry.kinds)
+        self._jumped += self._jumping()
+        if self._disturbing is not None:
+            self._disturbing.cancel()
+            self._disturbing = None
+        self._handlers.injector = made
+        if made is not None:
+            self._disturbing = asyncio.get_running_loop().create_task(made.run(self._outage))
+        return made
+
+    def _jumping(self) -> float:
+        injector = self._handlers.injector
+        return injector.offset if injector is not None else 0.0
+
+    async def _outage(self, seconds: float | None) -> None:
+        """Goes away as if killed: connections are cut, nobody listens. Objects stay, as etcd keeps them."""
+        host, port = self._address
+        await self._close(cut=True)
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+            self._handlers.stopping = False
+            await self._listen(host, port)
+
+    # --- life ---
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listens; port 0 takes any free one.
+
+        Raises:
+            DraError: the address cannot be used.
+        """
+        await self._listen(host, port)
+        if self._faults is not None:
+            self.set_faults(self._faults)
+
+    async def _listen(self, host: str, port: int) -> None:
+        server = web.Server(
+            self._handle, request_factory=_request, access_log=None, handler_cancellation=True
+        )
+        runner = web.ServerRunner(server, shutdown_timeout=1.0)
+        await runner.setup()
+        site = web.TCPSite(runner, host, port, ssl_context=self._tls, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as e:
+            await runner.cleanup()
+            raise DraError(f"the API server cannot listen on {host}:{port}: {e.strerror or e}") from e
+        self._runner = runner
+        bound = runner.addresses[0]
+        self._address = (bound[0], bound[1])
+        self.url = f"{'https' if self._tls else 'http'}://{bound[0]}:{bound[1]}"
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._audit(request)
+        return await self._handlers.handle(request)
+
+    async def stop(self) -> None:
+        """Ends every watch and closes the connections."""
+        if self._disturbing is not None:
+            self._disturbing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._disturbing
+            self._disturbing = None
+        await self._close()
+        await self._handlers.webhooks.close()
+        if self._journal is not None:
+            self._journal.close()
+
+    async def _close(self, *, cut: bool = False) -> None:
+        self._handlers.stopping = True
+        for collection in self.store.collections():
+            collection.wake()
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        if cut and runner.server is not None:
+            for connection in runner.server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+        await runner.cleanup()
+
+    async def __aenter__(self) -> ApiServer:
+        if not self.url:
+            await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def kubeconfig(self) -> Raw:
+        """A kubeconfig as data."""
+        cluster: Raw = {"server": self.url}
+        if self._tls is not None:
+            cluster["insecure-skip-tls-verify"] = True
+        user: Raw = {"token": self._token} if self._token else {}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "sim", "cluster": cluster}],
+            "users": [{"name": "admin", "user": user}],
+            "contexts": [
+                {"name": "sim", "context": {"cluster": "sim", "user": "admin", "namespace": "default"}}
+            ],
+            "current-context": "sim",
+        }
+
+    def write_kubeconfig(self, path: Path) -> None:
+        """Writes a kubeconfig that only its owner can read, in one step.
+
+        Raises:
+            ConfigurationError: the file cannot be written.
+        """
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as f:
+                yaml.safe_dump(self.kubeconfig(), f, sort_keys=False)
+            temporary.replace(path)
+        except OSError as e:
+            temporary.unlink(missing_ok=True)
+            raise ConfigurationError(f"--kubeconfig {path}: cannot be written: {e.strerror or e}") from e
+
+    async def install(self, manifests: Iterable[Mapping[str, Any]]) -> None:
+        """Creates or replaces objects in this process; a namespace that is not named is ``default``.
+
+        Raises:
+            StatusError: the server refuses one of them.
+        """
+        for manifest in manifests:
+            self._install_one(manifest)
+
+    def _install_one(self, manifest: Mapping[str, Any]) -> None:
+        kind = self.registry.kinds.by_kind(str(manifest.get("apiVersion")), str(manifest.get("kind")))
+        if kind is None:
+            raise StatusError.bad_request(
+                f"no kind {manifest.get('kind')!r} in version {manifest.get('apiVersion')!r}"
+            )
+        metadata = manifest.get("metadata") or {}
+        namespace = (metadata.get("namespace") or "default") if kind.namespaced else ""
+        options = Options(manager="dra-driver-sim")
+        body = dict(manifest)
+        if self.registry.collection(kind).get(Key(namespace, str(metadata.get("name", "")))) is None:
+            self.registry.create(kind, namespace, body, options)
+        else:
+            self.registry.patch(kind, namespace, metadata["name"], "merge", body, options)
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    return web.BaseRequest(
+        message, payload, protocol, writer, task, protocol._loop, client_max_size=_BODY_LIMIT
+    )

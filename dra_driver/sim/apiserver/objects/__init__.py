@@ -1,0 +1,1 @@
+"""Kinds, fields and texts: objects as data."""

@@ -1,0 +1,1 @@
+"""Objects in memory and in a journal."""

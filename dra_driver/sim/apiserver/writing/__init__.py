@@ -1,0 +1,1 @@
+"""What happens to an object that is created, changed or deleted."""

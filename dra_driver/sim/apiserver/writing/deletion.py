@@ -1,0 +1,188 @@
+"""Deletion: graceful, held by finalizers, of namespaces and of definitions."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from dra_driver.sim.apiserver.objects.kinds import Kind
+from dra_driver.sim.apiserver.objects.status import Raw, StatusError, success
+from dra_driver.sim.apiserver.storage.store import Key, Stored
+from dra_driver.sim.apiserver.writing import strategy
+from dra_driver.sim.apiserver.writing.reviews import Reviews
+
+if TYPE_CHECKING:
+    from dra_driver.sim.apiserver.writing.registry import Registry
+
+__all__ = ["DeleteOptions", "call_later", "delete", "finish", "resume"]
+
+NAMESPACE_DELAY = 0.5
+"""Seconds before a deleted namespace is emptied: ``kubectl delete -f`` may name its content as well."""
+
+Later = Callable[[float, Callable[[], None]], None]
+
+
+def call_later(delay: float, work: Callable[[], None]) -> None:
+    """Runs ``work`` on the running loop after ``delay`` seconds; at once where no loop runs."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        work()
+    else:
+        loop.call_later(delay, work)
+
+
+@dataclass(slots=True)
+class DeleteOptions:
+    """``DeleteOptions``.
+
+    Attributes:
+        grace: seconds; None for the object's own.
+        uid: precondition.
+        version: precondition.
+        dry_run: answer only.
+        propagation: ``Foreground``, ``Orphan`` or ``Background``; empty counts as the last.
+        reviews: what webhooks say; None where none is installed.
+    """
+
+    grace: int | None = None
+    uid: str = ""
+    version: str = ""
+    dry_run: bool = False
+    propagation: str = ""
+    reviews: Reviews | None = None
+
+
+def delete(registry: Registry, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
+    """Marks the object, or removes it if nothing holds it. Gives what the server answers with.
+
+    Raises:
+        StatusError: 404, 409 (preconditions).
+    """
+    existing = registry.get(kind, namespace, name)
+    _check_preconditions(kind, existing.raw["metadata"], options)
+    metadata = dict(existing.raw["metadata"])
+    raw = {**existing.raw, "metadata": metadata}
+    if kind.kind == "Namespace" and not kind.group:
+        return _terminate_namespace(registry, kind, existing, raw, options)
+    _propagate(registry, kind, metadata, options.propagation)
+    period = strategy.grace_period(kind, raw, options.grace)
+    if "deletionTimestamp" in metadata:
+        period = _shorten(metadata, period or 0)
+    elif period is not None or metadata.get("finalizers"):
+        metadata["deletionTimestamp"] = registry.at(period or 0)
+        metadata["deletionGracePeriodSeconds"] = period or 0
+        if metadata.get("generation"):
+            metadata["generation"] += 1
+    if metadata.get("finalizers") or period:
+        if not options.dry_run and raw != existing.raw:
+            registry.collection(kind).put(existing.key, raw)
+        return raw
+    if not options.dry_run:
+        raw = finish(registry, kind, existing.key, raw)
+    if kind.answers_object:
+        return raw
+    return success(kind=kind.plural, group=kind.group, name=metadata["name"], uid=metadata["uid"])
+
+
+def _check_preconditions(kind: Kind, metadata: Raw, options: DeleteOptions) -> None:
+    for label, wanted, found in (
+        ("UID", options.uid, metadata["uid"]),
+        ("ResourceVersion", options.version, metadata["resourceVersion"]),
+    ):
+        if wanted and wanted != found:
+            why = f"Precondition failed: {label} in precondition: {wanted}, {label} in object meta: {found}"
+            raise StatusError.conflict(kind.plural, kind.group, metadata["name"], why)
+
+
+# What the garbage collector has to do first.
+_PROPAGATION = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}
+
+
+def _propagate(registry: Registry, kind: Kind, metadata: Raw, policy: str) -> None:
+    """Finalizers of the policy; only on kinds that a garbage collector looks after, which takes them off."""
+    if not policy or (kind.group, kind.plural) not in registry.collected:
+        return
+    kept = [f for f in metadata.get("finalizers") or [] if f not in _PROPAGATION.values()]
+    finalizers = [*kept, _PROPAGATION[policy]] if policy in _PROPAGATION else kept
+    if finalizers:
+        metadata["finalizers"] = finalizers
+    else:
+        metadata.pop("finalizers", None)
+
+
+def _shorten(metadata: Raw, period: int) -> int:
+    """A second deletion may only shorten the wait; gives what is left of it."""
+    current = int(metadata.get("deletionGracePeriodSeconds", 0))
+    if period >= current:
+        return current
+    moment = datetime.fromisoformat(metadata["deletionTimestamp"]) - timedelta(seconds=current - period)
+    metadata["deletionTimestamp"] = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata["deletionGracePeriodSeconds"] = period
+    return period
+
+
+def finish(registry: Registry, kind: Kind, key: Key, last: Raw | None = None) -> Raw:
+    """Removes an object that nothing holds any more, and what goes with it."""
+    removed = registry.collection(kind).remove(key, last)
+    if kind.kind == "CustomResourceDefinition":
+        _withdraw(registry, removed.raw)
+    if kind.namespaced:
+        _finish_namespace(registry, key.namespace)
+    return removed.raw
+
+
+def _withdraw(registry: Registry, raw: Raw) -> None:
+    group, plural = raw["spec"]["group"], raw["spec"]["names"]["plural"]
+    collection = registry.store.collection(group, plural)
+    for stored in collection.list():
+        collection.remove(stored.key)
+    registry.kinds.remove(group, plural)
+
+
+# --- namespaces: the little of the namespace controller that `kubectl delete namespace` waits for ---
+
+
+def _terminate_namespace(
+    registry: Registry, kind: Kind, existing: Stored, raw: Raw, options: DeleteOptions
+) -> Raw:
+    metadata = raw["metadata"]
+    if "deletionTimestamp" not in metadata:
+        metadata["deletionTimestamp"] = registry.now()
+        raw["status"] = {**(raw.get("status") or {}), "phase": "Terminating"}
+        if options.dry_run:
+            return raw
+        registry.collection(kind).put(existing.key, raw)
+        registry.later(NAMESPACE_DELAY, lambda: _empty_namespace(registry, existing.key.name))
+    return raw
+
+
+def resume(registry: Registry) -> None:
+    """Goes on with namespaces that were being deleted when an earlier server ended."""
+    for stored in registry.store.collection("", "namespaces").list():
+        if "deletionTimestamp" in stored.raw["metadata"]:
+            registry.later(NAMESPACE_DELAY, functools.partial(_empty_namespace, registry, stored.key.name))
+
+
+def _empty_namespace(registry: Registry, name: str) -> None:
+    for kind in registry.kinds:
+        collection = registry.collection(kind)
+        for stored in list(collection.list(name)):
+            if collection.get(stored.key) is not None:
+                delete(registry, kind, name, stored.key.name, DeleteOptions())
+    _finish_namespace(registry, name)
+
+
+def _finish_namespace(registry: Registry, name: str) -> None:
+    namespaces = registry.store.collection("", "namespaces")
+    found = namespaces.get(Key("", name))
+    if found is None or "deletionTimestamp" not in found.raw["metadata"]:
+        return
+    if not found.raw["metadata"].get("finalizers") and not any(
+        name in c.by_namespace for c in registry.store.collections()
+    ):
+        namespaces.remove(found.key)

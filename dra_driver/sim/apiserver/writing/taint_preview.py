@@ -1,0 +1,65 @@
+"""What a new DeviceTaintRule of effect ``None`` would do, as kube-controller-manager notes in its status.
+
+The only piece of that controller here: people make such rules to read this condition, nothing else depends on
+it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dra_driver.sim.apiserver.objects.status import Raw
+
+if TYPE_CHECKING:
+    from dra_driver.sim.apiserver.writing.registry import Registry
+
+__all__ = ["preview"]
+
+
+def preview(registry: Registry, rule: Raw) -> Raw:
+    """The rule with the condition ``EvictionInProgress``: counts of devices and pods that it selects now."""
+    selector: Raw | None = rule["spec"].get("deviceSelector")
+    published = allocated = 0
+    pods: set[tuple[str, str]] = set()
+    for stored in registry.store.collection("resource.k8s.io", "resourceslices").list():
+        spec = stored.raw["spec"]
+        for device in spec.get("devices") or []:
+            identity = {"driver": spec["driver"], "pool": spec["pool"]["name"], "device": device["name"]}
+            published += _selects(selector, identity)
+    for stored in registry.store.collection("resource.k8s.io", "resourceclaims").list():
+        status: Raw = stored.raw.get("status") or {}
+        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+        count = sum(_selects(selector, r) for r in results)
+        allocated += count
+        if count:
+            consumers = status.get("reservedFor") or []
+            pods.update((stored.key.namespace, c["uid"]) for c in consumers if c.get("resource") == "pods")
+    condition = {
+        "type": "EvictionInProgress",
+        "status": "False",
+        "observedGeneration": rule["metadata"]["generation"],
+        "lastTransitionTime": registry.now(),
+        "reason": "NoEffect",
+        "message": _text(published, allocated, len(pods), len({namespace for namespace, _ in pods})),
+    }
+    others = [c for c in (rule.get("status") or {}).get("conditions") or [] if c["type"] != condition["type"]]
+    return {**rule, "metadata": dict(rule["metadata"]), "status": {"conditions": [*others, condition]}}
+
+
+def _selects(selector: Raw | None, device: Raw) -> bool:
+    """An empty selector takes every device, no selector none."""
+    return selector is not None and all(
+        selector.get(k, device[k]) == device[k] for k in ("driver", "pool", "device")
+    )
+
+
+def _text(published: int, allocated: int, pods: int, namespaces: int) -> str:
+    def some(count: int, noun: str, several: str = "") -> str:
+        return f"1 {noun}" if count == 1 else f"{count} {several or noun + 's'}"
+
+    return (
+        f"{some(published, 'published device')} selected. {some(allocated, 'allocated device')} selected. "
+        f"{some(pods, 'pod')} would be evicted in {some(namespaces, 'namespace', 'different namespaces')} "
+        "if the effect was NoExecute. This information will not be updated again. "
+        "Recreate the DeviceTaintRule to trigger an update."
+    )

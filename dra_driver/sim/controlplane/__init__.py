@@ -1,0 +1,1 @@
+"""Stand-ins for kube-scheduler and the controllers that DRA leans on."""

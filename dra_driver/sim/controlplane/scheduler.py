@@ -1,0 +1,400 @@
+"""A stand-in for kube-scheduler: pods to nodes, claims to devices, as the recorded scheduler does.
+
+Allocates first-fit with our own allocator, honours taints (so a pool that our controller allocates is left
+alone), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
+one: when no node fits and one was ruled out by the allocation of a claim that nobody else uses. Extended
+resources of device classes get a claim. No priority, preemption, scores beyond "fewest pods", or volumes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import structlog
+
+from dra_driver import resourceclaim, structured
+from dra_driver.api import codec
+from dra_driver.api.core import NODES, PODS, Node, Pod
+from dra_driver.api.meta import ObjectKey, Resource
+from dra_driver.api.names import CLAIM_FINALIZER
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    AllocationResult,
+    DeviceClass,
+    ResourceClaim,
+)
+from dra_driver.errors import Conflict, DraError, Invalid, NotFound
+from dra_driver.kube import EventRecorder, Handler, Informer, SystemClock
+from dra_driver.kube.clock import rfc3339
+from dra_driver.ports import KubeClient
+from dra_driver.sim.controlplane import node_filters
+from dra_driver.sim.controlplane.extended_resources import ExtendedResources, owner_uids, served_by_classes
+from dra_driver.sim.controlplane.followed import FollowedCluster
+from dra_driver.sim.objects import MetaObject
+from dra_driver.structured.model.nodeselection import selector_matches
+
+__all__ = ["Scheduler"]
+
+log = structlog.get_logger(__name__)
+
+NOT_ON_NODE = "resourceclaim not available on the node"
+CANNOT_ALLOCATE = "cannot allocate all claims"
+LEFT_OVER = "cannot schedule extended resource claim"
+STILL = "still not schedulable"
+# Changes come in bursts (a slice, its siblings, the pods that waited): one round for all of them.
+DEBOUNCE = 0.01
+RETRY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Unschedulable:
+    message: str
+    reason: str = "Unschedulable"
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Where a pod goes, with what each of its claims gets; last, where there is one, the extended claim."""
+
+    node: str
+    allocations: tuple[AllocationResult, ...]
+    share: resourceclaim.Share | None = None
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one round knows and assumes: bindings and claims that the watches have not shown yet."""
+
+    nodes: Sequence[Node]
+    by_node: dict[str, list[Pod]] = field(default_factory=lambda: defaultdict(list))
+
+
+class Scheduler:
+    """Schedules the pods that name it.
+
+    Args:
+        api: the API server.
+        name: ``schedulerName`` of its pods; the default also takes those without one.
+        backoff: seconds before a pod that did not fit is looked at again, however much changes; doubles up to
+            ten times that. The real one begins with a second.
+    """
+
+    def __init__(self, api: KubeClient, *, name: str = "default-scheduler", backoff: float = 0.05) -> None:
+        self._api = api
+        self._name = name
+        self._backoff = backoff
+        self._not_before: dict[str, tuple[float, float]] = {}  # pod UID → monotonic time, last delay
+        self._pods = Informer(api, PODS)
+        self._claims = Informer(api, RESOURCE_CLAIMS, indices={"owner": owner_uids})
+        self._slices = Informer(api, RESOURCE_SLICES)
+        self._classes = Informer(api, DEVICE_CLASSES)
+        self._nodes = Informer(api, NODES)
+        self._extended = ExtendedResources(api, self._classes, self._claims)
+        self._recorder = EventRecorder(api, name, SystemClock())
+        self._dirty = asyncio.Event()
+        self._cluster = FollowedCluster(
+            slices=self._slices, classes=self._classes, nodes=self._nodes, claims=self._claims
+        )
+        self._bound: dict[str, str] = {}  # pod UID → node, until the watch shows it
+        self._said: dict[str, str] = {}  # pod UID → last condition written
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        informers: tuple[Informer[Any], ...] = (
+            self._pods,
+            self._claims,
+            self._slices,
+            self._classes,
+            self._nodes,
+        )
+        for informer in informers:
+            informer.add_handler(_on_any(self._dirty.set))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._recorder.run())
+            for informer in informers:
+                group.create_task(informer.run())
+            for informer in informers:
+                await informer.synced.wait()
+            while True:
+                await self._dirty.wait()
+                await asyncio.sleep(DEBOUNCE)
+                self._dirty.clear()
+                await self._round()
+
+    # --- one round ------------------------------------------------------------------------------------------
+
+    async def _round(self) -> None:
+        self._forget_what_is_seen()
+        this = _Round(sorted(self._nodes.items(), key=lambda n: n.metadata.name))
+        for pod in self._pods.items():
+            node = pod.spec.node_name or self._bound.get(pod.metadata.uid)
+            if node and pod.status.phase not in ("Succeeded", "Failed"):
+                this.by_node[node].append(pod)
+        waiting = sorted(
+            (p for p in self._pods.items() if self._is_waiting(p)),
+            key=lambda p: (p.metadata.creation_timestamp or "", p.key),
+        )
+        now = asyncio.get_running_loop().time()
+        for pod in waiting:
+            if now < self._not_before.get(pod.metadata.uid, (0.0, 0.0))[0]:
+                continue  # a timer will bring it back
+            try:
+                await self._schedule(this, pod)
+            except (Conflict, NotFound) as e:
+                log.debug("somebody was faster", pod=str(pod.key), error=str(e))
+                self._again()
+            except DraError as e:
+                log.warning("pod not scheduled, will be tried again", pod=str(pod.key), error=str(e))
+                self._again()
+
+    def _again(self) -> None:
+        asyncio.get_running_loop().call_later(RETRY, self._dirty.set)
+
+    def _is_waiting(self, pod: Pod) -> bool:
+        return (
+            not pod.spec.node_name
+            and pod.metadata.uid not in self._bound
+            and not pod.spec.scheduling_gates
+            and pod.metadata.deletion_timestamp is None
+            and pod.status.phase in ("", "Pending")
+            and pod.spec.scheduler_name in ("", self._name)
+        )
+
+    def _forget_what_is_seen(self) -> None:
+        self._cluster.forget_what_is_seen()
+        pods: dict[str, Pod] = {p.metadata.uid: p for p in self._pods.items()}
+        for uid in list(self._bound):
+            if uid not in pods or pods[uid].spec.node_name:
+                del self._bound[uid]
+        for gone in [u for u in self._said if u not in pods]:
+            del self._said[gone]
+            self._not_before.pop(gone, None)
+        self._extended.forget(pods)
+
+    # --- one pod --------------------------------------------------------------------------------------------
+
+    async def _schedule(self, this: _Round, pod: Pod) -> None:
+        claims: list[ResourceClaim] = []
+        for used in resourceclaim.pod_claims(pod):
+            if not used.entry:
+                continue  # ours, of an earlier attempt
+            claim = self._cluster.claim(used.key) if used.key is not None else None
+            if claim is None:
+                return  # kept out of the queue, without condition or event, until the claim is there
+            claims.append(claim)
+        decision = await self._decide(this, pod, claims)
+        if isinstance(decision, _Unschedulable):
+            await self._refuse(pod, decision)
+            return
+        try:
+            if decision.share is not None:
+                claims.append(await self._extended.create(pod, decision.share.requests))
+            for claim, allocation in zip(claims, decision.allocations, strict=True):
+                await self._reserve(pod, claim, allocation)
+        except Invalid as e:
+            text = f'running PreBind plugin "DynamicResources": {e}'
+            await self._refuse(pod, _Unschedulable(text, "SchedulerError"))
+            return
+        if decision.share is not None:
+            await self._extended.tell(pod, claims[-1], decision.share)
+        await self._bind(pod, decision.node)
+        this.by_node[decision.node].append(pod)
+
+    async def _decide(
+        self, this: _Round, pod: Pod, claims: Sequence[ResourceClaim]
+    ) -> _Placement | _Unschedulable:
+        wanted = self._extended.wanted(pod)
+        left_over = self._extended.left_over(pod) if wanted else None
+        problem = self._prefilter(claims)
+        if problem:
+            total = len(this.nodes)
+            return _Unschedulable(
+                f"0/{total} nodes are available: {problem}. no new claims to deallocate, preemption: "
+                f"0/{total} nodes are available: {total} Preemption is not helpful for scheduling."
+            )
+        reasons: dict[str, str] = {}
+        candidates: list[Node] = []
+        ruled_out_by: dict[ObjectKey, ResourceClaim] = {}
+        for node in this.nodes:
+            reason = node_filters.node_rejection(pod, node, this.by_node[node.metadata.name], wanted)
+            if left_over is not None and not reason:
+                reason = LEFT_OVER
+            elsewhere = () if reason else [c for c in claims if not _allows(c, node)]
+            ruled_out_by.update({c.key: c for c in elsewhere})
+            reason = reason or (NOT_ON_NODE if elsewhere else "")
+            if reason:
+                reasons[node.metadata.name] = reason
+            else:
+                candidates.append(node)
+        candidates.sort(key=lambda n: (len(this.by_node[n.metadata.name]), n.metadata.name))
+        chosen = self._allocate(pod, claims, wanted, candidates, reasons)
+        if chosen is not None:
+            return chosen
+        after = STILL
+        if left_over is not None:
+            await self._extended.delete(pod, left_over)
+            after = "deletion of ResourceClaim completed"
+        for claim in ruled_out_by.values():
+            if await self._deallocated(pod, claim):
+                after = "deallocation of ResourceClaim completed"
+                break
+        ordered = [reasons[n.metadata.name] for n in this.nodes]
+        return _Unschedulable(node_filters.summary(ordered, after))
+
+    def _prefilter(self, claims: Sequence[ResourceClaim]) -> str:
+        for claim in claims:
+            if claim.metadata.deletion_timestamp is not None:
+                return f'resourceclaim "{claim.metadata.name}" is being deleted'
+            for request in claim.spec.devices.requests or () if claim.status.allocation is None else ():
+                names = [s.device_class_name for s in request.first_available]
+                names += [request.exactly.device_class_name] if request.exactly is not None else []
+                for name in names:
+                    if self._classes.get_by_name(name) is None:
+                        return f"request {request.name}: device class {name} does not exist"
+        return ""
+
+    def _allocate(
+        self,
+        pod: Pod,
+        claims: Sequence[ResourceClaim],
+        wanted: Mapping[str, DeviceClass],
+        candidates: Sequence[Node],
+        reasons: dict[str, str],
+    ) -> _Placement | None:
+        """The first candidate where everything fits; fills in why the others do not."""
+        done = tuple(c.status.allocation for c in claims if c.status.allocation is not None)
+        snapshot = self._cluster.snapshot()
+        for node in candidates:
+            name = node.metadata.name
+            served = served_by_classes(wanted, node)
+            share = resourceclaim.shares(pod, served) if served else None
+            if share is None and len(done) == len(claims):
+                return _Placement(name, done)
+            special = [resourceclaim.extended_claim(pod, share.requests)] if share is not None else []
+            outcome = structured.allocate(
+                snapshot, (*claims, *special), strategy=structured.Strategy.FIRST_FIT, nodes=(name,)
+            )
+            if isinstance(outcome, structured.Allocated):
+                return _Placement(name, outcome.results, share)
+            reasons[name] = outcome.message if isinstance(outcome, structured.Failed) else CANNOT_ALLOCATE
+        return None
+
+    # --- writing --------------------------------------------------------------------------------------------
+
+    async def _reserve(self, pod: Pod, claim: ResourceClaim, allocation: AllocationResult) -> None:
+        if claim.status.allocation is None and CLAIM_FINALIZER not in (claim.metadata.finalizers or ()):
+            claim = await self._patch_claim(
+                claim, {"metadata": {"finalizers": [*(claim.metadata.finalizers or ()), CLAIM_FINALIZER]}}
+            )
+        status: dict[str, Any] = {}
+        if claim.status.allocation is None or claim.status.allocation.allocation_timestamp is None:
+            # Where somebody else allocated without a timestamp, the API server refuses this: as it is with
+            # the real scheduler.
+            status["allocation"] = _raw(allocation) | {"allocationTimestamp": rfc3339(time.time())}
+        if not resourceclaim.is_reserved_for(claim, pod.metadata.uid):
+            reserved = [*claim.status.reserved_for, resourceclaim.pod_reference(pod)]
+            status["reservedFor"] = _raw(reserved)
+        elif claim.status.allocation is not None:
+            return
+        try:
+            await self._patch_claim(claim, {"status": status}, "status")
+        except Invalid as e:
+            raise Invalid(
+                f"add reservation to claim {claim.key}: {e}", code=e.code, reason=e.reason, causes=e.causes
+            ) from e
+
+    async def _deallocated(self, pod: Pod, claim: ResourceClaim) -> bool:
+        """PostFilter: gives the claim back if nobody else holds it, whoever allocated it."""
+        if any(ref.uid != pod.metadata.uid for ref in claim.status.reserved_for):
+            return False
+        await self._patch_claim(
+            claim, {"status": {"allocation": None, "reservedFor": None, "devices": None}}, "status"
+        )
+        return True
+
+    async def _patch_claim(
+        self, claim: ResourceClaim, patch: Mapping[str, Any], subresource: str = ""
+    ) -> ResourceClaim:
+        metadata = {**patch.get("metadata", {}), "resourceVersion": claim.metadata.resource_version}
+        changed = await self._api.merge_patch(
+            RESOURCE_CLAIMS,
+            claim.metadata.name,
+            {**patch, "metadata": metadata},
+            claim.metadata.namespace,
+            subresource=subresource,
+        )
+        self._cluster.assume(changed)
+        return changed
+
+    async def _bind(self, pod: Pod, node: str) -> None:
+        binding: Resource[MetaObject] = Resource(
+            "", "v1", f"pods/{pod.metadata.name}/binding", "Binding", MetaObject, namespaced=True
+        )
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {
+                "name": pod.metadata.name,
+                "namespace": pod.metadata.namespace,
+                "uid": pod.metadata.uid,
+            },
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        await self._api.create(binding, body, pod.metadata.namespace)
+        self._bound[pod.metadata.uid] = node
+        self._said.pop(pod.metadata.uid, None)
+        message = f"Successfully assigned {pod.key} to {node}"
+        self._recorder.event(PODS, pod, "Normal", "Scheduled", message)
+
+    async def _refuse(self, pod: Pod, why: _Unschedulable) -> None:
+        uid = pod.metadata.uid
+        loop = asyncio.get_running_loop()
+        delay = min(self._not_before.get(uid, (0.0, self._backoff / 2))[1] * 2, self._backoff * 10)
+        self._not_before[uid] = (loop.time() + delay, delay)
+        loop.call_later(delay, self._dirty.set)
+        said = self._said.get(uid)
+        if said == why.message:
+            return
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": why.reason,
+            "message": why.message,
+            "lastTransitionTime": rfc3339(time.time()),
+        }
+        others = [dict(c) for c in pod.status.conditions if c.get("type") != "PodScheduled"]
+        await self._api.merge_patch(
+            PODS,
+            pod.metadata.name,
+            {"metadata": {"uid": uid}, "status": {"conditions": [*others, condition]}},
+            pod.metadata.namespace,
+            subresource="status",
+        )
+        self._said[uid] = why.message
+        if said is None:
+            # Later ones become a series of the first, whose text stays as it was.
+            self._recorder.event(PODS, pod, "Warning", "FailedScheduling", why.message)
+
+
+def _allows(claim: ResourceClaim, node: Node) -> bool:
+    allocation = claim.status.allocation
+    if allocation is None or allocation.node_selector is None:
+        return True
+    return selector_matches(allocation.node_selector, node)
+
+
+def _on_any(call: Any) -> Handler[Any]:
+    return Handler(added=lambda _: call(), updated=lambda _old, _new: call(), deleted=lambda _: call())
+
+
+def _raw(value: object) -> Any:
+    """Structs as plain data."""
+    return msgspec.json.decode(codec.encode(value))

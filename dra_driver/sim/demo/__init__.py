@@ -1,0 +1,1 @@
+"""The demo: the embedded cluster with the examples, shown and checked."""
