@@ -1,7 +1,7 @@
 """Decides, for one pod, what is to be done about its claims. Synchronous: a decision sees one state.
 
-``Decider`` reads the informers and the ledger and gives a ``Decision``; ``controller.allocate.loop`` carries it
-out. The claims of a pod are solved together, so that a pod never holds a part of what it needs.
+``Decider`` reads the informers and the ledger and gives a ``Decision``, which ``controller.allocate.loop``
+carries out. The claims of a pod are solved together, so that a pod never holds a part of what it needs.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from controller.allocate.ledger import Ledger
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim, ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
-from dra_driver.structured import PoolID
-from dra_driver.structured.matching import contested
+from dra_driver.structured import PoolID, contested
 
 __all__ = ["HELD_INDEX", "DoubleAllocations", "pools_held"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "e2e"))
 
 from local import binaries, cni_plugin, configuration, control, host, images, manifests, node_files
 from local.configuration import Node
@@ -26,7 +26,7 @@ from local.processes import NotUpError, Processes, tail
 if TYPE_CHECKING:
     from local.cluster import LocalCluster
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 NODE = Node(root=Path("/tmp/dra-e2e-x y"), name="dra-e2e-x")
 
 

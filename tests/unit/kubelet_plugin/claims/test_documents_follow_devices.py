@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
 from fake_kube import FakeKube
 from node_agent import DRIVER, NODE, add_claim, claim
+from paths import GOLDEN
 
 from dra_driver import cdi
 from dra_driver.api.meta import PoolName, Uid
@@ -455,13 +455,13 @@ def test_a_crash_or_an_error_at_any_effect_leaves_no_document_of_before(boot: st
 
 # --- what the version before has written --------------------------------------------------------------------
 
-GOLDEN = Path(__file__).with_name("golden_checkpoints") / "before_boots_in_records.json"
+BEFORE = GOLDEN / "checkpoints" / "before_boots_in_records.json"
 
 
 def older(boot: str) -> World:
     """A node on which the version before has prepared two GPUs, a share under MPS, and a partition."""
     world = World(*(_golden_device(i, i, OLD) for i in range(4)), _golden_partition(OLD))
-    world.disk.checkpoint = GOLDEN.read_bytes()
+    world.disk.checkpoint = BEFORE.read_bytes()
     for record in Checkpoint.decode(world.disk.checkpoint):
         assert record.spec is not None
         world.disk.specs[record.uid] = cdi.encode(record.spec)

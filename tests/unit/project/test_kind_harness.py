@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from paths import PROJECT
 
-SCRIPT = Path(__file__).parents[2] / "deploy" / "kind" / "kind.sh"
+SCRIPT = PROJECT / "deploy" / "kind" / "kind.sh"
 
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"

@@ -11,6 +11,7 @@ import hardware_support as hw
 import msgspec
 import pytest
 import yaml
+from paths import PROJECT
 
 from dra_driver import cel
 from dra_driver.api import codec
@@ -23,7 +24,7 @@ from dra_driver.discovery.generic import spec as generic_spec
 from dra_driver.discovery.simulated import fake_hardware
 from dra_driver.ports import DiscoveredDevice
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = PROJECT / "docs"
 ATTRIBUTES = (DOCS / "attributes.md").read_text()
 BACKENDS = (DOCS / "backends.md").read_text()
 OF_KIND = {"amdgpu": DEFAULT_DRIVER_NAME, "intel": DEFAULT_DRIVER_NAME, "rdma": RDMA_DRIVER_NAME}

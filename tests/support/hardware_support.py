@@ -7,14 +7,15 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import paths
 import pytest
 
 from dra_driver.discovery.simulated import fake_hardware, fake_spec
 from dra_driver.ports import DiscoveredDevice
 
-GOLDEN = Path(__file__).parent / "golden_hardware"
+GOLDEN = paths.GOLDEN / "hardware"
 # Recordings of real machines; they are not a part of this repository.
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus" / "hardware"
+CORPUS = paths.PROJECT.parent / "shared" / "corpus" / "hardware"
 
 GIB = 1 << 30
 MIB = 1 << 20

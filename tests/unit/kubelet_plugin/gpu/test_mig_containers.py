@@ -12,10 +12,11 @@ from typing import Any
 import nvml_stub_support as stub
 import pytest
 from nvidia_tools import Tools
+from paths import SUPPORT
 
 from dra_driver.sim import cdi_reader
 
-SCRIPT = Path(__file__).parent.parent / "support" / "nvml_node.py"
+SCRIPT = SUPPORT / "nvml_node.py"
 H100 = "GPU-11111111-0000-0000-0000-000000000000"
 GPU = "gpu-0000-07-00-0"
 BIG, SMALL = f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"

@@ -12,8 +12,9 @@ from typing import Any
 import nvml_stub_support as stub
 import pytest
 from nvidia_tools import Tools
+from paths import SUPPORT
 
-SCRIPT = Path(__file__).parent.parent / "support" / "nvml_node.py"
+SCRIPT = SUPPORT / "nvml_node.py"
 H100, L4 = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
 CUT, WHOLE = "gpu-0000-07-00-0", "gpu-0000-08-00-0"
 BIG, SMALL = f"{CUT}-mig-3g-40gb-4", f"{CUT}-mig-1g-10gb-0"

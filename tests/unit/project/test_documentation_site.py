@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from paths import PROJECT
 
-ROOT = Path(__file__).parents[2]
+ROOT = PROJECT
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import nvml_stub_support as stub
+from paths import SUPPORT
 
-SCRIPT = Path(__file__).parent.parent / "support" / "nvml_health_node.py"
+SCRIPT = SUPPORT / "nvml_health_node.py"
 GPU, OTHER = "gpu-0000-07-00-0", "gpu-0000-08-00-0"
 PARTS = [f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"]
 HEALTHY, UNHEALTHY = 1, 2

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from paths import GOLDEN
 
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.simulated.backend import SimulatedBackend, built_in_profiles
 from dra_driver.errors import ConfigurationError, DiscoveryError
 
-GOLDEN = Path(__file__).parent / "golden_discovery"
+PROFILES = GOLDEN / "discovery"
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -44,14 +45,14 @@ def describe(device: InventoryDevice) -> list[str]:
 def test_a_built_in_profile_is_as_recorded(profile: str) -> None:
     """UPDATE_GOLDEN=1 writes the files anew; read the difference before it is committed."""
     text = "\n".join(line for d in backend(profile).discover() for line in describe(d.device)) + "\n"
-    file = GOLDEN / f"{profile}.txt"
+    file = PROFILES / f"{profile}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(text)
     assert text == file.read_text()
 
 
 def test_every_profile_has_its_golden_file() -> None:
-    assert {f.stem for f in GOLDEN.glob("*.txt")} == set(built_in_profiles())
+    assert {f.stem for f in PROFILES.glob("*.txt")} == set(built_in_profiles())
     assert set(built_in_profiles()) >= {"dgx-a100-40", "dgx-a100-80", "dgx-h100", "l4x4", "t4x2", "mixed"}
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+
+from paths import PROJECT
 
 from dra_driver.wire import dra_v1_pb2, dra_v1beta1_pb2, health_v1alpha1_pb2, pluginregistration_pb2
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = PROJECT
 
 
 def test_services_have_the_names_the_kubelet_calls() -> None:
