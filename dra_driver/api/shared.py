@@ -8,19 +8,31 @@ the letter: quantities that are equal and written differently stay apart. What i
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
+from dra_driver.api.quantity import Quantity
 
 __all__ = ["shared", "shared_attributes", "shared_capacities"]
 
 _T = TypeVar("_T", bound=Hashable)
 
+
+class _Capacity(Protocol):
+    """What ``DeviceCapacity`` has."""
+
+    @property
+    def value(self) -> Quantity: ...
+
+    @property
+    def request_policy(self) -> object | None: ...
+
+
+_C = TypeVar("_C", bound=_Capacity)
+
 _MOST = 65_536
 
 _values: dict[Hashable, Hashable] = {}
-_capacities: dict[Hashable, Mapping[str, DeviceCapacity]] = {}
+_capacities: dict[Hashable, Mapping[str, object]] = {}
 
 
 def shared(value: _T) -> _T:
@@ -34,14 +46,14 @@ def shared(value: _T) -> _T:
     return known  # type: ignore[return-value] # of the type in the key
 
 
-def shared_attributes(attributes: Mapping[str, DeviceAttribute]) -> None:
+def shared_attributes(attributes: Mapping[str, _T]) -> None:
     """Replaces the values of a dict by equal ones that are shared. Other mappings are left alone."""
     if type(attributes) is dict:
         for name, value in attributes.items():
             attributes[name] = shared(value)
 
 
-def shared_capacities(capacities: Mapping[str, DeviceCapacity]) -> Mapping[str, DeviceCapacity]:
+def shared_capacities(capacities: Mapping[str, _C]) -> Mapping[str, _C]:
     """An equal mapping, the same one for all who ask; nobody may change it."""
     key: list[Hashable] = []
     for name, capacity in capacities.items():
@@ -54,4 +66,4 @@ def shared_capacities(capacities: Mapping[str, DeviceCapacity]) -> Mapping[str, 
         if len(_capacities) >= _MOST:
             _capacities.clear()
         known = _capacities[tuple(key)] = capacities
-    return known
+    return known  # type: ignore[return-value] # capacities of devices, and of nothing else

@@ -14,6 +14,7 @@ import yaml
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver.writing.admission import STAND_INS
 from dra_driver.sim.faults import FaultPlan
+from dra_driver.sim.faults import parse as parse_faults
 
 __all__ = ["deploy_directory", "own_manifests", "read_plan"]
 
@@ -61,8 +62,8 @@ def read_plan(given: str, flag: str) -> FaultPlan:
     except (OSError, ValueError):  # no name that a file could have
         is_file = False
     if not is_file:
-        return FaultPlan.parse(given, source=flag)
+        return parse_faults(given, source=flag)
     try:
-        return FaultPlan.parse(path.read_text(encoding="utf-8"), source=given)
+        return parse_faults(path.read_text(encoding="utf-8"), source=given)
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigurationError(f"{flag} {given}: cannot be read: {e}") from e

@@ -10,11 +10,11 @@ from apiserver_client import CONFIG_MAPS, PODS, Client, config_map, run
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.faults import FaultPlan
+from dra_driver.sim.faults import parse as parse_faults
 
 
 def disturbed(client: Client, text: str) -> None:
-    client.server.set_faults(FaultPlan.parse(text), exempt=("observer",))
+    client.server.set_faults(parse_faults(text), exempt=("observer",))
 
 
 def test_errors_strike_the_named_requests_as_often_as_said() -> None:
@@ -40,7 +40,7 @@ def test_chance_is_seeded() -> None:
 
         async with ApiServer() as server, aiohttp.ClientSession() as session:
             client = Client(server, session)
-            server.set_faults(FaultPlan.parse("error 500 50% on list", seed=seed))
+            server.set_faults(parse_faults("error 500 50% on list", seed=seed))
             for _ in range(30):
                 codes.append((await client.get(CONFIG_MAPS))[0])  # noqa: PERF401
         return codes

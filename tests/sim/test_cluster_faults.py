@@ -9,7 +9,7 @@ from cluster_support import TEMPLATE, apply, config, delete, gone, gpu_pod, no_c
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.cluster import EmbeddedCluster
-from dra_driver.sim.faults import FaultPlan
+from dra_driver.sim.faults import parse as parse_faults
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
@@ -43,7 +43,7 @@ async def a_pod_runs_and_goes(cluster: EmbeddedCluster) -> None:
 def test_a_pod_gets_its_device_whatever_happens() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         await apply(cluster, TEMPLATE, gpu_pod("p"))
-        cluster.inject(FaultPlan.parse(EVERYTHING))
+        cluster.inject(parse_faults(EVERYTHING))
         await asyncio.sleep(3.2)
         cluster.server.set_faults(None)
         await a_pod_runs_and_goes(cluster)
@@ -53,7 +53,7 @@ def test_a_pod_gets_its_device_whatever_happens() -> None:
 
 def test_a_full_disk_delays_a_pod_but_kills_nobody() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
-        cluster.inject(FaultPlan.parse("fulldisk node1 for 1500ms"))
+        cluster.inject(parse_faults("fulldisk node1 for 1500ms"))
         await asyncio.sleep(0.1)
         await apply(cluster, TEMPLATE, gpu_pod("p"))
         await asyncio.sleep(1.0)
@@ -71,7 +71,7 @@ def test_plans_for_what_is_not_there_are_refused() -> None:
             ("kill controller", "runs no controller"),
         ):
             with pytest.raises(ConfigurationError, match=says):
-                cluster.inject(FaultPlan.parse(text))
+                cluster.inject(parse_faults(text))
 
     async def main() -> None:
         async with EmbeddedCluster(config(run_controller=False)) as cluster:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dra_driver.cel.cost.sizes import (
     UNBOUNDED,
@@ -22,9 +22,6 @@ from dra_driver.cel.cost.sizes import (
 )
 from dra_driver.cel.syntax.ast import Call, Expr, Literal
 
-if TYPE_CHECKING:
-    from dra_driver.cel.cost.estimation import Estimator
-
 LIST_COST, MAP_COST, STRUCT_COST = 10, 30, 40
 PER_CHARACTER, PER_REGEX_CHARACTER = 0.1, 0.25
 INCLUDES_COST = 48
@@ -33,7 +30,29 @@ _FORMAT_REGEX, _FORMAT_NAME = 128, 64
 
 
 Found = tuple[int, Size | None]
-Rule = Callable[["Estimator", Call, str], Found | None]
+
+
+class Estimator(Protocol):
+    """What rules ask of the estimation that applies them."""
+
+    def path(self, e: Expr) -> tuple[str, ...]:
+        """Return where in the device a value is from; empty where it is not from there."""
+        ...
+
+    def size(self, e: Expr) -> Size | None:
+        """Return the size of a value, as far as it is known."""
+        ...
+
+    def size_or_unknown(self, e: Expr) -> Size:
+        """Return the size of a value."""
+        ...
+
+    def regex(self, text: Expr, pattern: Expr) -> int:
+        """Return what matching costs."""
+        ...
+
+
+Rule = Callable[[Estimator, Call, str], Found | None]
 
 
 def target_of(e: Call) -> Expr:

@@ -30,8 +30,17 @@ class _Wrong(Exception):
     """What is wrong with a statement; the caller adds where."""
 
 
-def parse(text: str, *, seed: int, source: str) -> FaultPlan:
-    """See ``FaultPlan.parse``."""
+def parse(text: str, *, seed: int = 0, source: str = "faults") -> FaultPlan:
+    """Read the language.
+
+    Args:
+        text: statements, one per line or separated by ``;``; ``#`` begins a comment.
+        seed: where the text has no statement ``seed N``.
+        source: for errors: a file name, a flag.
+
+    Raises:
+        ConfigurationError: names the line, what was found and what is allowed.
+    """
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), start=1):
         for statement in line.partition("#")[0].split(";"):

@@ -1,7 +1,7 @@
 """The faults as values.
 
 A plan's time starts at zero when it is put in force. ``str`` of everything here is the language that
-``FaultPlan.parse`` reads.
+``parse`` reads.
 """
 
 from __future__ import annotations
@@ -281,22 +281,6 @@ class FaultPlan:
 
     faults: Sequence[Fault] = field(default_factory=tuple)
     seed: int = 0
-
-    @classmethod
-    def parse(cls, text: str, *, seed: int = 0, source: str = "faults") -> FaultPlan:
-        """Reads the language.
-
-        Args:
-            text: statements, one per line or separated by ``;``; ``#`` begins a comment.
-            seed: where the text has no statement ``seed N``.
-            source: for errors: a file name, a flag.
-
-        Raises:
-            ConfigurationError: names the line, what was found and what is allowed.
-        """
-        from dra_driver.sim.faults.language import parse
-
-        return parse(text, seed=seed, source=source)
 
     def for_cluster(self) -> tuple[Fault, ...]:
         """What an API server alone cannot do: kill processes other than itself, fill disks."""

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim.faults import FaultPlan, Kill, Latency, Target, Timing, Traffic, random_plan
+from dra_driver.sim.faults import Kill, Latency, Target, Timing, Traffic, random_plan
+from dra_driver.sim.faults import parse as parse_faults
 
 EVERYTHING = """\
 seed 7
@@ -26,7 +27,7 @@ fulldisk node1 at 1s for 2s"""
 
 
 def test_a_plan_is_its_text() -> None:
-    plan = FaultPlan.parse(EVERYTHING)
+    plan = parse_faults(EVERYTHING)
     assert str(plan) == EVERYTHING
     assert plan.seed == 7
     assert plan.faults[0] == Latency(
@@ -38,7 +39,7 @@ def test_a_plan_is_its_text() -> None:
 
 
 def test_statements_are_separated_by_lines_or_semicolons_and_comments_are_ignored() -> None:
-    plan = FaultPlan.parse("drop watches at 1s; kill controller at 2s for 1m # soon\n\n# nothing\n", seed=3)
+    plan = parse_faults("drop watches at 1s; kill controller at 2s for 1m # soon\n\n# nothing\n", seed=3)
     assert plan.faults[1] == Kill(Target("controller"), Timing(at=2, duration=60))
     assert plan.seed == 3
 
@@ -80,7 +81,7 @@ def test_statements_are_separated_by_lines_or_semicolons_and_comments_are_ignore
 )
 def test_what_is_not_understood_is_refused_with_its_place(text: str, says: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        FaultPlan.parse(f"drop watches\n{text}", source="--faults")
+        parse_faults(f"drop watches\n{text}", source="--faults")
     assert "--faults, line 2, in " in str(caught.value)
     assert says in str(caught.value)
 
@@ -96,7 +97,7 @@ def test_repeated_faults_come_and_go() -> None:
 
 
 def test_what_needs_a_cluster_is_told_apart() -> None:
-    plan = FaultPlan.parse(EVERYTHING)
+    plan = parse_faults(EVERYTHING)
     assert [str(f).split()[0] for f in plan.for_cluster()] == ["kill", "fulldisk"]
     assert len(plan.for_server().faults) == len(plan.faults) - 2
 
@@ -105,7 +106,7 @@ def test_random_plans_repeat_end_and_can_be_written_down() -> None:
     for seed in range(200):
         plan = random_plan(seed, seconds=4, nodes=("node1",), processes=True, agents=("dra-driver",))
         assert plan == random_plan(seed, seconds=4, nodes=("node1",), processes=True, agents=("dra-driver",))
-        assert FaultPlan.parse(str(plan)) == plan
+        assert parse_faults(str(plan)) == plan
         for fault in plan.faults:
             assert not fault.timing.active(4.5) or fault.timing.duration is None
             assert list(itertools.islice(fault.timing.moments(), 100))[-1] <= 4.2

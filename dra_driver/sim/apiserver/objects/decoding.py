@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from dra_driver.sim.apiserver.objects import versions
 from dra_driver.sim.apiserver.objects.fields import Context, WrongType
 from dra_driver.sim.apiserver.objects.kinds import Kind
 from dra_driver.sim.apiserver.objects.status import Cause, Raw, StatusError
-from dra_driver.sim.apiserver.writing.options import Options
 
 __all__ = [
     "Complaint",
@@ -25,8 +24,22 @@ __all__ = [
 Complaint = Callable[[str], StatusError]
 
 
+class DecodingOptions(Protocol):
+    """What decoding asks of the options of a write, and adds to them.
+
+    Attributes:
+        validation: ``Ignore``, ``Warn`` or ``Strict``.
+        duplicates: paths of duplicate keys that the decoder of the body has found.
+        warnings: texts for the ``Warning`` header.
+    """
+
+    validation: str
+    duplicates: list[str]
+    warnings: list[str]
+
+
 def decode(
-    kind: Kind, stored: Kind, body: object, options: Options, complain: Complaint, now: str
+    kind: Kind, stored: Kind, body: object, options: DecodingOptions, complain: Complaint, now: str
 ) -> tuple[Raw, Context]:
     """The object that ``body`` is, with defaults; reports unknown fields as ``fieldValidation`` says.
 
@@ -68,7 +81,7 @@ def decode(
     return raw, context
 
 
-def _drop_duplicate_owners(metadata: Raw, options: Options) -> None:
+def _drop_duplicate_owners(metadata: Raw, options: DecodingOptions) -> None:
     owners: list[Raw] = metadata.get("ownerReferences") or []
     kept: list[Raw] = []
     for owner in owners:

@@ -7,23 +7,18 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from dra_driver.sim.apiserver.objects.kinds import Kind
 from dra_driver.sim.apiserver.objects.status import Raw, StatusError, success
 from dra_driver.sim.apiserver.storage.store import Key, Stored
 from dra_driver.sim.apiserver.writing import strategy
 from dra_driver.sim.apiserver.writing.reviews import Reviews
-
-if TYPE_CHECKING:
-    from dra_driver.sim.apiserver.writing.registry import Registry
+from dra_driver.sim.apiserver.writing.server_state import ServerState
 
 __all__ = ["DeleteOptions", "call_later", "delete", "finish", "resume"]
 
 NAMESPACE_DELAY = 0.5
 """Seconds before a deleted namespace is emptied: ``kubectl delete -f`` may name its content as well."""
-
-Later = Callable[[float, Callable[[], None]], None]
 
 
 def call_later(delay: float, work: Callable[[], None]) -> None:
@@ -57,7 +52,7 @@ class DeleteOptions:
     reviews: Reviews | None = None
 
 
-def delete(registry: Registry, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
+def delete(registry: ServerState, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
     """Marks the object, or removes it if nothing holds it. Gives what the server answers with.
 
     Raises:
@@ -103,7 +98,7 @@ def _check_preconditions(kind: Kind, metadata: Raw, options: DeleteOptions) -> N
 _PROPAGATION = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}
 
 
-def _propagate(registry: Registry, kind: Kind, metadata: Raw, policy: str) -> None:
+def _propagate(registry: ServerState, kind: Kind, metadata: Raw, policy: str) -> None:
     """Finalizers of the policy; only on kinds that a garbage collector looks after, which takes them off."""
     if not policy or (kind.group, kind.plural) not in registry.collected:
         return
@@ -126,7 +121,7 @@ def _shorten(metadata: Raw, period: int) -> int:
     return period
 
 
-def finish(registry: Registry, kind: Kind, key: Key, last: Raw | None = None) -> Raw:
+def finish(registry: ServerState, kind: Kind, key: Key, last: Raw | None = None) -> Raw:
     """Removes an object that nothing holds any more, and what goes with it."""
     removed = registry.collection(kind).remove(key, last)
     if kind.kind == "CustomResourceDefinition":
@@ -136,7 +131,7 @@ def finish(registry: Registry, kind: Kind, key: Key, last: Raw | None = None) ->
     return removed.raw
 
 
-def _withdraw(registry: Registry, raw: Raw) -> None:
+def _withdraw(registry: ServerState, raw: Raw) -> None:
     group, plural = raw["spec"]["group"], raw["spec"]["names"]["plural"]
     collection = registry.store.collection(group, plural)
     for stored in collection.list():
@@ -148,7 +143,7 @@ def _withdraw(registry: Registry, raw: Raw) -> None:
 
 
 def _terminate_namespace(
-    registry: Registry, kind: Kind, existing: Stored, raw: Raw, options: DeleteOptions
+    registry: ServerState, kind: Kind, existing: Stored, raw: Raw, options: DeleteOptions
 ) -> Raw:
     metadata = raw["metadata"]
     if "deletionTimestamp" not in metadata:
@@ -161,14 +156,14 @@ def _terminate_namespace(
     return raw
 
 
-def resume(registry: Registry) -> None:
+def resume(registry: ServerState) -> None:
     """Goes on with namespaces that were being deleted when an earlier server ended."""
     for stored in registry.store.collection("", "namespaces").list():
         if "deletionTimestamp" in stored.raw["metadata"]:
             registry.later(NAMESPACE_DELAY, functools.partial(_empty_namespace, registry, stored.key.name))
 
 
-def _empty_namespace(registry: Registry, name: str) -> None:
+def _empty_namespace(registry: ServerState, name: str) -> None:
     for kind in registry.kinds:
         collection = registry.collection(kind)
         for stored in list(collection.list(name)):
@@ -177,7 +172,7 @@ def _empty_namespace(registry: Registry, name: str) -> None:
     _finish_namespace(registry, name)
 
 
-def _finish_namespace(registry: Registry, name: str) -> None:
+def _finish_namespace(registry: ServerState, name: str) -> None:
     namespaces = registry.store.collection("", "namespaces")
     found = namespaces.get(Key("", name))
     if found is None or "deletionTimestamp" not in found.raw["metadata"]:

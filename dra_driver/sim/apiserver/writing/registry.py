@@ -21,6 +21,7 @@ from dra_driver.sim.apiserver.writing import admission, deletion, managed, patch
 from dra_driver.sim.apiserver.writing.deletion import DeleteOptions
 from dra_driver.sim.apiserver.writing.options import Options
 from dra_driver.sim.apiserver.writing.reviews import Review
+from dra_driver.sim.apiserver.writing.server_state import Later
 
 __all__ = ["DeleteOptions", "Options", "Registry", "timestamp"]
 
@@ -48,7 +49,7 @@ class Registry:
         self.store = store
         self.clock = clock
         self.kinds = Kinds()
-        self.later: deletion.Later = deletion.call_later
+        self.later: Later = deletion.call_later
         self.collected: frozenset[tuple[str, str]] = frozenset()
 
     def restore(self) -> None:

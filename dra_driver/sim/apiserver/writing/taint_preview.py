@@ -6,17 +6,13 @@ it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dra_driver.sim.apiserver.objects.status import Raw
-
-if TYPE_CHECKING:
-    from dra_driver.sim.apiserver.writing.registry import Registry
+from dra_driver.sim.apiserver.writing.server_state import ServerState
 
 __all__ = ["preview"]
 
 
-def preview(registry: Registry, rule: Raw) -> Raw:
+def preview(registry: ServerState, rule: Raw) -> Raw:
     """The rule with the condition ``EvictionInProgress``: counts of devices and pods that it selects now."""
     selector: Raw | None = rule["spec"].get("deviceSelector")
     published = allocated = 0
