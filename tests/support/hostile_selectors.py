@@ -91,6 +91,7 @@ HOSTILE = {
     "patterns that are refused": each(90000, '"a".matches("(\\\\pL{60}){9}" + string(x)) || true'),
     "patterns that are no patterns": each(90000, '"a".matches("(" + string(x)) || true'),
     "a pattern on a long text": long(1000, 1000) + '.matches("(a?){500}a{500}b")',
+    "costs that are negative": each(90000, "[1, 2, 3].flatten(-9000) == [] || lists.range(99) != []"),
     "quantities of zeros": each(9000, f'isQuantity({letters(1000, "0")} + string(x) + "x") || true'),
     "long texts in a list": f'cel.bind(p, {long(1000, 1000)} + "a", cel.bind(q, {long(1000, 1000)} + "b", '
     "cel.bind(l, lists.range(20000).map(x, p), q in l || true)))",

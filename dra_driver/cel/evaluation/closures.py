@@ -134,7 +134,7 @@ def attempt(closure: Closure, f: Value) -> Value:
     except CelPanic:
         raise
     except CelRuntimeError as e:
-        return e
+        return e.with_traceback(None)
 
 
 def bind(slot: int, value: Closure, result: Closure) -> Closure:
@@ -322,7 +322,8 @@ def two_terms(a: Closure, b: Closure, decisive: bool) -> Closure:
         except CelPanic:
             raise
         except CelRuntimeError as e:
-            error = e
+            # With its traceback it would hold this frame, and live until the next garbage collection.
+            error = e.with_traceback(None)
         if left is decisive:
             return decisive
         # Outside the handler: a failure of b must not drag that of a along, fold by fold.
@@ -349,7 +350,7 @@ def many_terms(terms: tuple[Closure, ...], decisive: bool) -> Closure:
             except CelPanic:
                 raise
             except CelRuntimeError as e:
-                error = error or e
+                error = error or e.with_traceback(None)
                 continue
             if value is decisive:
                 return decisive
@@ -449,7 +450,7 @@ def quantifier(items: Items, test: Closure, decisive: bool, stop: int) -> Closur
             except CelPanic:
                 raise
             except CelRuntimeError as e:
-                error = error or e
+                error = error or e.with_traceback(None)
                 continue
             if value is decisive:
                 if stop and next(rest, UNFOLDED) is not UNFOLDED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import tracemalloc
 
@@ -101,6 +102,41 @@ def test_a_limit_says_what_was_asked_and_what_is_allowed() -> None:
         r"an evaluation may make 16000000 bytes in all, \d+ are left",
         str(outcome.value),
     )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "lists.range(dyn('x')).size() > 0",
+        "[1].slice(dyn('a'), 1) == []",
+        "[1].flatten(dyn('a')) == []",
+        "dyn('abc').join() == ''",
+        "['a'].join(dyn(1)) == ''",
+        "'a'.matches(dyn(1))",
+        "dyn(1).matches('a')",
+        "'a'.findAll(dyn(1)).size() == 1",
+        "'a'.findAll('a', dyn('b')).size() == 1",
+        "dyn(1).find('a') == ''",
+        "'a'.replace(dyn(1), 'b') == ''",
+        "'a'.split(',', dyn('b')) == []",
+        "dyn(1).contains('a')",
+        "'%s'.format(dyn(1)) == ''",
+        "sets.contains(dyn(1), [1])",
+        "dyn('b').sort() == []",
+        "dyn(1) + dyn('a') == dyn(1)",
+        "dyn(1) < dyn('a')",
+        "dyn('x').add(1).isGreaterThan(quantity('1'))",
+        "quantity(dyn(1)).isInteger()",
+        "dyn(1).lastIndexOf('a') == 0",
+        "timestamp(0).getHours(dyn(1)) == 1",
+        "url(dyn(1)).getQuery() == {}",
+    ],
+)
+def test_a_value_of_a_wrong_type_is_an_error_that_is_absorbed(wrong: str) -> None:
+    # The list makes the evaluation count.
+    assert cel.compile_selector(f"[device.driver] != [] && ({wrong} || true)").matches(a_view())
+    with pytest.raises(cel.CelRuntimeError, match="no such overload"):
+        cel.compile_selector(f"[device.driver] != [] && {wrong}").matches(a_view())
 
 
 def test_nothing_absorbs_a_limit() -> None:
@@ -251,6 +287,28 @@ def test_what_people_write_is_not_counted_one_step_at_a_time() -> None:
 
 
 # --- what is kept -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "1 / 0 > x || true",
+        "1 / 0 > x || 1 / 0 > x || true",
+        "[x].exists(y, 1 / 0 > y) || true",
+        "cel.bind(a, 1 / 0, true || a > x)",
+        'device.attributes["x"].y == x || true',
+    ],
+)
+def test_failures_leave_nothing_to_the_garbage_collector(test: str) -> None:
+    # A failure that is kept with its traceback holds the frame that keeps it.
+    selector = cel.compile_selector(each(1000, test))
+    gc.collect()
+    gc.disable()
+    try:
+        assert selector.matches(a_view())
+        assert gc.collect() < 100
+    finally:
+        gc.enable()
 
 
 def test_long_versions_are_not_kept() -> None:
