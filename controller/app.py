@@ -160,7 +160,7 @@ class _Parts:
             clock,
             informers.inventories,
             tolerators,
-            ledger=lambda: allocator.ledger,
+            assume_cache=lambda: allocator.assume_cache,
             changed=pool_changed,
         )
         frozen = FrozenPools(pool_changed)
@@ -174,7 +174,7 @@ class _Parts:
             nodes=informers.nodes,
             policies=policies,
             handover=handover,
-            taken=lambda pool: allocator.ledger.allocated().pool(pool),
+            taken=lambda pool: allocator.assume_cache.allocated().pool(pool),
             frozen=frozen,
             device_plugins=DevicePlugins(
                 informers.classes,
@@ -202,7 +202,7 @@ class _Parts:
         )
         doubles = DoubleAllocations(
             config.drivers,
-            allocator.ledger,
+            allocator.assume_cache,
             recorder,
             claims=informers.claims,
             slices_of=lambda pool: informers.slices.by_index(POOL_INDEX, pool),

@@ -152,7 +152,7 @@ class Plugin:
             elsewhere=lambda: elsewhere(self._engine.claims),
             passthrough=configuration.passthrough,
         )
-        self._turn = StateLock(configuration.state / "state.lock")
+        self._node_lock = StateLock(configuration.state / "state.lock")
         self._instances = Instances(configuration.state, configuration.instance, clock)
         self._engine = Engine(
             driver=configuration.driver_name,
@@ -163,7 +163,7 @@ class Plugin:
             devices=lambda: self._table.for_prepare,
             hardware=self._setup.hardware,
             timing=timing,
-            turn=self._turn,
+            node_lock=self._node_lock,
             boot_id=boot_id,
             metadata=MetadataDirectory(configuration.metadata_dir, self._io),
             metadata_directory=str(configuration.metadata_dir) if configuration.device_metadata else "",
@@ -283,7 +283,7 @@ class Plugin:
         except BaseExceptionGroup as e:
             raise _first(e) from e
         finally:
-            self._turn.close()
+            self._node_lock.close()
             self._setup.close()
             self._discovery.submit(self._table.close)
             self._discovery.shutdown(wait=False)

@@ -1,7 +1,7 @@
 """Decides, for one pod, what is to be done about its claims. Synchronous: a decision sees one state.
 
-``Decider`` reads the informers and the ledger and gives a ``Decision``, which ``controller.allocate.loop``
-carries out. The claims of a pod are solved together, so that a pod never holds a part of what it needs.
+``Decider`` reads the informers and the assume cache and gives a ``Decision``; ``controller.allocate.loop``
+carries it out. The claims of a pod are solved together, so that a pod never holds a part of what it needs.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from controller.allocate.interest import ClaimInterest, Interest, is_our_taint
-from controller.allocate.ledger import Ledger, node_of
+from controller.allocate.assume_cache import AssumeCache, node_of
+from controller.allocate.cluster_state import ClusterState
+from controller.allocate.ownership import ClaimOwnership, OwnedClaim, is_our_taint
 from controller.allocate.placement import NodeUsage, Placements
-from controller.allocate.world import World
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, Uid
@@ -34,8 +34,8 @@ from dra_driver.structured import (
     Outcome,
     PersistentMap,
     PoolID,
+    PoolPolicies,
     PoolPolicy,
-    PoolRules,
     allocate,
 )
 
@@ -109,7 +109,7 @@ class Decider:
     def __init__(
         self,
         drivers: Collection[DriverName],
-        ledger: Ledger,
+        assume_cache: AssumeCache,
         usage: NodeUsage,
         *,
         slices: Informer[ResourceSlice],
@@ -124,7 +124,7 @@ class Decider:
 
         Args:
             drivers: whose pools may be ours.
-            ledger: what is taken.
+            assume_cache: what is taken.
             usage: what pods take of nodes.
             slices: all drivers.
             classes: all.
@@ -137,9 +137,9 @@ class Decider:
         self._drivers = frozenset(drivers)
         self._blocked = blocked
         self._rule = rule
-        self._ledger = ledger
+        self._assume_cache = assume_cache
         self._placements = Placements(nodes, usage)
-        self._world = World(
+        self._cluster = ClusterState(
             drivers,
             slices=slices,
             classes=classes,
@@ -148,25 +148,25 @@ class Decider:
             taint_rules=taint_rules,
         )
         # Our pools with their rules; every pool with its rule; those for which both are to be asked anew.
-        self._ours: PoolRules = PersistentMap()
-        self._every: PoolRules = PersistentMap()
+        self._ours: PoolPolicies = PersistentMap()
+        self._every: PoolPolicies = PersistentMap()
         self._stale: set[PoolID] = set()
 
     def forget_pool(self, pool: PoolID) -> None:
         """Another answer of ``blocked`` or ``rule`` is due."""
         self._stale.add(pool)
 
-    def _current(self) -> World:
-        world = self._world
-        self._stale |= world.refresh()
+    def _current(self) -> ClusterState:
+        cluster = self._cluster
+        self._stale |= cluster.refresh()
         if self._stale:
             # Maps that come from one another: the allocator looks at the pools that differ, and no others.
-            known = {p: self._rule(p) for p in self._stale if p in world.pools}
-            ours = {p: rule for p, rule in known.items() if p in world.own and not self._blocked(p)}
+            known = {p: self._rule(p) for p in self._stale if p in cluster.pools}
+            ours = {p: rule for p, rule in known.items() if p in cluster.own and not self._blocked(p)}
             self._every = _changed(self._every, known, self._stale)
             self._ours = _changed(self._ours, ours, self._stale)
             self._stale = set()
-        return world
+        return cluster
 
     def is_ours(self, allocation: AllocationResult) -> bool:
         """Whether every device of an allocation is from a pool of ours."""
@@ -175,9 +175,9 @@ class Decider:
 
     def is_left_to_scheduler(self, allocation: AllocationResult) -> bool:
         """Whether every device is of our drivers, in a pool that kube-scheduler has, and that is there."""
-        world = self._current()
+        cluster = self._current()
         pools = {PoolID(r.driver, r.pool) for r in allocation.devices.results}
-        return all(p.driver in self._drivers and p in world.pools and p not in world.own for p in pools)
+        return all(p.driver in self._drivers and p in cluster.pools and p not in cluster.own for p in pools)
 
     def nodes_by_label(self, label: str) -> dict[str, set[str]]:
         """The nodes that have a label, by its value."""
@@ -201,7 +201,7 @@ class Decider:
         Args:
             pod: the pod.
             avoid: nodes that are left out.
-            assumed: claims as they will be when other pods of its group are allocated; in the ledger, too.
+            assumed: claims as they will be when other pods of its group are allocated; assumed already.
             within: only these nodes.
             budget: what the decision may cost, together with others that share it; if None, ``Budget()``.
         """
@@ -214,24 +214,24 @@ class Decider:
         if not pending:
             nodes = (node_of(c.status.allocation) for c in claims if c.status.allocation is not None)
             return Proceed(next((n for n in nodes if n is not None), None))
-        interests = [self._current().interest.claim(c) for c in pending]
-        problem = _first_problem(interests)
-        ours = [c for c, i in zip(pending, interests, strict=True) if i.interest is Interest.OURS]
-        if all(i.interest is Interest.THEIRS for i in interests):
+        owned = [self._current().ownership.claim(c) for c in pending]
+        problem = _first_problem(owned)
+        ours = [c for c, i in zip(pending, owned, strict=True) if i.ownership is ClaimOwnership.OURS]
+        if all(i.ownership is ClaimOwnership.KUBE_SCHEDULER for i in owned):
             return Proceed(theirs=True)
         if not ours and not problem:
             # The rest is kube-scheduler's, but it must not see the pod before another controller is done.
             return Wait("another controller allocates a claim of the pod", poll=10.0)
         if problem:
-            pairs = zip(pending, interests, strict=True)
-            told = tuple(c for c, i in pairs if i.interest in (Interest.OURS, Interest.MIXED))
+            pairs = zip(pending, owned, strict=True)
+            told = tuple(c for c, i in pairs if i.ownership in (ClaimOwnership.OURS, ClaimOwnership.MIXED))
             return Refuse(problem, told)
-        if any(self._ledger.in_flight(c) for c in claims if c.metadata.uid not in assumed):
+        if any(self._assume_cache.in_flight(c) for c in claims if c.metadata.uid not in assumed):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         decision = self._solve(pod, claims, ours, avoid, within, budget)
         if (
             isinstance(decision, Refuse)
-            and all(i.elsewhere for i in interests)
+            and all(i.elsewhere for i in owned)
             and self._fit_elsewhere(pending, budget)
         ):
             return replace(decision, elsewhere=True)
@@ -242,14 +242,14 @@ class Decider:
 
         If it has not, it need not look at the pod; whatever frees a device has the pod looked at again here.
         """
-        world = self._current()
-        snapshot = world.snapshot.with_allocated(self._ledger.allocated())
+        cluster = self._current()
+        snapshot = cluster.snapshot.with_allocated(self._assume_cache.allocated())
         return isinstance(allocate(snapshot, claims, budget=budget), Allocated)
 
     @property
-    def interest_version(self) -> int:
+    def ownership_version(self) -> int:
         """Another one whenever a claim may be somebody else's than before."""
-        return self._current().interest.version
+        return self._current().ownership.version
 
     def _claims(self, pod: Pod, assumed: Mapping[Uid, ResourceClaim]) -> list[ResourceClaim] | Wait:
         claims: list[ResourceClaim] = []
@@ -258,7 +258,7 @@ class Decider:
                 continue  # made by kube-scheduler for extended resources: none of ours
             if used.key is None:
                 return Wait(f"the claim for {used.entry} is not generated yet")
-            claim = self._ledger.get(used.key)
+            claim = self._assume_cache.get(used.key)
             if claim is None or not is_for_pod(pod, claim):
                 return Wait(f"claim {used.key} does not exist")
             if claim.metadata.deletion_timestamp and claim.status.allocation is None:
@@ -301,9 +301,9 @@ class Decider:
                 return Refuse(message, tuple(ours), self._undo(pod, claims))
 
     def _own_only(self, claims: Sequence[ResourceClaim], nodes: Set[str], budget: Budget) -> Outcome:
-        world = self._current()
+        cluster = self._current()
         return allocate(
-            world.snapshot.with_allocated(self._ledger.allocated()),
+            cluster.snapshot.with_allocated(self._assume_cache.allocated()),
             claims,
             nodes=nodes,
             ignore_taint=is_our_taint,
@@ -322,8 +322,8 @@ class Decider:
 
         Raises nothing; the answer has one result per claim, those of others for the choice of node only.
         """
-        world = self._current()
-        snapshot = world.snapshot.with_allocated(self._ledger.allocated())
+        cluster = self._current()
+        snapshot = cluster.snapshot.with_allocated(self._assume_cache.allocated())
         left = set(nodes)
         mine = {c.metadata.uid for c in ours}
 
@@ -364,16 +364,18 @@ class Decider:
         )
 
 
-def _changed(rules: PoolRules, now: Mapping[PoolID, PoolPolicy], asked: Collection[PoolID]) -> PoolRules:
+def _changed(
+    rules: PoolPolicies, now: Mapping[PoolID, PoolPolicy], asked: Collection[PoolID]
+) -> PoolPolicies:
     """The rules, where those pools have these and no others; the same object where nothing differs."""
     set_ = {p: rule for p, rule in now.items() if rules.get(p) != rule}
     gone = [p for p in asked if p not in now and p in rules]
     return rules.updated(set_, gone) if set_ or gone else rules
 
 
-def _first_problem(interests: Sequence[ClaimInterest]) -> str:
-    for kind in (Interest.MIXED, Interest.UNKNOWN):
-        for interest in interests:
-            if interest.interest is kind:
-                return interest.reason
+def _first_problem(owned: Sequence[OwnedClaim]) -> str:
+    for kind in (ClaimOwnership.MIXED, ClaimOwnership.UNKNOWN):
+        for ownership in owned:
+            if ownership.ownership is kind:
+                return ownership.reason
     return ""

@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from controller.allocate.ledger import Ledger
+from controller.allocate.assume_cache import AssumeCache
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim, ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
@@ -50,7 +50,7 @@ class DoubleAllocations:
     def __init__(
         self,
         drivers: Collection[DriverName],
-        ledger: Ledger,
+        assume_cache: AssumeCache,
         recorder: EventRecorder,
         *,
         claims: Informer[ResourceClaim],
@@ -62,7 +62,7 @@ class DoubleAllocations:
 
         Args:
             drivers: whose pools are looked at.
-            ledger: the newest version of each claim.
+            assume_cache: the newest version of each claim.
             recorder: for Events.
             claims: with the index ``HELD_INDEX``.
             slices_of: the slices of a pool.
@@ -70,7 +70,7 @@ class DoubleAllocations:
             take_back: deallocates; raises ``Conflict`` where somebody has changed the claim.
         """
         self._drivers = frozenset(drivers)
-        self._ledger = ledger
+        self._assume_cache = assume_cache
         self._recorder = recorder
         self._claims = claims
         self._slices_of = slices_of
@@ -126,7 +126,7 @@ class DoubleAllocations:
             self._recorder.event(RESOURCE_CLAIMS, holders[key], "Warning", "DoubleAllocation", text)
 
     def _holders(self, pool: PoolID) -> dict[ObjectKey, ResourceClaim]:
-        newest = (self._ledger.get(c.key) for c in self._claims.by_index(HELD_INDEX, pool))
+        newest = (self._assume_cache.get(c.key) for c in self._claims.by_index(HELD_INDEX, pool))
         return {c.key: c for c in newest if c is not None and c.status.allocation is not None}
 
     def _tentative(self, holders: Mapping[ObjectKey, ResourceClaim]) -> list[ObjectKey]:

@@ -27,8 +27,8 @@ from typing import Final
 import msgspec
 import structlog
 
+from controller.allocate.assume_cache import AssumeCache, node_of
 from controller.allocate.decisions import Decider, Proceed, Refuse, Wait, Write
-from controller.allocate.ledger import Ledger, node_of
 from controller.allocate.placement import NodeUsage, is_finished
 from controller.allocate.writer import Writer
 from dra_driver.api.core import PODS, Pod
@@ -93,7 +93,7 @@ class Groups:
     def __init__(
         self,
         decider: Decider,
-        ledger: Ledger,
+        assume_cache: AssumeCache,
         usage: NodeUsage,
         writer: Writer,
         recorder: EventRecorder,
@@ -109,7 +109,7 @@ class Groups:
 
         Args:
             decider: for single pods.
-            ledger: assumptions of the members decided first are seen by the others.
+            assume_cache: assumptions of the members decided first are seen by the others.
             usage: likewise for CPU, memory and pods.
             writer: of allocations.
             recorder: for Events.
@@ -122,7 +122,7 @@ class Groups:
         """
         self._timeout = timeout
         self._decider = decider
-        self._ledger = ledger
+        self._assume_cache = assume_cache
         self._usage = usage
         self._writer = writer
         self._recorder = recorder
@@ -194,14 +194,14 @@ class Groups:
 
     def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
         keys = [used.key for used in pod_claims(pod) if used.key is not None]
-        return [c for c in map(self._ledger.get, keys) if c is not None]
+        return [c for c in map(self._assume_cache.get, keys) if c is not None]
 
     # --- what to do -----------------------------------------------------------------------------------------
 
     def decide(
         self, gang: Gang, budget: Budget, changes: int = 0
     ) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
-        """Decide for all members on one state. The answers of a list are assumed in the ledger already.
+        """Decide for all members on one state. The answers of a list are assumed in the cache already.
 
         Args:
             gang: the group.
@@ -310,7 +310,7 @@ class Groups:
                 for claim in self._claims_of(pod)
                 if claim.status.allocation is not None
                 and not claim.status.reserved_for
-                and not self._ledger.in_flight(claim)
+                and not self._assume_cache.in_flight(claim)
                 and self._decider.is_ours(claim.status.allocation)
             }.values()
         )
@@ -350,7 +350,7 @@ class Groups:
                 writes.append((pod, decision))
                 self._usage.place(pod, decision.node)
                 for claim, allocation in decision.allocations:
-                    self._ledger.assume(claim, allocation)
+                    self._assume_cache.assume(claim, allocation)
                     assumed[claim.metadata.uid] = _with(claim, allocation)
         if answer is None:
             return writes or Proceed()
@@ -359,7 +359,7 @@ class Groups:
 
     def _retract(self, writes: Sequence[tuple[Pod, Write]]) -> None:
         """What was assumed while trying is forgotten; nothing of it was written."""
-        self._ledger.retract([c for _, w in writes for c, _ in w.allocations])
+        self._assume_cache.retract([c for _, w in writes for c, _ in w.allocations])
         for pod, _ in writes:
             self._usage.not_placed(pod, pod)
 

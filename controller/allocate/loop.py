@@ -8,13 +8,13 @@ from collections.abc import Callable, Hashable, Iterable
 
 import structlog
 
-from controller.allocate.avoided import AvoidedNodes
+from controller.allocate.assume_cache import AssumeCache, node_of
 from controller.allocate.decisions import Decider, Proceed, Refuse, Wait, Write
 from controller.allocate.gangs import GROUP_INDEX, Gang, GroupProblem, Groups, groups_of
 from controller.allocate.heavy import HeavyQuestions
-from controller.allocate.ledger import Ledger, node_of
+from controller.allocate.node_backoff import NodeBackoff
+from controller.allocate.pending import PendingPods, requests_of, signature_of
 from controller.allocate.placement import NodeUsage, is_finished
-from controller.allocate.waiting import WaitingPods, requests_of, shape_of
 from controller.allocate.writer import Writer
 from controller.config import ControllerConfig
 from controller.observe.metrics import Metrics
@@ -111,11 +111,11 @@ class Allocator:
         self._pods = pods
         self._usage = NodeUsage()
         self._released = released
-        self._ledger = Ledger(claims, self._freed)
-        self._writer = Writer(client, self._ledger, clock)
+        self._assume_cache = AssumeCache(claims, self._freed)
+        self._writer = Writer(client, self._assume_cache, clock)
         self._decider = Decider(
             config.drivers,
-            self._ledger,
+            self._assume_cache,
             self._usage,
             slices=slices,
             classes=classes,
@@ -127,7 +127,7 @@ class Allocator:
         )
         self._groups = Groups(
             self._decider,
-            self._ledger,
+            self._assume_cache,
             self._usage,
             self._writer,
             recorder,
@@ -138,11 +138,11 @@ class Allocator:
             avoided=lambda pod: self._avoided.nodes(pod.metadata.uid),
             timeout=config.group_seconds,
         )
-        self._avoided = AvoidedNodes(clock)
+        self._avoided = NodeBackoff(clock)
         self._heavy = HeavyQuestions(clock, work)
         # Counts what may have changed for the better.
         self._changes = 0
-        self._waiting = WaitingPods()
+        self._waiting = PendingPods()
         # Pods left to kube-scheduler with claims that are not allocated: what is not ours now may become it.
         self._passed: set[ObjectKey] = set()
         # Claims that nobody uses, in pools that are not ours to decide on for the moment.
@@ -172,9 +172,9 @@ class Allocator:
         )
 
     @property
-    def ledger(self) -> Ledger:
+    def assume_cache(self) -> AssumeCache:
         """What is taken."""
-        return self._ledger
+        return self._assume_cache
 
     def is_ours(self, allocation: AllocationResult) -> bool:
         """Return whether this controller decides on all devices of an allocation."""
@@ -226,7 +226,7 @@ class Allocator:
 
     def _check_group(self, pod: Pod) -> None:
         """The number of members has changed."""
-        claims = (self._ledger.get(key) for key in claims_of(pod))
+        claims = (self._assume_cache.get(key) for key in claims_of(pod))
         keys = {*groups_of(pod), *(key for c in claims if c is not None for key in groups_of(c))}
         for key in keys:
             for member in self._pods.by_index(GROUP_INDEX, key):
@@ -302,7 +302,7 @@ class Allocator:
         later, self._unused_later = self._unused_later, set()
         for key in later:
             self.unused.add(key)
-        now = (self._mode(), self._decider.interest_version)
+        now = (self._mode(), self._decider.ownership_version)
         if self._passed and now != self._passed_at:
             for key in self._passed:
                 self.queue.add(key)
@@ -374,16 +374,16 @@ class Allocator:
 
     def _question(self, pod: Pod) -> Hashable:
         """Return what makes the decision about a pod heavy: the content of its claims."""
-        claims = (self._ledger.get(key) for key in claims_of(pod))
+        claims = (self._assume_cache.get(key) for key in claims_of(pod))
         return pod.metadata.namespace, requests_of(c for c in claims if c is not None)
 
-    async def _must_wait(self, pod: Pod, question: Hashable, shape: bytes = b"") -> bool:
+    async def _must_wait(self, pod: Pod, question: Hashable, signature: bytes = b"") -> bool:
         """Return whether the question took so much work the last time that it is not asked again yet."""
         left = self._heavy.left(question)
         if left <= 0:
             return False
         if pod.key not in self._waiting:
-            await self._refuse(pod, Refuse(self._heavy.message(question)), shape)
+            await self._refuse(pod, Refuse(self._heavy.message(question)), signature)
         self.queue.add_after(pod.key, left)
         return True
 
@@ -400,15 +400,15 @@ class Allocator:
 
     async def _reconcile_group(self, pod: Pod, group: Gang | GroupProblem) -> None:
         """Does what is to be done about all members of a pod's group."""
-        shape = "/".join(("group", *group.key)).encode()
+        signature = "/".join(("group", *group.key)).encode()
         if isinstance(group, GroupProblem):
-            await self._refuse(pod, Refuse(group.message), shape)
+            await self._refuse(pod, Refuse(group.message), signature)
             return
         refusal = self._groups.known_refusal(group, self._changes)
         if refusal is not None:
-            await self._refuse(pod, refusal, shape)
+            await self._refuse(pod, refusal, signature)
             return
-        if self._heavy and await self._must_wait(pod, shape, shape):
+        if self._heavy and await self._must_wait(pod, signature, signature):
             return
         budget = self._heavy.budget(pod.metadata.namespace)
         with self._metrics.decision_seconds.time(), span("decide"):
@@ -421,14 +421,14 @@ class Allocator:
                 if poll:
                     self.queue.add_after(pod.key, poll)
             case Refuse():
-                self._note_refusal(pod, shape, budget, decision)
-                await self._refuse(pod, decision, shape)
+                self._note_refusal(pod, signature, budget, decision)
+                await self._refuse(pod, decision, signature)
                 if not decision.undo:
-                    self._report_to_others(pod, group, decision, shape)
+                    self._report_to_others(pod, group, decision, signature)
             case Proceed():
                 await self._proceed_all(group)
             case _:
-                self._heavy.served(pod.metadata.namespace, shape, budget)
+                self._heavy.served(pod.metadata.namespace, signature, budget)
                 for member, _ in decision:
                     self._served(member.key)
                 try:
@@ -440,12 +440,12 @@ class Allocator:
                     self._allocated(member)
                 await self._proceed_all(group)
 
-    def _report_to_others(self, pod: Pod, group: Gang, decision: Refuse, shape: bytes) -> None:
+    def _report_to_others(self, pod: Pod, group: Gang, decision: Refuse, signature: bytes) -> None:
         """Tell the other members of a group why they wait; nothing else may lead to a look at them."""
         for member in group.members:
             waits = not (member.spec.node_name or is_finished(member))
             if waits and member.metadata.uid != pod.metadata.uid:
-                self._waiting.add(member, shape, decision.message)
+                self._waiting.add(member, signature, decision.message)
                 self._recorder.event(PODS, member, "Warning", "FailedAllocation", decision.message)
 
     async def _proceed_all(self, group: Gang) -> None:
@@ -459,7 +459,7 @@ class Allocator:
             gone = is_finished(other) or bool(other.metadata.deletion_timestamp)
             if gone or foreign_gates(other) or other.metadata.uid == pod.metadata.uid:
                 continue
-            needed = [self._ledger.get(key) for key in claims_of(other)]
+            needed = [self._assume_cache.get(key) for key in claims_of(other)]
             if all(c is not None and c.status.allocation is not None for c in needed):
                 return True
         return False
@@ -488,13 +488,13 @@ class Allocator:
         The controller-manager deallocates when a reservation ends, so it never looks at such a claim. It is
         ours also when its pool has gone to kube-scheduler since, which allocates and reserves in one write.
         """
-        claim = self._ledger.get(key)
+        claim = self._assume_cache.get(key)
         if (
             claim is None
             or claim.status.allocation is None
             or claim.status.reserved_for
             or claim.metadata.deletion_timestamp
-            or self._ledger.in_flight(claim)
+            or self._assume_cache.in_flight(claim)
         ):
             return
         users = self._pods.by_index(CLAIM_INDEX, key)
@@ -526,16 +526,16 @@ class Allocator:
         """Why the pod waits; empty where it does not."""
         return self._waiting.reason(pod)
 
-    async def _refuse(self, pod: Pod, decision: Refuse, shape: bytes = b"") -> None:
+    async def _refuse(self, pod: Pod, decision: Refuse, signature: bytes = b"") -> None:
         """Tells why, and notes that the pod waits; first of all, what holds it back is undone.
 
         Args:
             pod: that is not served.
             decision: why.
-            shape: pods of one shape are served or not together; empty: by what the pod asks for.
+            signature: pods of one signature are served or not together; empty: by what the pod asks for.
         """
         # Members of a group hold all or nothing; who merely shares a claim lets another pod go first.
-        undo = [c for c in decision.undo if shape or not self._serves_another(c, pod)]
+        undo = [c for c in decision.undo if signature or not self._serves_another(c, pod)]
         if undo:
             for claim in undo:
                 log.info(
@@ -547,8 +547,8 @@ class Allocator:
         entries = pod.spec.resource_claims
         alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
         avoided = self._avoided.nodes(pod.metadata.uid)
-        shape = shape or shape_of(pod, decision.claims if alone else (), avoided)
-        self._waiting.add(pod, shape, decision.message)
+        signature = signature or signature_of(pod, decision.claims if alone else (), avoided)
+        self._waiting.add(pod, signature, decision.message)
         self._again_when_not_avoided(pod)
         if not (decision.claims or is_gated(pod)):
             return  # not ours; kube-scheduler says what is wrong with it
@@ -565,7 +565,7 @@ class Allocator:
     async def _write(self, pod: Pod, decision: Write) -> None:
         # No await between the decision and here: no other decision can have taken the same devices.
         for claim, allocation in decision.allocations:
-            self._ledger.assume(claim, allocation)
+            self._assume_cache.assume(claim, allocation)
         self._usage.place(pod, decision.node)
         self._served(pod.key)
         bound = pod if pod.spec.node_name else None
@@ -587,7 +587,7 @@ class Allocator:
             raise
         finally:
             for claim, _ in left[1:]:
-                self._ledger.release(claim)
+                self._assume_cache.release(claim)
         self._allocated(pod)
         await self._proceed(pod)
 

@@ -25,7 +25,7 @@ __all__ = ["Demand", "NodeUsage", "Placement", "Placements", "is_finished"]
 _UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _RESOURCES = ("cpu", "memory")
 _AVOIDED: Final = "where kube-scheduler could not place it a short while ago"
-_MOST_SHAPES: Final = 64
+_MOST_KEPT: Final = 64
 _LONGEST_LOG: Final = 1_000
 # Tolerations, and requirements of node affinity with their values: a pod may have a megabyte of them, and
 # each costs a comparison per node.
@@ -156,7 +156,7 @@ class Placement:
 
 
 @dataclass(slots=True)
-class _Shape:
+class _NodeFit:
     """What is known for pods that want the same of a node.
 
     Attributes:
@@ -192,7 +192,7 @@ class _Shape:
 class Placements:
     """The nodes that can take a pod, kept for pods that want the same of a node.
 
-    A changed node, or a pod that comes or goes there, costs a look at that node for each such shape.
+    A changed node, or a pod that comes or goes there, costs a look at that node for each kind of pod.
     """
 
     def __init__(self, nodes: Informer[Node], usage: NodeUsage) -> None:
@@ -204,7 +204,7 @@ class Placements:
         """
         self._nodes = nodes
         self._usage = usage
-        self._shapes: OrderedDict[bytes, _Shape] = OrderedDict()
+        self._kept: OrderedDict[bytes, _NodeFit] = OrderedDict()
         # Names of nodes that have changed; ``_start`` is the number of the first of them.
         self._log: list[str] = []
         self._start = 0
@@ -232,19 +232,19 @@ class Placements:
         """
         if pod.spec.node_name:
             return Placement({pod.spec.node_name}, {})
-        shape = self._shape(pod)
+        fit = self._fit(pod)
         # The pod's own expected place does not count against it.
         own = self._usage.place_of(pod)
         special = {*avoid, *(() if own is None else (own,))}
         if not special:
-            return Placement(shape.fitting, shape.rejected)
+            return Placement(fit.fitting, fit.rejected)
         mine = replace(
-            shape,
+            fit,
             pod=pod,
             seen=0,
-            fitting=set(shape.fitting),
-            reasons=dict(shape.reasons),
-            rejected=Counter(shape.rejected),
+            fitting=set(fit.fitting),
+            reasons=dict(fit.reasons),
+            rejected=Counter(fit.rejected),
         )
         for name in special:
             node = self._nodes.get_by_name(name)
@@ -252,39 +252,39 @@ class Placements:
                 continue
             reason = _AVOIDED
             if name not in avoid:
-                left = self._usage.on(name) - shape.demand
-                reason = _rejection(pod, node, shape.demand, left, conditions=shape.conditions)
+                left = self._usage.on(name) - fit.demand
+                reason = _rejection(pod, node, fit.demand, left, conditions=fit.conditions)
             mine.put(name, reason)
         return Placement(mine.fitting, mine.rejected)
 
-    def _shape(self, pod: Pod) -> _Shape:
+    def _fit(self, pod: Pod) -> _NodeFit:
         spec = pod.spec
         demand = Demand.of(pod)
         affinity = spec.affinity.node_affinity if spec.affinity is not None else None
         key = codec.encode((spec.node_selector, affinity, spec.tolerations, demand.cpu, demand.memory))
-        shape = self._shapes.get(key)
+        fit = self._kept.get(key)
         end = self._start + len(self._log)
-        if shape is None or shape.seen < self._start:
-            shape = self._shapes[key] = _Shape(pod, demand, not _has_too_many_conditions(pod))
+        if fit is None or fit.seen < self._start:
+            fit = self._kept[key] = _NodeFit(pod, demand, not _has_too_many_conditions(pod))
             changed: Iterable[str] = [n.metadata.name for n in self._nodes.items()]
         else:
-            changed = dict.fromkeys(self._log[shape.seen - self._start :])
-        shape.seen = end
-        self._shapes.move_to_end(key)
-        if len(self._shapes) > _MOST_SHAPES:
-            self._shapes.popitem(last=False)
+            changed = dict.fromkeys(self._log[fit.seen - self._start :])
+        fit.seen = end
+        self._kept.move_to_end(key)
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
         for name in changed:
             node = self._nodes.get_by_name(name)
             reason = None
             if node is not None:
                 used = self._usage.on(name)
-                reason = _rejection(pod, node, demand, used, conditions=shape.conditions)
-            shape.put(name, reason)
-        # Shapes that have not been asked about for so long are made anew.
+                reason = _rejection(pod, node, demand, used, conditions=fit.conditions)
+            fit.put(name, reason)
+        # What has not been asked about for so long is made anew.
         if len(self._log) > max(_LONGEST_LOG, 2 * len(self._nodes)):
             self._start += len(self._log) // 2
             del self._log[: len(self._log) // 2]
-        return shape
+        return fit
 
 
 def _same(old: Node, node: Node) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from controller.allocate.ledger import Ledger, same_devices
+from controller.allocate.assume_cache import AssumeCache, same_devices
 from dra_driver.api import codec, names
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
@@ -35,9 +35,9 @@ WRITE_SECONDS = 4.0
 class Writer:
     """The controller's writes to claims and pods."""
 
-    def __init__(self, client: KubeClient, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, client: KubeClient, assume_cache: AssumeCache, clock: Clock) -> None:
         self._client = client
-        self._ledger = ledger
+        self._assume_cache = assume_cache
         self._clock = clock
 
     async def allocate(self, claim: ResourceClaim, allocation: AllocationResult, bound: Pod | None) -> None:
@@ -48,7 +48,7 @@ class Writer:
 
         Args:
             claim: as last read; not allocated.
-            allocation: assumed in the ledger.
+            allocation: assumed in the cache.
             bound: a pod that is bound already, for which the claim is reserved at once.
 
         Raises:
@@ -62,26 +62,26 @@ class Writer:
         while True:
             try:
                 async with asyncio.timeout(WRITE_SECONDS):
-                    self._ledger.confirm(await self._once(current, dated, bound))
+                    self._assume_cache.confirm(await self._once(current, dated, bound))
                     return
             except (ApiUnavailable, ServerBusy, TimeoutError) as e:
                 log.warning("no answer to an allocation", claim=str(claim.key), error=str(e) or "timeout")
                 uncertain = True
             except ApiError:
                 if not uncertain:
-                    self._ledger.release(claim)
+                    self._assume_cache.release(claim)
                     raise
             await asyncio.sleep(backoff.next())
             found = await self._look(claim, backoff)
             if found is None or (found.metadata.deletion_timestamp and found.status.allocation is None):
-                self._ledger.release(claim)
+                self._assume_cache.release(claim)
                 raise Conflict(f"claim {claim.key} is gone", code=409, reason="Conflict")
             if found.status.allocation is not None:
                 if same_devices(found.status.allocation, allocation):
-                    self._ledger.confirm(found)
+                    self._assume_cache.confirm(found)
                     return
-                self._ledger.release(claim)
-                self._ledger.note(found)
+                self._assume_cache.release(claim)
+                self._assume_cache.note(found)
                 raise Conflict(f"claim {claim.key} was allocated by another", code=409, reason="Conflict")
             current = found
 
@@ -91,7 +91,7 @@ class Writer:
         finalizers = claim.metadata.finalizers or ()
         if names.CLAIM_FINALIZER not in finalizers:
             claim = await self._patch(claim, {"finalizers": [*finalizers, names.CLAIM_FINALIZER]}, None)
-            self._ledger.note(claim)
+            self._assume_cache.note(claim)
         status: dict[str, Any] = {"allocation": msgspec.json.decode(codec.encode(allocation))}
         if bound is not None:
             status["reservedFor"] = [msgspec.json.decode(codec.encode(pod_reference(bound)))]
@@ -136,7 +136,7 @@ class Writer:
         Raises:
             ApiError: ``Conflict`` where somebody has reserved it in the meantime.
         """
-        self._ledger.note(await self._patch(claim, {}, {"allocation": None}))
+        self._assume_cache.note(await self._patch(claim, {}, {"allocation": None}))
 
     async def ungate(self, pod: Pod) -> None:
         """Removes our scheduling gate, and only ours. A pod that is gone needs nothing.

@@ -20,8 +20,8 @@ from typing import Final
 
 import structlog
 
-from controller.allocate.interest import protected_pools
-from controller.allocate.ledger import Ledger
+from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.ownership import protected_pools
 from dra_driver import cel
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName
@@ -82,7 +82,7 @@ class Handover:
         clock: Clock,
         inventories: Informer[DeviceInventory],
         tolerators: Tolerators,
-        ledger: Callable[[], Ledger | None],
+        assume_cache: Callable[[], AssumeCache | None],
         changed: Callable[[PoolID], None],
     ) -> None:
         """Connects it.
@@ -92,13 +92,13 @@ class Handover:
             clock: for the time that draining takes.
             inventories: what is noted.
             tolerators: claims and templates that tolerate our taint.
-            ledger: what is taken; None while there is no allocator.
+            assume_cache: what is taken; None while there is no allocator.
             changed: called at once with a pool for which the answer of ``blocked`` changes.
         """
         self._client = client
         self._clock = clock
         self._tolerators = tolerators
-        self._ledger = ledger
+        self._assume_cache = assume_cache
         self._changed = changed
         self._since: dict[PoolID, float] = {}
         self._stopped: set[PoolID] = set()
@@ -192,8 +192,8 @@ class Handover:
         controller = PoolAllocator.CONTROLLER
         self._stop(pool)
         left = self._left(pool)
-        ledger = self._ledger()
-        if left <= 0 and ledger is not None and ledger.assumed_in(pool):
+        assume_cache = self._assume_cache()
+        if left <= 0 and assume_cache is not None and assume_cache.assumed_in(pool):
             left = _POLL_SECONDS
         if left > 0:
             return Step(controller, controller.value, after=left)
@@ -213,15 +213,15 @@ class Handover:
 
     async def _read_again(self, pool: PoolID) -> bool:
         """Whether every allocation from the pool that the API server has is known here, too."""
-        ledger = self._ledger()
-        if ledger is None:
+        assume_cache = self._assume_cache()
+        if assume_cache is None:
             return True
         found = await self._client.list(RESOURCE_CLAIMS)
         for claim in found.items:
             if claim.status.allocation is None:
                 continue
             ours = any(PoolID(r.driver, r.pool) == pool for r in claim.status.allocation.devices.results)
-            if ours and not ledger.knows(claim):
+            if ours and not assume_cache.knows(claim):
                 log.info("waiting for a claim to be seen", pool=str(pool), claim=str(claim.key))
                 return False
         return True

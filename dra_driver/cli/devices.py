@@ -14,7 +14,7 @@ from dra_driver.api import codec, names
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cli import common
-from dra_driver.discovery import KeptBackend
+from dra_driver.discovery import LastKnownGood
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_output_argument(parser)
 
 
-def _open_backends(args: argparse.Namespace) -> list[KeptBackend]:
+def _open_backends(args: argparse.Namespace) -> list[LastKnownGood]:
     opened = discovery.open_backends(
         args.backend or (*discovery.GPU_BACKENDS, *discovery.NIC_BACKENDS),
         sysfs_root=args.sysfs_root,
@@ -49,7 +49,7 @@ def _open_backends(args: argparse.Namespace) -> list[KeptBackend]:
         procfs_root=args.procfs_root,
         node_name=platform.node(),
     )
-    return [KeptBackend(backend, optional=not args.backend) for backend in opened]
+    return [LastKnownGood(backend, optional=not args.backend) for backend in opened]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     elif devices:
         print(_table(devices))
     if not devices and not broken:
-        lines = discovery.looked_for(backends, sysfs_root=args.sysfs_root, dev_root=args.dev_root)
+        lines = discovery.diagnostics(backends, sysfs_root=args.sysfs_root, dev_root=args.dev_root)
         # Data goes to stdout alone, so that a program can read it.
         stream = sys.stdout if args.output == "table" else sys.stderr
         print("No devices were found. Looked for:", *(f"  {line}" for line in lines), sep="\n", file=stream)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _problems(backends: Sequence[KeptBackend]) -> list[dict[str, str]]:
+def _problems(backends: Sequence[LastKnownGood]) -> list[dict[str, str]]:
     """What could not be learned: a backend as a whole, or single facts."""
     found: list[dict[str, str]] = []
     for report in (kept.report for kept in backends):

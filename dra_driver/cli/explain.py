@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from controller.allocate.interest import is_our_taint
+from controller.allocate.ownership import is_our_taint
 from controller.allocate.taint_rules import served_rules
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES

@@ -9,8 +9,8 @@ Third parties add a backend by an entry point of the group ``dra_driver.backends
 ``registry.BackendFactory``.
 """
 
-from dra_driver.discovery.core.kept import BackendReport, KeptBackend
-from dra_driver.discovery.core.looked_for import looked_for
+from dra_driver.discovery.core.diagnostics import diagnostics
+from dra_driver.discovery.core.last_known_good import BackendReport, LastKnownGood
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem
 from dra_driver.discovery.registry import (
     GPU_BACKENDS,
@@ -28,11 +28,11 @@ __all__ = [
     "BackendFactory",
     "BackendReport",
     "HardwareAbsent",
-    "KeptBackend",
+    "LastKnownGood",
     "Problem",
     "backend_names",
+    "diagnostics",
     "hardware_backends",
-    "looked_for",
     "open_backend",
     "open_backends",
 ]

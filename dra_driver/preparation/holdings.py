@@ -117,7 +117,7 @@ class Holdings:
         """What other claims need of the GPU with this UUID."""
         return [s for holder, s in self._settings.get(gpu, {}).items() if holder != uid]
 
-    def heirs(self, uid: Uid, gpu: str) -> Sequence[DeviceSetting]:
+    def successors(self, uid: Uid, gpu: str) -> Sequence[DeviceSetting]:
         """Those of ``others`` for whom a setting may stay, because they undo it one day.
 
         A claim without a durable record is none: it sets what it needs after it has one, and if it never has,

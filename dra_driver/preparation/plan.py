@@ -27,7 +27,7 @@ from dra_driver.preparation.claim import (
 from dra_driver.preparation.document import RECORD_ANNOTATION, annotated, documented
 from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
-from dra_driver.preparation.sharing import Treatment, device_type, settings_of, treat
+from dra_driver.preparation.sharing import SharingPlan, device_type, plan_sharing, settings_of
 
 __all__ = ["Grant", "NodeDevice", "complete", "of_instance", "plan", "recover", "reserving_pods"]
 
@@ -54,12 +54,12 @@ class Grant:
     device: NodeDevice
     result: DeviceRequestAllocationResult
     variables: str
-    treatment: Treatment
+    sharing: SharingPlan
 
     @property
     def edits(self) -> cdi.ContainerEdits:
         """What the container needs for the device; one without its own driver has none of that driver's."""
-        return cdi.ContainerEdits() if self.treatment.driver else self.device.edits
+        return cdi.ContainerEdits() if self.sharing.driver else self.device.edits
 
 
 def plan(
@@ -100,7 +100,7 @@ def plan(
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=ClaimState.STARTED,
-        settings=settings_of(grant.treatment for grant in grants),
+        settings=settings_of(grant.sharing for grant in grants),
         pods=reserving_pods(claim),
         pod_claim=pod_claim_name((claim.metadata.annotations or {}).get(api_names.POD_CLAIM_ANNOTATION)),
         boot_id=boot_id,
@@ -210,10 +210,10 @@ def _grants(
         index = counts.get(request, 0)
         counts[request] = index + 1
         # Who only looks on changes nothing.
-        treatment = (
-            Treatment()
+        sharing = (
+            SharingPlan()
             if result.admin_access
-            else treat(
+            else plan_sharing(
                 device,
                 kinds[position],
                 chosen[position],
@@ -222,7 +222,7 @@ def _grants(
             )
         )
         prefix = _variable_prefix(name, request, index)
-        grants.append(Grant(request, index, device, result, prefix, treatment))
+        grants.append(Grant(request, index, device, result, prefix, sharing))
     return grants
 
 
@@ -266,7 +266,7 @@ def _prepared(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -
         partition=_with_daemon(grant),
         binding=_binding(grant),
         variables=grant.variables if grant.device.partition is not None else "",
-        enforced=grant.treatment.enforced,
+        enforced=grant.sharing.enforced,
         attributes=grant.device.attributes,
         own=_own(driver, grant, record, metadata),
         simulated=grant.device.simulated,
@@ -275,24 +275,24 @@ def _prepared(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -
 
 def _own(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -> cdi.ContainerEdits:
     # The variables of a driver that does not have the device now cannot be learned again.
-    env = grant.device.edits.env if grant.treatment.driver else ()
+    env = grant.device.edits.env if grant.sharing.driver else ()
     mounts: tuple[cdi.Mount, ...] = ()
     if metadata:
         mounts = (metadata_mount(metadata, driver, record.uid, record.name, record.pod_claim, grant.request),)
     return cdi.merge(
         cdi.ContainerEdits(env=env),
-        grant.treatment.edits,
+        grant.sharing.edits,
         cdi.ContainerEdits(env=_variables(grant), mounts=mounts),
     )
 
 
 def _binding(grant: Grant) -> BindingRecord | None:
     device = grant.device
-    if not grant.treatment.driver or device.found is None:
+    if not grant.sharing.driver or device.found is None:
         return None
     return BindingRecord(
         address=device.address,
-        driver=grant.treatment.driver,
+        driver=grant.sharing.driver,
         found=msgspec.structs.replace(device.found, health=()),
         nodes=tuple(n.path for n in device.edits.device_nodes if _OWN_NODE.fullmatch(n.path)),
     )
@@ -300,7 +300,7 @@ def _binding(grant: Grant) -> BindingRecord | None:
 
 def _with_daemon(grant: Grant) -> PartitionRecord | None:
     partition = grant.device.partition
-    if partition is None or not grant.treatment.daemon:
+    if partition is None or not grant.sharing.daemon:
         return partition
     return msgspec.structs.replace(partition, daemon=True)
 
@@ -336,8 +336,8 @@ def _variables(grant: Grant) -> tuple[str, ...]:
         "MODEL": grant.device.model,
         "MEMORY": str(consumed) if consumed is not None else grant.device.memory,
         "SHARE": grant.result.share_id or "",
-        "ENFORCED": grant.treatment.enforced,
-        "PCI_ADDRESS": grant.device.address if grant.treatment.driver else "",
+        "ENFORCED": grant.sharing.enforced,
+        "PCI_ADDRESS": grant.device.address if grant.sharing.driver else "",
     }
     return tuple(
         f"{grant.variables}_{fact}={_CONTROL.sub(' ', value)}" for fact, value in facts.items() if value

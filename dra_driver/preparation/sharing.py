@@ -12,7 +12,7 @@ from dra_driver.errors import PrepareError
 from dra_driver.preparation.claim import DeviceSetting
 from dra_driver.preparation.node_device import NodeDevice
 
-__all__ = ["MPS_PIPES", "Treatment", "device_type", "settings_of", "treat"]
+__all__ = ["MPS_PIPES", "SharingPlan", "device_type", "plan_sharing", "settings_of"]
 
 # Where a container finds the pipes of the daemon; the daemon's own shared memory goes with them.
 MPS_PIPES: Final = "/var/run/dra-driver/mps"
@@ -21,7 +21,7 @@ _MIG_UUID: Final = "MIG-"
 _OPTIONS: Final = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 
 
-class Treatment:
+class SharingPlan:
     """What one allocated device gets.
 
     Attributes:
@@ -56,14 +56,14 @@ def device_type(device: NodeDevice, share_id: str | None) -> DeviceType:
     return DeviceType.GPU if share_id is None else DeviceType.SHARE
 
 
-def treat(
+def plan_sharing(
     device: NodeDevice,
     kind: DeviceType,
     parameters: Parameters | None,
     *,
     position: int,
     memory: Quantity | None,
-) -> Treatment:
+) -> SharingPlan:
     """What a device gets under its parameters.
 
     Args:
@@ -88,7 +88,7 @@ def treat(
     if strategy is Strategy.TIME_SLICING and parameters is not None and parameters.interval is not None:
         if not device.controllable:
             raise PrepareError(f"device {device.name}: time slicing needs an NVIDIA GPU that NVML controls")
-        return Treatment(
+        return SharingPlan(
             _whole(device, time_slice=parameters.interval.value, daemon=False),
             enforced="none" if kind is DeviceType.SHARE else "",
         )
@@ -96,11 +96,11 @@ def treat(
         assert parameters is not None
         return _mps(device, kind, parameters, position=position, memory=memory)
     if kind is DeviceType.SHARE:
-        return Treatment(_whole(device, daemon=False), enforced="none")
-    return Treatment(_whole(device) if device.mig_enabled and device.controllable else None)
+        return SharingPlan(_whole(device, daemon=False), enforced="none")
+    return SharingPlan(_whole(device) if device.mig_enabled and device.controllable else None)
 
 
-def _passed_through(device: NodeDevice, driver: KernelDriver) -> Treatment:
+def _passed_through(device: NodeDevice, driver: KernelDriver) -> SharingPlan:
     if not device.address or device.found is None:
         raise PrepareError(f"device {device.name} cannot be bound to {driver.value}: {device.no_passthrough}")
     if device.mig_enabled:
@@ -108,7 +108,7 @@ def _passed_through(device: NodeDevice, driver: KernelDriver) -> Treatment:
             f"device {device.name} cannot be bound to {driver.value}: its MIG mode is on, and partitions of "
             "it may be in use"
         )
-    return Treatment(driver=driver.value)
+    return SharingPlan(driver=driver.value)
 
 
 def _whole(device: NodeDevice, *, time_slice: str = "", daemon: bool | None = None) -> DeviceSetting:
@@ -122,25 +122,25 @@ def _whole(device: NodeDevice, *, time_slice: str = "", daemon: bool | None = No
     )
 
 
-def _partition(device: NodeDevice, mps: Parameters | None, position: int) -> Treatment:
+def _partition(device: NodeDevice, mps: Parameters | None, position: int) -> SharingPlan:
     if device.partition is None:
         if mps is not None:
             raise PrepareError(
                 f"device {device.name}: MPS is set up on partitions that this driver makes; this one is its "
                 "administrator's"
             )
-        return Treatment()
+        return SharingPlan()
     setting = DeviceSetting(device=device.partition.gpu, uuid=device.uuid, mig=True)
     if mps is None:
-        return Treatment(setting)
-    return Treatment(
+        return SharingPlan(setting)
+    return SharingPlan(
         setting, _mps(device, DeviceType.MIG, mps, position=position, memory=None).edits, daemon=True
     )
 
 
 def _mps(
     device: NodeDevice, kind: DeviceType, parameters: Parameters, *, position: int, memory: Quantity | None
-) -> Treatment:
+) -> SharingPlan:
     if not device.mps_directory:
         raise PrepareError(
             f"device {device.name}: MPS is not available: it needs an NVIDIA GPU that NVML controls, and "
@@ -160,14 +160,14 @@ def _mps(
         cdi.Mount(host_path=f"{device.mps_directory}/pipe", container_path=MPS_PIPES, options=_OPTIONS),
         cdi.Mount(host_path=f"{device.mps_directory}/shm", container_path="/dev/shm", options=_OPTIONS),  # noqa: S108
     )
-    return Treatment(
+    return SharingPlan(
         _whole(device, daemon=True),
         cdi.ContainerEdits(env=tuple(env), mounts=mounts),
         enforced=("mps" if limits else "none") if kind is DeviceType.SHARE else "",
     )
 
 
-def settings_of(treatments: Iterable[Treatment]) -> tuple[DeviceSetting, ...]:
+def settings_of(treatments: Iterable[SharingPlan]) -> tuple[DeviceSetting, ...]:
     """What a claim needs of each GPU, one entry for each.
 
     Raises:
@@ -175,9 +175,9 @@ def settings_of(treatments: Iterable[Treatment]) -> tuple[DeviceSetting, ...]:
     """
     settings: dict[str, DeviceSetting] = {}
     on_partitions = 0
-    for treatment in treatments:
-        on_partitions += treatment.daemon
-        setting = treatment.setting
+    for sharing in treatments:
+        on_partitions += sharing.daemon
+        setting = sharing.setting
         if setting is not None and settings.setdefault(setting.uuid, setting) != setting:
             raise PrepareError(
                 f"the claim holds device {setting.device} more than once, under different parameters"

@@ -12,8 +12,8 @@ from dra_driver.api.policy import PUBLISH, DevicePolicy
 from dra_driver.api.resource import CounterSet, Device
 from dra_driver.resourceslice.device_plugins import PluginDevices
 from dra_driver.resourceslice.devices import clean_devices
-from dra_driver.resourceslice.forms import Form, Forms
 from dra_driver.resourceslice.policies import PolicyOutcome, PoolSettings, merge_policies
+from dra_driver.resourceslice.published import Forms, PublishedDevice
 from dra_driver.resourceslice.types import (
     DesiredPool,
     Pending,
@@ -121,7 +121,7 @@ def _handed_out(
     return next((i for i, p in enumerate(plugins) if any(p.serves(driver, c) for c in candidates)), None)
 
 
-def _preference(form: Form) -> tuple[bool, int, str, str]:
+def _preference(form: PublishedDevice) -> tuple[bool, int, str, str]:
     capacity = form.base.capacity.get("memory")
     group = form.base.attributes.get("nvlinkGroup")
     return (

@@ -12,7 +12,7 @@ from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
 from dra_driver.structured.explain import reasons
 from dra_driver.structured.index.fleet import Fleet
-from dra_driver.structured.index.shapes import Choice, Role, Shape
+from dra_driver.structured.index.request_classes import Choice, RequestClass, Role
 from dra_driver.structured.matching.plan import ClaimPlan, FatalError, compile_claims
 from dra_driver.structured.matching.problem import Candidate, NodeProblem, Options
 from dra_driver.structured.model import nodeselection
@@ -27,8 +27,8 @@ from dra_driver.structured.model.types import (
     NodePolicy,
     NodeReasons,
     Outcome,
+    PoolPolicies,
     PoolPolicy,
-    PoolRules,
     Strategy,
 )
 from dra_driver.structured.search import bestfit
@@ -54,7 +54,7 @@ def allocate(
     strategy: Strategy = Strategy.BEST_FIT,
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
-    pools: PoolRules | None = None,
+    pools: PoolPolicies | None = None,
     policy: NodePolicy = NodePolicy.PACK,
     budget: Budget | None = None,
 ) -> Outcome:
@@ -99,7 +99,7 @@ def allocate_by_scan(
     *,
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
-    pools: PoolRules | None = None,
+    pools: PoolPolicies | None = None,
     policy: NodePolicy = NodePolicy.PACK,
 ) -> Outcome:
     """Best fit as ``allocate`` gives it, worked out node by node: for tests of the fast way."""
@@ -217,25 +217,27 @@ class _Question:
 
     def _by_classes(self) -> Outcome:
         fleet = self._snapshot.memory.of(Fleet)
-        shape = fleet.shape(self._snapshot, self._claims, self._options, self._rules, self.budget)
+        request_class = fleet.request_class(
+            self._snapshot, self._claims, self._options, self._rules, self.budget
+        )
         refused: set[str] = set()
-        if shape.index.first_fit:
-            outcome = self._by_rules(fleet, shape, refused)
+        if request_class.index.first_fit:
+            outcome = self._by_rules(fleet, request_class, refused)
         else:
-            found = self._best(shape, shape.best, self._allowed(), refused)
+            found = self._best(request_class, request_class.best, self._allowed(), refused)
             outcome = None if found is None else found.outcome
         if outcome is not None:
             return outcome
-        return _gave_up() if self.budget.cut else self._last_word_of_classes(fleet, shape, refused)
+        return _gave_up() if self.budget.cut else self._last_word_of_classes(fleet, request_class, refused)
 
     @cached_property
-    def _rules(self) -> PoolRules | None:
+    def _rules(self) -> PoolPolicies | None:
         pools = self._options.pools
         return pools if pools is None or isinstance(pools, PersistentMap) else PersistentMap(pools)
 
     def _best(
         self,
-        shape: Shape,
+        request_class: RequestClass,
         best: Callable[[Snapshot, Callable[[str], bool] | None], Choice | None],
         allowed: Callable[[str], bool] | None,
         refused: set[str],
@@ -246,28 +248,30 @@ class _Question:
             if choice is None:
                 return None
             try:
-                return self._found(shape, choice)
+                return self._found(request_class, choice)
             except FatalError:
                 # A node selector that an allocation cannot carry: seen only when the result is made.
                 refused.add(choice.node)
                 allowed = _without(allowed, refused)
 
-    def _by_rules(self, fleet: Fleet, shape: Shape, refused: set[str]) -> Outcome | None:
+    def _by_rules(self, fleet: Fleet, request_class: RequestClass, refused: set[str]) -> Outcome | None:
         """Some pools are used first-fit: each part of the fleet puts forward an answer. See ``allocate``."""
         snapshot, allowed = self._snapshot, self._allowed()
 
         def only(role: Role) -> Callable[[str], bool]:
             def in_role(name: str) -> bool:
-                layout = shape.index.class_of(name).layout
-                return shape.role(snapshot, layout) is role and (allowed is None or allowed(name))
+                layout = request_class.index.class_of(name).layout
+                return request_class.role(snapshot, layout) is role and (allowed is None or allowed(name))
 
             return in_role
 
         answers: list[_Found | None] = []
         try:
-            answers.append(self._best(shape, shape.best, only(Role.BEST), refused))
-            answers.append(self._best(shape, shape.best_beside_others, only(Role.MIXED), refused))
-            first = self._first_by_classes(fleet, shape)
+            answers.append(self._best(request_class, request_class.best, only(Role.BEST), refused))
+            answers.append(
+                self._best(request_class, request_class.best_beside_others, only(Role.MIXED), refused)
+            )
+            first = self._first_by_classes(fleet, request_class)
             if isinstance(first, Failed):
                 if not any(answers):
                     return first
@@ -281,15 +285,18 @@ class _Question:
             found.sort(key=_Found.key)
         return found[0].outcome if found else None
 
-    def _first_by_classes(self, fleet: Fleet, shape: Shape) -> _Found | Failed | None:
+    def _first_by_classes(self, fleet: Fleet, request_class: RequestClass) -> _Found | Failed | None:
         """What Kubernetes answers for the nodes with first-fit pools, one node of each class being asked."""
-        for names, nodes in fleet.classes(shape, self._allowed()):
-            if nodes in shape.hopeless or shape.role(self._snapshot, nodes.layout) is not Role.FIRST:
+        for names, nodes in fleet.classes(request_class, self._allowed()):
+            if (
+                nodes in request_class.hopeless
+                or request_class.role(self._snapshot, nodes.layout) is not Role.FIRST
+            ):
                 continue
             problem = self._problem(self._snapshot.nodes[names[0]])
             found = _search_on_node(problem)
             if found is None:
-                shape.hopeless.add(nodes)
+                request_class.hopeless.add(nodes)
             elif isinstance(found, _Found) or not found.only_this_node:
                 return found
         return None
@@ -306,11 +313,11 @@ class _Question:
         """Whether a claim is allocated, and may exclude nodes."""
         return any(c.status.allocation is not None for c in self._claims)
 
-    def _found(self, shape: Shape, choice: Choice) -> _Found:
+    def _found(self, request_class: RequestClass, choice: Choice) -> _Found:
         """The answer for these claims and this node, from one for claims and nodes like them."""
         plans = tuple(
             replace(plan, name=str(claim.key), claim=claim, allocation=claim.status.allocation)
-            for plan, claim in zip(shape.plans, self._claims, strict=True)
+            for plan, claim in zip(request_class.plans, self._claims, strict=True)
         )
         view = self._snapshot.index.view(self._snapshot.nodes[choice.node])
         # With steps of its own: an answer must not be lost because the search for it took all there were.
@@ -326,15 +333,19 @@ class _Question:
             picks[place.claim].append(Pick(alternative, candidate, consumed))
         return _Found(problem, picks, choice.chosen)
 
-    def _last_word_of_classes(self, fleet: Fleet, shape: Shape, refused: set[str]) -> Outcome:
+    def _last_word_of_classes(self, fleet: Fleet, request_class: RequestClass, refused: set[str]) -> Outcome:
         """Nothing fits: where Kubernetes' search might say something else, it is asked, once per class."""
         failures: list[Failed] = []
         number = failed = 0
         gave_up = False
-        for names, nodes in fleet.classes(shape, self._allowed()):
+        for names, nodes in fleet.classes(request_class, self._allowed()):
             number += len(names)
             mine = refused & set(names) if refused else ()
-            if not (nodes in shape.unsolved or mine or shape.doubtful(self._snapshot, nodes.layout)):
+            if not (
+                nodes in request_class.unsolved
+                or mine
+                or request_class.doubtful(self._snapshot, nodes.layout)
+            ):
                 continue
             outcome = _first_on_node(self._problem(self._snapshot.nodes[names[0]]))
             if isinstance(outcome, Failed) and outcome.only_this_node:
@@ -347,13 +358,15 @@ class _Question:
             return failures[0]
         if gave_up:
             return _gave_up()
-        return DoesNotFit(self._explain, lambda: self._tell(fleet, shape), lambda: self._brief(shape))
+        return DoesNotFit(
+            self._explain, lambda: self._tell(fleet, request_class), lambda: self._brief(request_class)
+        )
 
-    def _tell(self, fleet: Fleet, shape: Shape) -> str:
+    def _tell(self, fleet: Fleet, request_class: RequestClass) -> str:
         """The summary, from a look at one node of each class, and at most at ``_MOST_CLASSES``."""
-        if not shape.index.shows(self._snapshot, self._rules):
+        if not request_class.index.shows(self._snapshot, self._rules):
             return reasons.summary(self._explain())  # the index has gone on to another snapshot since
-        known = fleet.classes(shape, self._allowed())
+        known = fleet.classes(request_class, self._allowed())
         if len(known) > _MOST_CLASSES:
             known.sort(key=lambda item: (-len(item[0]), item[0][0]))
         shown = sorted((names for names, _ in known[:_MOST_CLASSES]), key=lambda names: names[0])
@@ -384,10 +397,10 @@ class _Question:
         except BudgetExhausted:
             return None
 
-    def _brief(self, shape: Shape) -> str:
+    def _brief(self, request_class: RequestClass) -> str:
         """The number of nodes, and the reasons on one node of each of a few layouts."""
         layouts: dict[object, str] = {}
-        for nodes in shape.index.classes:
+        for nodes in request_class.index.classes:
             if nodes.nodes and nodes.layout not in layouts:
                 layouts[nodes.layout] = nodes.nodes[0]
             if len(layouts) == _SAMPLE:

@@ -26,7 +26,7 @@ from dra_driver.structured.model.types import (
     DoesNotFit,
     Failed,
     NodePolicy,
-    PoolRules,
+    PoolPolicies,
     Strategy,
 )
 
@@ -71,7 +71,7 @@ def allocate_group(
     strategy: Strategy = Strategy.BEST_FIT,
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
-    pools: PoolRules | None = None,
+    pools: PoolPolicies | None = None,
     policy: NodePolicy = NodePolicy.PACK,
     budget: Budget | None = None,
 ) -> GroupAllocated | DoesNotFit | Failed:
@@ -181,7 +181,7 @@ class _Group:
         strategy: Strategy,
         nodes: Collection[str] | None,
         ignore_taint: Callable[[DeviceTaint], bool] | None,
-        pools: PoolRules | None,
+        pools: PoolPolicies | None,
         policy: NodePolicy,
         budget: Budget,
     ) -> None:

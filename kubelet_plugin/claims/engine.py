@@ -5,7 +5,7 @@ server away, device still held, another call for the same claim) is waited for i
 ``Timing.budget``. Effects themselves are never cut short.
 
 Between calls nothing is kept that another instance of the plugin could make untrue: a transaction holds the
-``Turn``, and whoever gets it anew reads again what is durable.
+``NodeLock``, and whoever gets it anew reads again what is durable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dra_driver.preparation import (
     renewed,
 )
 from kubelet_plugin.claims.host_files import EverythingThere, Host
-from kubelet_plugin.claims.locks import ClaimLocks, NoOtherInstance, Turn
+from kubelet_plugin.claims.locks import ClaimLocks, NodeLock, NoNodeLock
 from kubelet_plugin.claims.metadata_directory import Metadata, NoMetadata
 from kubelet_plugin.claims.recovery import Recovery
 from kubelet_plugin.claims.stores import NO_CHECKPOINT, Checkpoints, Specs
@@ -105,7 +105,7 @@ class Engine:
         devices: Callable[[], Mapping[str, NodeDevice]],
         hardware: Hardware | None = None,
         timing: Timing | None = None,
-        turn: Turn | None = None,
+        node_lock: NodeLock | None = None,
         boot_id: str = "",
         metadata: Metadata | None = None,
         metadata_directory: str = "",
@@ -123,8 +123,8 @@ class Engine:
         self._timing = timing or Timing()
         self._released = Changes()
         self._claim_locks = ClaimLocks()
-        self._turn: Turn = turn or NoOtherInstance()
-        self._turn.on_taken(self._read_again)
+        self._node_lock: NodeLock = node_lock or NoNodeLock()
+        self._node_lock.on_taken(self._read_again)
         self._boot_id = boot_id
         self._metadata: Metadata = metadata or NoMetadata()
         self._metadata_directory = metadata_directory
@@ -180,7 +180,7 @@ class Engine:
         """
         self._restoring = True  # reads everything anyway, and knows what to do where it cannot
         try:
-            async with self._turn.held(asyncio.get_running_loop().time() + self._timing.start):
+            async with self._node_lock.held(asyncio.get_running_loop().time() + self._timing.start):
                 await self._restore()
         finally:
             self._restoring = False
@@ -239,7 +239,7 @@ class Engine:
 
     async def prepared(self) -> tuple[PreparedClaim, ...]:
         """The records of claims that are prepared or were before a reboot, whichever instance did it."""
-        async with self._turn.held(asyncio.get_running_loop().time() + self._timing.budget):
+        async with self._node_lock.held(asyncio.get_running_loop().time() + self._timing.budget):
             return tuple(
                 c for c in self._checkpoints.current if c.standing in (ClaimState.COMPLETED, ClaimState.ENDED)
             )
@@ -275,7 +275,7 @@ class Engine:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self._claim_locks.held(uid, deadline))
-                await stack.enter_async_context(self._turn.held(deadline))
+                await stack.enter_async_context(self._node_lock.held(deadline))
             except PrepareError as e:
                 log.info("a claim is busy and was not looked at", uid=uid, error=str(e))
                 yield False
@@ -312,7 +312,7 @@ class Engine:
             log.warning("unprepare of what cannot have been prepared", error=str(e))
             return
         deadline = asyncio.get_running_loop().time() + self._timing.budget
-        async with self._claim_locks.held(uid, deadline), self._turn.held(deadline):
+        async with self._claim_locks.held(uid, deadline), self._node_lock.held(deadline):
             record = self._checkpoints.current.get(uid)
             state = record.standing if record else ClaimState.ABSENT
             await self._steps.carry_out(uid, record, state, Event.UNPREPARE)
@@ -385,7 +385,7 @@ class Engine:
         limit = min(deadline, loop.time() + self._timing.patience)
         while True:
             try:
-                async with self._turn.held(deadline):
+                async with self._node_lock.held(deadline):
                     await self._note_boot()
                     return await self._repeat(uid)
             except PrepareError as e:
@@ -413,7 +413,7 @@ class Engine:
         limit = min(deadline, loop.time() + self._timing.patience)
         while True:
             seen = self._released.count
-            async with self._turn.held(deadline):
+            async with self._node_lock.held(deadline):
                 # While we waited, another instance may have prepared it.
                 if (devices := await self._repeat(planned.uid)) is not None:
                     return devices

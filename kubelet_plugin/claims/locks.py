@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from dra_driver.api.meta import Uid
 from dra_driver.errors import PrepareError
 
-__all__ = ["ClaimLocks", "NoOtherInstance", "StateLock", "Turn"]
+__all__ = ["ClaimLocks", "NoNodeLock", "NodeLock", "StateLock"]
 
 _POLL_SECONDS: Final = 0.005
 # How long an instance with calls all the time keeps another one waiting.
@@ -22,7 +22,7 @@ _FAIR_SECONDS: Final = 1.0
 Taken = Callable[[], Awaitable[None]]
 
 
-class Turn(Protocol):
+class NodeLock(Protocol):
     """The right to change the node's memory, as the engine sees it."""
 
     def on_taken(self, taken: Taken) -> None:
@@ -38,8 +38,8 @@ class Turn(Protocol):
         ...
 
 
-class NoOtherInstance:
-    """Implements ``Turn`` where there is one instance only."""
+class NoNodeLock:
+    """Implements ``NodeLock`` where there is one instance only."""
 
     def on_taken(self, taken: Taken) -> None:
         """Never comes from elsewhere."""
@@ -51,7 +51,7 @@ class NoOtherInstance:
 
 
 class StateLock:
-    """Implements ``Turn`` with ``flock``, which ends with the process that holds it.
+    """Implements ``NodeLock`` with ``flock``, which ends with the process that holds it.
 
     During a rolling update two instances share one state directory. A process holds the lock while any of its
     transactions runs, and lets it go in between; it is never held while something is waited for. A second
@@ -68,12 +68,12 @@ class StateLock:
         self._idle = asyncio.Event()
 
     def on_taken(self, taken: Taken) -> None:
-        """See ``Turn.on_taken``."""
+        """See ``NodeLock.on_taken``."""
         self._taken = taken
 
     @asynccontextmanager
     async def held(self, deadline: float) -> AsyncIterator[None]:
-        """See ``Turn.held``."""
+        """See ``NodeLock.held``."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._enter()

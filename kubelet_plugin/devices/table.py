@@ -16,7 +16,7 @@ import structlog
 from dra_driver.api import names
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
-from dra_driver.discovery import BackendReport, KeptBackend
+from dra_driver.discovery import BackendReport, LastKnownGood
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.errors import DraError
 from dra_driver.ports import DeviceBackend, DiscoveredDevice, GpuControl
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 class DeviceTable:
     """What all backends found last.
 
-    A backend that fails keeps what it found before (``discovery.KeptBackend``): a driver that is being
+    A backend that fails keeps what it found before (``discovery.LastKnownGood``): a driver that is being
     reloaded must not withdraw devices that pods use, and no backend costs another one its devices.
 
     Attributes:
@@ -69,7 +69,7 @@ class DeviceTable:
         elsewhere: Callable[[], Iterable[DiscoveredDevice]] = tuple,
         passthrough: bool = False,
     ) -> None:
-        self._backends = tuple(KeptBackend(b, optional=optional) for b in backends)
+        self._backends = tuple(LastKnownGood(b, optional=optional) for b in backends)
         self._controls = tuple(controls) or (None,) * len(self._backends)
         self._daemons = daemons or NoDaemons()
         self._complete = complete
@@ -147,7 +147,7 @@ class DeviceTable:
         if self._keep is not None:
             await self._keep()
 
-    def _look(self, backend: KeptBackend) -> None:
+    def _look(self, backend: LastKnownGood) -> None:
         if not self.released:  # while this waited for its turn
             backend.look(self._complete)
 

@@ -200,7 +200,7 @@ class GpuHardware:
         """See ``Hardware``."""
         for setting in record.settings:
             async with self._alone(setting.uuid):
-                await self._restore(setting, holdings.heirs(record.uid, setting.uuid))
+                await self._restore(setting, holdings.successors(record.uid, setting.uuid))
 
     async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""
@@ -233,7 +233,7 @@ class GpuHardware:
         """See ``Hardware``."""
         for setting in record.settings:
             async with self._alone(setting.uuid):
-                others = holdings.heirs(record.uid, setting.uuid)
+                others = holdings.successors(record.uid, setting.uuid)
                 if setting.daemon and not any(o.daemon for o in others):
                     await self._call(self._daemons.stop, setting.device)
         for device, partition in _partitions(record):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dra_driver.discovery.core.control import Places, control_of
+from dra_driver.discovery.core.control import ToolPaths, control_of
 from dra_driver.discovery.core.pci_binding import PciFunctions
 from dra_driver.ports import DeviceBackend, GpuControl, Pausable
 from kubelet_plugin.config import Configuration
@@ -48,7 +48,7 @@ def set_up(
     """Opens nothing yet: libraries are opened by the first call that needs them."""
     # Beside real hardware the daemons are real, and simulated GPUs do without.
     simulated = bool(backends) and all(b.name == "simulated" for b in backends)
-    places = Places(
+    places = ToolPaths(
         nvidia_smi=configuration.nvidia_smi,
         proc_root=configuration.procfs_root,
         state_dir=configuration.state,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import yaml
-from embedded_hands import EmbeddedHands
-from local_hands import LocalHands
+from embedded_hands import EmbeddedActions
+from local_hands import LocalActions
 
 from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES
@@ -43,7 +43,7 @@ for _body in OBJECTS:
 SETUP = examples.setup_objects(OBJECTS)
 
 
-class Hands(Protocol):
+class Actions(Protocol):
     """What can be done to a cluster of our own beyond its API."""
 
     parts: tuple[str, ...]
@@ -80,7 +80,7 @@ class Cluster(Protocol):
     """What the suite needs of a cluster."""
 
     api: KubeApi
-    hands: Hands | None
+    actions: Actions | None
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
         """What each container of a running pod sees; None where that cannot be told."""
@@ -90,7 +90,7 @@ class Embedded:
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self.cluster = cluster
         self.api = cluster.api
-        self.hands: Hands | None = EmbeddedHands(cluster)
+        self.actions: Actions | None = EmbeddedActions(cluster)
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
         sandbox = self.cluster.nodes[pod.spec.node_name].kubelet.runtime.sandboxes.get(pod.metadata.uid)
@@ -98,9 +98,9 @@ class Embedded:
 
 
 class Existing:
-    def __init__(self, api: KubeApi, hands: Hands | None = None) -> None:
+    def __init__(self, api: KubeApi, actions: Actions | None = None) -> None:
         self.api = api
-        self.hands = hands
+        self.actions = actions
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
         # The suite's containers print the variables that they got, shortly after they have started.
@@ -153,7 +153,7 @@ async def open_cluster(kind: str) -> AsyncIterator[Cluster]:
     else:
         path = os.environ.get("KUBECONFIG")
         async with await KubeApi.connect(Path(path) if path else None) as api:
-            yield Existing(api, LocalHands(api) if kind == "local" else None)
+            yield Existing(api, LocalActions(api) if kind == "local" else None)
 
 
 async def eventually(what: str, condition: Callable[[], Awaitable[bool]], seconds: float = SECONDS) -> None:
@@ -222,8 +222,8 @@ async def every_node_published(cluster: Cluster) -> bool:
 
 def leftovers(cluster: Cluster, node: str) -> list[str]:
     """What claims have left on a node: CDI files, entries of the checkpoint, MPS daemons, MIG instances."""
-    assert cluster.hands is not None
-    state, cdi = cluster.hands.state(node)
+    assert cluster.actions is not None
+    state, cdi = cluster.actions.state(node)
     found = [f"CDI file {path.name}" for path in sorted(cdi.glob("k8s.*")) if path.is_file()]
     with contextlib.suppress(FileNotFoundError):
         claims = Checkpoint.decode((state / "checkpoint.json").read_bytes())
@@ -239,10 +239,10 @@ def leftovers(cluster: Cluster, node: str) -> list[str]:
 
 def gpu_settings(cluster: Cluster, node: str) -> Mapping[str, Mapping[str, Any]]:
     """What is set on a node's simulated GPUs."""
-    assert cluster.hands is not None
+    assert cluster.actions is not None
     try:
         found: dict[str, dict[str, Any]] = json.loads(
-            (cluster.hands.state(node)[0] / "simulated-gpus.json").read_bytes()
+            (cluster.actions.state(node)[0] / "simulated-gpus.json").read_bytes()
         )
     except FileNotFoundError:
         return {}
@@ -251,8 +251,8 @@ def gpu_settings(cluster: Cluster, node: str) -> Mapping[str, Mapping[str, Any]]
 
 def set_health(cluster: Cluster, node: str, device: str, *health: Mapping[str, str]) -> None:
     """Makes a simulated GPU ill, or well again without arguments."""
-    assert cluster.hands is not None
-    file = cluster.hands.hardware(node)
+    assert cluster.actions is not None
+    file = cluster.actions.hardware(node)
     profile = yaml.safe_load(file.read_text())
     for gpu in profile["gpus"]:
         if "gpu-" + gpu["pciAddress"].replace(":", "-").replace(".", "-") == device:

@@ -18,7 +18,7 @@ _OTHER = "import sys; sys.path.insert(0, {folder!r}); from dra_driver.cli.main i
 BY_NODE = "--publish=node"
 
 
-class EmbeddedHands:
+class EmbeddedActions:
     """Implements ``e2e_support.Hands``."""
 
     parts = ("plugin", "kubelet", "controller")
@@ -28,7 +28,7 @@ class EmbeddedHands:
         self._present: dict[str, tuple[str, ...]] = {}
 
     async def kill(self, part: str, node: str) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         if part == "kubelet":
             await self._cluster.restart_kubelet(node)
             return
@@ -37,20 +37,20 @@ class EmbeddedHands:
         await self._cluster.start_process(process)
 
     async def reboot(self, node: str) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         await self._cluster.reboot(node)
 
     def hardware(self, node: str) -> Path:
-        """See ``Hands``."""
+        """See ``Actions``."""
         return self._cluster.nodes[node].layout.hardware
 
     def state(self, node: str) -> tuple[Path, Path]:
-        """See ``Hands``."""
+        """See ``Actions``."""
         layout = self._cluster.nodes[node].layout
         return layout.state, layout.cdi
 
     async def previous(self) -> str:
-        """See ``Hands``."""
+        """See ``Actions``."""
         folder = self._cluster.root / "previous"
         try:
             commit = await asyncio.to_thread(unpack, folder)
@@ -70,7 +70,7 @@ class EmbeddedHands:
         return commit
 
     async def current(self, node: str) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         cluster = self._cluster
         for simulated in cluster.nodes.values():
             old = simulated.plugin
@@ -89,7 +89,7 @@ class EmbeddedHands:
         await cluster.ready()
 
     async def publish(self, node: str, *, by_node: bool) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         plugin = self._cluster.nodes[node].plugin
         await plugin.stop()
         others = tuple(word for word in plugin.command if word != BY_NODE)
@@ -97,14 +97,14 @@ class EmbeddedHands:
         await self._cluster.start_process(plugin)
 
     async def controllers(self, *, run: bool) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         if run:
             await self._cluster.start_process(self._cluster.controller)
         else:
             await self._cluster.controller.stop()
 
     async def uninstall(self) -> list[str]:
-        """See ``Hands``."""
+        """See ``Actions``."""
         nodes = list(self._cluster.nodes.values())
         for process in [p for n in nodes for p in (n.plugin, n.nic_plugin) if p is not None]:
             await process.stop()

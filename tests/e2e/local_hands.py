@@ -21,7 +21,7 @@ from dra_driver.kube import KubeApi
 KUBELET = Path("/var/lib/kubelet")
 
 
-class LocalHands:
+class LocalActions:
     """Implements ``e2e_support.Hands``."""
 
     parts = ("plugin", "kubelet", "controller", "runtime")
@@ -30,7 +30,7 @@ class LocalHands:
         self._api = api
 
     async def kill(self, part: str, node: str) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         if part in ("kubelet", "runtime"):
             await ask("restart", name="containerd" if part == "runtime" else part)
             return
@@ -43,36 +43,36 @@ class LocalHands:
             await asyncio.sleep(0.1)
 
     async def reboot(self, node: str) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         await ask("reboot")
 
     def hardware(self, node: str) -> Path:
-        """See ``Hands``."""
+        """See ``Actions``."""
         return Path(os.environ["E2E_FILES"], "gpus.yaml")
 
     def state(self, node: str) -> tuple[Path, Path]:
-        """See ``Hands``."""
+        """See ``Actions``."""
         return KUBELET / "plugins" / DEFAULT_DRIVER_NAME, Path("/var/run/cdi")
 
     async def previous(self) -> str:
-        """See ``Hands``."""
+        """See ``Actions``."""
         return str(await ask("previous"))
 
     async def current(self, node: str) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         await ask("current")
 
     async def publish(self, node: str, *, by_node: bool) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         # The manifests as they are say nothing, which is the controller.
         await (ask("agent_flag", flag="--publish=node") if by_node else ask("current"))
 
     async def controllers(self, *, run: bool) -> None:
-        """See ``Hands``."""
+        """See ``Actions``."""
         await ask("controllers", number="2" if run else "0")
 
     async def uninstall(self) -> list[str]:
-        """See ``Hands``."""
+        """See ``Actions``."""
         await ask("uninstall")
         return traces(KUBELET / "plugins_registry", KUBELET / "plugins", Path("/var/run/cdi"))
 

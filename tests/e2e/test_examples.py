@@ -29,7 +29,7 @@ async def observe(cluster: Cluster) -> list[Outcome]:
     for outcome in outcomes:
         if outcome.pod is not None and outcome.phase == "Running":
             outcome.containers = await cluster.containers(outcome.pod)
-            if cluster.hands is not None:
+            if cluster.actions is not None:
                 outcome.gpu_settings = gpu_settings(cluster, outcome.node)
     return outcomes
 
@@ -100,7 +100,7 @@ def test_deleting_the_pods_leaves_nothing(background: Background, applied: Appli
             claims = (await cluster.api.list(RESOURCE_CLAIMS, namespace)).items
             held = [c for c in claims if c.status.allocation is not None or c.metadata.owner_references]
             found.extend(f"claim {c.key}" for c in held)
-        if cluster.hands is not None:
+        if cluster.actions is not None:
             for node in (await cluster.api.list(NODES)).items:
                 found.extend(leftovers(cluster, node.metadata.name))
         return not found

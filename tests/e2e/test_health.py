@@ -30,7 +30,7 @@ pod = partial(e2e_support.pod, NAMESPACE)
 
 @pytest.fixture(autouse=True)
 def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
-    if cluster.hands is None:
+    if cluster.actions is None:
         pytest.skip("only on a cluster of its own does the suite make GPUs fail")
     background.run(make_namespace(cluster, NAMESPACE))
     yield

@@ -17,7 +17,7 @@ from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
-    from e2e_support import Background, Cluster, Hands
+    from e2e_support import Actions, Background, Cluster
 
 pytestmark = pytest.mark.e2e
 
@@ -54,24 +54,24 @@ async def handed_over(cluster: Cluster, node: str, *, by_node: bool) -> None:
 @pytest.fixture
 def node(background: Background, cluster: Cluster) -> Iterator[str]:
     """One that publishes by itself, in a cluster without a controller, for this test."""
-    hands = cluster.hands
-    if hands is None:
+    actions = cluster.actions
+    if actions is None:
         pytest.skip("only a cluster of its own does the suite set up anew")
     background.run(eventually("all devices to be published", partial(every_node_published, cluster)))
     name = min(background.run(published(cluster)))
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     background.run(examples.apply(cluster.api, [body]))
-    background.run(hands.publish(name, by_node=True))
+    background.run(actions.publish(name, by_node=True))
     try:
         background.run(handed_over(cluster, name, by_node=True))
-        background.run(hands.controllers(run=False))
+        background.run(actions.controllers(run=False))
         try:
             yield name
         finally:
-            background.run(hands.controllers(run=True))
+            background.run(actions.controllers(run=True))
     finally:
         background.run(clear(cluster, NAMESPACE))
-        background.run(hands.publish(name, by_node=False))
+        background.run(actions.publish(name, by_node=False))
         background.run(handed_over(cluster, name, by_node=False))
 
 
@@ -86,10 +86,10 @@ def test_pods_get_devices_without_a_controller_over_restarts(
         assert views is not None
         assert device in views["main"].env.values()
 
-    async def restarted(hands: Hands, part: str, *, wiped: bool) -> None:
+    async def restarted(actions: Actions, part: str, *, wiped: bool) -> None:
         epoch = (await published(cluster))[node]
         before = {s.metadata.uid for s in await slices_of(cluster, node)}
-        await hands.kill(part, node)
+        await actions.kill(part, node)
 
         async def back() -> bool:
             now = {s.metadata.uid for s in await slices_of(cluster, node)}
@@ -99,14 +99,14 @@ def test_pods_get_devices_without_a_controller_over_restarts(
         await eventually(f"slices after the restart of the {part}", back)
 
     async def scenario() -> None:
-        hands = cluster.hands
-        assert hands is not None
+        actions = cluster.actions
+        assert actions is not None
         await runs("first")
         (before,) = await running(cluster, NAMESPACE, "first")
         # A kubelet deletes the slices of its node at its start, an agent that is back in time keeps its own.
-        await restarted(hands, "kubelet", wiped=True)
+        await restarted(actions, "kubelet", wiped=True)
         await runs("after-the-kubelet")
-        await restarted(hands, "plugin", wiped=False)
+        await restarted(actions, "plugin", wiped=False)
         await runs("after-the-plugin")
         (after,) = await running(cluster, NAMESPACE, "first")
         assert after.metadata.uid == before.metadata.uid

@@ -17,7 +17,7 @@ from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
-    from e2e_support import Background, Cluster, Hands
+    from e2e_support import Actions, Background, Cluster
 
 pytestmark = pytest.mark.e2e
 
@@ -35,10 +35,10 @@ def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def hands(cluster: Cluster) -> Hands:
-    if cluster.hands is None:
+def actions(cluster: Cluster) -> Actions:
+    if cluster.actions is None:
         pytest.skip("only on a cluster of its own does the suite kill parts")
-    return cluster.hands
+    return cluster.actions
 
 
 async def another_runs(cluster: Cluster, name: str) -> None:
@@ -48,9 +48,9 @@ async def another_runs(cluster: Cluster, name: str) -> None:
 
 @pytest.mark.parametrize("part", ["plugin", "kubelet", "controller", "runtime"])
 def test_pods_outlive_the_restart_of(
-    background: Background, cluster: Cluster, hands: Hands, part: str
+    background: Background, cluster: Cluster, actions: Actions, part: str
 ) -> None:
-    if part not in hands.parts:
+    if part not in actions.parts:
         pytest.skip("the embedded cluster's containers exist on paper: no runtime to restart")
 
     async def scenario() -> None:
@@ -59,7 +59,7 @@ def test_pods_outlive_the_restart_of(
         node = before.spec.node_name
         devices = await allocated(cluster, NAMESPACE, "kept")
         epoch = (await published(cluster))[node]
-        await hands.kill(part, node)
+        await actions.kill(part, node)
 
         async def back() -> bool:
             return (await published(cluster)).get(node, 0) > epoch
@@ -82,7 +82,7 @@ def test_pods_outlive_the_restart_of(
 
 
 def test_pods_come_back_after_a_reboot_of_their_node(
-    background: Background, cluster: Cluster, hands: Hands
+    background: Background, cluster: Cluster, actions: Actions
 ) -> None:
     async def scenario() -> None:
         lasting = pod("p", "kept", restartPolicy="Always")
@@ -91,7 +91,7 @@ def test_pods_come_back_after_a_reboot_of_their_node(
         node = before.spec.node_name
         devices = await allocated(cluster, NAMESPACE, "kept")
         epoch = (await published(cluster))[node]
-        await hands.reboot(node)
+        await actions.reboot(node)
 
         async def back() -> bool:
             return (await published(cluster)).get(node, 0) > epoch
@@ -105,7 +105,7 @@ def test_pods_come_back_after_a_reboot_of_their_node(
 
         await eventually("the pod to run again with its device", sees_its_device)
         assert await allocated(cluster, NAMESPACE, "kept") == devices
-        _, cdi = hands.state(node)
+        _, cdi = actions.state(node)
         assert list(cdi.glob("k8s.*claim*")), "the CDI file that the reboot took was not written again"
         await another_runs(cluster, "q")
 
@@ -113,10 +113,10 @@ def test_pods_come_back_after_a_reboot_of_their_node(
 
 
 def test_an_update_leaves_running_pods_and_slices_alone(
-    background: Background, cluster: Cluster, hands: Hands
+    background: Background, cluster: Cluster, actions: Actions
 ) -> None:
     async def scenario() -> None:
-        version = await hands.previous()
+        version = await actions.previous()
         if version.startswith("- "):
             pytest.skip(version[2:])
         await eventually("all devices to be published", partial(every_node_published, cluster))
@@ -137,7 +137,7 @@ def test_an_update_leaves_running_pods_and_slices_alone(
         async with asyncio.TaskGroup() as group:
             group.create_task(watch_slices())
             try:
-                await hands.current(node)
+                await actions.current(node)
             finally:
                 finished.set()
         await eventually("all devices to be published", partial(every_node_published, cluster))

@@ -102,7 +102,7 @@ def test_partitions_are_made_for_their_claims_and_unmade_after_them(
         await examples.apply(cluster.api, [claim("more", mig("3g.40gb")), pod("more", "more")])
         await waits(cluster, "more")
         node = first.spec.node_name
-        if cluster.hands is not None:
+        if cluster.actions is not None:
             assert [len(g["instances"]) for g in gpu_settings(cluster, node).values() if g.get("mig")] == [2]
         await cluster.api.delete(PODS, "half-0", NAMESPACE)
         await running(cluster, NAMESPACE, "more")
@@ -111,7 +111,7 @@ def test_partitions_are_made_for_their_claims_and_unmade_after_them(
         async def whole() -> bool:
             return not any(g.get("instances") or g.get("mig") for g in gpu_settings(cluster, node).values())
 
-        if cluster.hands is not None:
+        if cluster.actions is not None:
             await eventually("the GPU to be whole again", whole)
 
     background.run(scenario())

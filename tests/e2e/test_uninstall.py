@@ -23,7 +23,7 @@ DRIVERS = (DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME)
 
 
 def test_nothing_is_left(background: Background, cluster: Cluster) -> None:
-    if cluster.hands is None:
+    if cluster.actions is None:
         pytest.skip("only a cluster of its own is the suite's to take the driver off")
     left: list[str] = []
 
@@ -41,11 +41,11 @@ def test_nothing_is_left(background: Background, cluster: Cluster) -> None:
         return not left
 
     async def scenario() -> None:
-        assert cluster.hands is not None
+        assert cluster.actions is not None
         # Workloads go first, as the documentation says: without the node agent their claims cannot be undone.
         for namespace in sorted({e.key.namespace for e in EXAMPLES}):
             await clear(cluster, namespace)
-        files = await cluster.hands.uninstall()
+        files = await cluster.actions.uninstall()
         try:
             # The kubelet takes the slices of a driver that is gone away after 30 s.
             await eventually("nothing to be left", nothing)

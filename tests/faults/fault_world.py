@@ -36,9 +36,9 @@ from typing import Any
 import structlog
 import yaml
 
-from controller.allocate import avoided
 from controller.allocate import loop as allocator
-from controller.allocate.interest import is_our_taint
+from controller.allocate import node_backoff as avoided
+from controller.allocate.ownership import is_our_taint
 from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.publish import handover, policies

@@ -15,8 +15,8 @@ import random
 import pytest
 from support.fake_cluster import FakeCluster, unreachable
 
-from controller.allocate import avoided
-from controller.allocate.interest import is_our_taint
+from controller.allocate import node_backoff as avoided
+from controller.allocate.ownership import is_our_taint
 from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.publish import handover, policies

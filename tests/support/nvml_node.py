@@ -20,7 +20,7 @@ from node_agent import DRIVER, add_claim, claim, nvidia_nodes, running
 
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.core.control import Places, control_of
+from dra_driver.discovery.core.control import ToolPaths, control_of
 from dra_driver.ports import DeviceBackend, TelemetrySource
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
 
@@ -54,7 +54,7 @@ async def _call(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
 async def _look(node: Any, verb: str, backend: DeviceBackend, proc: Path, *arguments: Any) -> Any:
     if verb == "administrator":
         method, *rest = arguments
-        getattr(control_of(backend, Places(proc_root=proc)), method)(*rest)
+        getattr(control_of(backend, ToolPaths(proc_root=proc)), method)(*rest)
         return {}
     if verb == "samples":
         assert isinstance(backend, TelemetrySource)

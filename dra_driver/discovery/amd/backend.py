@@ -91,7 +91,7 @@ class AmdGpuBackend:
         return self._sysfs_root / "module" / "amdgpu" / "drivers" / "pci:amdgpu"
 
     @property
-    def looked_for(self) -> str:
+    def diagnostics(self) -> str:
         """Where ``discover`` looks."""
         return f"PCI functions in {self._drivers}, nodes in {amdgpu_kfd.nodes_folder(self._sysfs_root)}"
 

@@ -8,11 +8,11 @@ from typing import Protocol, runtime_checkable
 
 from dra_driver.ports import DeviceBackend, GpuControl
 
-__all__ = ["ControllableBackend", "Places", "control_of"]
+__all__ = ["ControllableBackend", "ToolPaths", "control_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ToolPaths:
     """Where the tools and files are that a control needs.
 
     Attributes:
@@ -32,11 +32,11 @@ class Places:
 class ControllableBackend(Protocol):
     """A backend that gives a control for its devices."""
 
-    def control(self, places: Places) -> GpuControl | None:
+    def control(self, places: ToolPaths) -> GpuControl | None:
         """Shares the backend's library handles; None where nothing can be changed."""
         ...
 
 
-def control_of(backend: DeviceBackend, places: Places) -> GpuControl | None:
+def control_of(backend: DeviceBackend, places: ToolPaths) -> GpuControl | None:
     """The control for the devices of a backend; None where there is none."""
     return backend.control(places) if isinstance(backend, ControllableBackend) else None

@@ -71,7 +71,7 @@ class GenericBackend:
         return self._log.current
 
     @property
-    def looked_for(self) -> str:
+    def diagnostics(self) -> str:
         """Where ``discover`` looks."""
         return f"{', '.join(rule.name for rule in self._rules)} of {self._path}"
 

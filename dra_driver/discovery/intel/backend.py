@@ -89,7 +89,7 @@ class IntelGpuBackend:
         return self._sysfs_root / "bus" / "pci" / "devices"
 
     @property
-    def looked_for(self) -> str:
+    def diagnostics(self) -> str:
         """Where ``discover`` looks, and what it left out."""
         text = f"display controllers of vendor 0x8086 in {self._functions}"
         if self._left_out:

@@ -19,7 +19,7 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.discovery.core import links as link_groups
 from dra_driver.discovery.core import pci, schema
-from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.discovery.nvidia import products
 from dra_driver.discovery.nvidia.conditions import Conditions
@@ -152,7 +152,7 @@ class NvmlBackend:
             self._last = {}
             self._let_go = True
 
-    def control(self, places: Places) -> NvmlControl:
+    def control(self, places: ToolPaths) -> NvmlControl:
         """See ``control.ControllableBackend.control``."""
         return NvmlControl(
             self.session, smi=places.nvidia_smi, proc_root=places.proc_root, dev_root=self._dev_root

@@ -17,7 +17,7 @@ import msgspec
 from dra_driver.api.inventory import InventoryDevice, PartitionProfile
 from dra_driver.api.partitions import partition_name
 from dra_driver.api.resource import DeviceAttribute
-from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.errors import PrepareError
 from dra_driver.ports import (
@@ -52,7 +52,7 @@ class WholeGpus(Protocol):
         """See ``ports.DeviceBackend``."""
         ...
 
-    def control(self, places: Places) -> GpuControl | None:
+    def control(self, places: ToolPaths) -> GpuControl | None:
         """See ``control.ControllableBackend``."""
         ...
 
@@ -121,7 +121,7 @@ class NvmlInstancesBackend:
         self._published = frozenset(d.device.name for d in devices)
         return sorted(devices, key=lambda d: d.device.name)
 
-    def control(self, places: Places) -> GpuControl | None:
+    def control(self, places: ToolPaths) -> GpuControl | None:
         """Settings of whole GPUs; MIG devices are their administrator's."""
         return self._gpus.control(places)
 
@@ -150,7 +150,7 @@ class NvmlInstancesBackend:
         self._gpus.close()
 
     def _instances(self, gpu: DiscoveredDevice, problems: list[Problem]) -> list[DiscoveredDevice]:
-        control = self._gpus.control(Places(proc_root=self._proc_root))
+        control = self._gpus.control(ToolPaths(proc_root=self._proc_root))
         try:
             instances = control.instances(gpu.uuid) if control is not None else ()
         except PrepareError as e:

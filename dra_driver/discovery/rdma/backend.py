@@ -111,7 +111,7 @@ class RdmaBackend:
         return self._sysfs_root / "class" / "infiniband"
 
     @property
-    def looked_for(self) -> str:
+    def diagnostics(self) -> str:
         """Where ``discover`` looks."""
         return f"RDMA devices in {self._class}"
 

@@ -14,7 +14,7 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceLink, InventoryDevice
 from dra_driver.discovery.core import links as link_groups
 from dra_driver.discovery.core import schema, strict
-from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.nvidia import products
 from dra_driver.discovery.simulated import profile as simulated_profile
@@ -102,7 +102,7 @@ class SimulatedBackend:
         """See ``ports.TelemetrySource``: of devices whose profile gives a load."""
         return [DeviceSample(device=name, utilization=load) for name, load in self._loads.items()]
 
-    def control(self, places: Places) -> SimulatedControl:
+    def control(self, places: ToolPaths) -> SimulatedControl:
         """See ``control.ControllableBackend.control``."""
         file = None if places.state_dir is None else places.state_dir / STATE_FILE
         return SimulatedControl(

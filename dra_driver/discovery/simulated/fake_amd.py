@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from dra_driver.discovery.simulated.fake_spec import FakeGroup, FakeMachine, Place
+from dra_driver.discovery.simulated.fake_spec import DevicePosition, FakeGroup, FakeMachine
 from dra_driver.discovery.simulated.fake_tree import FakeTree
 
 __all__ = ["FakeKfd", "write_amd"]
@@ -55,7 +55,7 @@ class FakeKfd:
         self._tree.file(f"{_NODES}/{node}/io_links/{index}/properties", text)
 
 
-def unique_id(place: Place) -> int:
+def unique_id(place: DevicePosition) -> int:
     """A number that is the same for the same address, as a serial number would be."""
     return int.from_bytes(hashlib.sha256(str(place.address).encode()).digest()[:8], "big") >> 1
 
@@ -86,7 +86,7 @@ def write_amd(tree: FakeTree, kfd: FakeKfd, group: FakeGroup, first_xcp: int) ->
     return first_xcp
 
 
-def _function(tree: FakeTree, group: FakeGroup, place: Place) -> str:
+def _function(tree: FakeTree, group: FakeGroup, place: DevicePosition) -> str:
     texts, numbers = group.texts, group.numbers
     tells_id = group.flags.get("uniqueIDs", True)
     folder = tree.pci_function(
@@ -122,7 +122,7 @@ def _function(tree: FakeTree, group: FakeGroup, place: Place) -> str:
     return folder
 
 
-def _nodes(kfd: FakeKfd, group: FakeGroup, place: Place, renders: list[int]) -> list[int]:
+def _nodes(kfd: FakeKfd, group: FakeGroup, place: DevicePosition, renders: list[int]) -> list[int]:
     numbers = group.numbers
     count = numbers.get("partitions", 1)
     per_unit = numbers.get("simdPerUnit", 4)

@@ -61,7 +61,7 @@ from typing import Final
 from dra_driver.discovery.core import strict
 from dra_driver.discovery.core.pci import PciAddress
 
-__all__ = ["FakeGroup", "FakeMachine", "Place", "decode"]
+__all__ = ["DevicePosition", "FakeGroup", "FakeMachine", "decode"]
 
 _KINDS: Final = ("amdgpu", "intel", "nvidia", "rdma")
 _COMMON: Final = ("kind", "at", "deviceID", "class", "revision")
@@ -106,7 +106,7 @@ _MAX_DEVICES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DevicePosition:
     """Where a device is; ``numa`` is −1 where the firmware does not tell."""
 
     address: PciAddress
@@ -119,7 +119,7 @@ class FakeGroup:
     """Equal devices. What the description leaves out is in none of the mappings."""
 
     kind: str
-    places: tuple[Place, ...]
+    places: tuple[DevicePosition, ...]
     texts: Mapping[str, str]
     numbers: Mapping[str, int]
     flags: Mapping[str, bool]
@@ -228,7 +228,7 @@ _PLACE: Final = re.compile(
 )
 
 
-def _place(reader: strict.Reader, value: object, path: str) -> Place | None:
+def _place(reader: strict.Reader, value: object, path: str) -> DevicePosition | None:
     match = _PLACE.fullmatch(value) if isinstance(value, str) else None
     address = PciAddress.parse(match["address"]) if match else None
     if match is None or address is None:
@@ -239,4 +239,4 @@ def _place(reader: strict.Reader, value: object, path: str) -> Place | None:
         )
         return None
     root = match["root"] or f"pci{address.domain:04x}:{max(address.bus - 1, 0):02x}"
-    return Place(address, root, int(match["numa"] or -1))
+    return DevicePosition(address, root, int(match["numa"] or -1))

@@ -6,7 +6,7 @@ import hashlib
 import uuid
 
 from dra_driver.discovery.core.pci import PciAddress
-from dra_driver.discovery.simulated.fake_spec import FakeGroup, Place
+from dra_driver.discovery.simulated.fake_spec import DevicePosition, FakeGroup
 from dra_driver.discovery.simulated.fake_tree import FakeTree
 
 __all__ = ["write_intel", "write_nvidia", "write_rdma"]
@@ -29,7 +29,9 @@ def _virtual(address: PciAddress, number: int) -> PciAddress:
     return PciAddress(address.domain, address.bus + (slot >> 8), slot >> 3 & 0x1F, slot & 7)
 
 
-def _virtual_functions(tree: FakeTree, group: FakeGroup, place: Place, driver: str | None) -> list[str]:
+def _virtual_functions(
+    tree: FakeTree, group: FakeGroup, place: DevicePosition, driver: str | None
+) -> list[str]:
     """The virtual functions of a device: their directories."""
     vendor = "8086" if group.kind == "intel" else group.texts.get("vendorID", "15b3")
     facts = _facts(group, vendor, "030000" if group.kind == "intel" else "020000")

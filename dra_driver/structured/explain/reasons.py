@@ -16,7 +16,7 @@ from dra_driver.structured.matching.constraints import ANY_DOMAIN
 from dra_driver.structured.matching.plan import Alternative, ClaimPlan
 from dra_driver.structured.matching.problem import Candidate, NodeProblem, Verdict
 from dra_driver.structured.model.pools import DeviceEntry, PoolView
-from dra_driver.structured.model.types import Exclusion, NodeReasons, Rule
+from dra_driver.structured.model.types import Exclusion, ExclusionReason, NodeReasons
 from dra_driver.structured.search.bounds import devices_needed, too_few_devices
 
 __all__ = ["Alike", "node_reasons", "refused_node", "summary", "summary_of"]
@@ -26,20 +26,20 @@ _NEARNESS: Final = {
     rule: i
     for i, rule in enumerate(
         (
-            Rule.NODE_SELECTOR,
-            Rule.NO_DEVICES,
-            Rule.POOL_NOT_USABLE,
-            Rule.CLASS,
-            Rule.POOL_INVALID,
-            Rule.POOL_INCOMPLETE,
-            Rule.SELECTOR,
-            Rule.SELECTOR_ERROR,
-            Rule.CAPACITY,
-            Rule.TAINT,
-            Rule.IN_USE,
-            Rule.CAPACITY_IN_USE,
-            Rule.COUNTERS,
-            Rule.CONSTRAINT,
+            ExclusionReason.NODE_SELECTOR,
+            ExclusionReason.NO_DEVICES,
+            ExclusionReason.POOL_NOT_USABLE,
+            ExclusionReason.CLASS,
+            ExclusionReason.POOL_INVALID,
+            ExclusionReason.POOL_INCOMPLETE,
+            ExclusionReason.SELECTOR,
+            ExclusionReason.SELECTOR_ERROR,
+            ExclusionReason.CAPACITY,
+            ExclusionReason.TAINT,
+            ExclusionReason.IN_USE,
+            ExclusionReason.CAPACITY_IN_USE,
+            ExclusionReason.COUNTERS,
+            ExclusionReason.CONSTRAINT,
         )
     )
 }
@@ -48,7 +48,13 @@ _LISTED: Final = 3
 _EXPRESSION: Final = 120
 # What was found are names: other ones on each node, as a rule.
 _WITH_NAMES: Final = frozenset(
-    {Rule.IN_USE, Rule.CONSTRAINT, Rule.POOL_NOT_USABLE, Rule.POOL_INVALID, Rule.POOL_INCOMPLETE}
+    {
+        ExclusionReason.IN_USE,
+        ExclusionReason.CONSTRAINT,
+        ExclusionReason.POOL_NOT_USABLE,
+        ExclusionReason.POOL_INVALID,
+        ExclusionReason.POOL_INCOMPLETE,
+    }
 )
 # Of nodes about which the same is said, so many are looked at one by one for names.
 _LOOKED_AT: Final = 8
@@ -81,7 +87,7 @@ def node_reasons(problem: NodeProblem) -> NodeReasons:
 def _nothing(problem: NodeProblem, alternative: Alternative) -> list[Exclusion]:
     """The node has no device in a pool that may be used."""
     pools = [str(pool.id) for pool in problem.unusable if pool.devices]
-    rule = Rule.POOL_NOT_USABLE if pools else Rule.NO_DEVICES
+    rule = ExclusionReason.POOL_NOT_USABLE if pools else ExclusionReason.NO_DEVICES
     return [Exclusion(alternative.claim, alternative.request, None, rule, "", _list(pools))]
 
 
@@ -89,7 +95,8 @@ def refused_node(node: Node, plans: Sequence[ClaimPlan]) -> NodeReasons:
     """A node that is excluded by the allocation of another claim of the pod."""
     held = [plan for plan in plans if plan.allocation is not None]
     return NodeReasons(
-        node.metadata.name, tuple(Exclusion(plan.name, "", None, Rule.NODE_SELECTOR) for plan in held)
+        node.metadata.name,
+        tuple(Exclusion(plan.name, "", None, ExclusionReason.NODE_SELECTOR) for plan in held),
     )
 
 
@@ -100,26 +107,30 @@ def _exclude(
     pool: PoolView,
     lacking: Callable[[], int],
 ) -> Exclusion:
-    def because(rule: Rule, wanted: str = "", found: str = "") -> Exclusion:
+    def because(rule: ExclusionReason, wanted: str = "", found: str = "") -> Exclusion:
         return Exclusion(alternative.claim, alternative.request, entry.id, rule, wanted, found)
 
     looked = problem.look(alternative, entry, pool)
     if isinstance(looked, Verdict):
         return because(looked.rule, looked.wanted, looked.found)
     if looked.error is not None:
-        return because(Rule.SELECTOR_ERROR, "", looked.error)
+        return because(ExclusionReason.SELECTOR_ERROR, "", looked.error)
     if pool.invalid or pool.incomplete:
-        return because(Rule.POOL_INVALID if pool.invalid else Rule.POOL_INCOMPLETE, "", str(pool.id))
+        return because(
+            ExclusionReason.POOL_INVALID if pool.invalid else ExclusionReason.POOL_INCOMPLETE,
+            "",
+            str(pool.id),
+        )
     if looked.tainted:
         taints = problem.blocking_taints(alternative, entry)
-        return because(Rule.TAINT, "", ", ".join(f"{t.key}={t.value}:{t.effect}" for t in taints))
+        return because(ExclusionReason.TAINT, "", ", ".join(f"{t.key}={t.value}:{t.effect}" for t in taints))
     if looked.allocated and not alternative.admin:
         holder = problem.snapshot.allocated.pool(pool.id).devices[entry.id.device]
-        return because(Rule.IN_USE, "", holder)
+        return because(ExclusionReason.IN_USE, "", holder)
     short = next((key for key, amount, left in looked.counters if amount > left), None)
     if short is not None:
-        return because(Rule.COUNTERS, f"counter {short[2]} of {short[1]}")
-    return because(Rule.CONSTRAINT, _demand(problem, alternative, looked, lacking()))
+        return because(ExclusionReason.COUNTERS, f"counter {short[2]} of {short[1]}")
+    return because(ExclusionReason.CONSTRAINT, _demand(problem, alternative, looked, lacking()))
 
 
 def _demand(problem: NodeProblem, alternative: Alternative, candidate: Candidate, lacking: int) -> str:
@@ -179,11 +190,11 @@ class _Group:
     named: list[list[Exclusion]]
     complete: bool = True
 
-    def count(self, rule: Rule | None = None) -> int:
+    def count(self, rule: ExclusionReason | None = None) -> int:
         """How many devices were excluded; by one rule, or by all."""
         return sum(n for e, n in self.exclusions if rule is None or e.rule is rule)
 
-    def found(self, *rules: Rule) -> str:
+    def found(self, *rules: ExclusionReason) -> str:
         """What was found on the nodes by some rules, as a list of names."""
         by_node = [{e.found for e in of if e.found and e.rule in rules} for of in self.named]
         names = sorted(set().union(*by_node))
@@ -251,9 +262,17 @@ def _decisive(node: NodeReasons) -> list[Exclusion]:
     # Of several requests the one without anything near; alternatives of one request are near each other.
     worst = min(requests.values(), key=lambda es: (max(_NEARNESS[e.rule] for e in es), len(es)))
     rule = max((e.rule for e in worst), key=_NEARNESS.__getitem__)
-    if rule is Rule.CONSTRAINT:
+    if rule is ExclusionReason.CONSTRAINT:
         return [
-            e for e in worst if e.rule in (Rule.CONSTRAINT, Rule.IN_USE, Rule.CAPACITY_IN_USE, Rule.COUNTERS)
+            e
+            for e in worst
+            if e.rule
+            in (
+                ExclusionReason.CONSTRAINT,
+                ExclusionReason.IN_USE,
+                ExclusionReason.CAPACITY_IN_USE,
+                ExclusionReason.COUNTERS,
+            )
         ]
     return [e for e in worst if e.rule is rule]
 
@@ -263,8 +282,8 @@ def _shape(node: NodeReasons) -> str:
     if not decisive:
         return ""
     rules = Counter(e.rule for e in decisive)
-    wanted = sorted({e.wanted for e in decisive if e.rule is not Rule.IN_USE})
-    free = rules.get(Rule.CONSTRAINT, 0)
+    wanted = sorted({e.wanted for e in decisive if e.rule is not ExclusionReason.IN_USE})
+    free = rules.get(ExclusionReason.CONSTRAINT, 0)
     return "|".join([*sorted(r.value for r in rules), *wanted, str(free)])
 
 
@@ -277,36 +296,38 @@ def _sentence(group: _Group) -> str:
     fit = f"{count} that fit{'s' * (group.count() == 1)}"
     rule = max((e.rule for e in exclusions), key=_NEARNESS.__getitem__)
     match rule:
-        case Rule.NODE_SELECTOR:
+        case ExclusionReason.NODE_SELECTOR:
             claims = _list(sorted({e.claim for e in exclusions}))
             return (
                 f"{'is' if group.number == 1 else 'are'} not where the allocated claim {claims} can be used"
             )
-        case Rule.NO_DEVICES:
+        case ExclusionReason.NO_DEVICES:
             return f"{have} no devices"
-        case Rule.POOL_NOT_USABLE:
+        case ExclusionReason.POOL_NOT_USABLE:
             return f"{have} devices only in pools that may not be used here ({group.found(rule)})"
-        case Rule.CLASS:
+        case ExclusionReason.CLASS:
             return f"{have} no device of class {exclusions[0].wanted}"
-        case Rule.SELECTOR:
+        case ExclusionReason.SELECTOR:
             expressions = _list([_short(e) for e in dict.fromkeys(e.wanted for e in exclusions)])
             return f"{have} {count} of the class, none selected by {expressions}"
-        case Rule.SELECTOR_ERROR:
+        case ExclusionReason.SELECTOR_ERROR:
             return f"{have} {count} that a selector cannot judge ({exclusions[0].found})"
-        case Rule.POOL_INVALID | Rule.POOL_INCOMPLETE:
-            what = "an invalid pool" if rule is Rule.POOL_INVALID else "a pool that is being updated"
+        case ExclusionReason.POOL_INVALID | ExclusionReason.POOL_INCOMPLETE:
+            what = (
+                "an invalid pool" if rule is ExclusionReason.POOL_INVALID else "a pool that is being updated"
+            )
             return f"{have} {count} in {what} ({group.found(rule)})"
-        case Rule.CAPACITY:
+        case ExclusionReason.CAPACITY:
             return f"{have} {_too_small(exclusions, group.count())}"
-        case Rule.TAINT:
+        case ExclusionReason.TAINT:
             return f"{have} {fit}, tainted {_list(sorted({e.found for e in exclusions}))}"
-        case Rule.IN_USE:
+        case ExclusionReason.IN_USE:
             return f"{have} {fit}, all allocated{_holders(group)}"
-        case Rule.CAPACITY_IN_USE:
+        case ExclusionReason.CAPACITY_IN_USE:
             return f"{have} {fit}, with too little left of {_left(exclusions)}"
-        case Rule.COUNTERS:
+        case ExclusionReason.COUNTERS:
             return f"{have} {fit}, excluded by partitions in use ({exclusions[0].wanted} used up)"
-        case Rule.CONSTRAINT:
+        case ExclusionReason.CONSTRAINT:
             return f"{have} {_together(group)}"
 
 
@@ -341,7 +362,7 @@ def _largest(amounts: Iterable[str]) -> str:
 
 
 def _holders(group: _Group) -> str:
-    holders = group.found(Rule.IN_USE)
+    holders = group.found(ExclusionReason.IN_USE)
     if not holders:
         return ""
     many = " " in holders  # names have none
@@ -350,9 +371,11 @@ def _holders(group: _Group) -> str:
 
 def _together(group: _Group) -> str:
     """Devices that are free and would fit: how many each of the nodes has, and what is asked of them."""
-    busy = group.count(Rule.IN_USE)
-    number = group.count(Rule.CONSTRAINT) // group.number
-    wanted = list(dict.fromkeys(e.wanted for e, _ in group.exclusions if e.rule is Rule.CONSTRAINT))
+    busy = group.count(ExclusionReason.IN_USE)
+    number = group.count(ExclusionReason.CONSTRAINT) // group.number
+    wanted = list(
+        dict.fromkeys(e.wanted for e, _ in group.exclusions if e.rule is ExclusionReason.CONSTRAINT)
+    )
     fit = f"{number} free device{'s' * (number != 1)} that fit{'s' * (number == 1)}"
     if group.number > 1:
         fit += " each"

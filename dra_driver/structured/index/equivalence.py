@@ -23,7 +23,7 @@ from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.pools import DeviceEntry, Local, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState, PoolState
-from dra_driver.structured.model.types import NodePolicy, PoolID, PoolPolicy, PoolRules, Strategy
+from dra_driver.structured.model.types import NodePolicy, PoolID, PoolPolicies, PoolPolicy, Strategy
 
 __all__ = ["ComponentClass", "FleetIndex", "Layout", "NodeClass", "state_of"]
 
@@ -146,7 +146,7 @@ class FleetIndex:
         self._nodes: PersistentMap[str, Node] = PersistentMap()
         self._local: PersistentMap[str, Local] = PersistentMap()
         self._everywhere: object = None
-        self._rules: PoolRules = PersistentMap()
+        self._rules: PoolPolicies = PersistentMap()
         self._taken: PersistentMap[PoolID, PoolState] = PersistentMap()
         # Nodes that the snapshot has changed and that are not in their new classes yet.
         self._left: set[str] = set()
@@ -161,7 +161,7 @@ class FleetIndex:
         # Whether there has been a layout with a pool that is used first-fit.
         self.first_fit = False
 
-    def follow(self, snapshot: Snapshot, budget: Budget, rules: PoolRules | None = None) -> None:
+    def follow(self, snapshot: Snapshot, budget: Budget, rules: PoolPolicies | None = None) -> None:
         """Bring the classes up to the snapshot, and to how pools are used where there is no default.
 
         Raises:
@@ -182,7 +182,7 @@ class FleetIndex:
             self._place(snapshot, name, budget)
             self._left.discard(name)
 
-    def shows(self, snapshot: Snapshot, rules: PoolRules | None = None) -> bool:
+    def shows(self, snapshot: Snapshot, rules: PoolPolicies | None = None) -> bool:
         """Whether the classes are those of the snapshot, with pools used in this way."""
         return (
             not self._left
@@ -202,7 +202,7 @@ class FleetIndex:
         """The class of a node of the snapshot that was followed."""
         return self._where[node]
 
-    def _dirty(self, snapshot: Snapshot, rules: PoolRules) -> set[str]:
+    def _dirty(self, snapshot: Snapshot, rules: PoolPolicies) -> set[str]:
         index = snapshot.index
         if index.everywhere is not self._everywhere:
             return set(snapshot.nodes) | set(self._where)

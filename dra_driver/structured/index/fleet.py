@@ -13,12 +13,12 @@ from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured.index.columns import Column, Columns
 from dra_driver.structured.index.equivalence import FleetIndex, NodeClass
-from dra_driver.structured.index.shapes import Shape, Solved
+from dra_driver.structured.index.request_classes import RequestClass, Solved
 from dra_driver.structured.matching.plan import ClaimPlan, compile_claims
 from dra_driver.structured.matching.problem import Options
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.snapshot import Snapshot
-from dra_driver.structured.model.types import DEFAULT_POLICY, PoolPolicy, PoolRules
+from dra_driver.structured.model.types import DEFAULT_POLICY, PoolPolicies, PoolPolicy
 
 __all__ = ["Fleet"]
 
@@ -36,12 +36,12 @@ _MOST_VALUES: Final = 64
 
 
 class Fleet:
-    """Indexes and shapes of the snapshots that come from one another."""
+    """Indexes and request classes of the snapshots that come from one another."""
 
     def __init__(self) -> None:
         self._columns = Columns()
         self._indexes: OrderedDict[tuple[frozenset[Column], _Use], FleetIndex] = OrderedDict()
-        self._shapes: OrderedDict[Hashable, Shape] = OrderedDict()
+        self._request_classes: OrderedDict[Hashable, RequestClass] = OrderedDict()
         self._shared: dict[Hashable, Solved | None] = {}
         # Columns of which it is known how many values they have.
         self._judged: set[Column] = set()
@@ -50,14 +50,14 @@ class Fleet:
         self._classes: object = None
         self._scale: object = None
 
-    def shape(
+    def request_class(
         self,
         snapshot: Snapshot,
         claims: Sequence[ResourceClaim],
         options: Options,
-        rules: PoolRules | None,
+        rules: PoolPolicies | None,
         budget: Budget,
-    ) -> Shape:
+    ) -> RequestClass:
         """What is known about claims like these; its index has followed the snapshot.
 
         Raises:
@@ -72,17 +72,17 @@ class Fleet:
             options.ignore_taint,
             use,
         )
-        shape = self._shapes.get(key)
-        if shape is None:
+        request_class = self._request_classes.get(key)
+        if request_class is None:
             plans = compile_claims(claims, snapshot.classes, snapshot.features)
             index = self._index(snapshot, plans, use, rules, budget)
-            shape = self._shapes[key] = Shape(plans, index, options, self._shared)
-            if len(self._shapes) > _MOST_SHAPES:
-                self._shapes.popitem(last=False)
+            request_class = self._request_classes[key] = RequestClass(plans, index, options, self._shared)
+            if len(self._request_classes) > _MOST_SHAPES:
+                self._request_classes.popitem(last=False)
         else:
-            self._shapes.move_to_end(key)
-        shape.follow(snapshot, rules, budget)
-        return shape
+            self._request_classes.move_to_end(key)
+        request_class.follow(snapshot, rules, budget)
+        return request_class
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Does now what the first question would have to do: looks at every device."""
@@ -90,18 +90,18 @@ class Fleet:
         self._index(snapshot, (), DEFAULT_POLICY, None, Budget())
 
     def classes(
-        self, shape: Shape, allowed: Callable[[str], bool] | None
+        self, request_class: RequestClass, allowed: Callable[[str], bool] | None
     ) -> list[tuple[list[str], NodeClass]]:
         """The node classes that have nodes that are allowed, with their names; by the first name."""
         found = []
-        for nodes in shape.index.classes:
+        for nodes in request_class.index.classes:
             names = nodes.nodes if allowed is None else list(filter(allowed, nodes.nodes))
             if names:
                 found.append((names, nodes))
         found.sort(key=lambda item: item[0][0])
         return found
 
-    def _line(self, rules: PoolRules) -> int:
+    def _line(self, rules: PoolPolicies) -> int:
         """Which rules these are: an index that follows two of them in turns looks at every node each time."""
         line = self._lines.get(rules.origin)
         if line is None:
@@ -121,7 +121,7 @@ class Fleet:
             # Costs are fractions of the largest amounts.
             self._indexes.clear()
             self._shared.clear()
-        self._shapes.clear()
+        self._request_classes.clear()
         self._classes, self._scale = snapshot.classes, scale
 
     def _index(
@@ -129,7 +129,7 @@ class Fleet:
         snapshot: Snapshot,
         plans: Sequence[ClaimPlan],
         use: _Use,
-        rules: PoolRules | None,
+        rules: PoolPolicies | None,
         budget: Budget,
     ) -> FleetIndex:
         needed = self._needed(snapshot, plans, budget)
@@ -156,7 +156,7 @@ class Fleet:
         snapshot: Snapshot,
         columns: frozenset[Column],
         use: _Use,
-        rules: PoolRules | None,
+        rules: PoolPolicies | None,
         budget: Budget,
     ) -> FleetIndex:
         default = use if isinstance(use, PoolPolicy) else None
@@ -172,8 +172,8 @@ class Fleet:
         return index
 
     def _drop_shapes(self, index: FleetIndex) -> None:
-        for key in [k for k, s in self._shapes.items() if s.index is index]:
-            del self._shapes[key]
+        for key in [k for k, s in self._request_classes.items() if s.index is index]:
+            del self._request_classes[key]
 
     def _needed(self, snapshot: Snapshot, plans: Sequence[ClaimPlan], budget: Budget) -> frozenset[Column]:
         columns: set[Column] = set()

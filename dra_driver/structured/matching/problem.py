@@ -14,7 +14,7 @@ from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, ClaimP
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
-from dra_driver.structured.model.types import DEFAULT_POLICY, PoolID, PoolPolicy, Rule
+from dra_driver.structured.model.types import DEFAULT_POLICY, ExclusionReason, PoolID, PoolPolicy
 
 __all__ = ["Candidate", "CounterNeed", "NodeProblem", "Options", "Verdict"]
 
@@ -47,7 +47,7 @@ class Options:
 class Verdict:
     """Why a device is no candidate."""
 
-    rule: Rule
+    rule: ExclusionReason
     wanted: str = ""
     found: str = ""
 
@@ -196,15 +196,15 @@ class NodeProblem:
             of_class = i < alternative.class_selectors
             if result is False:
                 return (
-                    Verdict(Rule.CLASS, alternative.device_class.metadata.name)
+                    Verdict(ExclusionReason.CLASS, alternative.device_class.metadata.name)
                     if of_class
-                    else Verdict(Rule.SELECTOR, expression)
+                    else Verdict(ExclusionReason.SELECTOR, expression)
                 )
             where = f"class {alternative.device_class.metadata.name}" if of_class else str(alternative)
             candidate.error = f"{where}: selector fails on device {entry.id}: {result}"
             return candidate
         if entry.id.device in pool.off_node:
-            return Verdict(Rule.NODE_SELECTOR)
+            return Verdict(ExclusionReason.NODE_SELECTOR)
         if not self._measure(alternative, candidate):
             return self._too_small(alternative, candidate)
         candidate.tainted = self.snapshot.features.device_taints and any(
@@ -230,14 +230,14 @@ class NodeProblem:
         if taken is not None and capacity.fits(taken, device.capacity, _NONE):
             short = capacity.shortfall(taken, device.capacity, candidate.used) or ""
             left = device.capacity[short].value - candidate.used[short]
-            return Verdict(Rule.CAPACITY_IN_USE, f"{short} {taken[short]}", str(left))
+            return Verdict(ExclusionReason.CAPACITY_IN_USE, f"{short} {taken[short]}", str(left))
         for name, amount in alternative.capacity.items():
             have = device.capacity.get(name)
             if have is None:
-                return Verdict(Rule.CAPACITY, f"{name} {amount}", "")
+                return Verdict(ExclusionReason.CAPACITY, f"{name} {amount}", "")
             if taken is None or amount > have.value or taken[name] > have.value:
-                return Verdict(Rule.CAPACITY, f"{name} {amount}", str(have.value))
-        return Verdict(Rule.CAPACITY)
+                return Verdict(ExclusionReason.CAPACITY, f"{name} {amount}", str(have.value))
+        return Verdict(ExclusionReason.CAPACITY)
 
     def serves(self, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Candidate | None:
         """The device as a candidate for a claim with one device, whether or not it is in use as a whole."""

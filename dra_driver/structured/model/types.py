@@ -20,15 +20,15 @@ __all__ = [
     "DeviceID",
     "DoesNotFit",
     "Exclusion",
+    "ExclusionReason",
     "Failed",
     "Features",
     "NodePolicy",
     "NodeReasons",
     "Outcome",
     "PoolID",
+    "PoolPolicies",
     "PoolPolicy",
-    "PoolRules",
-    "Rule",
     "Strategy",
 ]
 
@@ -135,11 +135,11 @@ class PoolPolicy(NamedTuple):
 
 DEFAULT_POLICY: Final = PoolPolicy()
 
-PoolRules = PersistentMap[PoolID, PoolPolicy]
+PoolPolicies = PersistentMap[PoolID, PoolPolicy]
 """Pools that may be used, and how."""
 
 
-class Rule(enum.Enum):
+class ExclusionReason(enum.Enum):
     """The first thing that excluded a device (or a whole node) for a request, in the order of the checks."""
 
     NODE_SELECTOR = "node selector"
@@ -182,7 +182,7 @@ class Exclusion:
     claim: str
     request: str
     device: DeviceID | None
-    rule: Rule
+    rule: ExclusionReason
     wanted: str = ""
     found: str = ""
 

@@ -115,9 +115,9 @@ def test_what_was_looked_for_counts_the_gpus_without_driver(tmp_path: Path) -> N
         function.mkdir(parents=True)
         (function / "class").write_text(f"{kind}\n")
         (function / "vendor").write_text(f"{vendor}\n")
-    kept = discovery.KeptBackend(Empty())
+    kept = discovery.LastKnownGood(Empty())
     kept.look()
-    lines = discovery.looked_for([kept], sysfs_root=tmp_path, dev_root=tmp_path)
+    lines = discovery.diagnostics([kept], sysfs_root=tmp_path, dev_root=tmp_path)
     assert "a: no devices" in lines
     assert (
         f"sysfs: {tmp_path}/bus/pci/devices: 4 PCI functions; display controllers: 1 NVIDIA, 1 AMD, 0 Intel"

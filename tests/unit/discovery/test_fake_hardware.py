@@ -10,7 +10,7 @@ import hardware_support as hw
 import pytest
 
 from dra_driver.cli import main
-from dra_driver.discovery import GPU_BACKENDS, NIC_BACKENDS, KeptBackend, open_backends
+from dra_driver.discovery import GPU_BACKENDS, NIC_BACKENDS, LastKnownGood, open_backends
 from dra_driver.discovery.simulated import fake_hardware
 from dra_driver.errors import ConfigurationError
 from dra_driver.ports import DiscoveredDevice
@@ -22,7 +22,7 @@ def discover(root: Path) -> list[DiscoveredDevice]:
     # NVML is a library, not files: what it finds here depends on the machine that runs the tests.
     kinds = [n for n in (*GPU_BACKENDS, *NIC_BACKENDS) if n != "nvml"]
     opened = open_backends(kinds, sysfs_root=root / "sys", dev_root=root / "dev", node_name="n")
-    return [device for backend in opened for device in KeptBackend(backend, optional=True).look()]
+    return [device for backend in opened for device in LastKnownGood(backend, optional=True).look()]
 
 
 @pytest.mark.parametrize("spec", SPECS)

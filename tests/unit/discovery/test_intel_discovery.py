@@ -58,7 +58,7 @@ def test_integrated_gpus_only_where_asked_for(tmp_path: Path) -> None:
     root = hw.machine(tmp_path, "arc")
     one = backend(root)
     assert len(one.discover()) == 2
-    assert "left out: 1 integrated" in one.looked_for
+    assert "left out: 1 integrated" in one.diagnostics
     devices = discover(root, integrated=True)
     assert [hw.value(d, "integrated") for d in devices] == [True, None, None]
 

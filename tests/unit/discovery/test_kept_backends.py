@@ -15,7 +15,7 @@ from node_agent import NODE, device, eventually, inventory, running
 
 from dra_driver.api.core import NODES
 from dra_driver.cli import main
-from dra_driver.discovery import HardwareAbsent, KeptBackend, Problem
+from dra_driver.discovery import HardwareAbsent, LastKnownGood, Problem
 from dra_driver.errors import DiscoveryError
 from dra_driver.ports import DiscoveredDevice
 from kubelet_plugin.devices.table import DeviceTable
@@ -47,7 +47,7 @@ def reasons(devices: Sequence[DiscoveredDevice]) -> dict[str, list[str]]:
 
 
 def test_an_error_leaves_what_was_found_as_it_was() -> None:
-    kept = KeptBackend(Fake("a", [ONE], DiscoveryError("a: driver says 999"), [ONE, TWO]))
+    kept = LastKnownGood(Fake("a", [ONE], DiscoveryError("a: driver says 999"), [ONE, TWO]))
     assert kept.look() == (ONE,)
     assert kept.look() == (ONE,)
     assert (kept.report.state, kept.report.message) == ("failed", "a: driver says 999")
@@ -56,7 +56,7 @@ def test_an_error_leaves_what_was_found_as_it_was() -> None:
 
 
 def test_a_driver_that_vanished_keeps_new_pods_away_until_it_is_back() -> None:
-    kept = KeptBackend(Fake("a", [ONE], GONE, GONE, [ONE]), optional=True)
+    kept = LastKnownGood(Fake("a", [ONE], GONE, GONE, [ONE]), optional=True)
     kept.look()
     assert reasons(kept.look()) == {"gpu-1": ["DriverAbsent"]}
     assert reasons(kept.look()) == {"gpu-1": ["DriverAbsent"]}
@@ -67,7 +67,7 @@ def test_a_driver_that_vanished_keeps_new_pods_away_until_it_is_back() -> None:
 
 
 def test_an_error_after_the_driver_vanished_is_only_an_error() -> None:
-    kept = KeptBackend(Fake("a", [ONE], GONE, DiscoveryError("a: busy")))
+    kept = LastKnownGood(Fake("a", [ONE], GONE, DiscoveryError("a: busy")))
     kept.look()
     kept.look()
     assert kept.look() == (ONE,)
@@ -76,13 +76,13 @@ def test_an_error_after_the_driver_vanished_is_only_an_error() -> None:
 
 @pytest.mark.parametrize(("optional", "state"), [(True, "absent"), (False, "failed")])
 def test_hardware_that_never_was_is_an_answer_only_where_nobody_asked(optional: bool, state: str) -> None:
-    kept = KeptBackend(Fake("a", GONE), optional=optional)
+    kept = LastKnownGood(Fake("a", GONE), optional=optional)
     assert kept.look() == ()
     assert (kept.report.state, kept.answered) == (state, optional)
 
 
 def test_a_bug_of_a_backend_is_an_error() -> None:
-    kept = KeptBackend(Fake("a", [ONE], KeyError("x")))
+    kept = LastKnownGood(Fake("a", [ONE], KeyError("x")))
     kept.look()
     assert kept.look() == (ONE,)
     assert kept.report.message == "a: a bug: KeyError: 'x'"
@@ -91,7 +91,7 @@ def test_a_bug_of_a_backend_is_an_error() -> None:
 def test_what_cannot_be_learned_is_reported() -> None:
     fake = Fake("a", [ONE])
     fake.problems = (Problem("gpu-1", "uuid", "unknown"),)
-    kept = KeptBackend(fake)
+    kept = LastKnownGood(fake)
     kept.look()
     assert kept.report.problems == fake.problems
 

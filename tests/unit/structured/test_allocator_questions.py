@@ -15,12 +15,12 @@ from dra_driver.structured import (
     AllocatedState,
     DeviceID,
     DoesNotFit,
+    ExclusionReason,
     Failed,
     Features,
     PersistentMap,
     PoolID,
     PoolPolicy,
-    Rule,
     Snapshot,
     Strategy,
     allocate,
@@ -58,7 +58,7 @@ def test_when_a_taint_was_added_tells_no_nodes_apart() -> None:
     outcome = allocate(cluster, [claim("c", exactly())], ignore_taint=lambda t: t.key == TAINT["key"])
     assert isinstance(outcome, Allocated)
     fleet = cluster.memory.of(Fleet)
-    assert len({id(n) for shape in fleet._shapes.values() for n in shape.index.classes}) == 1
+    assert len({id(n) for shape in fleet._request_classes.values() for n in shape.index.classes}) == 1
 
 
 def test_nothing_is_kept_of_nodes_that_are_gone() -> None:
@@ -140,8 +140,8 @@ def test_an_allocated_claim_keeps_its_devices_and_decides_the_node() -> None:
     second = allocate(cluster, [held, claim("second", exactly())])
     assert isinstance(second, DoesNotFit)
     assert {r.node: r.exclusions[0].rule for r in second.reasons} == {
-        "n1": Rule.IN_USE,
-        "n2": Rule.NODE_SELECTOR,
+        "n1": ExclusionReason.IN_USE,
+        "n2": ExclusionReason.NODE_SELECTOR,
     }
     alone = allocate(cluster, [held])
     assert alone == Allocated("n1", outcome.results)
@@ -269,6 +269,6 @@ def test_nodes_without_slices_have_nothing_to_offer() -> None:
     outcome = allocate(cluster, [claim("c", exactly(memory="32Gi"))])
     assert isinstance(outcome, DoesNotFit)
     assert [(r.node, r.exclusions[0].rule) for r in outcome.reasons] == [
-        ("n0", Rule.NO_DEVICES),
-        ("n1", Rule.CAPACITY),
+        ("n0", ExclusionReason.NO_DEVICES),
+        ("n1", ExclusionReason.CAPACITY),
     ]

@@ -13,8 +13,8 @@ from dra_driver.structured import (
     AllocatedState,
     DeviceID,
     DoesNotFit,
+    ExclusionReason,
     NodeReasons,
-    Rule,
     Snapshot,
     allocate,
 )
@@ -114,31 +114,31 @@ EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
         (
             [device("d", attributes={"model": "a"})],
             exactly(selectors=[{"cel": {"expression": EXPRESSION}}]),
-            Rule.SELECTOR,
+            ExclusionReason.SELECTOR,
             f"1 has 1 device of the class, none selected by {EXPRESSION}",
         ),
         (
             [device("d", "8Gi")],
             exactly(capacity={"requests": {"cores": "4"}}),
-            Rule.CAPACITY,
+            ExclusionReason.CAPACITY,
             "1 has 1 device without capacity cores",
         ),
         (
             [device("d", taints=[TAINT])],
             exactly(),
-            Rule.TAINT,
+            ExclusionReason.TAINT,
             "1 has 1 device that fits, tainted broken=yes:NoSchedule",
         ),
         (
             [device("d"), device("e")],
             exactly(3),
-            Rule.CONSTRAINT,
+            ExclusionReason.CONSTRAINT,
             "1 has only 2 free devices that fit, 3 are needed",
         ),
     ],
 )
 def test_each_rule_has_its_words(
-    devices: list[dict[str, Any]], request_: dict[str, Any], rule: Rule, text: str
+    devices: list[dict[str, Any]], request_: dict[str, Any], rule: ExclusionReason, text: str
 ) -> None:
     refused = refusal(snapshot(pool("n1", *devices)), claim("c", request_))
     assert {e.rule for e in refused.reasons[0].exclusions} == {rule}
@@ -171,7 +171,7 @@ def test_partitions_in_use_are_named() -> None:
 def test_an_incomplete_pool_is_told() -> None:
     cluster = snapshot(pool("n1", device("d"), pool={"name": "n1", "generation": 2, "resourceSliceCount": 2}))
     refused = refusal(cluster, claim("c", exactly()))
-    assert refused.reasons[0].exclusions[0].rule is Rule.POOL_INCOMPLETE
+    assert refused.reasons[0].exclusions[0].rule is ExclusionReason.POOL_INCOMPLETE
     assert "1 has 1 device in a pool that is being updated (gpu.example.com/n1)" in refused.summary()
 
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from support.fake_cluster import FakeCluster
 
+from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.decisions import Decider, Refuse, Write
-from controller.allocate.ledger import Ledger
 from controller.allocate.placement import NodeUsage
 from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
 from dra_driver.api import codec
@@ -119,7 +119,7 @@ class World:
         usage = NodeUsage()
         self.decider = Decider(
             (DRIVER,),
-            Ledger(self.informers["claims"], lambda: None),
+            AssumeCache(self.informers["claims"], lambda: None),
             usage,
             **{k: self.informers[k] for k in ("slices", "classes", "nodes", "taint_rules")},
         )

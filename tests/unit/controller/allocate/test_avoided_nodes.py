@@ -1,7 +1,7 @@
 """For how long nodes are left out for a pod that kube-scheduler turned down."""
 
-from controller.allocate import avoided
-from controller.allocate.avoided import AvoidedNodes
+from controller.allocate import node_backoff as avoided
+from controller.allocate.node_backoff import NodeBackoff
 from dra_driver.api.meta import Uid
 
 POD = Uid("p")
@@ -19,7 +19,7 @@ class Clock:
 
 def test_each_refusal_doubles_the_time_up_to_a_limit():
     clock = Clock()
-    nodes = AvoidedNodes(clock)
+    nodes = NodeBackoff(clock)
     first = nodes.add(POD, "a")
     assert nodes.add(POD, "b") == 2 * first
     assert nodes.nodes(POD) == {"a", "b"}
@@ -30,7 +30,7 @@ def test_each_refusal_doubles_the_time_up_to_a_limit():
 
 
 def test_pods_do_not_share_and_are_forgotten():
-    nodes = AvoidedNodes(Clock())
+    nodes = NodeBackoff(Clock())
     first = nodes.add(POD, "a")
     assert nodes.nodes(Uid("q")) == set()
     nodes.forget(POD)

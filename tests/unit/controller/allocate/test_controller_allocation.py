@@ -534,7 +534,7 @@ def test_when_the_scheduler_deallocates_another_node_is_tried():
 
 
 def test_a_node_is_tried_again_when_it_is_avoided_no_longer(monkeypatch):
-    monkeypatch.setattr("controller.allocate.avoided.AVOID_SECONDS", 0.2)
+    monkeypatch.setattr("controller.allocate.node_backoff.AVOID_SECONDS", 0.2)
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")

@@ -143,8 +143,8 @@ async def quiet(cluster: FakeCluster, seconds: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_invariants_hold_under_random_faults(seed, monkeypatch):
-    monkeypatch.setattr("controller.allocate.avoided.AVOID_SECONDS", 0.1)
-    monkeypatch.setattr("controller.allocate.avoided.LONGEST_AVOID_SECONDS", 0.3)
+    monkeypatch.setattr("controller.allocate.node_backoff.AVOID_SECONDS", 0.1)
+    monkeypatch.setattr("controller.allocate.node_backoff.LONGEST_AVOID_SECONDS", 0.3)
 
     async def main():
         chance = random.Random(seed)

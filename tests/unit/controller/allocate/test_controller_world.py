@@ -6,9 +6,9 @@ import random
 
 from support.fake_cluster import FakeCluster
 
-from controller.allocate.interest import protected_pools
+from controller.allocate.cluster_state import ClusterState
+from controller.allocate.ownership import protected_pools
 from controller.allocate.placement import NodeUsage, Placements
-from controller.allocate.world import World
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, Pod
 from dra_driver.api.names import CONTROLLER_TAINT
@@ -171,7 +171,7 @@ def claim_of(*classes: str) -> ResourceClaim:
 
 def test_pools_and_classes_are_followed() -> None:
     async def compare(cluster: FakeCluster, informers: dict[str, Informer], rng: random.Random) -> None:
-        world = World((OURS, "nic.example.com"), **informers)
+        world = ClusterState((OURS, "nic.example.com"), **informers)
         answers = set()
         for _ in range(250):
             kind, name, body = rng.choice(
@@ -189,15 +189,15 @@ def test_pools_and_classes_are_followed() -> None:
                 cluster.put(kind, {**body, "metadata": {**body["metadata"], "name": name}})
             await settled(cluster, *informers.values())
             world.refresh()
-            anew = World((OURS, "nic.example.com"), **informers)
+            anew = ClusterState((OURS, "nic.example.com"), **informers)
             anew.refresh()
             assert world.own == anew.own
             assert world.own == {
                 p for p in protected_pools(informers["slices"].items()) if p.driver != "other.example.com"
             }
             for claim in (claim_of("class-0"), claim_of("class-0", "class-1")):
-                assert world.interest.claim(claim) == anew.interest.claim(claim)
-                answers.add(world.interest.claim(claim).interest)
+                assert world.ownership.claim(claim) == anew.ownership.claim(claim)
+                answers.add(world.ownership.claim(claim).ownership)
         assert len(answers) >= 4
 
     async def scenario() -> None:

@@ -17,7 +17,7 @@ from dra_driver.api.resource import (
     AllocationResult,
     ResourceSlice,
 )
-from dra_driver.structured.matching import contested
+from dra_driver.structured import contested
 
 EVERYTHING = [{"operator": "Exists"}]
 

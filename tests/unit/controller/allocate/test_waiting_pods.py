@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.allocate.waiting import WaitingPods, shape_of
+from controller.allocate.pending import PendingPods, signature_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
@@ -27,14 +27,14 @@ def claim(name: str, device_class: str = "gpu", topology: str = "") -> ResourceC
 
 
 def test_only_the_oldest_of_a_shape_is_tried_oldest_shape_first() -> None:
-    waiting = WaitingPods()
+    waiting = PendingPods()
     for name, second, shape in (("c", 3, b"x"), ("a", 1, b"y"), ("b", 2, b"x")):
         waiting.add(pod(name, second), shape)
     assert waiting.heads() == [ObjectKey("n", "a"), ObjectKey("n", "b")]
 
 
 def test_the_next_of_the_shape_follows_when_one_is_served() -> None:
-    waiting = WaitingPods()
+    waiting = PendingPods()
     for name, second in (("c", 3), ("a", 1), ("b", 2)):
         waiting.add(pod(name, second), b"x")
     assert waiting.remove(ObjectKey("n", "a")) == ObjectKey("n", "b")
@@ -45,7 +45,7 @@ def test_the_next_of_the_shape_follows_when_one_is_served() -> None:
 
 
 def test_a_pod_whose_shape_changes_waits_once() -> None:
-    waiting = WaitingPods()
+    waiting = PendingPods()
     waiting.add(pod("a"), b"x")
     waiting.add(pod("a"), b"y")
     assert len(waiting) == 1
@@ -53,20 +53,20 @@ def test_a_pod_whose_shape_changes_waits_once() -> None:
 
 
 def test_pods_that_ask_for_the_same_have_one_shape() -> None:
-    assert shape_of(pod("a"), [claim("1")], ()) == shape_of(pod("b"), [claim("2")], ())
+    assert signature_of(pod("a"), [claim("1")], ()) == signature_of(pod("b"), [claim("2")], ())
 
 
 def test_what_tells_pods_apart() -> None:
     container = {"name": "c", "resources": {"requests": {"cpu": "1"}}}
     shapes = [
-        shape_of(pod("a"), [claim("1")], ()),
-        shape_of(pod("a"), [claim("1", "other")], ()),
-        shape_of(pod("a"), [claim("1", topology="required:numaNode")], ()),
-        shape_of(pod("a", nodeSelector={"k": "v"}), [claim("1")], ()),
-        shape_of(pod("a", containers=[container]), [claim("1")], ()),
-        shape_of(pod("a"), [], ()),
-        shape_of(pod("b"), [], ()),
-        shape_of(pod("c"), [claim("1")], {"node1"}),
-        shape_of(pod("d", nodeName="node1"), [claim("1")], ()),
+        signature_of(pod("a"), [claim("1")], ()),
+        signature_of(pod("a"), [claim("1", "other")], ()),
+        signature_of(pod("a"), [claim("1", topology="required:numaNode")], ()),
+        signature_of(pod("a", nodeSelector={"k": "v"}), [claim("1")], ()),
+        signature_of(pod("a", containers=[container]), [claim("1")], ()),
+        signature_of(pod("a"), [], ()),
+        signature_of(pod("b"), [], ()),
+        signature_of(pod("c"), [claim("1")], {"node1"}),
+        signature_of(pod("d", nodeName="node1"), [claim("1")], ()),
     ]
     assert len(set(shapes)) == len(shapes)

@@ -22,12 +22,12 @@ import dataclasses, json, sys
 from pathlib import Path
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.errors import DraError, PrepareError
 common.configure_logging("error", "json")
 root = Path(sys.argv[1])
 backend = open_backend("nvml", sysfs_root=root / "sys", dev_root=root / "dev", node_name="n")
-control = backend.control(Places(nvidia_smi=str(root / "nvidia-smi"), proc_root=root / "proc"))
+control = backend.control(ToolPaths(nvidia_smi=str(root / "nvidia-smi"), proc_root=root / "proc"))
 control._patience = 1.0
 for name, *arguments in json.loads(sys.argv[2]):
     try:

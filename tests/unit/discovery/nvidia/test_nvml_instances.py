@@ -12,7 +12,7 @@ import pytest
 
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.problems import Problem
 from dra_driver.discovery.nvidia.instances import NvmlInstancesBackend
 from dra_driver.discovery.simulated.backend import SimulatedBackend
@@ -62,7 +62,7 @@ class Gpus:
     def close(self) -> None:
         self.closed = True
 
-    def control(self, places: Places) -> Control:
+    def control(self, places: ToolPaths) -> Control:
         assert places.proc_root == Path("/host/proc")
         return self._control
 

@@ -19,7 +19,7 @@ from test_kubelet_plugin_calls import prepare, unprepare
 
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.resource import DeviceAttribute
-from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.nvidia.smi import set_time_slice
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.discovery.simulated.control import SimulatedControl
@@ -47,7 +47,7 @@ class Machine(Backend):
         super().__init__(SimulatedBackend("dgx-a100-40", seed="n").discover())
         self.made: Control | None = None
 
-    def control(self, places: Places) -> Control:
+    def control(self, places: ToolPaths) -> Control:
         assert places.state_dir is not None
         self.made = Control(self._by_uuid, places.state_dir / "gpus.json")
         self.made.smi = places.nvidia_smi

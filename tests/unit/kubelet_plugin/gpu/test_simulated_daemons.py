@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.discovery.core.control import Places
+from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from kubelet_plugin.gpu.simulated_daemons import SimulatedDaemons
 
@@ -27,5 +27,5 @@ def test_a_daemon_is_its_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("available", [True, False])
 def test_simulated_gpus_have_daemons_where_those_are_simulated_too(available: bool) -> None:
-    control = SimulatedBackend("t4x2", seed="n").control(Places(simulated_daemons=available))
+    control = SimulatedBackend("t4x2", seed="n").control(ToolPaths(simulated_daemons=available))
     assert control.runs_daemons is available

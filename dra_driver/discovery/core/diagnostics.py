@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.core import pci
-from dra_driver.discovery.core.kept import KeptBackend
+from dra_driver.discovery.core.last_known_good import LastKnownGood
 
-__all__ = ["looked_for"]
+__all__ = ["diagnostics"]
 
 _VENDORS: Final = {"NVIDIA": pci.NVIDIA, "AMD": pci.AMD, "Intel": pci.INTEL}
 
 
-def looked_for(backends: Sequence[KeptBackend], *, sysfs_root: Path, dev_root: Path) -> list[str]:
+def diagnostics(backends: Sequence[LastKnownGood], *, sysfs_root: Path, dev_root: Path) -> list[str]:
     """What was looked for and what was there instead, a line each.
 
     Call it after the backends have looked.
@@ -34,8 +34,8 @@ def looked_for(backends: Sequence[KeptBackend], *, sysfs_root: Path, dev_root: P
     return lines
 
 
-def _of_backend(kept: KeptBackend) -> str:
+def _of_backend(kept: LastKnownGood) -> str:
     if kept.report.message:
         return kept.report.message
-    where = getattr(kept.backend, "looked_for", "")
+    where = getattr(kept.backend, "diagnostics", "")
     return f"{kept.backend.name}: no devices" + (f" ({where})" if where else "")

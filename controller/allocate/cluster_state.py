@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from controller.allocate.activity import BusyDevices
-from controller.allocate.interest import InterestIndex, Owner, is_our_taint
+from controller.allocate.ownership import Owner, OwnershipIndex, is_our_taint
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey
@@ -13,15 +13,15 @@ from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceSlice
 from dra_driver.kube import Changes, Informer
 from dra_driver.structured import AllocatedState, PoolID, Snapshot, concerns, with_rules
 
-__all__ = ["World"]
+__all__ = ["ClusterState"]
 
 
-class World:
+class ClusterState:
     """Follows the informers; ``refresh`` takes in what has changed.
 
     Attributes:
         snapshot: of the last ``refresh``.
-        interest: answers for it.
+        ownership: answers for it.
         own: pools of ours: every device carries our taint, so that kube-scheduler keeps away.
     """
 
@@ -48,7 +48,7 @@ class World:
         self._pool_of: dict[str, PoolID] = {}
         self._protected: dict[PoolID, dict[str, bool]] = {}
         self.snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
-        self.interest = InterestIndex(drivers)
+        self.ownership = OwnershipIndex(drivers)
         self.own: set[PoolID] = set()
 
     @property
@@ -87,7 +87,7 @@ class World:
                 self.own.add(pool)
             else:
                 self.own.discard(pool)
-        self.interest.follow(snapshot, owners)
+        self.ownership.follow(snapshot, owners)
         return touched
 
     def _of_pools(self, pools: Collection[PoolID], known: Collection[str]) -> list[ResourceSlice]:
@@ -131,4 +131,4 @@ class World:
             return None
         if not all(slices.values()):
             return Owner.OTHERS
-        return Owner.OURS if pool.driver in self._drivers else Owner.SIBLING
+        return Owner.OURS if pool.driver in self._drivers else Owner.OTHER_CONTROLLER

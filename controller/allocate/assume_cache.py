@@ -13,7 +13,7 @@ from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.kube import Handler, Informer
 from dra_driver.structured import AllocatedState, Holdings, PoolID
 
-__all__ = ["Ledger", "node_of", "same_devices"]
+__all__ = ["AssumeCache", "node_of", "same_devices"]
 
 
 def same_devices(a: AllocationResult, b: AllocationResult) -> bool:
@@ -43,11 +43,11 @@ def _nobody() -> None:
     return None
 
 
-class Ledger:
+class AssumeCache:
     """Claims as we know them. All methods are synchronous: a decision and its assumption are one step."""
 
     def __init__(self, claims: Informer[ResourceClaim], changed: Callable[[], None]) -> None:
-        """Makes a ledger.
+        """Make an empty cache.
 
         Args:
             claims: followed from now on.

@@ -32,11 +32,11 @@ from dra_driver.resourceslice.policies import DeviceSettings, PoolSettings
 from dra_driver.resourceslice.sharing import shared_form
 from dra_driver.resourceslice.types import GATES, Pending, ServerFeatures, Usage
 
-__all__ = ["Form", "Forms"]
+__all__ = ["Forms", "PublishedDevice"]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PublishedDevice:
     """One device to be published.
 
     Attributes:
@@ -74,7 +74,7 @@ class Forms:
         self._usage = usage
         self._features = features
         self._problems = problems
-        self.forms: list[Form] = []
+        self.forms: list[PublishedDevice] = []
         self.counters: list[CounterSet] = []
         self.missing: dict[str, str] = {}
         self.pending: list[Pending] = []
@@ -139,10 +139,10 @@ class Forms:
             self._problems.append(f"device {found.name}: no partitions, {counters}")
             counters = None
         if counters is None:
-            self.forms.append(Form(base, taints, unhealthy))
+            self.forms.append(PublishedDevice(base, taints, unhealthy))
             return
         self.counters.append(counters)
-        self.forms.append(Form(base, taints, unhealthy, (partitioning.taken_whole(counters),)))
+        self.forms.append(PublishedDevice(base, taints, unhealthy, (partitioning.taken_whole(counters),)))
         withdrawn = {p.name for p in kept}
         for partition in wanted.values():
             inventory = InventoryDevice(
@@ -152,7 +152,9 @@ class Forms:
             )
             device = clean_device(inventory, self._problems)
             blocked = self._blocked(taints) if partition.name in withdrawn else taints
-            self.forms.append(Form(device, blocked, unhealthy, (partitioning.taken_by(partition, counters),)))
+            self.forms.append(
+                PublishedDevice(device, blocked, unhealthy, (partitioning.taken_by(partition, counters),))
+            )
 
     def _chosen(
         self, partitions: Sequence[PartitionDevice], settings: DeviceSettings

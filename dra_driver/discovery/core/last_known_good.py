@@ -26,7 +26,7 @@ from dra_driver.discovery.core.problems import HardwareAbsent, Problem
 from dra_driver.errors import DraError
 from dra_driver.ports import DeviceBackend, DiscoveredDevice
 
-__all__ = ["DRIVER_ABSENT", "BackendReport", "BackendState", "KeptBackend"]
+__all__ = ["DRIVER_ABSENT", "BackendReport", "BackendState", "LastKnownGood"]
 
 DRIVER_ABSENT: Final = "DriverAbsent"
 
@@ -60,7 +60,7 @@ class BackendReport:
         return self.state in ("failed", "vanished")
 
 
-class KeptBackend:
+class LastKnownGood:
     """Looks through a backend. Not for several threads at a time.
 
     Attributes:

@@ -22,31 +22,31 @@ from dra_driver.api.resource import (
 from dra_driver.resourceslice import controller_taint
 from dra_driver.structured import AllocatedState, PoolID, Snapshot
 
-__all__ = ["ClaimInterest", "Interest", "InterestIndex", "Owner", "is_our_taint", "protected_pools"]
+__all__ = ["ClaimOwnership", "OwnedClaim", "Owner", "OwnershipIndex", "is_our_taint", "protected_pools"]
 
 
-class Interest(enum.Enum):
+class ClaimOwnership(enum.Enum):
     """Who serves a claim."""
 
     OURS = "ours"
-    THEIRS = "theirs"
-    SIBLING = "sibling"
+    KUBE_SCHEDULER = "theirs"
+    OTHER_CONTROLLER = "sibling"
     """Another controller like this one, for other drivers: its pools carry our taint, the gate is its."""
     MIXED = "mixed"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimInterest:
+class OwnedClaim:
     """The answer for one claim.
 
     Attributes:
-        interest: who serves it.
+        ownership: who serves it.
         reason: for MIXED (refused) and UNKNOWN (a class is missing).
         elsewhere: OURS, and kube-scheduler has pools with devices of every class that is asked for as well.
     """
 
-    interest: Interest
+    ownership: ClaimOwnership
     reason: str = ""
     elsewhere: bool = False
 
@@ -75,7 +75,7 @@ class Owner(enum.Enum):
     """Who allocates from a pool."""
 
     OURS = "ours"
-    SIBLING = "sibling"
+    OTHER_CONTROLLER = "sibling"
     OTHERS = "others"
 
 
@@ -92,7 +92,7 @@ class _Known:
         return frozenset(owner for owner, count in self.owners.items() if count > 0)
 
 
-class InterestIndex:
+class OwnershipIndex:
     """Follows snapshots: a changed pool is looked at once for every class that somebody has asked about.
 
     Attributes:
@@ -142,27 +142,27 @@ class InterestIndex:
             known.pools.add(pool)
             known.owners[owner] += 1
 
-    def claim(self, claim: ResourceClaim) -> ClaimInterest:
+    def claim(self, claim: ResourceClaim) -> OwnedClaim:
         """Who serves the claim."""
         flags: list[tuple[str, str, bool, bool]] = []
         for request in claim.spec.devices.requests or ():
             for name, class_name in _classes_of(request):
                 if class_name not in self._snapshot.classes:
-                    return ClaimInterest(
-                        Interest.UNKNOWN,
+                    return OwnedClaim(
+                        ClaimOwnership.UNKNOWN,
                         f"claim {claim.key}: request {name}: DeviceClass {class_name} does not exist",
                     )
                 flags.append((name, class_name, *self._class(self._snapshot.classes[class_name])))
         if flags and all(own for _, _, own, _ in flags):
             elsewhere = all(self._by_scheduler(class_name) for _, class_name, _, _ in flags)
-            return ClaimInterest(Interest.OURS, elsewhere=elsewhere)
+            return OwnedClaim(ClaimOwnership.OURS, elsewhere=elsewhere)
         if all(foreign for _, _, _, foreign in flags):
             sibling = any(self._of_siblings(class_name) for _, class_name, _, _ in flags)
-            return ClaimInterest(Interest.SIBLING if sibling else Interest.THEIRS)
+            return OwnedClaim(ClaimOwnership.OTHER_CONTROLLER if sibling else ClaimOwnership.KUBE_SCHEDULER)
         mine = next(f for f in flags if f[2] and not f[3])
         other = next(f for f in flags if f[3] and not f[2])
-        return ClaimInterest(
-            Interest.MIXED,
+        return OwnedClaim(
+            ClaimOwnership.MIXED,
             f"claim {claim.key} mixes devices that this controller allocates (request {mine[0]}, class "
             f"{mine[1]}) with devices that it does not (request {other[0]}, class {other[1]}); "
             "use one claim for each",
@@ -172,7 +172,7 @@ class InterestIndex:
         """Whether devices of ours, and whether devices of others, are in the class."""
         owners = self._look(class_).owners
         ours = owners[Owner.OURS] > 0
-        others = owners[Owner.SIBLING] > 0 or owners[Owner.OTHERS] > 0
+        others = owners[Owner.OTHER_CONTROLLER] > 0 or owners[Owner.OTHERS] > 0
         if ours or others:
             return ours, others
         # No such device anywhere at the moment (a node restarts, say). A class that names one of our
@@ -194,7 +194,7 @@ class InterestIndex:
         return self._look(self._snapshot.classes[class_name]).owners[Owner.OTHERS] > 0
 
     def _of_siblings(self, class_name: str) -> bool:
-        return self._look(self._snapshot.classes[class_name]).owners[Owner.SIBLING] > 0
+        return self._look(self._snapshot.classes[class_name]).owners[Owner.OTHER_CONTROLLER] > 0
 
 
 def _expressions(class_: DeviceClass) -> list[str]:

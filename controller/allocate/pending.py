@@ -1,8 +1,8 @@
 """Pods that could not be served, in the order in which they are looked at again.
 
-Pods that ask for the same thing fit or do not fit together, so of each *shape* only the oldest pod is tried
-when something changes; when it is served, the next one of its shape is. A change costs one decision per
-shape, however many pods wait, and those that waited longest are served first.
+Pods that ask for the same have one *signature*. They fit or do not fit together, so of each signature only
+the oldest pod is tried when something changes; when it is served, the next one is. A change costs one decision
+per signature, however many pods wait, and those that waited longest are served first.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import ResourceClaim
 
-__all__ = ["WaitingPods", "requests_of", "shape_of"]
+__all__ = ["PendingPods", "requests_of", "signature_of"]
 
 
-def shape_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]) -> bytes:
-    """What decides whether the pod fits: equal shapes get equal answers in one state of the cluster.
+def signature_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]) -> bytes:
+    """What decides whether the pod fits: equal signatures get equal answers in one state of the cluster.
 
     Args:
         pod: that waits.
         claims: that it needs allocated, of its own; none where its claims are shared or partly allocated:
-            then the pod is a shape of its own.
+            then the pod is a signature of its own.
         avoided: nodes that are left out for this pod.
     """
     if not claims or avoided or pod.spec.node_name:
@@ -41,49 +41,49 @@ def requests_of(claims: Iterable[ResourceClaim]) -> bytes:
     )
 
 
-class WaitingPods:
+class PendingPods:
     """See the module. Ages are creation timestamps; equal ones are ordered by key."""
 
     def __init__(self) -> None:
-        self._shapes: dict[ObjectKey, bytes] = {}
+        self._signatures: dict[ObjectKey, bytes] = {}
         self._reasons: dict[ObjectKey, str] = {}
         self._pods: dict[bytes, dict[ObjectKey, tuple[str, ObjectKey]]] = {}
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return len(self._signatures)
 
     def __contains__(self, key: ObjectKey) -> bool:
-        return key in self._shapes
+        return key in self._signatures
 
     def reason(self, key: ObjectKey) -> str:
         """Why the pod waits, as it was told; empty where it does not wait, or nobody knows."""
         return self._reasons.get(key, "")
 
-    def add(self, pod: Pod, shape: bytes, reason: str = "") -> None:
-        """The pod waits; with another shape or for another reason than before, perhaps."""
+    def add(self, pod: Pod, signature: bytes, reason: str = "") -> None:
+        """The pod waits; with another signature or for another reason than before, perhaps."""
         self.remove(pod.key)
-        self._shapes[pod.key] = shape
+        self._signatures[pod.key] = signature
         self._reasons[pod.key] = reason
-        self._pods.setdefault(shape, {})[pod.key] = (pod.metadata.creation_timestamp or "", pod.key)
+        self._pods.setdefault(signature, {})[pod.key] = (pod.metadata.creation_timestamp or "", pod.key)
 
     def remove(self, key: ObjectKey) -> ObjectKey | None:
         """The pod waits no longer.
 
         Returns:
-            the oldest pod that still waits with the same shape, if the pod waited and there is one.
+            the oldest pod that still waits with the same signature, if the pod waited and there is one.
         """
         self._reasons.pop(key, None)
-        shape = self._shapes.pop(key, None)
-        if shape is None:
+        signature = self._signatures.pop(key, None)
+        if signature is None:
             return None
-        others = self._pods[shape]
+        others = self._pods[signature]
         del others[key]
         if not others:
-            del self._pods[shape]
+            del self._pods[signature]
             return None
         return min(others, key=others.__getitem__)
 
     def heads(self) -> list[ObjectKey]:
-        """The oldest pod of each shape, oldest first."""
+        """The oldest pod of each signature, oldest first."""
         oldest = [min(pods.values()) for pods in self._pods.values()]
         return [key for _, key in sorted(oldest)]

@@ -1,8 +1,8 @@
-"""What claims of one shape get of a component or a node class: worked out once, and kept in order.
+"""What claims of one class get of a component or a node class: worked out once, and kept in order.
 
-Claims with equal requests and constraints have one ``Shape``. For one device, components are compared by what
-their cheapest device costs; for several, node classes by the score of their best allocation, which is worked
-out only where a lower bound leaves a chance to win.
+Claims with equal requests and constraints have one ``RequestClass``. For one device, components are compared
+by what their cheapest device costs; for several, node classes by the score of their best allocation, which is
+worked out only where a lower bound leaves a chance to win.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dra_driver.structured.model.budget import Budget, BudgetExhausted
 from dra_driver.structured.model.pools import NodeView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState
-from dra_driver.structured.model.types import PoolPolicy, PoolRules, Strategy
+from dra_driver.structured.model.types import PoolPolicies, PoolPolicy, Strategy
 from dra_driver.structured.search import bestfit
 from dra_driver.structured.search.cost import Costs, is_busy
 from dra_driver.structured.search.search import SearchLimitError
 
-__all__ = ["Choice", "Place", "Role", "Shape", "Solved"]
+__all__ = ["Choice", "DevicePosition", "RequestClass", "Role", "Solved"]
 
 Key = tuple[object, ...]
 Allowed = Callable[[str], bool]
@@ -40,7 +40,7 @@ class Role(enum.Enum):
     MIXED = "both"
 
 
-class Place(NamedTuple):
+class DevicePosition(NamedTuple):
     """A device for a request, by numbers: they hold on every node of a class."""
 
     claim: int
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
     """The answer: a node, the devices there, and the alternative that each request gets."""
 
     node: str
-    places: tuple[Place, ...]
+    places: tuple[DevicePosition, ...]
     chosen: tuple[tuple[int, ...], ...]
 
 
@@ -61,7 +61,7 @@ class Solved(NamedTuple):
     """The best allocation on the nodes of a class."""
 
     key: Key
-    places: tuple[Place, ...]
+    places: tuple[DevicePosition, ...]
     chosen: tuple[tuple[int, ...], ...]
 
 
@@ -99,14 +99,14 @@ class _Part:
         return (self.key, self.number) < (other.key, other.number)
 
 
-class Shape:
+class RequestClass:
     """Claims of one shape under one projection.
 
     Args:
         plans: of one of them; names in them are not used.
         index: the classes of the projection.
         options: as for ``allocate``; how pools are used is the index's.
-        shared: solutions that shapes share which want the same of equal devices.
+        shared: solutions that request classes share which want the same of equal devices.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Shape:
         # Node classes where Kubernetes' search finds nothing.
         self.hopeless: set[NodeClass] = set()
 
-    def follow(self, snapshot: Snapshot, rules: PoolRules | None, budget: Budget) -> None:
+    def follow(self, snapshot: Snapshot, rules: PoolPolicies | None, budget: Budget) -> None:
         """Bring the index up to the snapshot; forget what was known of one that started anew.
 
         Args:
@@ -263,7 +263,7 @@ class Shape:
             for c, key, component in self.index.class_of(name).parts
             if c in tied and _rank(c, key) == place
         )
-        return Choice(name, (Place(*self._request(), part, position),), self._chosen(part))
+        return Choice(name, (DevicePosition(*self._request(), part, position),), self._chosen(part))
 
     def _request(self) -> tuple[int, int]:
         return self._alternatives[0][:2]
@@ -469,7 +469,9 @@ class Shape:
         number = {a: (ci, ri, ai) for ci, ri, ai, a in self._alternatives}
         position = {e: i for i, e in enumerate(e for p in nodes.view.pools for e in p.devices)}
         places = tuple(
-            Place(*number[p.alternative], position[p.entry]) for picks in solution.picks for p in picks
+            DevicePosition(*number[p.alternative], position[p.entry])
+            for picks in solution.picks
+            for p in picks
         )
         return Solved(solution.score.between_nodes, places, solution.chosen), not self._budget.exhausted
 

@@ -7,7 +7,7 @@ from typing import Final
 from dra_driver.api.meta import Uid
 from dra_driver.ports import Clock
 
-__all__ = ["AvoidedNodes"]
+__all__ = ["NodeBackoff"]
 
 AVOID_SECONDS = 15.0
 LONGEST_AVOID_SECONDS = 600.0
@@ -15,7 +15,7 @@ LONGEST_AVOID_SECONDS = 600.0
 _SLACK_SECONDS: Final = 0.1
 
 
-class AvoidedNodes:
+class NodeBackoff:
     """By pod. Each time that a pod is turned down, its node is avoided for twice as long as the last one."""
 
     def __init__(self, clock: Clock) -> None:
