@@ -29,20 +29,21 @@ pytestmark = [
 ]
 
 CLASSES = (DEFAULT_DRIVER_NAME, "fast-gpus", "nic.example.com")
-NAMESPACE = "dra-e2e-tolerations"
 # Claims with admin access may be made in namespaces with this label only.
-BODY = {
-    "apiVersion": "v1",
-    "kind": "Namespace",
-    "metadata": {"name": NAMESPACE, "labels": {"resource.kubernetes.io/admin-access": "true"}},
-}
+LABELS = {"resource.kubernetes.io/admin-access": "true"}
 AT_ONCE = 8
+
+
+def namespace_of(resource: Resource[Any]) -> dict[str, Any]:
+    """One for each kind: a namespace that was deleted stays for a while."""
+    name = f"dra-e2e-tolerations-{resource.plural}"
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": LABELS}}
 
 
 async def verdict(api: KubeApi, resource: Resource[Any], body: dict[str, Any]) -> str:
     """``admitted``, ``refused`` by our policy, or ``invalid``: refused by the API server itself."""
     try:
-        await api.create(resource, body, NAMESPACE, dry_run=True)
+        await api.create(resource, body, body["metadata"]["namespace"], dry_run=True)
     except Invalid:
         return "invalid"
     except Forbidden as e:
@@ -60,7 +61,8 @@ async def verdicts(
 
     async def one(case: Case) -> tuple[Case, str]:
         async with limit:
-            return case, await verdict(api, resource, wrap("c", case.spec, NAMESPACE))
+            namespace = namespace_of(resource)["metadata"]["name"]
+            return case, await verdict(api, resource, wrap("c", case.spec, namespace))
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(case)) for case in cases(*CLASSES)]
@@ -74,11 +76,12 @@ def test_the_api_server_gives_the_allocators_verdict(
     background: Background, cluster: Cluster, resource: Resource[Any], wrap: Callable[..., dict[str, Any]]
 ) -> None:
     async def scenario() -> list[tuple[Case, str]]:
-        await cluster.api.create(NAMESPACES, BODY)
+        namespace = namespace_of(resource)
+        await cluster.api.create(NAMESPACES, namespace)
         try:
             return await verdicts(cluster.api, resource, wrap)
         finally:
-            await cluster.api.delete(NAMESPACES, NAMESPACE)
+            await cluster.api.delete(NAMESPACES, namespace["metadata"]["name"])
 
     check(background.run(scenario()))
 
