@@ -51,9 +51,10 @@ from dra_driver.kube import (
     LeaderElector,
     SystemClock,
 )
+from dra_driver.ownership import PoolID
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import LeavingPlugins
-from dra_driver.structured import PoolID, PoolPolicy
+from dra_driver.structured import PoolPolicy
 
 __all__ = ["Controller"]
 

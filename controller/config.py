@@ -12,7 +12,7 @@ from controller.admission.config import AdmissionConfig
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.errors import ConfigurationError
-from dra_driver.resourceslice import PoolAllocator
+from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
 
 __all__ = ["ControllerConfig"]

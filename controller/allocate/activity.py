@@ -12,7 +12,7 @@ from dra_driver.api.inventory import DeviceInventory, inventory_name
 from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceSlice
 from dra_driver.kube import Changes, Informer
-from dra_driver.structured import PoolID
+from dra_driver.ownership import PoolID
 
 __all__ = ["BUSY_ATTRIBUTE", "BusyDevices"]
 

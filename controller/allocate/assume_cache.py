@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterable
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.kube import Handler, Informer
-from dra_driver.structured import AllocatedState, Holdings, PoolID
+from dra_driver.ownership import PoolID, is_newer
+from dra_driver.structured import (
+    AllocatedState,
+    Holdings,
+)
 
 __all__ = ["AssumeCache", "node_of", "same_devices"]
 
@@ -32,11 +36,6 @@ def node_of(allocation: AllocationResult) -> str | None:
         if field.key == "metadata.name" and field.operator == "In" and len(field.values) == 1:
             return field.values[0]
     return None
-
-
-def _is_newer(a: str, b: str) -> bool:
-    """Whether resourceVersion a is b or later; comparable as numbers (KEP-5504)."""
-    return a == b or (a.isdigit() and b.isdigit() and int(a) >= int(b))
 
 
 def _nobody() -> None:
@@ -87,7 +86,7 @@ class AssumeCache:
         if (
             known is not None
             and known.metadata.uid == claim.metadata.uid
-            and not _is_newer(known.metadata.resource_version, claim.metadata.resource_version)
+            and not is_newer(known.metadata.resource_version, claim.metadata.resource_version)
         ):
             self._written[claim.metadata.uid] = claim
         self._update(claim.metadata.uid, claim)
@@ -125,7 +124,7 @@ class AssumeCache:
         return (
             known is not None
             and known.metadata.uid == claim.metadata.uid
-            and _is_newer(known.metadata.resource_version, claim.metadata.resource_version)
+            and is_newer(known.metadata.resource_version, claim.metadata.resource_version)
         )
 
     # --- inside ---------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ class AssumeCache:
     def _seen(self, claim: ResourceClaim) -> None:
         uid = claim.metadata.uid
         written = self._written.get(uid)
-        if written is not None and _is_newer(
+        if written is not None and is_newer(
             claim.metadata.resource_version, written.metadata.resource_version
         ):
             del self._written[uid]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from controller.allocate.activity import BusyDevices
-from controller.allocate.ownership import Owner, OwnershipIndex, is_our_taint
+from controller.allocate.ownership import Owner, OwnershipIndex
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceSlice
 from dra_driver.kube import Changes, Informer
-from dra_driver.structured import AllocatedState, PoolID, Snapshot, concerns, with_rules
+from dra_driver.ownership import PoolID, is_protected
+from dra_driver.structured import AllocatedState, Snapshot, concerns, with_rules
 
 __all__ = ["ClusterState"]
 
@@ -113,8 +114,7 @@ class ClusterState:
     def _note(self, slice_: ResourceSlice) -> PoolID:
         pool = self._pool_of[slice_.metadata.name] = PoolID(slice_.spec.driver, slice_.spec.pool.name)
         if slice_.spec.devices:
-            protected = all(any(is_our_taint(t) for t in d.taints) for d in slice_.spec.devices)
-            self._protected.setdefault(pool, {})[slice_.metadata.name] = protected
+            self._protected.setdefault(pool, {})[slice_.metadata.name] = is_protected(slice_)
         return pool
 
     def _drop(self, name: str) -> PoolID | None:

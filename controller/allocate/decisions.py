@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from controller.allocate.assume_cache import AssumeCache, node_of
 from controller.allocate.cluster_state import ClusterState
-from controller.allocate.ownership import ClaimOwnership, OwnedClaim, is_our_taint
+from controller.allocate.ownership import ClaimOwnership, OwnedClaim
 from controller.allocate.placement import NodeUsage, Placements
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
@@ -24,6 +24,7 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.kube import Informer
+from dra_driver.ownership import PoolID, is_controller_taint
 from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
     DEFAULT_POLICY,
@@ -33,7 +34,6 @@ from dra_driver.structured import (
     Failed,
     Outcome,
     PersistentMap,
-    PoolID,
     PoolPolicies,
     PoolPolicy,
     allocate,
@@ -306,7 +306,7 @@ class Decider:
             cluster.snapshot.with_allocated(self._assume_cache.allocated()),
             claims,
             nodes=nodes,
-            ignore_taint=is_our_taint,
+            ignore_taint=is_controller_taint,
             pools=self._ours,
             budget=budget,
         )
@@ -332,7 +332,7 @@ class Decider:
                 snapshot,
                 claims,
                 nodes=left,
-                ignore_taint=is_our_taint,
+                ignore_taint=is_controller_taint,
                 pools=self._every,
                 budget=budget,
             )

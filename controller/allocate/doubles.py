@@ -21,7 +21,8 @@ from controller.allocate.assume_cache import AssumeCache
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim, ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
-from dra_driver.structured import PoolID, contested
+from dra_driver.ownership import PoolID
+from dra_driver.structured import contested
 
 __all__ = ["HELD_INDEX", "DoubleAllocations", "pools_held"]
 

@@ -32,10 +32,14 @@ from dra_driver.api.resource import (
 )
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
+from dra_driver.ownership import PoolAllocator, PoolID
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceclaim import foreign_gates, is_gated, is_generated, pod_claims, uses_claims
-from dra_driver.resourceslice import PoolAllocator
-from dra_driver.structured import DEFAULT_POLICY, Budget, PoolID, PoolPolicy
+from dra_driver.structured import (
+    DEFAULT_POLICY,
+    Budget,
+    PoolPolicy,
+)
 
 __all__ = ["CLAIM_INDEX", "Allocator", "claims_of"]
 

@@ -15,14 +15,12 @@ from dra_driver.api.meta import DriverName
 from dra_driver.api.resource import (
     DeviceClass,
     DeviceRequest,
-    DeviceTaint,
     ResourceClaim,
-    ResourceSlice,
 )
-from dra_driver.resourceslice import controller_taint
-from dra_driver.structured import AllocatedState, PoolID, Snapshot
+from dra_driver.ownership import PoolID
+from dra_driver.structured import AllocatedState, Snapshot
 
-__all__ = ["ClaimOwnership", "OwnedClaim", "Owner", "OwnershipIndex", "is_our_taint", "protected_pools"]
+__all__ = ["ClaimOwnership", "OwnedClaim", "Owner", "OwnershipIndex"]
 
 
 class ClaimOwnership(enum.Enum):
@@ -49,26 +47,6 @@ class OwnedClaim:
     ownership: ClaimOwnership
     reason: str = ""
     elsewhere: bool = False
-
-
-_OURS = controller_taint()
-
-
-def is_our_taint(taint: DeviceTaint) -> bool:
-    """Whether the taint is the one that keeps kube-scheduler off our devices; another effect would not."""
-    return (taint.key, taint.value, taint.effect) == (_OURS.key, _OURS.value, _OURS.effect)
-
-
-def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
-    """Pools in which every device has the taint. Pools without devices belong to nobody."""
-    protected: dict[PoolID, bool] = {}
-    for slice_ in slices:
-        pool = PoolID(slice_.spec.driver, slice_.spec.pool.name)
-        if not slice_.spec.devices:
-            continue
-        all_tainted = all(any(is_our_taint(t) for t in d.taints) for d in slice_.spec.devices)
-        protected[pool] = protected.get(pool, True) and all_tainted
-    return frozenset(pool for pool, good in protected.items() if good)
 
 
 class Owner(enum.Enum):

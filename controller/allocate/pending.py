@@ -1,8 +1,8 @@
 """Pods that could not be served, in the order in which they are looked at again.
 
 Pods that ask for the same have one *signature*. They fit or do not fit together, so of each signature only
-the oldest pod is tried when something changes; when it is served, the next one is. A change costs one decision
-per signature, however many pods wait, and those that waited longest are served first.
+the oldest pod is tried when something changes; when it is served, the next one is. A change costs one
+decision per signature, however many pods wait, and those that waited longest are served first.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass
 from dra_driver.kube import Handler, Informer
+from dra_driver.ownership import PoolAllocator
 from dra_driver.publishing import LeavingPlugins
 from dra_driver.resourceslice import (
     DesiredPool,
     PluginDevices,
-    PoolAllocator,
     counted,
     handed_out,
     selected_by,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dra_driver.api.resource import Device, ResourceSlice
+from dra_driver.ownership import PoolID
 from dra_driver.resourceslice import Plan
-from dra_driver.structured import PoolID
 
 __all__ = ["FrozenPools", "changes_forms"]
 

@@ -21,7 +21,6 @@ from typing import Final
 import structlog
 
 from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.ownership import protected_pools
 from dra_driver import cel
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName
@@ -36,9 +35,8 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.kube import EventRecorder, Handler, Informer
+from dra_driver.ownership import PROTECTION_TAINT, PoolAllocator, PoolID, protected_pools, tolerates
 from dra_driver.ports import Clock, KubeClient
-from dra_driver.resourceslice import PoolAllocator, controller_taint
-from dra_driver.structured import PoolID, tolerates
 
 __all__ = ["DRAINING", "DRAIN_SECONDS", "Handover", "Step", "Tolerators"]
 
@@ -52,7 +50,6 @@ DRAIN_SECONDS = 15.0
 _POLL_SECONDS: Final = 0.5
 # Claims and templates that a refusal names.
 _NAMED: Final = 5
-_TAINT: Final = controller_taint()
 _TOLERATES: Final = "ToleratesControllerTaint"
 
 
@@ -235,8 +232,8 @@ def _refusal(found: tuple[str, ...]) -> str:
     shown = ", ".join(found[:_NAMED])
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return (
-        f"claims or templates tolerate the taint {_TAINT.key}, so kube-scheduler could allocate the "
-        f"same devices: {shown}{more}; delete them or give them tolerations that name other keys"
+        f"claims or templates tolerate the taint {PROTECTION_TAINT.key}, so kube-scheduler could allocate "
+        f"the same devices: {shown}{more}; delete them or give them tolerations that name other keys"
     )
 
 
@@ -307,7 +304,7 @@ class Tolerators:
 
     def _seen(self, kind: str, object_: ResourceClaim | ResourceClaimTemplate) -> None:
         spec, key = _spec(object_), object_.key
-        if any(tolerates(tolerations, _TAINT) for _, tolerations in _requests(spec)):
+        if any(tolerates(tolerations, PROTECTION_TAINT) for _, tolerations in _requests(spec)):
             self._suspects[kind, key] = object_
             # Every pool is looked at after a change: not for claims of other drivers, nor for each of many.
             if self._tolerates(spec):
@@ -318,8 +315,9 @@ class Tolerators:
 
     def _tell(self, object_: ResourceClaim | ResourceClaimTemplate) -> None:
         text = (
-            f"a request tolerates the device taint {_TAINT.key}, so that kube-scheduler could allocate a "
-            "device that the controller allocates as well; give the toleration the key of another taint"
+            f"a request tolerates the device taint {PROTECTION_TAINT.key}, so that kube-scheduler could "
+            "allocate a device that the controller allocates as well; give the toleration the key of another "
+            "taint"
         )
         if self._recorder is None:
             return
@@ -346,7 +344,7 @@ class Tolerators:
 
     def _tolerates(self, spec: ResourceClaimSpec) -> bool:
         return any(
-            tolerates(tolerations, _TAINT) and self._may_be_ours(class_name)
+            tolerates(tolerations, PROTECTION_TAINT) and self._may_be_ours(class_name)
             for class_name, tolerations in _requests(spec)
         )
 

@@ -20,10 +20,19 @@ from dra_driver.api.resource import Condition
 from dra_driver.errors import NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.clock import rfc3339
+from dra_driver.ownership import PoolAllocator, PoolID
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import conditions
-from dra_driver.resourceslice import DesiredPool, PolicyOutcome, PoolAllocator
-from dra_driver.structured import DEFAULT_POLICY, NodePolicy, PoolID, PoolPolicy, Strategy
+from dra_driver.resourceslice import (
+    DesiredPool,
+    PolicyOutcome,
+)
+from dra_driver.structured import (
+    DEFAULT_POLICY,
+    NodePolicy,
+    PoolPolicy,
+    Strategy,
+)
 from dra_driver.structured.model.nodeselection import selector_matches
 
 __all__ = ["MANY_PARTITIONED_NODES", "PolicyBook"]

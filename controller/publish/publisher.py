@@ -42,6 +42,7 @@ from dra_driver.api.resource import Condition, Device, ResourceSlice
 from dra_driver.errors import ApiUnavailable, Invalid
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.clock import rfc3339
+from dra_driver.ownership import PoolAllocator, PoolID
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import (
     AlteredByServer,
@@ -56,7 +57,6 @@ from dra_driver.resourceslice import (
     DesiredPool,
     Plan,
     PluginDevices,
-    PoolAllocator,
     PublishOptions,
     ServerFeatures,
     SliceWrite,
@@ -66,7 +66,7 @@ from dra_driver.resourceslice import (
     plan,
     slice_name,
 )
-from dra_driver.structured import PoolID, PoolState
+from dra_driver.structured import PoolState
 
 __all__ = ["POOL_INDEX", "Publisher", "pool_of", "refusal_of"]
 

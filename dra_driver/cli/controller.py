@@ -16,7 +16,7 @@ from controller.config import ControllerConfig
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_FIELD_MANAGER, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.kube import KubeApi
-from dra_driver.resourceslice import PoolAllocator
+from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
 
 HELP = "the cluster controller: publishes ResourceSlices, allocates ResourceClaims"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from controller.allocate.ownership import is_our_taint
 from controller.allocate.taint_rules import served_rules
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -13,6 +12,7 @@ from dra_driver.cli import allocator_manifests, common
 from dra_driver.cli.allocator_manifests import Manifests
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.kube import KubeApi
+from dra_driver.ownership import is_controller_taint
 from dra_driver.structured import NodePolicy, with_rules
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -69,7 +69,7 @@ async def _live(args: argparse.Namespace) -> None:
                 args.claim,
                 args.output,
                 namespace=args.namespace,
-                ignore_taint=is_our_taint,
+                ignore_taint=is_controller_taint,
                 policy=NodePolicy(args.node_policy),
             )
 

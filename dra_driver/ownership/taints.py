@@ -1,12 +1,30 @@
-"""Device taints and tolerations (KEP-5055)."""
+"""Device taints and tolerations (KEP-5055), and the taint that keeps kube-scheduler off a pool.
+
+Whether a toleration covers a taint is decided here and nowhere else: by the allocator, by the controller that
+looks for claims which kube-scheduler could serve from its pools, and in the tests that hold the admission
+policy against it, case by case.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-from dra_driver.api.resource import DeviceTaint, DeviceToleration
+from dra_driver.api import names
+from dra_driver.api.resource import DeviceTaint, DeviceToleration, ResourceSlice
+from dra_driver.ownership.pools import PoolID
 
-__all__ = ["blocks", "tolerates"]
+__all__ = [
+    "PROTECTION_TAINT",
+    "blocks",
+    "is_controller_taint",
+    "is_protected",
+    "protected_pools",
+    "tolerates",
+]
+
+PROTECTION_TAINT: Final = DeviceTaint(key=names.CONTROLLER_TAINT, value="allocates", effect="NoSchedule")
+"""Keeps kube-scheduler's allocator off the devices that our controller allocates."""
 
 
 def blocks(taint: DeviceTaint) -> bool:
@@ -31,3 +49,27 @@ def _covers(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
             return True
         case _:
             return False
+
+
+def is_controller_taint(taint: DeviceTaint) -> bool:
+    """Return whether the taint is the one that keeps kube-scheduler off our devices.
+
+    With another effect it would not keep it off. Its time does not matter.
+    """
+    ours = PROTECTION_TAINT
+    return (taint.key, taint.value, taint.effect) == (ours.key, ours.value, ours.effect)
+
+
+def is_protected(slice_: ResourceSlice) -> bool:
+    """Return whether kube-scheduler can allocate no device of the slice."""
+    return all(any(map(is_controller_taint, device.taints)) for device in slice_.spec.devices)
+
+
+def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
+    """Return the pools of which kube-scheduler can allocate no device; a pool without devices is none."""
+    protected: dict[PoolID, bool] = {}
+    for slice_ in slices:
+        if slice_.spec.devices:
+            pool = PoolID(slice_.spec.driver, slice_.spec.pool.name)
+            protected[pool] = protected.get(pool, True) and is_protected(slice_)
+    return frozenset(pool for pool, good in protected.items() if good)

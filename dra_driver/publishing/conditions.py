@@ -9,7 +9,13 @@ import msgspec
 
 from dra_driver.api import codec
 from dra_driver.api.resource import Condition
-from dra_driver.resourceslice import GATES, DesiredPool, PoolAllocator, ServerFeatures, Withheld
+from dra_driver.ownership import PoolAllocator
+from dra_driver.resourceslice import (
+    GATES,
+    DesiredPool,
+    ServerFeatures,
+    Withheld,
+)
 
 __all__ = [
     "DEVICE_PLUGIN_PRESENT",

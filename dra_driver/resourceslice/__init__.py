@@ -22,7 +22,6 @@ from dra_driver.resourceslice.devices import (
     MAX_FACTS,
     PENDING_TAINT,
     clean_devices,
-    controller_taint,
 )
 from dra_driver.resourceslice.plan import Plan, SliceWrite, altered, owner_of, plan, slice_name
 from dra_driver.resourceslice.policies import Overridden, PolicyOutcome, merge_policies
@@ -61,7 +60,6 @@ __all__ = [
     "altered",
     "build_slices",
     "clean_devices",
-    "controller_taint",
     "counted",
     "handed_out",
     "is_well_known",

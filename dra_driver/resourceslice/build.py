@@ -10,6 +10,7 @@ from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.policy import PUBLISH, DevicePolicy
 from dra_driver.api.resource import CounterSet, Device
+from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice.device_plugins import PluginDevices
 from dra_driver.resourceslice.devices import clean_devices
 from dra_driver.resourceslice.policies import PolicyOutcome, PoolSettings, merge_policies
@@ -17,7 +18,6 @@ from dra_driver.resourceslice.published import Forms, PublishedDevice
 from dra_driver.resourceslice.types import (
     DesiredPool,
     Pending,
-    PoolAllocator,
     PublishOptions,
     ServerFeatures,
     SliceContent,

@@ -27,7 +27,6 @@ __all__ = [
     "PENDING_TAINT",
     "clean_device",
     "clean_devices",
-    "controller_taint",
     "health_taints",
     "limit_facts",
     "pending_taint",
@@ -166,11 +165,6 @@ def _attribute_problem(attribute: DeviceAttribute) -> str:
         except InvalidVersion as e:
             return str(e)
     return ""
-
-
-def controller_taint() -> DeviceTaint:
-    """Keeps kube-scheduler's allocator off the devices that our controller allocates."""
-    return DeviceTaint(key=names.CONTROLLER_TAINT, value="allocates", effect="NoSchedule")
 
 
 def pending_taint() -> DeviceTaint:

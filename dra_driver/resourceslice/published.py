@@ -19,10 +19,10 @@ from dra_driver.api.resource import (
     DeviceCounterConsumption,
     DeviceTaint,
 )
+from dra_driver.ownership import PROTECTION_TAINT
 from dra_driver.resourceslice import partitioning
 from dra_driver.resourceslice.devices import (
     clean_device,
-    controller_taint,
     health_taints,
     limit_facts,
     pending_taint,
@@ -53,7 +53,7 @@ class PublishedDevice:
 
     def device(self, *, protected: bool) -> Device:
         """As it goes into the slice."""
-        taints = (controller_taint(), *self.taints) if protected else self.taints
+        taints = (PROTECTION_TAINT, *self.taints) if protected else self.taints
         return msgspec.structs.replace(self.base, taints=taints, consumes_counters=self.consumes)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import CounterSet, Device
+from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice.device_plugins import PluginDevices
 from dra_driver.resourceslice.policies import PolicyOutcome
 
@@ -27,13 +27,6 @@ __all__ = [
 
 # Most resources that status.publication names; the CRD allows no more.
 MAX_WITHHELD_FOR: Final = 16
-
-
-class PoolAllocator(enum.Enum):
-    """Who allocates the devices of a pool."""
-
-    CONTROLLER = "controller"
-    SCHEDULER = "scheduler"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from dra_driver.structured.cluster import Cluster, Holdings
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
 from dra_driver.structured.matching.contested import contested
 from dra_driver.structured.matching.taintrules import concerns, with_rules
-from dra_driver.structured.matching.taints import tolerates
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.snapshot import Snapshot
@@ -68,6 +67,5 @@ __all__ = [
     "allocate_group",
     "concerns",
     "contested",
-    "tolerates",
     "with_rules",
 ]

@@ -6,10 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from dra_driver.api.core import Node
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.ownership import PoolID
 from dra_driver.structured.index.fleet import Fleet
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState, PoolState
-from dra_driver.structured.model.types import DEFAULT, Allocated, Features, PoolID
+from dra_driver.structured.model.types import (
+    DEFAULT,
+    Allocated,
+    Features,
+)
 
 __all__ = ["Cluster", "Holdings"]
 

@@ -25,6 +25,7 @@ from dra_driver.api.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import Condition, ResourceSlice
 from dra_driver.kube import SystemClock
 from dra_driver.kube.clock import rfc3339
+from dra_driver.ownership import PoolAllocator
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import (
     AlteredByServer,
@@ -40,7 +41,6 @@ from dra_driver.resourceslice import (
     DesiredPool,
     Plan,
     PluginDevices,
-    PoolAllocator,
     PublishOptions,
     ServerFeatures,
     build_slices,

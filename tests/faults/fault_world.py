@@ -38,7 +38,6 @@ import yaml
 
 from controller.allocate import loop as allocator
 from controller.allocate import node_backoff as avoided
-from controller.allocate.ownership import is_our_taint
 from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.publish import handover, policies
@@ -58,6 +57,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
+from dra_driver.ownership import PoolID, is_controller_taint
 from dra_driver.resourceclaim import pod_claims
 from dra_driver.resourceslice import Usage, build_slices, owner_of, plan
 from dra_driver.sim import assets
@@ -76,7 +76,6 @@ from dra_driver.structured import (
     Allocated,
     AllocatedState,
     GroupAllocated,
-    PoolID,
     Snapshot,
     allocate,
     allocate_group,
@@ -733,7 +732,7 @@ class World:
             if group:
                 waiting.setdefault(group, []).append(pod)
             elif any(c.status.allocation is None for c in claims):
-                outcome = allocate(snapshot, claims, nodes=self._room(pod), ignore_taint=is_our_taint)
+                outcome = allocate(snapshot, claims, nodes=self._room(pod), ignore_taint=is_controller_taint)
                 if isinstance(outcome, Allocated):
                     yield f"pod {pod.metadata.name} fits on {outcome.node} and waits"
         for group, members in waiting.items():
@@ -762,7 +761,7 @@ class World:
                 for i in self.server.store.list(DEVICE_INVENTORIES)
                 if i.status.publication.allocator == "controller"
             }
-            outcome = allocate_group(self.snapshot(ours), claims, ignore_taint=is_our_taint)
+            outcome = allocate_group(self.snapshot(ours), claims, ignore_taint=is_controller_taint)
             if isinstance(outcome, GroupAllocated):
                 yield f"group {group} fits and waits"
 

@@ -23,6 +23,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
+from dra_driver.ownership import PoolID
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -31,7 +32,6 @@ from dra_driver.structured import (
     NodePolicy,
     Outcome,
     PersistentMap,
-    PoolID,
     PoolPolicy,
     Snapshot,
     Strategy,

@@ -20,13 +20,13 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
+from dra_driver.ownership import PoolID
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
     DoesNotFit,
     Failed,
     PersistentMap,
-    PoolID,
     PoolPolicy,
     Strategy,
     allocate,

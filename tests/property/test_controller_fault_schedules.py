@@ -16,7 +16,6 @@ import pytest
 from support.fake_cluster import FakeCluster, unreachable
 
 from controller.allocate import node_backoff as avoided
-from controller.allocate.ownership import is_our_taint
 from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.publish import handover, policies
@@ -28,8 +27,14 @@ from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Conflict, ServerBusy
+from dra_driver.ownership import PoolID, is_controller_taint
 from dra_driver.resourceslice import Usage, build_slices, owner_of, plan
-from dra_driver.structured import Allocated, AllocatedState, PoolID, Snapshot, allocate
+from dra_driver.structured import (
+    Allocated,
+    AllocatedState,
+    Snapshot,
+    allocate,
+)
 
 DRIVER = "gpu.example.com"
 NS = "default"
@@ -294,7 +299,7 @@ class Schedule:
         )
         for claim in self.cluster.all(RESOURCE_CLAIMS):
             if claim.status.allocation is None:
-                outcome = allocate(snapshot, [claim], ignore_taint=is_our_taint)
+                outcome = allocate(snapshot, [claim], ignore_taint=is_controller_taint)
                 assert not isinstance(outcome, Allocated), claim.metadata.name
 
 

@@ -16,9 +16,9 @@ from dra_driver.api.inventory import (
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity, ResourceSlice
+from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import (
     HEALTH_TAINT,
-    PoolAllocator,
     PublishOptions,
     ServerFeatures,
     build_slices,

@@ -13,10 +13,9 @@ from typing import Any
 
 from dra_driver.api import codec
 from dra_driver.api.resource import DeviceToleration
-from dra_driver.resourceslice import controller_taint
-from dra_driver.structured import tolerates
+from dra_driver.ownership import PROTECTION_TAINT, tolerates
 
-TAINT = controller_taint()
+TAINT = PROTECTION_TAINT
 KEYS = ("", TAINT.key, "example.com/sick")
 OPERATORS = ("", "Exists", "Equal", "Weird")
 VALUES = ("", TAINT.value, "other")

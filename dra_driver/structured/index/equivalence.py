@@ -17,13 +17,19 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dra_driver.api.core import Node
+from dra_driver.ownership import PoolID
 from dra_driver.structured.index.columns import BASE, TOPOLOGY_COLUMN, Column, Columns, Facts
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.pools import DeviceEntry, Local, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState, PoolState
-from dra_driver.structured.model.types import NodePolicy, PoolID, PoolPolicies, PoolPolicy, Strategy
+from dra_driver.structured.model.types import (
+    NodePolicy,
+    PoolPolicies,
+    PoolPolicy,
+    Strategy,
+)
 
 __all__ = ["ComponentClass", "FleetIndex", "Layout", "NodeClass", "state_of"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from dra_driver.api.resource import AllocationResult, ResourceSlice
-from dra_driver.structured.model.types import PoolID
+from dra_driver.ownership import PoolID
 
 __all__ = ["contested"]
 

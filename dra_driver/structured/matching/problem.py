@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dra_driver.api.resource import DeviceTaint
-from dra_driver.structured.matching import capacity, taints
+from dra_driver.ownership import PoolID, taints
+from dra_driver.structured.matching import capacity
 from dra_driver.structured.matching.capacity import Amounts
 from dra_driver.structured.matching.constraints import Value, attribute_of, attribute_values
 from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
-from dra_driver.structured.model.types import DEFAULT_POLICY, ExclusionReason, PoolID, PoolPolicy
+from dra_driver.structured.model.types import (
+    DEFAULT_POLICY,
+    ExclusionReason,
+    PoolPolicy,
+)
 
 __all__ = ["Candidate", "CounterNeed", "NodeProblem", "Options", "Verdict"]
 

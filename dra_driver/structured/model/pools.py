@@ -19,10 +19,14 @@ from dra_driver import cel
 from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.resource import CounterSet, Device, NodeSelector, ResourceSlice
+from dra_driver.ownership import PoolID
 from dra_driver.structured.model import nodeselection
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.state import PoolState
-from dra_driver.structured.model.types import DeviceID, Features, PoolID
+from dra_driver.structured.model.types import (
+    DeviceID,
+    Features,
+)
 
 __all__ = ["DeviceEntry", "Local", "NodeView", "PoolIndex", "PoolView", "SliceEntry"]
 

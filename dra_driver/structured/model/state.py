@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.ownership import PoolID
 from dra_driver.structured.model.persistent import PersistentMap
-from dra_driver.structured.model.types import DeviceID, PoolID
+from dra_driver.structured.model.types import DeviceID
 
 __all__ = ["EMPTY_POOL", "AllocatedState", "PoolState"]
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import AllocationResult
 from dra_driver.errors import InvalidInput
+from dra_driver.ownership import PoolID
 from dra_driver.structured.model.persistent import PersistentMap
 
 __all__ = [
@@ -31,16 +32,6 @@ __all__ = [
     "PoolPolicy",
     "Strategy",
 ]
-
-
-class PoolID(NamedTuple):
-    """A pool of devices: names of pools are unique per driver only."""
-
-    driver: DriverName
-    pool: PoolName
-
-    def __str__(self) -> str:
-        return f"{self.driver}/{self.pool}"
 
 
 class DeviceID(NamedTuple):

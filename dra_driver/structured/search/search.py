@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dra_driver.api.quantity import Quantity
+from dra_driver.ownership import PoolID
 from dra_driver.structured.matching.capacity import Amounts, fits
 from dra_driver.structured.matching.constraints import Constraint, make_constraint
 from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, FatalError
 from dra_driver.structured.matching.problem import Candidate, NodeProblem
 from dra_driver.structured.model.pools import DeviceEntry
-from dra_driver.structured.model.types import PoolID
 
 __all__ = ["Pick", "Search", "SearchLimitError"]
 

@@ -30,11 +30,11 @@ from dra_driver.api.resource import (
     DeviceSelector,
     DeviceTaint,
 )
+from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import (
     HEALTH_TAINT,
     PENDING_TAINT,
     SHARES,
-    PoolAllocator,
     PublishOptions,
     ServerFeatures,
     Usage,

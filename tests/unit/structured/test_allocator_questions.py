@@ -10,6 +10,7 @@ from allocator_world import allocated, claim, device, exactly, names, node, pool
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidInput
+from dra_driver.ownership import PoolID
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -19,7 +20,6 @@ from dra_driver.structured import (
     Failed,
     Features,
     PersistentMap,
-    PoolID,
     PoolPolicy,
     Snapshot,
     Strategy,

@@ -9,7 +9,11 @@ from dra_driver.api.inventory import DeviceInventory, DeviceInventorySpec
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
 from dra_driver.discovery.registry import open_backend
-from dra_driver.resourceslice import PoolAllocator, PublishOptions, build_slices
+from dra_driver.ownership import PoolAllocator
+from dra_driver.resourceslice import (
+    PublishOptions,
+    build_slices,
+)
 
 # Instances of one kind that fit on an empty GPU at the same time, as nvidia-smi shows them.
 COUNTS = {19: 7, 20: 1, 15: 4, 14: 3, 9: 2, 5: 1, 0: 1}

@@ -13,7 +13,7 @@ from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import ALLOCATION_GATE, CLAIM_FINALIZER, CONTROLLER_TAINT
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Conflict, Invalid
-from dra_driver.resourceslice import PoolAllocator
+from dra_driver.ownership import PoolAllocator
 
 OURS = "gpu.example.com"
 OTHER = "nic.example.com"

@@ -7,13 +7,13 @@ import random
 from support.fake_cluster import FakeCluster
 
 from controller.allocate.cluster_state import ClusterState
-from controller.allocate.ownership import protected_pools
 from controller.allocate.placement import NodeUsage, Placements
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, Pod
 from dra_driver.api.names import CONTROLLER_TAINT
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES, ResourceClaim
 from dra_driver.kube import Informer
+from dra_driver.ownership import protected_pools
 
 OURS = "gpu.example.com"
 DRIVERS = (OURS, "nic.example.com", "other.example.com")

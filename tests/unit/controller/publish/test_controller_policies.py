@@ -16,7 +16,8 @@ from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
 from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import Informer
-from dra_driver.resourceslice import PENDING_TAINT, PoolAllocator
+from dra_driver.ownership import PoolAllocator
+from dra_driver.resourceslice import PENDING_TAINT
 from dra_driver.structured import NodePolicy, Strategy
 
 DRIVER = "gpu.example.com"

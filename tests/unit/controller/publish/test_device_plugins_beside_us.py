@@ -22,8 +22,8 @@ from dra_driver.api.names import ALLOCATION_GATE
 from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import EventRecorder, Informer, SystemClock
+from dra_driver.ownership import PoolAllocator
 from dra_driver.publishing import LeavingPlugins
-from dra_driver.resourceslice import PoolAllocator
 
 DRIVER = DriverName("gpu.example.com")
 GPU = "nvidia.com/gpu"

@@ -8,7 +8,6 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.tolerations import TAINT, cases, claim, template
 
-from controller.allocate.ownership import is_our_taint, protected_pools
 from controller.publish.handover import Tolerators
 from dra_driver.api import codec
 from dra_driver.api.resource import (
@@ -19,7 +18,7 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.kube import Informer
-from dra_driver.structured import PoolID
+from dra_driver.ownership import PoolID, is_controller_taint, protected_pools
 
 DRIVER = "gpu.example.com"
 # Classes, and whether devices of ours may be among what they select.
@@ -151,4 +150,4 @@ def test_a_pool_is_protected_by_the_very_taint_only(effect):
     )
     assert pools(other) == frozenset()
     assert pools(other, dated) == pools(TAINT) == {PoolID(DRIVER, "n1")}
-    assert not is_our_taint(other)
+    assert not is_controller_taint(other)

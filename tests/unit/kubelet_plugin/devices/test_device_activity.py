@@ -19,8 +19,8 @@ from dra_driver.api.inventory import DEVICE_INVENTORIES, Activity, DeviceInvento
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.kube import Informer
+from dra_driver.ownership import PoolID
 from dra_driver.ports import DeviceSample
-from dra_driver.structured import PoolID
 from kubelet_plugin.devices.activity import ActivityWatch, DeviceActivity
 
 
