@@ -93,7 +93,7 @@ def test_what_both_have_reserved_is_told_and_left_to_the_node():
         config = ControllerConfig(drivers=(OURS,), leader_elect=False)
         controller = Controller(cluster, config)
         task = asyncio.create_task(controller.run())
-        contested_now = lambda: controller.observe.metrics.registry.get_sample_value(  # noqa: E731
+        contested_now = lambda: controller.metrics.registry.get_sample_value(  # noqa: E731
             "dra_driver_controller_double_allocations"
         )
         try:
