@@ -84,7 +84,13 @@ def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int
         module, text = COMMANDS[name]
         sub = subparsers.add_parser(name, help=text, description=text, formatter_class=_HelpFormatter)
         if name == chosen:
-            loaded = importlib.import_module(f"dra_driver.cli.{module}")
+            try:
+                loaded = importlib.import_module(f"dra_driver.cli.{module}")
+            except ModuleNotFoundError as e:
+                if e.name != "dra_driver.sim":
+                    raise
+                # deploy/Dockerfile leaves it out.
+                sub.error("this image has no embedded cluster; install the package dra-driver")
             common.add_logging_arguments(sub)
             loaded.add_arguments(sub)
             run = loaded.run

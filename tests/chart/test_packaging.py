@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.slow
-def test_the_wheel_brings_the_embedded_cluster_with_its_manifests(wheel: Path, tmp_path: Path) -> None:
-    """In an environment that has the dependencies, but neither the project nor its source tree."""
-    fresh = tmp_path / "venv"
+def install(wheel: Path, fresh: Path) -> dict[str, str]:
+    """Make an environment of the wheel and the dependencies, without the project's source tree.
+
+    Returns:
+        The variables for processes in it.
+    """
     venv.create(fresh, with_pip=False, symlinks=True)
     python = fresh / "bin" / "python"
     here = subprocess.run(
@@ -61,11 +64,96 @@ def test_the_wheel_brings_the_embedded_cluster_with_its_manifests(wheel: Path, t
 
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     where = [python, "-c", "import dra_driver; print(dra_driver.__file__)"]
-    found = subprocess.run(where, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    found = subprocess.run(where, capture_output=True, text=True, cwd=fresh, env=environment)
     assert found.stdout.startswith(str(fresh)), found.stdout + found.stderr
+    return environment
+
+
+@pytest.mark.slow
+def test_the_wheel_brings_the_embedded_cluster_with_its_manifests(wheel: Path, tmp_path: Path) -> None:
+    """In an environment that has the dependencies, but neither the project nor its source tree."""
+    fresh = tmp_path / "venv"
+    environment = install(wheel, fresh)
     demo = [str(fresh / "bin" / "dra-driver"), "demo"]
     done = subprocess.run(demo, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An environment with what the image's environment has, and without what the Dockerfile takes away."""
+
+    root: Path
+    environment: dict[str, str]
+
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.root / "bin" / program), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=self.root, env=self.environment, timeout=120
+        )
+
+
+@pytest.fixture(scope="module")
+def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Image:
+    root = tmp_path_factory.mktemp("image") / "opt"
+    made = Image(root, install(wheel, root))
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    for pattern in re.findall(r"\brm -r /opt/dra-driver/(\S+)", text):
+        found = list(root.glob(pattern))
+        assert found, f"deploy/Dockerfile removes {pattern}, which is not there"
+        for path in found:
+            shutil.rmtree(path)
+    return made
+
+
+@pytest.mark.slow
+def test_the_image_has_no_embedded_cluster(image: Image) -> None:
+    gone = image.run("python", "-c", "import dra_driver.sim")
+    assert "ModuleNotFoundError: No module named 'dra_driver.sim'" in gone.stderr
+    for command in (["demo"], ["sim", "apiserver", "--kubeconfig", "x"], ["demo", "--help"]):
+        done = image.run("dra-driver", *command)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "this image has no embedded cluster; install the package dra-driver" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["--help"],
+        ["--version"],
+        ["controller", "--help"],
+        ["kubelet-plugin", "--help"],
+        ["status", "--help"],
+        ["explain", "--help"],
+        ["devices", "--backend", "simulated=dgx-h100"],
+    ],
+)
+def test_the_image_has_every_other_command(image: Image, command: list[str]) -> None:
+    done = image.run("dra-driver", *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_everything_that_is_left_in_the_image_can_be_imported(image: Image) -> None:
+    """Nothing but the two commands of the embedded cluster needs what the Dockerfile takes away."""
+    script = (
+        "import importlib, pkgutil\n"
+        "for package in ('dra_driver', 'controller', 'kubelet_plugin'):\n"
+        "    found = importlib.import_module(package)\n"
+        "    for module in pkgutil.walk_packages(found.__path__, package + '.'):\n"
+        "        try:\n"
+        "            importlib.import_module(module.name)\n"
+        "        except ModuleNotFoundError as e:\n"
+        "            print(module.name, 'needs', e.name)\n"
+    )
+    done = image.run("python", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "dra_driver.cli.demo needs dra_driver.sim",
+        "dra_driver.cli.sim needs dra_driver.sim",
+    ]
 
 
 def test_everything_that_the_image_copies_is_there_and_not_ignored() -> None:
