@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dra_driver.cli import allocator_cases, allocator_manifests, allocator_stream, common
+from dra_driver.cli import common
+from dra_driver.cli.allocator import cases as allocator_cases
+from dra_driver.cli.allocator import manifests as allocator_manifests
+from dra_driver.cli.allocator import stream as allocator_stream
 from dra_driver.errors import ConfigurationError
 from dra_driver.structured import NodePolicy, Strategy
 

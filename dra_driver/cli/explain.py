@@ -8,8 +8,9 @@ import asyncio
 from controller.allocate.taint_rules import served_rules
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.cli import allocator_manifests, common
-from dra_driver.cli.allocator_manifests import Manifests
+from dra_driver.cli import common
+from dra_driver.cli.allocator import manifests as allocator_manifests
+from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import is_controller_taint

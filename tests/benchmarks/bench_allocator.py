@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dra_driver.cli.allocator_stream import Service
+from dra_driver.cli.allocator.stream import Service
 from dra_driver.structured import Strategy
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cli import allocator_cases
+from dra_driver.cli.allocator import cases as allocator_cases
 from dra_driver.structured import Strategy
 
 DATA = Path(__file__).parent / "data"

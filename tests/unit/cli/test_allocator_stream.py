@@ -11,7 +11,7 @@ from allocator_world import allocated, claim, device, exactly, gpu_class, node, 
 
 from dra_driver.api import codec
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
-from dra_driver.cli.allocator_stream import Service, serve
+from dra_driver.cli.allocator.stream import Service, serve
 from dra_driver.structured import Allocated, Cluster, DoesNotFit, Strategy, allocate
 
 SLICES = [pool("n1", device("big", "80Gi"), device("small", "40Gi")), pool("n2", device("d", "24Gi"))]

@@ -19,7 +19,7 @@ from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import ALLOCATION_GATE, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
-from dra_driver.cli import allocator_manifests
+from dra_driver.cli.allocator import manifests as allocator_manifests
 from dra_driver.fleet import Fleet
 from dra_driver.resourceclaim import foreign_gates, held_by
 
