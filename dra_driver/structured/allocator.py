@@ -19,7 +19,6 @@ from dra_driver.structured.model import nodeselection
 from dra_driver.structured.model.budget import STEPS_PER_QUESTION, Budget, BudgetExhausted
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.snapshot import Snapshot
-from dra_driver.structured.model.state import AllocatedState
 from dra_driver.structured.model.types import (
     Allocated,
     DoesNotFit,
@@ -36,7 +35,7 @@ from dra_driver.structured.search.bounds import too_few_devices
 from dra_driver.structured.search.results import allocation_results
 from dra_driver.structured.search.search import Pick, Search, SearchLimitError
 
-__all__ = ["allocate", "allocate_by_scan"]
+__all__ = ["allocate"]
 
 # Nodes of so many kinds are looked at for a brief reason.
 _SAMPLE: Final = 2
@@ -91,26 +90,6 @@ def allocate(
     if strategy is Strategy.FIRST_FIT and pools is None:
         return question.first_fit()
     return question.best_fit()
-
-
-def allocate_by_scan(
-    snapshot: Snapshot,
-    claims: Sequence[ResourceClaim],
-    *,
-    nodes: Collection[str] | None = None,
-    ignore_taint: Callable[[DeviceTaint], bool] | None = None,
-    pools: PoolPolicies | None = None,
-    policy: NodePolicy = NodePolicy.PACK,
-) -> Outcome:
-    """Best fit as ``allocate`` gives it, worked out node by node: for tests of the fast way."""
-    options = Options(ignore_taint, pools, PoolPolicy(Strategy.BEST_FIT, policy))
-    question = _Question(snapshot, claims, nodes, options, Budget())
-    try:
-        return question.best_fit_by_scan()
-    except FatalError as e:
-        return Failed(str(e))
-    except BudgetExhausted:
-        return _gave_up()
 
 
 class _Found:
@@ -418,84 +397,6 @@ class _Question:
             return reasons.summary(self._explain())
 
         return DoesNotFit(self._explain, summarize, summarize)
-
-    def best_fit_by_scan(self) -> Outcome:
-        """The same answer as ``best_fit``, by solving every node: slow and simple."""
-        best: dict[Role, tuple[tuple[object, ...], _Found]] = {}
-        first: _Found | Failed | None = None
-        number = 0
-        # Where a device could not be judged, or the search was too large, Kubernetes' search decides.
-        doubtful: list[Node] = []
-        for node in self._nodes():
-            number += 1
-            problem = self._problem(node)
-            role = self._role(problem)
-            if role is Role.FIRST:
-                found = _search_on_node(problem)
-                if isinstance(found, Failed) and found.only_this_node:
-                    doubtful.append(node)
-                elif first is None:
-                    first = found
-                continue
-            try:
-                solution = bestfit.best_solution(problem)
-                if solution is not None:
-                    key = (solution.score.between_nodes, node.metadata.name)
-                    if role not in best or key < best[role][0]:
-                        best[role] = key, _Found(problem, solution.picks, solution.chosen)
-                    continue
-                if problem.doubtful():
-                    doubtful.append(node)
-            except (FatalError, SearchLimitError):
-                doubtful.append(node)
-        answers = [found for _, found in best.values()]
-        if isinstance(first, Failed):
-            if not answers:
-                return first
-        elif first is not None:
-            answers.append(first)
-        if answers:
-            return min(answers, key=_Found.key).outcome
-        return self._last_word(doubtful, number)
-
-    def _role(self, problem: NodeProblem) -> Role:
-        """How the claims are served on a node; what is in use does not count."""
-        rules = {p.id: problem.options.rule(p.id) for p in problem.pools}
-        strategies = {r.strategy for r in rules.values() if r is not None}
-        if len(strategies) < 2:
-            return Role.FIRST if Strategy.FIRST_FIT in strategies else Role.BEST
-        empty = NodeProblem(
-            self._snapshot.with_allocated(AllocatedState()),
-            self.plans,
-            self._snapshot.index.view(problem.node),
-            self._options,
-            self.budget,
-        )
-        found = {
-            rule.strategy
-            for pool in problem.pools
-            if (rule := rules[pool.id]) is not None
-            for entry in pool.devices
-            for plan in self.plans
-            for request in plan.requests
-            for alternative in request.alternatives
-            if empty.serves(alternative, entry, pool) is not None
-        }
-        if len(found) == 2:
-            return Role.MIXED
-        return Role.FIRST if Strategy.FIRST_FIT in found else Role.BEST
-
-    def _last_word(self, doubtful: Sequence[Node], number: int) -> Outcome:
-        failures: list[Failed] = []
-        for node in doubtful:
-            outcome = _first_on_node(self._problem(node))
-            if isinstance(outcome, Failed) and outcome.only_this_node:
-                failures.append(outcome)
-            elif outcome is not None:
-                return outcome
-        if failures and len(failures) == number:
-            return failures[0]
-        return _gave_up() if any(f.gave_up for f in failures) else self._does_not_fit()
 
     def _explain(self) -> tuple[NodeReasons, ...]:
         refused = [node for node in self._candidates() if not self._admitted(node)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from allocator_oracle import allocate_by_scan
 from allocator_world import (
     allocated,
     annotated,
@@ -37,7 +38,6 @@ from dra_driver.structured import (
     Strategy,
     allocate,
 )
-from dra_driver.structured.allocator import allocate_by_scan
 from dra_driver.structured.explain.reasons import summary
 
 G = "gpu.example.com"
