@@ -64,8 +64,8 @@ def allocate(
         claims: solved together. Those that have an allocation keep it and restrict the node only.
         strategy: how to choose among several answers, where ``pools`` does not say.
         nodes: candidates, by name; None for every node of the snapshot. Names that the snapshot does not
-            have are ignored. A set is not copied: reasons that are asked for later are those of its content
-            then.
+            have are ignored. A set is copied for a refusal only, so that reasons that are asked for later are
+            those of the question.
         ignore_taint: taints that do not count, for example our own that keeps kube-scheduler away.
         pools: those that this allocation may use, and how; None: all of them, with ``strategy`` and
             ``policy``. Make the next map with ``updated``: then a change costs work for its pools only.
@@ -124,7 +124,7 @@ class _Question:
         budget: Budget,
     ) -> None:
         self._snapshot = snapshot
-        self._claims = claims
+        self._claims = tuple(claims)
         self._wanted: Set[str] | None = nodes if nodes is None or isinstance(nodes, Set) else frozenset(nodes)
         self._options = options
         self.budget = budget
@@ -337,9 +337,7 @@ class _Question:
             return failures[0]
         if gave_up:
             return _gave_up()
-        return DoesNotFit(
-            self._explain, lambda: self._tell(fleet, request_class), lambda: self._brief(request_class)
-        )
+        return self._refuse(lambda: self._tell(fleet, request_class), lambda: self._brief(request_class))
 
     def _tell(self, fleet: Fleet, request_class: RequestClass) -> str:
         """The summary, from a look at one node of each class, and at most at ``_MOST_CLASSES``."""
@@ -396,7 +394,13 @@ class _Question:
         def summarize() -> str:
             return reasons.summary(self._explain())
 
-        return DoesNotFit(self._explain, summarize, summarize)
+        return self._refuse(summarize, summarize)
+
+    def _refuse(self, summarize: Callable[[], str], shorten: Callable[[], str]) -> DoesNotFit:
+        """Refuse. The reasons are asked for later, when the caller may have changed its set of nodes."""
+        if self._wanted is not None:
+            self._wanted = frozenset(self._wanted)
+        return DoesNotFit(self._explain, summarize, shorten)
 
     def _explain(self) -> tuple[NodeReasons, ...]:
         refused = [node for node in self._candidates() if not self._admitted(node)]

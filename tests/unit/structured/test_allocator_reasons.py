@@ -16,6 +16,7 @@ from dra_driver.structured import (
     ExclusionReason,
     NodeReasons,
     Snapshot,
+    Strategy,
     allocate,
 )
 from dra_driver.structured.explain.reasons import node_reasons, summary
@@ -103,6 +104,19 @@ def test_reasons_asked_for_later_are_those_of_their_snapshot() -> None:
     refused = refusal(before, claim("c", exactly(memory="32Gi")))
     refusal(before.with_slices([pool("n1", device("d", "8Gi"))]), claim("c", exactly(memory="32Gi")))
     assert refused.summary() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_what_the_caller_changes_afterwards_does_not_change_the_reasons(strategy: Strategy) -> None:
+    cluster = snapshot(pool("n1", device("d", "24Gi")), pool("n2", device("d", "16Gi")))
+    nodes, claims = {"n1"}, [claim("c", exactly(memory="32Gi"))]
+    refused = allocate(cluster, claims, nodes=nodes, strategy=strategy)
+    assert isinstance(refused, DoesNotFit)
+    nodes.add("n2")
+    claims[0] = claim("other", exactly(memory="64Gi"))
+    sentence = "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
+    assert refused.summary() == sentence
+    assert [(r.node, [e.claim for e in r.exclusions]) for r in refused.reasons] == [("n1", ["default/c"])]
 
 
 EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
