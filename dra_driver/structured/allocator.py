@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import Final
 
 from dra_driver.api.core import Node
@@ -376,17 +377,28 @@ class _Question:
 
     def _brief(self, request_class: RequestClass) -> str:
         """The number of nodes, and the reasons on one node of each of a few layouts."""
-        layouts: dict[object, str] = {}
-        for nodes in request_class.index.classes:
-            if nodes.nodes and nodes.layout not in layouts:
-                layouts[nodes.layout] = nodes.nodes[0]
-            if len(layouts) == _SAMPLE:
-                break
         number = len(self._snapshot.nodes if self._wanted is None else self._wanted)
         budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
-        some = [found for name in sorted(layouts.values()) if (found := self._look(name, budget)) is not None]
+        names = self._sample(request_class)
+        some = [found for name in names if (found := self._look(name, budget)) is not None]
         text = reasons.summary(some)
         return text if len(some) >= number else f"0 of {number} nodes; for example {text}"
+
+    def _sample(self, request_class: RequestClass) -> list[str]:
+        """A few of the candidates, of layouts that differ."""
+        if not request_class.index.shows(self._snapshot, self._rules):
+            # The index has gone on to another snapshot since.
+            return [node.metadata.name for node in islice(self._candidates(), _SAMPLE)]
+        layouts: dict[object, str] = {}
+        for nodes in request_class.index.classes:
+            if nodes.layout in layouts:
+                continue
+            name = next((n for n in nodes.nodes if self._wanted is None or n in self._wanted), None)
+            if name is not None:
+                layouts[nodes.layout] = name
+            if len(layouts) == _SAMPLE:
+                break
+        return sorted(layouts.values())
 
     def _does_not_fit(self) -> DoesNotFit:
         """The refusal where every node was looked at anyway."""

@@ -115,8 +115,23 @@ def test_what_the_caller_changes_afterwards_does_not_change_the_reasons(strategy
     nodes.add("n2")
     claims[0] = claim("other", exactly(memory="64Gi"))
     sentence = "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
-    assert refused.summary() == sentence
+    assert (refused.summary(), refused.brief()) == (sentence, sentence)
     assert [(r.node, [e.claim for e in r.exclusions]) for r in refused.reasons] == [("n1", ["default/c"])]
+
+
+def test_a_brief_reason_asked_for_later_is_one_of_its_snapshot() -> None:
+    before = snapshot(pool("n1", device("d", "24Gi")))
+    refused = refusal(before, claim("c", exactly(memory="32Gi")))
+    after = before.with_slices([pool("n0", device("d", "8Gi"))])
+    refusal(after.with_nodes([node("n0")], ["n1"]), claim("c", exactly(memory="32Gi")))
+    assert refused.brief() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
+
+
+def test_a_brief_reason_is_of_the_nodes_that_were_asked_about() -> None:
+    cluster = snapshot(pool("n1", device("d", "24Gi")), pool("n2", device("d", "16Gi")))
+    refused = allocate(cluster, [claim("c", exactly(memory="32Gi"))], nodes={"n2"})
+    assert isinstance(refused, DoesNotFit)
+    assert refused.brief() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 16Gi)"
 
 
 EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
