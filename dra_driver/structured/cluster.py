@@ -109,35 +109,6 @@ class Cluster:
         self._snapshot = self._snapshot.with_slices([slice_])
         return self._snapshot
 
-    def remove_slice(self, name: str) -> Snapshot:
-        """Removes a slice; unknown names are ignored."""
-        self._snapshot = self._snapshot.with_slices((), [name])
-        return self._snapshot
-
-    def apply_node(self, node: Node) -> Snapshot:
-        """Adds or replaces a node."""
-        self._snapshot = self._snapshot.with_nodes([node])
-        return self._snapshot
-
-    def remove_node(self, name: str) -> Snapshot:
-        """Removes a node; unknown names are ignored."""
-        self._snapshot = self._snapshot.with_nodes((), [name])
-        return self._snapshot
-
-    def apply_class(self, class_: DeviceClass) -> Snapshot:
-        """Adds or replaces a DeviceClass."""
-        self._snapshot = self._snapshot.with_classes([class_])
-        return self._snapshot
-
-    def remove_class(self, name: str) -> Snapshot:
-        """Removes a DeviceClass; unknown names are ignored."""
-        self._snapshot = self._snapshot.with_classes((), [name])
-        return self._snapshot
-
-    def apply_claim(self, claim: ResourceClaim) -> Snapshot:
-        """What the claim holds now; nothing where it has no allocation."""
-        return self.hold(_identity(claim), str(claim.key), claim.status.allocation)
-
     def commit(self, claims: Sequence[ResourceClaim], outcome: Allocated) -> Snapshot:
         """The claims hold what the outcome gives them."""
         for claim, result in zip(claims, outcome.results, strict=True):

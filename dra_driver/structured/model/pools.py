@@ -174,15 +174,6 @@ class PoolIndex:
         made._change({s.metadata.name: s for s in changed}, removed)
         return made
 
-    def with_exactly(self, slices: Iterable[ResourceSlice]) -> PoolIndex:
-        """The index of these slices; those that this one has are not looked at again."""
-        present = {s.metadata.name: s for s in slices}
-        changed = [
-            s for n, s in present.items() if (known := self._by_name.get(n)) is None or known[1] is not s
-        ]
-        removed = [n for n in self._by_name if n not in present]
-        return self.with_slices(changed, removed) if changed or removed else self
-
     def devices(self, pool: PoolID) -> Iterator[DeviceEntry]:
         """The devices of all slices of a pool, whichever node or generation they are of."""
         for entry in self._pools.get(pool) or ():

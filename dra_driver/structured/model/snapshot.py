@@ -99,22 +99,6 @@ class Snapshot:
         kept = {name: c for name, c in self.classes.items() if name not in gone}
         return replace(self, classes=kept | {c.metadata.name: c for c in changed})
 
-    def with_objects(
-        self, *, slices: Iterable[ResourceSlice], classes: Iterable[DeviceClass], nodes: Iterable[Node]
-    ) -> Snapshot:
-        """A snapshot of these objects and no others; those that are the same cost next to nothing."""
-        named = {n.metadata.name: n for n in nodes}
-        changed = [n for name, n in named.items() if not _same_node(self.nodes.get(name), n)]
-        removed = [name for name in self.nodes if name not in named]
-        self.index.forget(removed)
-        by_name = {c.metadata.name: c for c in classes}
-        return replace(
-            self,
-            index=self.index.with_exactly(slices),
-            nodes=self.nodes.updated({n.metadata.name: n for n in changed}, removed),
-            classes=self.classes if by_name == self.classes else by_name,
-        )
-
     def view(self, node: str) -> NodeView:
         """What one node can use."""
         return self.index.view(self.nodes[node])
@@ -122,8 +106,3 @@ class Snapshot:
     def counters_left(self, pool: PoolView) -> Mapping[tuple[str, str], int]:
         """What is left of a pool's counters, by (set, counter), in 1e-9; below 0 if over-committed."""
         return self.index.counters_left(pool, self.allocated.pool(pool.id))
-
-
-def _same_node(known: Node | None, node: Node) -> bool:
-    """Whether nothing has changed that selectors see: nodes report their health all the time."""
-    return known is not None and (known is node or known.metadata.labels == node.metadata.labels)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from allocator_world import allocated, claim, device, exactly, gpu_class, node, pool
+from allocator_world import claim, device, exactly, gpu_class, node, pool
 
 from dra_driver.api import codec
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
@@ -120,7 +120,7 @@ def test_a_snapshot_stays_as_it_was() -> None:
     old = of.snapshot
     first = take(of, claim("a", exactly(memory="32Gi")))
     assert allocate(old, [claim("b", exactly(memory="32Gi"))]) == first
-    of.remove_slice("n1-gpu.example.com")
+    of.apply_slice(pool("n1"))
     assert isinstance(allocate(of.snapshot, [claim("b", exactly(memory="32Gi"))]), DoesNotFit)
     assert allocate(old, [claim("b", exactly(memory="32Gi"))]) == first
 
@@ -131,25 +131,10 @@ def test_two_claims_that_hold_the_same_device_are_both_remembered() -> None:
     outcome = allocate(of.snapshot, [one])
     assert isinstance(outcome, Allocated)
     for c in (one, other):
-        of.apply_claim(allocated(c, outcome.results[0]))
+        of.hold(c.metadata.uid, str(c.key), outcome.results[0])
     held = of.snapshot.allocated
     of.free("uid-b")
     assert [set(p.devices) for p in of.snapshot.allocated.pools.values()] == [
         set(p.devices) for p in held.pools.values()
     ]
     assert not of.free("uid-a").allocated.pools
-
-
-def test_nodes_and_classes_come_and_go() -> None:
-    of = cluster()
-    small = claim("c", exactly(memory="8Gi"))
-    assert take(of, small).node == "n2"
-    of.free("uid-c")
-    of.remove_node("n2")
-    assert take(of, small).node == "n1"
-    of.free("uid-c")
-    of.apply_node(node("n2"))
-    of.remove_class("gpu")
-    assert not isinstance(allocate(of.snapshot, [small]), Allocated)
-    of.apply_class(gpu_class())
-    assert take(of, small).node == "n2"
