@@ -43,12 +43,6 @@ from dra_driver.cel.values.values import (
 __all__ = ["CONSTRUCTORS", "Compiler"]
 
 
-_DEVICE_FIELDS = {
-    "driver": "driver",
-    "attributes": "attributes",
-    "capacity": "capacity",
-    "allowMultipleAllocations": "allow_multiple_allocations",
-}
 _CONVERSIONS = frozenset({"bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"})
 # Made once of constants; decimals are left out, because sums write into them (see _aliasing).
 CONSTRUCTORS = frozenset({"quantity", "semver"})
