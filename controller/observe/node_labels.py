@@ -138,11 +138,6 @@ class NodeLabeler:
     def _changed(self, inventory: DeviceInventory) -> None:
         self.queue.add(inventory.spec.node_name)
 
-    def _node_updated(self, old: Node, node: Node) -> None:
-        was, is_ = old.metadata, node.metadata
-        if (was.uid, was.labels, was.annotations) != (is_.uid, is_.labels, is_.annotations):
-            self.queue.add(is_.name)
-
     async def run(self) -> None:
         """Labels until cancelled."""
         await self.queue.process(traced("label node", self.reconcile))
