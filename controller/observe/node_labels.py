@@ -119,7 +119,7 @@ class NodeLabeler:
         inventories.add_handler(
             Handler(
                 added=self._changed,
-                updated=lambda old, new: self._changed(new) if old.spec != new.spec else None,
+                updated=self._updated,
                 deleted=self._changed,
             )
         )
@@ -137,6 +137,11 @@ class NodeLabeler:
 
     def _changed(self, inventory: DeviceInventory) -> None:
         self.queue.add(inventory.spec.node_name)
+
+    def _updated(self, old: DeviceInventory, new: DeviceInventory) -> None:
+        # Whether an inventory is believed depends on its owner. Its status does not matter here.
+        if (old.spec, old.metadata.owner_references) != (new.spec, new.metadata.owner_references):
+            self._changed(new)
 
     async def run(self) -> None:
         """Labels until cancelled."""

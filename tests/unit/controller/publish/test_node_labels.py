@@ -78,3 +78,25 @@ def test_labels_come_and_go_with_the_facts_and_those_of_others_stay():
         assert annotation_of(DRIVER) not in node["annotations"]
 
     run(cluster, scenario, node_labels="own")
+
+
+def test_labels_follow_who_owns_the_inventory():
+    cluster = cluster_with("n1")
+    name = f"n1.{DRIVER}"
+    owners = cluster.raw(DEVICE_INVENTORIES, name)["metadata"]["ownerReferences"]
+
+    def labelled():
+        labels = cluster.raw(NODES, "n1")["metadata"].get("labels", {})
+        return "dra-driver.dev/gpu.count" in labels
+
+    async def scenario(h):
+        assert labelled()
+        stranger = [{**owners[0], "uid": "of-a-node-that-was"}]
+        cluster.edit(DEVICE_INVENTORIES, name, {"metadata": {"ownerReferences": stranger}})
+        await h.quiet()
+        assert not labelled()
+        cluster.edit(DEVICE_INVENTORIES, name, {"metadata": {"ownerReferences": owners}})
+        await h.quiet()
+        assert labelled()
+
+    run(cluster, scenario, node_labels="own")
