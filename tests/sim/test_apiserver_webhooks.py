@@ -6,6 +6,7 @@ import base64
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -222,6 +223,29 @@ def test_validating_webhooks_see_what_the_mutating_ones_made(tmp_path: Path) -> 
             assert second["object"]["metadata"]["labels"] == {"seen": "yes"}
 
     run(scenario)
+
+
+def test_one_request_has_one_time_however_long_the_webhooks_take(tmp_path: Path) -> None:
+    """Otherwise the object differs from the one that was reviewed, and every webhook is asked again."""
+    seconds = itertools.count(1_800_000_000)
+
+    async def scenario(client: Client) -> None:
+        async with webhook(tmp_path) as hook:
+            await hook.install(client, "Mutating", {"resources": ["configmaps", "pods"]})
+            await hook.install(client, "Validating", {"resources": ["configmaps", "pods"]})
+            made = await client.create(CONFIG_MAPS, config_map("a"))
+            assert len(hook.asked) == 2
+            assert (
+                hook.asked[0]["object"]["metadata"]["creationTimestamp"]
+                == (made["metadata"]["creationTimestamp"])
+            )
+            code, _ = await client.call("PATCH", f"{PODS}/p?fieldManager=t", pod("p"), APPLY)
+            assert (code, len(hook.asked)) == (201, 4)
+            patch = {"spec": {"activeDeadlineSeconds": 5}}
+            code, _ = await client.patch(f"{PODS}/p", patch)
+            assert (code, len(hook.asked)) == (200, 6)
+
+    run(scenario, clock=lambda: float(next(seconds)))
 
 
 def test_a_webhook_that_cannot_be_reached_stops_writes_unless_told_otherwise(tmp_path: Path) -> None:

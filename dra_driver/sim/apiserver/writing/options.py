@@ -21,7 +21,8 @@ class Options:
         duplicates: paths of duplicate keys that the decoder of the body has found.
         warnings: texts for the ``Warning`` header.
         reviews: what webhooks say; None where none is installed.
-        drawn: what was drawn at random, so that a write that is tried again makes the same object.
+        drawn: name and UID that were drawn at random, and the time, so that a write that is tried again after
+            webhooks were asked makes the same object.
     """
 
     dry_run: bool = False

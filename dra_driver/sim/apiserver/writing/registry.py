@@ -81,6 +81,10 @@ class Registry:
         """The time as objects carry it."""
         return timestamp(self.clock())
 
+    def _time(self, options: Options) -> str:
+        """Return the time of the first try of a write, so that a later try makes the same object."""
+        return options.drawn.setdefault("time", self.now())
+
     def at(self, seconds: float) -> str:
         """The time in ``seconds`` from now."""
         return timestamp(self.clock() + seconds)
@@ -88,7 +92,7 @@ class Registry:
     def _decode(
         self, kind: Kind, body: object, options: Options, complain: decoding.Complaint
     ) -> tuple[Raw, Context]:
-        return decoding.decode(kind, self.kinds.stored(kind), body, options, complain, self.now())
+        return decoding.decode(kind, self.kinds.stored(kind), body, options, complain, self._time(options))
 
     # --- create ---
 
@@ -116,7 +120,7 @@ class Registry:
         self._locate(kind, namespace, metadata)
         if kind.namespaced:
             self._check_namespace(kind, namespace, metadata)
-        now = self.now()
+        now = self._time(options)
         for name in ("selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"):
             metadata.pop(name, None)
         version = metadata.pop("resourceVersion", "")
@@ -306,7 +310,7 @@ class Registry:
         metadata = raw["metadata"]
         name = existing.key.name
         self._check_version(kind, existing, metadata, patched or applied)
-        now = self.now()
+        now = self._time(options)
         causes = validation.identity(kind, old["metadata"], metadata)
         _carry_system_fields(old["metadata"], metadata)
         namespace = existing.key.namespace
@@ -434,7 +438,7 @@ class Registry:
             applied = decoding.only_endpoint(applied, subresource, kind)
         bare: Raw = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": {"name": name}}
         live = {**existing.raw, "apiVersion": kind.api_version} if existing else bare
-        manager = self._manager(kind, options, subresource, self.now())
+        manager = self._manager(kind, options, subresource, self._time(options))
         merged = managed.apply(kind.type, live, applied, manager, force=options.force)
         self._check_name(name, {"name": name, **named})
         if existing is None and metadata.get("uid"):
