@@ -144,6 +144,7 @@ class _Parts:
             clock,
             recorder,
             informers.policies,
+            timings=config.timings,
             default=PoolPolicy(config.strategy, config.node_policy),
             rule_changed=lambda pool: allocator.pool_changed(pool),  # noqa: PLW0108 - made below
         )
@@ -163,6 +164,7 @@ class _Parts:
             tolerators,
             assume_cache=lambda: allocator.assume_cache,
             changed=pool_changed,
+            timings=config.timings,
         )
         frozen = FrozenPools(pool_changed)
         publisher = Publisher(
@@ -286,6 +288,7 @@ class Controller:
                 config.namespace,
                 config.drivers,
                 self.metrics,
+                config.timings.review,
             )
 
     def _leads(self) -> bool:

@@ -8,14 +8,14 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controller.admission.config import AdmissionConfig
+from controller.admission.config import TIMEOUT_SECONDS, AdmissionConfig
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.errors import ConfigurationError
 from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
 
-__all__ = ["ControllerConfig"]
+__all__ = ["ControllerConfig", "Timings"]
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -24,6 +24,33 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 def _identity() -> str:
     # A restarted container keeps its host name, but must not take its predecessor's lease for its own.
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """How long the controller waits, in seconds. No flags: other values are for tests.
+
+    Attributes:
+        wake: between a change and the next look at waiting pods, so that a burst of changes costs one look.
+        unused: until an allocation that no pod uses and nobody reserved is taken back.
+        avoid: for which a node is left out where kube-scheduler could not place a pod; doubled each time.
+        longest_avoid: the most that doubling leads to.
+        drain: between the last decision of one allocator in a pool and the first of the other. kube-scheduler
+            writes an allocation in its binding cycle, usually within a second of the decision; a busy API
+            server may need longer.
+        settle: between a change and the write of the policies' statuses, so that a change of all nodes is one
+            write.
+        review: in which an admission review must be received and judged. The API server has given up by
+            then; a request that holds its place for longer holds it from others.
+    """
+
+    wake: float = 0.05
+    unused: float = 2.0
+    avoid: float = 15.0
+    longest_avoid: float = 600.0
+    drain: float = 15.0
+    settle: float = 0.5
+    review: float = float(TIMEOUT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +75,7 @@ class ControllerConfig:
         admission: webhooks; None: not served.
         group_seconds: how long members of a group may hold devices while others of it are missing.
         workers: pods whose allocations are written at the same time.
+        timings: how long to wait for what.
 
     Raises:
         ConfigurationError: with every finding.
@@ -70,6 +98,7 @@ class ControllerConfig:
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
     group_seconds: float = 30.0
+    timings: Timings = Timings()
 
     def __post_init__(self) -> None:
         findings: list[str] = []

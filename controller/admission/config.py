@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["OBJECT_NAME", "AdmissionConfig"]
+__all__ = ["OBJECT_NAME", "TIMEOUT_SECONDS", "AdmissionConfig"]
 
 # Of the Secret, the Service and both webhook configurations. The controller may write only objects of this
 # name, which the manifests bring along.
 OBJECT_NAME: Final = "dra-driver-admission"
+# A claim is checked within milliseconds; who waits longer waits for a controller that is not there.
+TIMEOUT_SECONDS: Final = 3
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 

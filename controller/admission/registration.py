@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from controller.admission.config import OBJECT_NAME, AdmissionConfig
+from controller.admission.config import OBJECT_NAME, TIMEOUT_SECONDS, AdmissionConfig
 from controller.admission.keeper import CertificateKeeper
 from controller.admission.pki import Material
 from controller.admission.review import VERSIONS
@@ -42,8 +42,6 @@ GATE_PATH: Final = "/gate"
 FIELD_MANAGER: Final = "dra-driver-admission"
 # What somebody else changed in our webhooks is put right after this long.
 POLL_SECONDS = 60.0
-# A claim is checked within milliseconds; who waits longer waits for a controller that is not there.
-TIMEOUT_SECONDS: Final = 3
 
 _KINDS: Final = (
     # Claims and templates: their specs are immutable, so an update has nothing to check.

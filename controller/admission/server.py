@@ -12,10 +12,10 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from controller.admission.config import AdmissionConfig
+from controller.admission.config import TIMEOUT_SECONDS, AdmissionConfig
 from controller.admission.keeper import CertificateKeeper
 from controller.admission.pki import Material
-from controller.admission.registration import GATE_PATH, TIMEOUT_SECONDS, VALIDATE_PATH, Registration
+from controller.admission.registration import GATE_PATH, VALIDATE_PATH, Registration
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
 from controller.observe.metrics import Metrics
 from dra_driver.api.admission import AdmissionRequest
@@ -30,9 +30,6 @@ log = structlog.get_logger(__name__)
 MAX_BYTES: Final = 4 << 20
 # Reviews held in memory at a time, which bounds it to 64 MiB whoever sends them.
 CONCURRENT: Final = 16
-# To send a review and to have it judged. The API server has given up by then; who holds places for longer,
-# holds them from others.
-READ_SECONDS: Final = float(TIMEOUT_SECONDS)
 
 
 class AdmissionServer:
@@ -53,6 +50,7 @@ class AdmissionServer:
         namespace: str,
         drivers: Collection[str],
         metrics: Metrics,
+        review_seconds: float = float(TIMEOUT_SECONDS),
     ) -> None:
         """Connects it.
 
@@ -64,8 +62,10 @@ class AdmissionServer:
             namespace: of the Service and the Secret.
             drivers: ours.
             metrics: of this controller.
+            review_seconds: in which a review must be received and judged.
         """
         self._config = config
+        self._review_seconds = review_seconds
         self._drivers = frozenset(drivers)
         self._metrics = metrics
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -124,11 +124,11 @@ class AdmissionServer:
             if http.content_type != "application/json":
                 return web.Response(status=415, text="expected application/json\n")
             try:
-                async with asyncio.timeout(READ_SECONDS), self._slots:
+                async with asyncio.timeout(self._review_seconds), self._slots:
                     request = read_review(await http.read())
                     judgement = decide(request)
             except TimeoutError:
-                return web.Response(status=408, text=f"no review within {READ_SECONDS:g} s\n")
+                return web.Response(status=408, text=f"no review within {self._review_seconds:g} s\n")
             except DecodeError as e:
                 self._metrics.admissions.labels("", "unreadable").inc()
                 return web.Response(status=400, text=f"{str(e)[:500]}\n")

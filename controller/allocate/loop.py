@@ -47,14 +47,6 @@ log = structlog.get_logger(__name__)
 
 CLAIM_INDEX = "claim"
 
-# Waiting pods are looked at again this long after a change, so that a burst of changes costs one look.
-WAKE_SECONDS = 0.05
-# A node where kube-scheduler could not place the pod is left alone for so long, doubled each time.
-
-
-# An allocation that no pod uses and nobody reserved is taken back after this long.
-UNUSED_SECONDS = 2.0
-
 
 def claims_of(pod: Pod) -> Iterable[ObjectKey]:
     """Index function of the pod informer: the claims that the pod uses."""
@@ -89,7 +81,7 @@ class Allocator:
 
         Args:
             client: for writes.
-            config: drivers and number of workers.
+            config: drivers, number of workers, and how long to wait for what.
             clock: for timestamps, and for how long nodes are avoided.
             recorder: for Events.
             mode: who allocates at present; SCHEDULER: gates are removed, nothing is allocated.
@@ -142,7 +134,7 @@ class Allocator:
             avoided=lambda pod: self._avoided.nodes(pod.metadata.uid),
             timeout=config.group_seconds,
         )
-        self._avoided = NodeBackoff(clock)
+        self._avoided = NodeBackoff(clock, config.timings)
         self._heavy = HeavyQuestions(clock, work)
         # Counts what may have changed for the better.
         self._changes = 0
@@ -239,11 +231,11 @@ class Allocator:
 
     def _check_claims(self, pod: Pod) -> None:
         for key in claims_of(pod):
-            self.unused.add_after(key, UNUSED_SECONDS)
+            self.unused.add_after(key, self._config.timings.unused)
 
     def _claim_seen(self, claim: ResourceClaim) -> None:
         if claim.status.allocation is not None and not claim.status.reserved_for:
-            self.unused.add_after(claim.key, UNUSED_SECONDS)
+            self.unused.add_after(claim.key, self._config.timings.unused)
         for pod in self._pods.by_index(CLAIM_INDEX, claim.key):
             self.queue.add(pod.key)
 
@@ -297,7 +289,8 @@ class Allocator:
         """Something changed for the better, perhaps: waiting pods are looked at again soon."""
         self._changes += 1
         if self._timer is None and (len(self._waiting) or self._passed or self._unused_later):
-            self._timer = asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake_now)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._config.timings.wake, self._wake_now)
 
     def _wake_now(self) -> None:
         self._timer = None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from controller.config import Timings
 from dra_driver.api.meta import Uid
 from dra_driver.ports import Clock
 
 __all__ = ["NodeBackoff"]
 
-AVOID_SECONDS = 15.0
-LONGEST_AVOID_SECONDS = 600.0
 # Timers may be early by a little.
 _SLACK_SECONDS: Final = 0.1
 
@@ -18,15 +17,17 @@ _SLACK_SECONDS: Final = 0.1
 class NodeBackoff:
     """By pod. Each time that a pod is turned down, its node is avoided for twice as long as the last one."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, timings: Timings) -> None:
         self._clock = clock
+        self._timings = timings
         self._until: dict[Uid, dict[str, float]] = {}
         self._bounces: dict[Uid, int] = {}
 
     def add(self, pod: Uid, node: str) -> float:
         """The node does not suit the pod now; gives the seconds for which it is avoided."""
         bounces = self._bounces[pod] = self._bounces.get(pod, 0) + 1
-        seconds = min(AVOID_SECONDS * float(1 << min(bounces - 1, 16)), LONGEST_AVOID_SECONDS)
+        doubled = self._timings.avoid * float(1 << min(bounces - 1, 16))
+        seconds = min(doubled, self._timings.longest_avoid)
         self._until.setdefault(pod, {})[node] = self._clock.monotonic() + seconds
         return seconds
 

@@ -4,9 +4,9 @@ Two allocators on one pool would give a device away twice, and each sees the oth
 time in which neither allocates, long enough for decisions that are under way to be written and seen:
 
 * to the controller: ``draining`` is noted, then the devices are tainted, so that kube-scheduler decides
-  nothing more here; after ``DRAIN_SECONDS`` the claims are read again, and ``controller`` is noted.
-* to kube-scheduler: the controller stops deciding at once; after ``DRAIN_SECONDS``, when none of its writes
-  is under way, ``scheduler`` is noted and then the taint goes.
+  nothing more here; after ``Timings.drain`` seconds the claims are read again, and ``controller`` is noted.
+* to kube-scheduler: the controller stops deciding at once; after ``Timings.drain`` seconds, when none of
+  its writes is under way, ``scheduler`` is noted and then the taint goes.
 
 What is noted is in ``status.publication.allocator``. A controller that is killed in between starts the time
 anew; no clocks of different machines are compared.
@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from controller.allocate.assume_cache import AssumeCache
+from controller.config import Timings
 from dra_driver import cel
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName
@@ -38,14 +39,11 @@ from dra_driver.kube import EventRecorder, Handler, Informer
 from dra_driver.ownership import PROTECTION_TAINT, PoolAllocator, PoolID, protected_pools, tolerates
 from dra_driver.ports import Clock, KubeClient
 
-__all__ = ["DRAINING", "DRAIN_SECONDS", "Handover", "Step", "Tolerators"]
+__all__ = ["DRAINING", "Handover", "Step", "Tolerators"]
 
 log = structlog.get_logger(__name__)
 
 DRAINING: Final = "draining"
-# kube-scheduler writes an allocation in its binding cycle, usually within a second of the decision; a busy
-# API server may need longer.
-DRAIN_SECONDS = 15.0
 # How long until it is asked again whether the last write or event has arrived.
 _POLL_SECONDS: Final = 0.5
 # Claims and templates that a refusal names.
@@ -81,6 +79,8 @@ class Handover:
         tolerators: Tolerators,
         assume_cache: Callable[[], AssumeCache | None],
         changed: Callable[[PoolID], None],
+        *,
+        timings: Timings,
     ) -> None:
         """Connects it.
 
@@ -91,7 +91,9 @@ class Handover:
             tolerators: claims and templates that tolerate our taint.
             assume_cache: what is taken; None while there is no allocator.
             changed: called at once with a pool for which the answer of ``blocked`` changes.
+            timings: how long draining takes.
         """
+        self._drain = timings.drain
         self._client = client
         self._clock = clock
         self._tolerators = tolerators
@@ -206,7 +208,7 @@ class Handover:
 
     def _left(self, pool: PoolID) -> float:
         since = self._since.setdefault(pool, self._clock.monotonic())
-        return since + DRAIN_SECONDS - self._clock.monotonic()
+        return since + self._drain - self._clock.monotonic()
 
     async def _read_again(self, pool: PoolID) -> bool:
         """Whether every allocation from the pool that the API server has is known here, too."""

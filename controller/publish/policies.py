@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import structlog
 
+from controller.config import Timings
 from controller.observe.tracing import traced
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
@@ -42,8 +43,6 @@ log = structlog.get_logger(__name__)
 # Beyond this number of nodes with partitions, kube-scheduler's search takes minutes for one pod: its cost for
 # partitionable pools grows with the square of their number, for every node that it looks at.
 MANY_PARTITIONED_NODES: Final = 200
-# Statuses are written this long after a change, so that a change of all nodes is one write.
-SETTLE_SECONDS = 0.5
 _SHOWN: Final = 8
 
 
@@ -57,6 +56,7 @@ class PolicyBook:
         recorder: EventRecorder,
         policies: Informer[DevicePolicy],
         *,
+        timings: Timings,
         default: PoolPolicy = DEFAULT_POLICY,
         rule_changed: Callable[[PoolID], None] = lambda _: None,
     ) -> None:
@@ -67,9 +67,11 @@ class PolicyBook:
             clock: for times of conditions.
             recorder: for Events.
             policies: all.
+            timings: when statuses are written.
             default: how the allocator chooses where no policy says.
             rule_changed: called at once with a pool for which ``rule`` has another answer.
         """
+        self._settle = timings.settle
         self._default = default
         self._rule_changed = rule_changed
         self._rules: dict[PoolID, PoolPolicy] = {}
@@ -99,7 +101,7 @@ class PolicyBook:
 
     def _changed(self, policy: DevicePolicy) -> None:
         self._ranked = None
-        self.queue.add_after(policy.metadata.name, SETTLE_SECONDS)
+        self.queue.add_after(policy.metadata.name, self._settle)
 
     # --- questions ------------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class PolicyBook:
     def _touch(self, old: DesiredPool | None, new: DesiredPool | None) -> None:
         for pool in (old, new):
             for name in pool.outcomes if pool is not None else ():
-                self.queue.add_after(name, SETTLE_SECONDS)
+                self.queue.add_after(name, self._settle)
 
     async def run(self) -> None:
         """Writes statuses until cancelled."""

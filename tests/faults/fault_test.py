@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fault_world import Result, play, quiet_logs, speed_up
+from fault_world import Result, play, quiet_logs
 
 LOGS = Path("build/fault-test")
 
@@ -51,7 +51,6 @@ def main() -> int:
     args = parser.parse_args()
     if args.schedules < 1 or args.side_by_side < 1:
         parser.error("at least one schedule, and one at a time")
-    speed_up()
     quiet_logs()
     start = time.monotonic()
     results = asyncio.run(_all(range(args.seed, args.seed + args.schedules), args.side_by_side))

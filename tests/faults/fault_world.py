@@ -36,11 +36,8 @@ from typing import Any
 import structlog
 import yaml
 
-from controller.allocate import loop as allocator
-from controller.allocate import node_backoff as avoided
 from controller.app import Controller
-from controller.config import ControllerConfig
-from controller.publish import handover, policies
+from controller.config import ControllerConfig, Timings
 from dra_driver import discovery
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES
@@ -92,6 +89,8 @@ NODE_NAMES = ("n1", "n2")
 DISTURBED_SECONDS = 3.0
 LEAST_ACTS = 20
 SETTLE_SECONDS = 120.0
+# The same behaviour with less waiting.
+QUICK = Timings(avoid=0.2, longest_avoid=0.6, unused=0.3, drain=0.2, settle=0.02)
 QUIET_SECONDS = 1.0
 OBSERVER = "observer"
 TAINT_RULES = device_taint_rules("v1beta2")
@@ -171,15 +170,6 @@ def quiet_logs() -> None:
     structlog.configure(processors=[_collect], wrapper_class=structlog.make_filtering_bound_logger(0))
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-
-
-def speed_up() -> None:
-    """The same behaviour with less waiting. For a process that does nothing else."""
-    avoided.AVOID_SECONDS = 0.2
-    avoided.LONGEST_AVOID_SECONDS = 0.6
-    allocator.UNUSED_SECONDS = 0.3
-    handover.DRAIN_SECONDS = 0.2
-    policies.SETTLE_SECONDS = 0.02
 
 
 class Violation(AssertionError):
@@ -316,7 +306,7 @@ class World:
             await make(api).run()
 
     async def _run_controller(self) -> None:
-        config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, group_seconds=1.0)
+        config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, group_seconds=1.0, timings=QUICK)
         async with await KubeApi.connect(self.root / "kubeconfig", user_agent="controller") as api:
             await Controller(api, config).run()
 
@@ -842,4 +832,4 @@ def _manifests() -> list[dict[str, Any]]:
     return [d for d in documents if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS]
 
 
-__all__ = ["Result", "World", "play", "quiet_logs", "speed_up"]
+__all__ = ["Result", "World", "play", "quiet_logs"]

@@ -15,10 +15,8 @@ import random
 import pytest
 from support.fake_cluster import FakeCluster, unreachable
 
-from controller.allocate import node_backoff as avoided
 from controller.app import Controller
-from controller.config import ControllerConfig
-from controller.publish import handover, policies
+from controller.config import ControllerConfig, Timings
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATION_GATE
@@ -305,7 +303,8 @@ class Schedule:
 
 @contextlib.asynccontextmanager
 async def controller(cluster: FakeCluster):
-    config = ControllerConfig(drivers=(DRIVER,), leader_elect=False)
+    timings = Timings(avoid=0.1, longest_avoid=0.3, drain=0.1, settle=0.02)
+    config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, timings=timings)
     task = asyncio.create_task(Controller(cluster, config).run())
     try:
         yield
@@ -317,11 +316,7 @@ async def controller(cluster: FakeCluster):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SCHEDULES, SIDE_BY_SIDE))
-def test_invariants_hold_after_every_schedule(first, monkeypatch):
-    monkeypatch.setattr(avoided, "AVOID_SECONDS", 0.1)
-    monkeypatch.setattr(avoided, "LONGEST_AVOID_SECONDS", 0.3)
-    monkeypatch.setattr(handover, "DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(policies, "SETTLE_SECONDS", 0.02)
+def test_invariants_hold_after_every_schedule(first):
     assert Quantity.parse("40Gi").value() == 40 * GIB
 
     async def one(seed: int, failures: dict[int, BaseException]) -> None:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from controller.admission import AdmissionConfig, AdmissionServer
+from controller.admission.keeper import CertificateKeeper
 from controller.admission.pki import CA_LIFE, CA_RENEW, Material, renewed
 from controller.admission.server import CONCURRENT
 from controller.config import ControllerConfig
@@ -65,8 +66,10 @@ async def api_server(tmp_path: Path) -> AsyncIterator[KubeApi]:
         await server.stop()
 
 
-def replica(api: KubeApi, clock: HandClock, config: AdmissionConfig = CONFIG) -> AdmissionServer:
-    return AdmissionServer(api, api, clock, config, NAMESPACE, DRIVERS, Metrics())
+def replica(
+    api: KubeApi, clock: HandClock, config: AdmissionConfig = CONFIG, **more: float
+) -> AdmissionServer:
+    return AdmissionServer(api, api, clock, config, NAMESPACE, DRIVERS, Metrics(), **more)
 
 
 async def material(api: KubeApi) -> Material:
@@ -128,12 +131,10 @@ def test_reviews_are_answered_over_https(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_who_finds_no_place_is_answered_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.admission.server.READ_SECONDS", 0.2)
-
+def test_who_finds_no_place_is_answered_in_time(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with api_server(tmp_path) as api:
-            server = replica(api, HandClock(time.time()))
+            server = replica(api, HandClock(time.time()), review_seconds=0.5)
             async with server.serving(), contextlib.AsyncExitStack() as others:
                 await server.keeper.changed.wait()
                 for _ in range(CONCURRENT):  # as reviews hold them that are sent byte by byte
@@ -146,25 +147,29 @@ def test_who_finds_no_place_is_answered_in_time(tmp_path: Path, monkeypatch: pyt
     run(scenario)
 
 
-def test_a_certificate_that_cannot_be_used_does_not_end_the_keeping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_that_cannot_be_used_does_not_end_the_keeping(tmp_path: Path) -> None:
+    used: list[Material] = []
+
+    def fail_once(material: Material) -> None:
+        used.append(material)
+        if len(used) == 1:
+            raise ssl.SSLError("no such curve")
+
+    async def trusted(_: Material) -> bool:
+        return True
+
     async def scenario() -> None:
         async with api_server(tmp_path) as api:
-            server = replica(api, HandClock(time.time()))
-            install = server.keeper._install
-            used: list[Material] = []
-
-            def fail_once(material: Material) -> None:
-                used.append(material)
-                if len(used) == 1:
-                    raise ssl.SSLError("no such curve")
-                install(material)
-
-            monkeypatch.setattr(server.keeper, "_install", fail_once)
-            async with server.serving():
-                await server.keeper.changed.wait()
+            clock = HandClock(time.time())
+            keeper = CertificateKeeper(
+                api, clock, NAMESPACE, CONFIG.names(NAMESPACE), install=fail_once, trusted=trusted
+            )
+            keeping = asyncio.create_task(keeper.run())
+            await keeper.changed.wait()
+            keeping.cancel()
+            await asyncio.wait([keeping])
             assert len(used) == 2
+            assert keeper.material == used[-1]
 
     run(scenario)
 

@@ -1,7 +1,7 @@
 """For how long nodes are left out for a pod that kube-scheduler turned down."""
 
-from controller.allocate import node_backoff as avoided
 from controller.allocate.node_backoff import NodeBackoff
+from controller.config import Timings
 from dra_driver.api.meta import Uid
 
 POD = Uid("p")
@@ -19,18 +19,18 @@ class Clock:
 
 def test_each_refusal_doubles_the_time_up_to_a_limit():
     clock = Clock()
-    nodes = NodeBackoff(clock)
+    nodes = NodeBackoff(clock, Timings())
     first = nodes.add(POD, "a")
     assert nodes.add(POD, "b") == 2 * first
     assert nodes.nodes(POD) == {"a", "b"}
     assert first < nodes.next_change(POD) < first + 1
     clock.seconds = first
     assert nodes.nodes(POD) == {"b"}
-    assert max(nodes.add(POD, "a") for _ in range(100)) == avoided.LONGEST_AVOID_SECONDS
+    assert max(nodes.add(POD, "a") for _ in range(100)) == Timings().longest_avoid
 
 
 def test_pods_do_not_share_and_are_forgotten():
-    nodes = NodeBackoff(Clock())
+    nodes = NodeBackoff(Clock(), Timings())
     first = nodes.add(POD, "a")
     assert nodes.nodes(Uid("q")) == set()
     nodes.forget(POD)

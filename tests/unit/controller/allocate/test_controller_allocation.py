@@ -8,7 +8,7 @@ import pytest
 from support.fake_cluster import FakeCluster, unreachable
 
 from controller.app import Controller
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, Timings
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import ALLOCATION_GATE, CLAIM_FINALIZER, CONTROLLER_TAINT
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -533,8 +533,7 @@ def test_when_the_scheduler_deallocates_another_node_is_tried():
     run(cluster, scenario)
 
 
-def test_a_node_is_tried_again_when_it_is_avoided_no_longer(monkeypatch):
-    monkeypatch.setattr("controller.allocate.node_backoff.AVOID_SECONDS", 0.2)
+def test_a_node_is_tried_again_when_it_is_avoided_no_longer():
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
@@ -551,7 +550,7 @@ def test_a_node_is_tried_again_when_it_is_avoided_no_longer(monkeypatch):
             while not h.devices("c"):
                 await asyncio.sleep(0.02)
 
-    run(cluster, scenario)
+    run(cluster, scenario, timings=Timings(avoid=0.2))
 
 
 def test_a_pod_that_was_left_to_the_scheduler_is_served_when_a_pool_becomes_ours():
@@ -617,8 +616,7 @@ def test_the_gate_stays_while_the_scheduler_has_nothing_either():
     run(cluster, scenario)
 
 
-def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again(monkeypatch):
-    monkeypatch.setattr("controller.allocate.loop.UNUSED_SECONDS", 0.1)
+def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again():
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
@@ -635,11 +633,10 @@ def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again(monkeyp
             while h.devices("c"):
                 await asyncio.sleep(0.02)
 
-    run(cluster, scenario)
+    run(cluster, scenario, timings=Timings(unused=0.1))
 
 
-def test_an_unused_allocation_is_taken_back_when_its_pool_has_gone_to_the_scheduler(monkeypatch):
-    monkeypatch.setattr("controller.allocate.loop.UNUSED_SECONDS", 0.1)
+def test_an_unused_allocation_is_taken_back_when_its_pool_has_gone_to_the_scheduler():
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
@@ -654,7 +651,7 @@ def test_an_unused_allocation_is_taken_back_when_its_pool_has_gone_to_the_schedu
             while h.devices("c"):
                 await asyncio.sleep(0.02)
 
-    run(cluster, scenario)
+    run(cluster, scenario, timings=Timings(unused=0.1))
 
 
 def test_a_shared_claim_is_not_taken_from_the_pod_that_can_run_with_it():

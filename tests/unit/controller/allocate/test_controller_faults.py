@@ -12,7 +12,7 @@ import pytest
 from support.fake_cluster import FakeCluster, unreachable
 
 from controller.app import Controller
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, Timings
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -123,7 +123,8 @@ class Faults:
 
 @contextlib.asynccontextmanager
 async def controller(cluster: FakeCluster):
-    config = ControllerConfig(drivers=("gpu.example.com",), leader_elect=False)
+    timings = Timings(avoid=0.1, longest_avoid=0.3)
+    config = ControllerConfig(drivers=("gpu.example.com",), leader_elect=False, timings=timings)
     task = asyncio.create_task(Controller(cluster, config).run())
     try:
         yield
@@ -142,10 +143,7 @@ async def quiet(cluster: FakeCluster, seconds: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_invariants_hold_under_random_faults(seed, monkeypatch):
-    monkeypatch.setattr("controller.allocate.node_backoff.AVOID_SECONDS", 0.1)
-    monkeypatch.setattr("controller.allocate.node_backoff.LONGEST_AVOID_SECONDS", 0.3)
-
+def test_invariants_hold_under_random_faults(seed):
     async def main():
         chance = random.Random(seed)
         cluster = build()

@@ -13,8 +13,8 @@ from test_controller_allocation import NS, claim, cluster_of, pod, pool, request
 
 from controller.app import Controller
 from controller.config import ControllerConfig
-from controller.web import feed as feed_module
 from controller.web import serve
+from controller.web.feed import MOST_READERS
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import ConfigurationError
 
@@ -136,7 +136,7 @@ def test_a_reader_is_told_everything_and_then_what_changes():
     run(scenario, cluster)
 
 
-def test_a_standby_says_so_and_too_many_readers_are_told_to_wait(monkeypatch):
+def test_a_standby_says_so_and_too_many_readers_are_told_to_wait():
     async def main():
         async with serve("127.0.0.1", 0, lambda: None) as (host, port), aiohttp.ClientSession() as session:
             async with session.get(f"http://{host}:{port}/fleet/events") as response:
@@ -145,11 +145,14 @@ def test_a_standby_says_so_and_too_many_readers_are_told_to_wait(monkeypatch):
                 assert response.status == 503
 
     asyncio.run(main())
-    monkeypatch.setattr(feed_module, "MOST_READERS", 0)
 
     async def scenario(url, session):
-        async with session.get(f"{url}/fleet/events") as response:
-            assert [kind async for kind, _ in changes(response)] == ["busy"]
+        async with contextlib.AsyncExitStack() as readers:
+            for _ in range(MOST_READERS):
+                reader = await readers.enter_async_context(session.get(f"{url}/fleet/events"))
+                assert (await anext(changes(reader)))[0] == "change"
+            async with session.get(f"{url}/fleet/events") as response:
+                assert [kind async for kind, _ in changes(response)] == ["busy"]
 
     run(scenario, cluster_of())
 

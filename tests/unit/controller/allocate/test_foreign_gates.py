@@ -13,7 +13,7 @@ from test_controller_allocation import (
     run,
 )
 
-from controller.allocate import loop as allocator_module
+from controller.config import Timings
 from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey
@@ -142,8 +142,7 @@ def test_a_claim_that_a_ready_pod_shares_with_one_that_is_held_back_is_served():
 # --- what it holds already ----------------------------------------------------------------------------------
 
 
-def test_what_only_pods_that_are_held_back_have_is_taken_back(monkeypatch):
-    monkeypatch.setattr(allocator_module, "UNUSED_SECONDS", 0.1)
+def test_what_only_pods_that_are_held_back_have_is_taken_back():
     cluster = cluster_of(n1=(40,))
     claim(cluster, "hoard")
     allocated_before(cluster, "hoard")
@@ -160,11 +159,10 @@ def test_what_only_pods_that_are_held_back_have_is_taken_back(monkeypatch):
         await until(lambda: h.gates("held") == [])
         assert h.devices("hoard") == [("n1", "gpu-0")]
 
-    run(cluster, scenario)
+    run(cluster, scenario, timings=Timings(unused=0.1))
 
 
-def test_what_is_reserved_or_shared_with_a_ready_pod_stays(monkeypatch):
-    monkeypatch.setattr(allocator_module, "UNUSED_SECONDS", 0.1)
+def test_what_is_reserved_or_shared_with_a_ready_pod_stays():
     cluster = cluster_of(n1=(40, 40))
     claim(cluster, "reserved")
     allocated_before(cluster, "reserved", reservedFor=[{"resource": "pods", "name": "x", "uid": "u"}])
@@ -182,7 +180,7 @@ def test_what_is_reserved_or_shared_with_a_ready_pod_stays(monkeypatch):
         await until(lambda: not h.devices("shared"))
         assert h.devices("reserved") == [("n1", "gpu-0")]
 
-    run(cluster, scenario)
+    run(cluster, scenario, timings=Timings(unused=0.1))
 
 
 def test_a_pod_that_is_held_back_does_not_keep_what_pins_a_ready_one():

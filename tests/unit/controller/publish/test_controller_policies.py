@@ -7,9 +7,9 @@ import pytest
 from support.fake_cluster import FakeCluster
 
 from controller.app import Controller
-from controller.config import ControllerConfig
-from controller.publish import handover
-from controller.publish import policies as policies_module
+from controller.config import ControllerConfig, Timings
+from controller.publish.handover import Tolerators
+from controller.publish.policies import MANY_PARTITIONED_NODES
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
@@ -22,12 +22,7 @@ from dra_driver.structured import NodePolicy, Strategy
 
 DRIVER = "gpu.example.com"
 NS = "default"
-
-
-@pytest.fixture(autouse=True)
-def _short_times(monkeypatch):
-    monkeypatch.setattr(handover, "DRAIN_SECONDS", 0.3)
-    monkeypatch.setattr(policies_module, "SETTLE_SECONDS", 0.02)
+QUICK = Timings(drain=0.3, settle=0.02)
 
 
 def cluster_with(*node_names: str, gpus: int = 2, **gpu) -> FakeCluster:
@@ -150,7 +145,7 @@ class Harness:
 
 def run(cluster: FakeCluster, scenario, **config) -> None:
     async def main():
-        settings = ControllerConfig(drivers=(DRIVER,), leader_elect=False, **config)
+        settings = ControllerConfig(drivers=(DRIVER,), leader_elect=False, **{"timings": QUICK, **config})
         controller = Controller(cluster, settings)
         task = asyncio.create_task(controller.run())
         harness = Harness(cluster)
@@ -249,8 +244,7 @@ def test_a_change_waits_for_the_device_in_use_and_is_shown_as_pending():
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_many_partitioned_nodes_are_a_warning_with_the_reason(monkeypatch):
-    monkeypatch.setattr(policies_module, "MANY_PARTITIONED_NODES", 1)
+def test_many_partitioned_nodes_are_a_warning_with_the_reason():
     profiles = [
         {
             "name": "1g.10gb",
@@ -258,11 +252,16 @@ def test_many_partitioned_nodes_are_a_warning_with_the_reason(monkeypatch):
             "capacity": {"memory": {"value": "10Gi"}},
         }
     ]
-    cluster = cluster_with("n1", "n2", partitions=profiles)
+    nodes = [f"n{i}" for i in range(MANY_PARTITIONED_NODES)]
+    cluster = cluster_with(*nodes, gpus=1, partitions=profiles)
     policy(cluster, "p", partitions={"profiles": ["*"]})
 
     async def scenario(h):
-        assert len(h.devices()) == 4
+        await h.until(lambda: h.policy("p").status.nodes == MANY_PARTITIONED_NODES)
+        assert h.condition("p", "Applied") == ("True", "Applied")
+        one_more = cluster_with("last", gpus=1, partitions=profiles)
+        cluster.put(NODES, one_more.raw(NODES, "last"))
+        cluster.put(DEVICE_INVENTORIES, one_more.raw(DEVICE_INVENTORIES, f"last.{DRIVER}"))
         await h.until(lambda: h.condition("p", "Applied") == ("True", "ManyPartitionedNodes"))
         await h.until(lambda: [e for e in cluster.all(EVENTS) if e.reason == "ManyPartitionedNodes"])
 
@@ -327,8 +326,7 @@ def test_a_pool_goes_to_the_controller_tainted_first_and_drained():
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_same(monkeypatch):
-    monkeypatch.setattr(handover, "DRAIN_SECONDS", 1.0)
+def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_same():
     cluster = cluster_with("n1", gpus=1)
     claim(cluster, "c")
     body = cluster.raw(DEVICE_INVENTORIES, f"n1.{DRIVER}")
@@ -353,7 +351,7 @@ def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_sa
         await h.quiet()
         assert h.device_of("c") == ""
 
-    run(cluster, scenario, **SCHEDULER)
+    run(cluster, scenario, timings=Timings(drain=1.0, settle=0.02), **SCHEDULER)
 
 
 def test_a_restart_while_draining_drains_anew():
@@ -512,7 +510,7 @@ def test_who_tolerates_the_taint_is_told_only_where_it_makes_a_difference():
 
     async def main():
         claims, classes = Informer(cluster, RESOURCE_CLAIMS), Informer(cluster, DEVICE_CLASSES)
-        tolerators = handover.Tolerators((DRIVER,), claims, classes, lambda: told.append(tolerators.found()))
+        tolerators = Tolerators((DRIVER,), claims, classes, lambda: told.append(tolerators.found()))
         tasks = [asyncio.create_task(i.run()) for i in (claims, classes)]
 
         async def settled() -> None:
