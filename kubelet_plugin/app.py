@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
 
 import structlog
 
@@ -26,7 +25,7 @@ from kubelet_plugin.claims.leftovers import Leftovers
 from kubelet_plugin.claims.locks import StateLock
 from kubelet_plugin.claims.metadata_directory import MetadataDirectory
 from kubelet_plugin.claims.reconciliation import Intervals, Reconciler
-from kubelet_plugin.config import Configuration
+from kubelet_plugin.config import Configuration, Timings
 from kubelet_plugin.core import files
 from kubelet_plugin.core.instances import Instances, remove_stale_socket
 from kubelet_plugin.core.notices import Notices
@@ -44,20 +43,6 @@ from kubelet_plugin.health.memory import HealthFile
 from kubelet_plugin.telemetry.observation import Observation
 
 __all__ = ["Plugin", "open_backends", "run"]
-
-# Longer than any call may take; the DaemonSet's grace period is longer still.
-SHUTDOWN_GRACE: Final = 45.0
-# A library that hangs must not keep the kubelet from unpreparing.
-FIRST_SCAN_SECONDS: Final = 10.0
-SILENCE_SECONDS: Final = 30.0
-GUARD_SECONDS: Final = 1.0
-# The kubelet looks for removed registrars once a second; until then it may call the one that ends.
-HANDOVER_SECONDS: Final = 1.5
-LOCK_SECONDS: Final = 10.0
-# Between two looks at documents when discovery tells nothing new: a container runtime tries a container again
-# after about 12 s.
-RENEW_SECONDS: Final = 60.0
-RENEW_AGAIN_SECONDS: Final = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -120,12 +105,14 @@ class Plugin:
         backends: Sequence[DeviceBackend],
         clock: Clock | None = None,
         timing: Timing | None = None,
+        timings: Timings | None = None,
         intervals: Intervals | None = None,
         settle_seconds: float = 1.0,
         functions: PciFunctions | None = None,
     ) -> None:
         pool = PoolName(configuration.node_name)
         self._configuration = configuration
+        self._timings = timings or Timings()
         self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
         # Vendors' libraries get a thread of their own: what hangs there must not hold up files.
         self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
@@ -267,7 +254,7 @@ class Plugin:
         """
         try:
             self._configuration.create_directories()
-            async with self._instances.entered(LOCK_SECONDS):
+            async with self._instances.entered(self._timings.lock):
                 self._clear_away_the_dead()
                 await self._memory.load()
                 self._hotplug.begin()
@@ -338,7 +325,7 @@ class Plugin:
         await self._scanned.wait()
         while True:
             await self._renew_documents()
-            pause = RENEW_AGAIN_SECONDS if self._engine.unsettled else RENEW_SECONDS
+            pause = self._timings.renew_again if self._engine.unsettled else self._timings.renew
             seen = await self._table.changes.wait(seen, pause)
 
     async def _renew_documents(self) -> None:
@@ -350,7 +337,7 @@ class Plugin:
     async def _start(self) -> None:
         # Who registers before it knows its devices gets claims that it cannot serve yet.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_SCAN_SECONDS):
+            async with asyncio.timeout(self._timings.first_scan):
                 await self._scanned.wait()
         # The kubelet calls as soon as it finds the registrar.
         await self._dra.start()
@@ -367,14 +354,14 @@ class Plugin:
     async def _end(self) -> None:
         self.ready.clear()
         loop = asyncio.get_running_loop()
-        end = loop.time() + SHUTDOWN_GRACE
+        end = loop.time() + self._timings.shutdown
         # The kubelet closes its connection when the registrar goes. A call that is cut off is repeated only
         # after more than a minute, however well it ended here.
-        await self._calls.answered(SHUTDOWN_GRACE)
+        await self._calls.answered(self._timings.shutdown)
         await self._registrar.stop(1.0)
         self._state.withdrawn()
         if not self._instances.leads():
-            await asyncio.sleep(HANDOVER_SECONDS)
+            await asyncio.sleep(self._timings.handover)
         self._health.stop()
         await self._dra.stop(max(1.0, end - loop.time()))
         await self._calls.drain()
@@ -388,7 +375,7 @@ class Plugin:
 
     async def _put_back(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            await asyncio.sleep(GUARD_SECONDS)
+            await asyncio.sleep(self._timings.guard)
             for server, path in (
                 (self._dra, self._configuration.dra_socket),
                 (self._registrar, self._configuration.registrar_socket),
@@ -405,12 +392,12 @@ class Plugin:
 
     async def _listen_for_silence(self) -> None:
         await self.ready.wait()
-        await asyncio.sleep(SILENCE_SECONDS)
+        await asyncio.sleep(self._timings.silence)
         if self._state.registered is None:
             log.warning(
                 "no kubelet has asked for the plugin; is this the directory that it watches?",
                 registry=str(self._configuration.registry_dir),
-                seconds=SILENCE_SECONDS,
+                seconds=self._timings.silence,
             )
             self._state.silent()
 

@@ -15,13 +15,44 @@ from dra_driver.errors import ConfigurationError
 from kubelet_plugin.core import files
 from kubelet_plugin.core.addresses import parse_address
 
-__all__ = ["MAX_SOCKET_PATH", "Configuration"]
+__all__ = ["MAX_SOCKET_PATH", "Configuration", "Timings"]
 
 # sockaddr_un has 108 bytes, the last one is NUL.
 MAX_SOCKET_PATH: Final = 107
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """How long the process waits at its start, at its end and between looks, in seconds.
+
+    No flags: other values are for tests. How long a call waits is in ``claims.engine.Timing``.
+
+    Attributes:
+        lock: for another instance on the same state directory to let go of it, at the start.
+        first_scan: for the first look at the hardware before the kubelet may call: a library that hangs must
+            not keep the kubelet from unpreparing.
+        silence: for the kubelet to ask for the plugin, before a warning.
+        guard: between two looks at our sockets.
+        handover: at the end, while another instance serves. The kubelet looks for removed registrars once a
+            second; until then it may call the one that ends.
+        shutdown: for calls to end. Longer than any call may take; the DaemonSet's grace period is longer
+            still.
+        renew: between two looks at documents when discovery tells nothing new.
+        renew_again: likewise while some documents could not be written: a container runtime tries a container
+            again after about 12 s.
+    """
+
+    lock: float = 10.0
+    first_scan: float = 10.0
+    silence: float = 30.0
+    guard: float = 1.0
+    handover: float = 1.5
+    shutdown: float = 45.0
+    renew: float = 60.0
+    renew_again: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

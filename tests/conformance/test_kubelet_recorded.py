@@ -32,9 +32,8 @@ from dra_driver.wire import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-from kubelet_plugin import app as plugin_module
 from kubelet_plugin.app import Plugin
-from kubelet_plugin.config import Configuration
+from kubelet_plugin.config import Configuration, Timings
 
 RECORDED = Path(__file__).parent / "data/kubelet_calls.json.gz"
 VERSIONS = {"v1": (dra_v1_pb2, dra_v1_pb2_grpc), "v1beta1": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc)}
@@ -160,7 +159,13 @@ class Replay:
         )
         assert config.findings() == ()
         devices = [device(i) for i in range(len(self.devices))]
-        plugin = Plugin(config, client=self.kube, backends=[Backend(devices)], settle_seconds=0.05)
+        plugin = Plugin(
+            config,
+            client=self.kube,
+            backends=[Backend(devices)],
+            timings=Timings(handover=0.01),
+            settle_seconds=0.05,
+        )
         stop = asyncio.Event()
         task = self.tasks.create_task(plugin.run(stop))
         await asyncio.wait_for(plugin.ready.wait(), 5)
@@ -244,8 +249,7 @@ class Replay:
 
 
 @pytest.mark.parametrize("name", recorded())
-def test_recorded_calls_are_served(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin_module, "HANDOVER_SECONDS", 0.01)
+def test_recorded_calls_are_served(name: str, tmp_path: Path) -> None:
     asyncio.run(Replay(tmp_path, recorded()[name]).run())
 
 

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from fake_kube import FakeKube
 from kubelet_fakes import short_directory, until
 from node_agent import DRIVER, NODE, Node, add_claim, claim, device, inventory, running
@@ -16,8 +15,8 @@ from node_agent import DRIVER, NODE, Node, add_claim, claim, device, inventory, 
 from dra_driver.api.core import NODES
 from dra_driver.sim.kubelet.plugins import ClaimRef, PluginManager
 from dra_driver.sim.kubelet.settings import KubeletSettings
-from kubelet_plugin import app as plugin_module
 from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.config import Timings
 
 SETTINGS = dataclasses.replace(KubeletSettings.quick(), registry_tick=0.02, wipe_delay=0.2)
 
@@ -113,8 +112,8 @@ def test_a_call_under_way_is_answered_before_the_kubelet_lets_go_of_an_agent_tha
     asyncio.run(main())
 
 
-def test_no_call_fails_during_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin_module, "HANDOVER_SECONDS", 0.2)
+def test_no_call_fails_during_updates() -> None:
+    quick = Timings(handover=0.2)
 
     async def main() -> None:
         kube = FakeKube()
@@ -135,7 +134,7 @@ def test_no_call_fails_during_updates(monkeypatch: pytest.MonkeyPatch) -> None:
                 stack = contextlib.AsyncExitStack()
                 settings: dict[str, Any] = {"instance_id": f"pod-{serial}"}
                 return await stack.enter_async_context(
-                    running(root, kube, devices, settings=settings, timing=PATIENT)
+                    running(root, kube, devices, settings=settings, timing=PATIENT, timings=quick)
                 ), stack
 
             node, old = await start(0)

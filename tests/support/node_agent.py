@@ -169,8 +169,8 @@ async def running(
 ) -> AsyncIterator[Node]:
     """A plugin that is ready; it has ended when the block ends.
 
-    ``more``: ``timing``, ``intervals``, ``backend`` or ``backends`` in place of the devices, ``functions`` of
-    a PCI bus, ``settings`` of the configuration.
+    ``more``: ``timing``, ``timings``, ``intervals``, ``backend`` or ``backends`` in place of the devices,
+    ``functions`` of a PCI bus, ``settings`` of the configuration.
     """
     if kube.raw(NODES, NODE) is None:
         kube.put(NODES, {"metadata": {"name": NODE}})
@@ -181,6 +181,7 @@ async def running(
         client=kube,
         backends=more.get("backends") or [more.get("backend") or Backend(devices)],
         timing=more.get("timing", QUICK),
+        timings=more.get("timings"),
         intervals=more.get("intervals"),
         settle_seconds=0.05,
         functions=more.get("functions"),

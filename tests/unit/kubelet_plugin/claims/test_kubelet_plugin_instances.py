@@ -17,9 +17,8 @@ from node_agent import DRIVER, NODE, add_claim, claim, configuration, device, ev
 from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
 from dra_driver.errors import PrepareError
-from kubelet_plugin import app as plugin_module
 from kubelet_plugin.claims.locks import StateLock
-from kubelet_plugin.config import MAX_SOCKET_PATH, Configuration
+from kubelet_plugin.config import MAX_SOCKET_PATH, Configuration, Timings
 from kubelet_plugin.core.instances import Instances
 
 OLD, NEW = {"instance_id": "pod-old"}, {"instance_id": "pod-new"}
@@ -95,17 +94,15 @@ def test_both_prepare_the_same_claim_at_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_ending_instance_leaves_the_registration_to_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plugin_module, "HANDOVER_SECONDS", 0.01)
+def test_the_ending_instance_leaves_the_registration_to_the_other(tmp_path: Path) -> None:
+    quick = Timings(handover=0.01)
 
     async def main() -> None:
         kube = FakeKube()
         seen: list[bool] = []
         kube.before = lambda verb, plural, _: seen.append(registered(kube))
         async with running(tmp_path, kube, [device(0)], settings=NEW) as new:
-            async with running(tmp_path, kube, [device(0)], settings=OLD) as old:
+            async with running(tmp_path, kube, [device(0)], settings=OLD, timings=quick) as old:
                 await old.register()
                 await eventually(lambda: registered(kube))
                 seen.clear()

@@ -27,7 +27,7 @@ from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventorySpec, In
 from dra_driver.api.meta import DriverName
 from dra_driver.errors import ApiUnavailable, DraError
 from kubelet_plugin.app import Plugin
-from kubelet_plugin.config import Configuration
+from kubelet_plugin.config import Configuration, Timings
 from kubelet_plugin.devices.inventory import fit
 
 
@@ -215,15 +215,11 @@ def test_a_rescan_reaches_the_inventory(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_second_plugin_on_the_same_state_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kubelet_plugin.app.LOCK_SECONDS", 0.05)
-
+def test_a_second_plugin_on_the_same_state_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         kube = FakeKube()
         async with running(tmp_path, kube, [device(0)]) as node:
-            second = Plugin(node.config, client=kube, backends=[])
+            second = Plugin(node.config, client=kube, backends=[], timings=Timings(lock=0.05))
             with pytest.raises(DraError, match="another kubelet-plugin of this driver runs on the node"):
                 await second.run(asyncio.Event())
 
