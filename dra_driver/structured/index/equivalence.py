@@ -145,6 +145,8 @@ class FleetIndex:
         self._columns = columns
         self._default = default
         self._all = (BASE, TOPOLOGY_COLUMN, *self.projection)
+        # Nodes that were put into their classes, each time anew: what following snapshots has cost.
+        self.looks = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -186,6 +188,7 @@ class FleetIndex:
         self._everywhere, self._taken = index.everywhere, taken
         for name in sorted(self._left):
             self._place(snapshot, name, budget)
+            self.looks += 1
             self._left.discard(name)
 
     def shows(self, snapshot: Snapshot, rules: PoolPolicies | None = None) -> bool:

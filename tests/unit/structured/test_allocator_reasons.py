@@ -14,13 +14,12 @@ from dra_driver.structured import (
     DeviceID,
     DoesNotFit,
     ExclusionReason,
-    NodeReasons,
     Snapshot,
     Strategy,
     allocate,
 )
-from dra_driver.structured.explain.reasons import node_reasons, summary
-from dra_driver.structured.matching.problem import NodeProblem
+from dra_driver.structured.explain.reasons import summary
+from dra_driver.structured.model.budget import Budget
 
 TAINT = {"key": "broken", "value": "yes", "effect": "NoSchedule"}
 
@@ -58,28 +57,36 @@ def test_a_long_list_of_claims_is_cut() -> None:
     assert "by claims x/c0, x/c1, x/c2 and 3 more" in refusal(cluster, claim("c", exactly())).summary()
 
 
-def test_many_nodes_are_counted_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+class Account(Budget):
+    """Keeps the budgets that are made of it for the reasons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: list[Budget] = []
+
+    def another(self, steps: int, seconds: float) -> Budget:
+        self.others.append(super().another(steps, seconds))
+        return self.others[-1]
+
+
+def test_many_nodes_are_counted_without_a_look_at_each() -> None:
     cluster = snapshot(
         *(pool(f"big-{i:02}", device("d", "80Gi")) for i in range(40)),
         *(pool(f"small-{i:02}", device("d", "24Gi")) for i in range(20)),
     )
     cluster = held(cluster, *((f"big-{i:02}", "d", f"x/c{i:02}") for i in range(40)))
-    looks: list[str] = []
-
-    def counted(problem: NodeProblem) -> NodeReasons:
-        looks.append(problem.node.metadata.name)
-        return node_reasons(problem)
-
-    refused = refusal(cluster, claim("c", exactly(memory="32Gi")))
+    budget = Account()
+    refused = allocate(cluster, [claim("c", exactly(memory="32Gi"))], budget=budget)
+    assert isinstance(refused, DoesNotFit)
     assert "40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and 37 more" in (
         summary(refused.explain())
     )
-    monkeypatch.setattr("dra_driver.structured.explain.reasons.node_reasons", counted)
     assert refused.summary() == (
         "0 of 60 nodes: 40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and "
         "others; 20 have 20 devices with memory below 32Gi (largest 24Gi)"
     )
-    assert len(looks) < 12
+    # A look at a node costs a step for its device.
+    assert 0 < sum(other.spent for other in budget.others) < 12
 
 
 def test_a_pool_of_all_nodes_is_held_by_the_same_claims_everywhere() -> None:
