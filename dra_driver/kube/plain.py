@@ -11,7 +11,7 @@ import binascii
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +48,9 @@ _USER: Final = frozenset(
 class PlainConfiguration:
     """Has the attributes of the library's ``Configuration`` that ``config.Connection`` reads."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.host = host
+        self._clock = clock
         self.ssl_ca_cert: str | None = None
         self.ca_cert_data: str | None = None
         self.cert_file: str | None = None
@@ -68,7 +69,7 @@ class PlainConfiguration:
         Raises:
             ConfigurationError: the token file cannot be read and was never read before.
         """
-        if self.token_file is not None and time.monotonic() - self._read_at > _READ_AGAIN_SECONDS:
+        if self.token_file is not None and self._clock() - self._read_at > _READ_AGAIN_SECONDS:
             self.read_token()
         return f"Bearer {self.token}" if self.token else None
 
@@ -84,7 +85,7 @@ class PlainConfiguration:
             reason = e.strerror if isinstance(e, OSError) else "not ASCII text"
             raise ConfigurationError(f"token file {self.token_file}: {reason}") from e
         if token:
-            self.token, self._read_at = token, time.monotonic()
+            self.token, self._read_at = token, self._clock()
 
     @contextmanager
     def certificate_files(self) -> Iterator[None]:

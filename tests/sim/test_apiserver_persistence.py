@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.storage import journal
-from dra_driver.sim.apiserver.storage.journal import Journal, change_line
+from dra_driver.sim.apiserver.storage.journal import SMALLEST, Journal, change_line
 
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -141,26 +140,28 @@ def test_a_file_that_ends_anywhere_gives_the_changes_before(
     assert {key[3] for key in last.kept.objects} == {*expected, "last"}
 
 
-def test_the_file_does_not_grow_without_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "SMALLEST", 20_000)
+def test_the_file_does_not_grow_without_bounds(tmp_path: Path) -> None:
     path = tmp_path / "data"
 
     async def scenario(client: Client) -> None:
         await client.create(CONFIG_MAPS, config_map("a"))
         largest = 0
-        for i in range(300):
-            code, _ = await client.patch(f"{CONFIG_MAPS}/a", {"data": {"n": str(i) * 100}})
+        written = 0
+        for i in range(100, 220):
+            data = str(i) * 30_000
+            written += len(data)
+            code, _ = await client.patch(f"{CONFIG_MAPS}/a", {"data": {"n": data}})
             assert code == 200
             largest = max(largest, path.stat().st_size)
-        assert largest < 25_000
+        assert largest < SMALLEST + 100_000 < written
 
     serve(path, scenario)
-    serve(path, lambda client: _n_is(client, "299"))
+    serve(path, lambda client: _n_is(client, "219"))
 
 
 async def _n_is(client: Client, digits: str) -> None:
     _, found = await client.get(f"{CONFIG_MAPS}/a")
-    assert found["data"]["n"] == digits * 100
+    assert found["data"]["n"] == digits * 30_000
 
 
 def test_a_full_disk_refuses_writes_and_keeps_what_was(tmp_path: Path) -> None:

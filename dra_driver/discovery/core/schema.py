@@ -217,12 +217,13 @@ class Properties:
     rejected: tuple[tuple[str, str], ...] = ()
 
 
-def build(facts: Facts, capacity: Mapping[str, int | None]) -> Properties:
+def build(facts: Facts, capacity: Mapping[str, int | None], *, most: int = MAX_FACTS) -> Properties:
     """Types the facts; None means unknown, and the attribute is then absent.
 
     Args:
         facts: attribute name → text, number or truth; names of ``ATTRIBUTES`` only.
         capacity: capacity name → whole amount (bytes for ``memory``); names of ``CAPACITIES`` only.
+        most: attributes and capacities that are kept, the least important being left out first.
 
     Raises:
         KeyError: a name is not in the tables: a mistake of the backend.
@@ -250,7 +251,7 @@ def build(facts: Facts, capacity: Mapping[str, int | None]) -> Properties:
             rejected.append((amount_spec.name, f"{amount} is not between 0 and 2^63 - 1"))
         else:
             amounts[amount_spec.name] = DeviceCapacity(value=Quantity.of(amount, amount_spec.format))
-    dropped = _trim(attributes, amounts)
+    dropped = _trim(attributes, amounts, most)
     return Properties(attributes, amounts, dropped, tuple(rejected))
 
 
@@ -278,8 +279,10 @@ def typed_attribute(kind: Kind, value: str | int | bool) -> DeviceAttribute | st
     return DeviceAttribute(string_value=value)
 
 
-def _trim(attributes: dict[str, DeviceAttribute], capacity: dict[str, DeviceCapacity]) -> tuple[str, ...]:
-    surplus = len(attributes) + len(capacity) - MAX_FACTS
+def _trim(
+    attributes: dict[str, DeviceAttribute], capacity: dict[str, DeviceCapacity], most: int
+) -> tuple[str, ...]:
+    surplus = len(attributes) + len(capacity) - most
     if surplus <= 0:
         return ()
     last_first = [n for n in reversed(attributes) if n != "type"] + [

@@ -86,16 +86,14 @@ def test_a_name_outside_the_schema_is_a_mistake_of_the_backend() -> None:
         schema.build({"colour": "green"}, {"speed": 1})
 
 
-def test_the_least_important_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_important_are_dropped_first() -> None:
     values = {"string": "x", "int": 1, "bool": True, "version": "1.0"}
     facts = {spec.name: values[spec.kind] for spec in schema.ATTRIBUTES}
     capacity = {spec.name: 1 for spec in schema.CAPACITIES}
     everything = len(facts) + len(capacity)
-    monkeypatch.setattr(schema, "MAX_FACTS", everything - 3)
-    properties = schema.build(facts, capacity)
+    properties = schema.build(facts, capacity, most=everything - 3)
     assert properties.dropped == ("boardID", "hcaType", "firmwareVersion")
-    monkeypatch.setattr(schema, "MAX_FACTS", 2)
-    properties = schema.build(facts, capacity)
+    properties = schema.build(facts, capacity, most=2)
     assert (*properties.attributes, *properties.capacity) == ("type", "memory")
 
 

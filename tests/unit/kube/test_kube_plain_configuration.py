@@ -57,16 +57,19 @@ def test_paths_are_relative_to_the_file_and_certificates_do_not_stay(tmp_path: P
     assert not paths[0].parent.exists()
 
 
-def test_a_token_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_file_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one\n")
-    found = plain.from_file(tmp_path / "config", content(user={"tokenFile": "token"}))
-    assert found is not None
+    times = [0.0]
+    found = plain.PlainConfiguration("https://kubernetes:6443", clock=lambda: times[-1])
+    found.token_file = tmp_path / "token"
+    found.read_token()
     assert authorization(found) == "Bearer one"
     (tmp_path / "token").write_text("two\n")
     assert authorization(found) == "Bearer one"
-    monkeypatch.setattr(plain, "_READ_AGAIN_SECONDS", -1.0)
+    times.append(61.0)
     assert authorization(found) == "Bearer two"
     (tmp_path / "token").unlink()  # being replaced
+    times.append(122.0)
     assert authorization(found) == "Bearer two"
 
 
