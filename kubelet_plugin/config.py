@@ -65,7 +65,7 @@ class Configuration:
         plugins_dir: the kubelet's ``plugins``; our socket is in ``<plugins_dir>/<driver>``.
         registry_dir: the kubelet's ``plugins_registry``.
         state_dir: where the checkpoint is; None: beside the socket.
-        backends: ``NAME[=ARG]``; none: all real hardware that we know.
+        backends: ``NAME[=ARG]``; if empty, every built-in backend that finds its hardware.
         procfs_root: where procfs is; the boot ID is read there.
         instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
             a gap; the pod's UID. Empty: there is one plugin at a time.

@@ -129,7 +129,7 @@ class Decider:
             slices: all drivers.
             classes: all.
             nodes: all.
-            inventories: which devices are busy; None: nobody tells.
+            inventories: source of device utilisation; if None, utilisation is ignored.
             blocked: pools that are changing hands: protected, yet not ours to decide on.
             rule: how to choose the devices of a pool; ``forget_pool`` must tell of other answers.
             taint_rules: taints of admins; None: the API has none.

@@ -90,11 +90,11 @@ class Allocator:
             slices: all drivers: claims of others decide where a pod can go.
             classes: all.
             nodes: all.
-            inventories: which devices are busy; None: nobody tells.
+            inventories: source of device utilisation; if None, utilisation is ignored.
             taint_rules: taints of admins; None: the API has none.
             blocked: pools that carry our taint and are not ours to decide on (any more, or yet).
             rule: how to choose the devices of a pool; ``pool_changed`` must tell of other answers.
-            metrics: None: some that nobody reads.
+            metrics: registry to report to; defaults to an unexported one.
             released: called when devices have become free.
             work: CPU time of the calling thread in seconds, by which decisions are limited.
         """

@@ -496,7 +496,8 @@ def refusal_of(inventory: DeviceInventory, node: Node | None) -> str:
     spec = inventory.spec
     expected = inventory_name(spec.node_name, spec.driver)
     if inventory.metadata.name != expected:
-        return f"node {spec.node_name!r} and driver {spec.driver!r} belong into an object named {expected}"
+        what = f"node {spec.node_name!r} and driver {spec.driver!r}"
+        return f"{what} must be published in an object named {expected}"
     if node is None:
         return ""
     owners = [o for o in inventory.metadata.owner_references or () if o.kind == "Node"]

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME[=ARG]",
         help="how to look at hardware, for example nvml or simulated=dgx-h100; may be repeated; "
-        "without it all real hardware that we know",
+        "default: every built-in backend that finds its hardware",
     )
     parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), help="where sysfs is mounted")
     parser.add_argument("--dev-root", type=Path, default=Path("/dev"), help="where device nodes are")

@@ -209,7 +209,7 @@ def _grants(
         request = result.request.partition("/")[0]
         index = counts.get(request, 0)
         counts[request] = index + 1
-        # Who only looks on changes nothing.
+        # Admin access must not reconfigure the device.
         sharing = (
             SharingPlan()
             if result.admin_access

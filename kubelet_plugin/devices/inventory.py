@@ -172,7 +172,7 @@ class InventoryKeeper:
     def _patience(self) -> float:
         """Seconds until the next round although nothing has changed."""
         if not self._leads():
-            return _FOLLOW_SECONDS  # nobody tells us when the instance that leads dies
+            return _FOLLOW_SECONDS  # there is no event when the instance that leads dies
         return (self._publisher.again if self._publisher is not None else 0.0) or _RESYNC_SECONDS
 
     async def reconcile(self) -> None:

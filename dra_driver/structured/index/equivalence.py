@@ -1,4 +1,4 @@
-"""Nodes that nobody can tell apart, kept together.
+"""Equivalence classes of nodes: those with the same visible devices and free state are solved once.
 
 A *projection* names what the expressions and constraints of some claims can see. Under it devices of equal
 content are of one *kind*; nodes with the same kinds in the same places are one *layout*; nodes of one layout
