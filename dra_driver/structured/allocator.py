@@ -279,6 +279,8 @@ class _Question:
                 request_class.hopeless.add(nodes)
             elif isinstance(found, _Found) or not found.only_this_node:
                 return found
+            elif found.gave_up:
+                request_class.unsolved.add(nodes)
         return None
 
     def _allowed(self) -> Callable[[str], bool] | None:

@@ -357,7 +357,12 @@ class RequestClass:
             entry = self._entries[i]
             if best is not None and entry.key > best[1].key:
                 break
-            self._budget.spend()
+            try:
+                self._budget.spend()
+            except BudgetExhausted:
+                if best is None:
+                    raise
+                return best
             names = entry.nodes.nodes
             name = next(iter(names), None) if allowed is None else next(filter(allowed, names), None)
             if name is None:
@@ -366,7 +371,7 @@ class RequestClass:
                 del self._entries[i]
                 try:
                     solved = self._solve(snapshot, entry.nodes)
-                except BudgetExhausted:
+                except (BudgetExhausted, RecursionError):
                     again.append(entry)
                     if best is None:
                         raise

@@ -77,7 +77,7 @@ class Budget:
         self._clock = clock
         self._started = clock() if clock is not None else 0.0
         self._deadline = self._started + seconds
-        self._look_at = steps - _STEPS_PER_LOOK
+        self._look_at = max(0, steps - _STEPS_PER_LOOK)
 
     @property
     def exhausted(self) -> bool:
@@ -113,7 +113,7 @@ class Budget:
         return Budget(steps, steps, seconds=seconds, clock=self._clock)
 
     def _look(self) -> None:
-        self._look_at = self.left - _STEPS_PER_LOOK
+        self._look_at = max(0, self.left - _STEPS_PER_LOOK)
         if self._clock is not None and self._clock() >= self._deadline:
             self.left = 0
         if self.left <= 0:

@@ -209,3 +209,19 @@ def test_thousands_of_requests_for_one_shared_device_are_given_up() -> None:
     claims = [claim(f"c{i}", *(exactly(1, "1Mi") for _ in range(32))) for i in range(40)]
     outcome = allocate(snapshot(pool("n", shared)), claims)
     assert isinstance(outcome, Allocated | Failed)
+
+
+def test_the_best_answer_so_far_survives_the_end_of_the_budget() -> None:
+    # Nodes of many classes that are equally good are compared one after the other.
+    def gpus(n: int) -> list[dict[str, Any]]:
+        return [device(f"d{k}", "40Gi", attributes={"model": f"m{n}"}) for k in range(3)]
+
+    cluster = snapshot(*(pool(f"n{n:02}", *gpus(n)) for n in range(12)))
+    wanted = claim("c", exactly(2, **selector(f'device.attributes["{DOMAIN}"].model != "z"')))
+    assert isinstance(allocate(cluster, [wanted]), Allocated)
+    # By now each class is solved, so that an answer is at hand after the first of them.
+    whole = Budget()
+    assert isinstance(allocate(cluster, [wanted], budget=whole), Allocated)
+    assert whole.spent > 40
+    for steps in range(32, whole.spent):
+        assert isinstance(allocate(cluster, [wanted], budget=Budget(steps)), Allocated), steps
