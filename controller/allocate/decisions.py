@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache
 
 from controller.allocate.assume_cache import AssumeCache, node_of
 from controller.allocate.cluster_state import ClusterState
@@ -292,6 +293,7 @@ class Decider:
                 return Write(node, tuple((c, r) for c, r in pairs if c.metadata.uid in wanted))
             case DoesNotFit():
 
+                @cache
                 def why() -> str:
                     text = outcome.summary()
                     return f"{text}; {placement.summary()}" if placement.rejected else text

@@ -224,7 +224,8 @@ class Groups:
             where = f" on nodes of one {gang.domain}" if gang.domain else ""
             text = f"group {gang.key[1]}, all {gang.size} pods together{where}: {answer.message}"
             refusal = Refuse(text, answer.claims, self._held(gang))
-            if not refusal.undo:
+            # What was given up may be answered the next time, although nothing has changed.
+            if not (refusal.undo or budget.exhausted or budget.cut):
                 self._refused[gang.key] = self._rests_on(gang, changes), refusal
             return refusal
         held = self._held(gang) if isinstance(answer, list) else ()

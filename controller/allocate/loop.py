@@ -370,9 +370,10 @@ class Allocator:
                 await self._write(pod, decision)
 
     def _question(self, pod: Pod) -> Hashable:
-        """Return what makes the decision about a pod heavy: the content of its claims."""
+        """Return what makes the decision about a pod heavy: the content of its unallocated claims."""
         claims = (self._assume_cache.get(key) for key in claims_of(pod))
-        return pod.metadata.namespace, requests_of(c for c in claims if c is not None)
+        pending = (c for c in claims if c is not None and c.status.allocation is None)
+        return pod.metadata.namespace, requests_of(pending)
 
     async def _must_wait(self, pod: Pod, question: Hashable, signature: bytes = b"") -> bool:
         """Return whether the question took so much work the last time that it is not asked again yet."""

@@ -260,3 +260,43 @@ def test_a_group_with_more_pods_than_any_group_has_costs_no_look_at_each_of_them
         assert any(f"more than {LARGEST_GROUP} pods" in text for text in h.events("FailedAllocation"))
 
     run(cluster, scenario)
+
+
+def test_a_pod_whose_claim_is_allocated_meanwhile_does_not_wait_for_the_pause():
+    cluster = cluster_of()
+    node(cluster, "n1")
+    numbered(cluster, "n1")
+    hard_claim(cluster, "hard")
+    pod(cluster, "hard", "hard")
+
+    async def scenario(h):
+        assert any("gave up" in text for text in h.events("FailedAllocation"))
+        result = {"request": "r0", "driver": OURS, "pool": "n1", "device": "gpu-0"}
+        allocation = {"allocation": {"devices": {"results": [result]}}}
+        cluster.edit(RESOURCE_CLAIMS, "hard", {"status": allocation}, "default")
+        await h.quiet()
+        assert h.gates("hard") == []
+
+    run(cluster, scenario)
+
+
+def test_a_group_that_was_given_up_is_decided_again_although_nothing_has_changed():
+    cluster = cluster_of()
+    for name in ("n1", "n2"):
+        node(cluster, name)
+        numbered(cluster, name)
+    for i in range(2):
+        hard_claim(cluster, f"m{i}")
+        pod(cluster, f"m{i}", f"m{i}")
+        labels = {GROUP_LABEL: "job", GROUP_SIZE_LABEL: "2"}
+        cluster.edit(PODS, f"m{i}", {"metadata": {"labels": labels}}, "default")
+
+    async def scenario(h):
+        before = h.decisions()
+        assert before
+        h.clock.time += 400.0
+        cluster.edit(PODS, "m0", {"metadata": {"labels": {"touched": "yes"}}}, "default")
+        await h.quiet()
+        assert h.decisions() > before
+
+    run(cluster, scenario)
