@@ -9,8 +9,9 @@ import tarfile
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-# Where there is no tag yet.
-COMMITS_BACK = 30
+# The oldest version from which an update must work, where there is no tag yet. A commit of its own choice, not
+# "some commits back": in between there are commits that do not run by themselves.
+OLDEST_SUPPORTED = "7b21f846de4f885d90c6f2d09d17df013ece8574"
 
 
 class NoPreviousVersion(Exception):
@@ -20,17 +21,16 @@ class NoPreviousVersion(Exception):
 def unpack(folder: Path) -> str:
     """Unpacks it into a new folder and gives its commit.
 
-    It is what ``E2E_PREVIOUS`` names, else the newest tag before this commit, else a commit some way back.
+    It is what ``E2E_PREVIOUS`` names, else the newest tag before this commit, else ``OLDEST_SUPPORTED``.
 
     Raises:
         NoPreviousVersion: there is no such history.
     """
     wanted = os.environ.get("E2E_PREVIOUS") or _git("describe", "--tags", "--abbrev=0", "HEAD~1")
-    commit = _git("rev-parse", "--verify", "--quiet", f"{wanted or f'HEAD~{COMMITS_BACK}'}^{{commit}}")
+    wanted = wanted or OLDEST_SUPPORTED
+    commit = _git("rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
     if not commit:
-        raise NoPreviousVersion(
-            f"no version before this one: git's history here has neither a tag nor {COMMITS_BACK} commits"
-        )
+        raise NoPreviousVersion(f"no version before this one: git's history here does not reach {wanted}")
     done = subprocess.run(["git", "-C", PROJECT, "archive", commit], capture_output=True)
     if done.returncode:
         raise NoPreviousVersion(f"git archive {commit}: {done.stderr.decode(errors='replace').strip()}")
