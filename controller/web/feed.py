@@ -16,8 +16,9 @@ import msgspec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
-from dra_driver.fleet import Fleet, PoolKey, PoolView, WaitingClaim
+from dra_driver.fleet import Fleet, PoolView, WaitingClaim
 from dra_driver.kube import Handler, Informer
+from dra_driver.ownership import PoolID
 
 __all__ = ["Change", "Feed", "TooManyReaders"]
 
@@ -53,7 +54,7 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 
     first: bool = False
     pools: tuple[PoolView, ...] = ()
-    gone: tuple[PoolKey, ...] = ()
+    gone: tuple[PoolID, ...] = ()
     waiting: tuple[WaitingClaim, ...] | None = None
     waiting_total: int = 0
     nodes: int = 0
@@ -63,13 +64,13 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 class _Reader:
     """What one reader has not seen yet."""
 
-    def __init__(self, pools: Iterable[PoolKey]) -> None:
-        self.unseen: dict[PoolKey, None] = dict.fromkeys(pools)
+    def __init__(self, pools: Iterable[PoolID]) -> None:
+        self.unseen: dict[PoolID, None] = dict.fromkeys(pools)
         self.waiting: tuple[tuple[WaitingClaim, ...], int, int] | None = None
         self.wake = asyncio.Event()
         self.wake.set()
 
-    def take(self) -> list[PoolKey]:
+    def take(self) -> list[PoolID]:
         """The next pools to tell, oldest change first."""
         keys = list(self.unseen)[:_CHUNK]
         for key in keys:
@@ -107,7 +108,7 @@ class Feed:
         pods.add_handler(_handler(fleet.put_pod, fleet.remove_pod))
         self._nodes = nodes
 
-    def _changed(self, pool: PoolKey | None) -> None:
+    def _changed(self, pool: PoolID | None) -> None:
         for reader in self._readers:
             if pool is not None:
                 reader.unseen[pool] = None

@@ -7,7 +7,7 @@ controller's page keeps one current. Pure: no I/O, no clock.
 from __future__ import annotations
 
 from dra_driver.fleet.fleet import Fleet
-from dra_driver.fleet.views import STATES, DeviceView, Holder, PoolKey, PoolView, holders_of, pool_view
+from dra_driver.fleet.views import STATES, DeviceView, Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import WaitingClaim, latest_reasons
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "DeviceView",
     "Fleet",
     "Holder",
-    "PoolKey",
     "PoolView",
     "WaitingClaim",
     "holders_of",

@@ -8,8 +8,9 @@ from dra_driver.api.core import Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
-from dra_driver.fleet.views import Holder, PoolKey, PoolView, holders_of, pool_view
+from dra_driver.fleet.views import Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import WaitingClaim
+from dra_driver.ownership import PoolID, pool_of_inventory, pool_of_slice
 from dra_driver.resourceclaim import foreign_gates, held_by, pod_claims
 
 __all__ = ["Fleet"]
@@ -27,32 +28,32 @@ class Fleet:
     """
 
     def __init__(
-        self, drivers: Collection[str], changed: Callable[[PoolKey | None], None] | None = None
+        self, drivers: Collection[str], changed: Callable[[PoolID | None], None] | None = None
     ) -> None:
         self._drivers = frozenset(drivers)
         self._changed = changed or (lambda _: None)
-        self._slices: dict[PoolKey, dict[ObjectKey, ResourceSlice]] = {}
-        self._inventories: dict[PoolKey, DeviceInventory] = {}
-        self._holders: dict[PoolKey, dict[str, dict[ObjectKey, list[Holder]]]] = {}
-        self._held: dict[ObjectKey, frozenset[tuple[PoolKey, str]]] = {}
+        self._slices: dict[PoolID, dict[ObjectKey, ResourceSlice]] = {}
+        self._inventories: dict[PoolID, DeviceInventory] = {}
+        self._holders: dict[PoolID, dict[str, dict[ObjectKey, list[Holder]]]] = {}
+        self._held: dict[ObjectKey, frozenset[tuple[PoolID, str]]] = {}
         self._unallocated: dict[ObjectKey, ResourceClaim] = {}
         self._users: dict[ObjectKey, dict[ObjectKey, Pod]] = {}
         # Of each pod all that matters here: the claims that it uses, and the gates of others that hold it.
         self._uses: dict[ObjectKey, tuple[tuple[ObjectKey, ...], tuple[str, ...]]] = {}
-        self._views: dict[PoolKey, PoolView | None] = {}
+        self._views: dict[PoolID, PoolView | None] = {}
 
     # --- objects --------------------------------------------------------------------------------------------
 
     def put_slice(self, slice_: ResourceSlice) -> None:
         """A slice is there, or has changed (its driver and pool cannot: the API forbids it)."""
-        key = PoolKey(slice_.spec.driver, slice_.spec.pool.name)
+        key = pool_of_slice(slice_)
         if key.driver in self._drivers:
             self._slices.setdefault(key, {})[slice_.key] = slice_
             self._touch(key)
 
     def remove_slice(self, slice_: ResourceSlice) -> None:
         """A slice is gone."""
-        key = PoolKey(slice_.spec.driver, slice_.spec.pool.name)
+        key = pool_of_slice(slice_)
         slices = self._slices.get(key, {})
         if slices.pop(slice_.key, None) is not None:
             if not slices:
@@ -61,14 +62,14 @@ class Fleet:
 
     def put_inventory(self, inventory: DeviceInventory) -> None:
         """An inventory is there, or has changed. Its pool has the name of the node."""
-        key = PoolKey(inventory.spec.driver, inventory.spec.node_name)
+        key = pool_of_inventory(inventory)
         if key.driver in self._drivers:
             self._inventories[key] = inventory
             self._touch(key)
 
     def remove_inventory(self, inventory: DeviceInventory) -> None:
         """An inventory is gone."""
-        key = PoolKey(inventory.spec.driver, inventory.spec.node_name)
+        key = pool_of_inventory(inventory)
         if self._inventories.pop(key, None) is not None:
             self._touch(key)
 
@@ -124,11 +125,11 @@ class Fleet:
 
     # --- views ----------------------------------------------------------------------------------------------
 
-    def pools(self) -> list[PoolKey]:
+    def pools(self) -> list[PoolID]:
         """All pools, in order."""
         return sorted(self._slices.keys() | self._inventories.keys())
 
-    def pool(self, key: PoolKey) -> PoolView | None:
+    def pool(self, key: PoolID) -> PoolView | None:
         """One pool; None where there is none (any more)."""
         if key not in self._slices and key not in self._inventories:
             return None
@@ -166,7 +167,7 @@ class Fleet:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _touch(self, pool: PoolKey) -> None:
+    def _touch(self, pool: PoolID) -> None:
         self._views.pop(pool, None)
         self._changed(pool)
 

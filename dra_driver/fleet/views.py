@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaim, ResourceSlice
+from dra_driver.ownership import PoolID
 from dra_driver.resourceslice import HEALTH_TAINT
 
-__all__ = ["STATES", "DeviceView", "Holder", "PoolKey", "PoolView", "holders_of", "pool_view"]
+__all__ = ["STATES", "DeviceView", "Holder", "PoolView", "holders_of", "pool_view"]
 
 STATES: Final = ("unhealthy", "shared", "allocated", "blocked", "free")
 """A device counts once: the first that applies. Blocked: too little of its GPU is left for it, because other
 partitions of the GPU, or all of it, are held."""
-
-
-class PoolKey(NamedTuple):
-    """Driver and name of a pool."""
-
-    driver: str
-    pool: str
 
 
 class Holder(msgspec.Struct, frozen=True, rename="camel"):
@@ -85,7 +79,7 @@ class PoolView(msgspec.Struct, frozen=True, rename="camel"):
         return Counter(d.state for d in self.devices)
 
 
-def holders_of(claim: ResourceClaim) -> Iterator[tuple[PoolKey, str, Holder]]:
+def holders_of(claim: ResourceClaim) -> Iterator[tuple[PoolID, str, Holder]]:
     """Pool, device and holder for everything that the claim was given."""
     if claim.status.allocation is None:
         return
@@ -99,11 +93,11 @@ def holders_of(claim: ResourceClaim) -> Iterator[tuple[PoolKey, str, Holder]]:
             share={name: str(amount) for name, amount in r.consumed_capacity.items()},
             shared=r.share_id is not None,
         )
-        yield PoolKey(r.driver, r.pool), r.device, holder
+        yield PoolID(r.driver, r.pool), r.device, holder
 
 
 def pool_view(
-    key: PoolKey,
+    key: PoolID,
     slices: Iterable[ResourceSlice],
     holders: Mapping[str, Sequence[Holder]],
     inventory: DeviceInventory | None = None,

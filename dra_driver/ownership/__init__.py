@@ -5,7 +5,7 @@ These are rules of safety: each stands here once. Pure, and built on the API typ
 
 from __future__ import annotations
 
-from dra_driver.ownership.pools import PoolAllocator, PoolID
+from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_inventory, pool_of_slice
 from dra_driver.ownership.taints import (
     PROTECTION_TAINT,
     blocks,
@@ -24,6 +24,8 @@ __all__ = [
     "is_controller_taint",
     "is_newer",
     "is_protected",
+    "pool_of_inventory",
+    "pool_of_slice",
     "protected_pools",
     "tolerates",
 ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.resource import ResourceSlice
 
-__all__ = ["PoolAllocator", "PoolID"]
+__all__ = ["PoolAllocator", "PoolID", "pool_of_inventory", "pool_of_slice"]
 
 
 class PoolID(NamedTuple):
@@ -25,3 +27,13 @@ class PoolAllocator(enum.Enum):
 
     CONTROLLER = "controller"
     SCHEDULER = "scheduler"
+
+
+def pool_of_inventory(inventory: DeviceInventory) -> PoolID:
+    """Return the pool that an inventory is published as; it has the name of the node."""
+    return PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
+
+
+def pool_of_slice(slice_: ResourceSlice) -> PoolID:
+    """Return the pool that a slice belongs to."""
+    return PoolID(slice_.spec.driver, slice_.spec.pool.name)

@@ -12,7 +12,7 @@ from typing import Final
 
 from dra_driver.api import names
 from dra_driver.api.resource import DeviceTaint, DeviceToleration, ResourceSlice
-from dra_driver.ownership.pools import PoolID
+from dra_driver.ownership.pools import PoolID, pool_of_slice
 
 __all__ = [
     "PROTECTION_TAINT",
@@ -70,6 +70,6 @@ def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
     protected: dict[PoolID, bool] = {}
     for slice_ in slices:
         if slice_.spec.devices:
-            pool = PoolID(slice_.spec.driver, slice_.spec.pool.name)
+            pool = pool_of_slice(slice_)
             protected[pool] = protected.get(pool, True) and is_protected(slice_)
     return frozenset(pool for pool, good in protected.items() if good)

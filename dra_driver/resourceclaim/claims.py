@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import (
     DeviceAllocationConfiguration,
     DeviceRequestAllocationResult,
     ResourceClaim,
 )
+from dra_driver.ownership import PoolID
 
 __all__ = [
     "ALL_REQUESTS",
@@ -104,11 +104,11 @@ def results_for_request(claim: ResourceClaim, request: str) -> tuple[DeviceReque
     return tuple(r for r in results if request in (r.request, split_request(r.request).request))
 
 
-def allocated_pools(claim: ResourceClaim) -> frozenset[tuple[DriverName, PoolName]]:
-    """The pools that the claim's devices are from."""
+def allocated_pools(claim: ResourceClaim) -> frozenset[PoolID]:
+    """Return the pools that the claim's devices are from; empty while it is not allocated."""
     if claim.status.allocation is None:
         return frozenset()
-    return frozenset((r.driver, r.pool) for r in claim.status.allocation.devices.results)
+    return frozenset(PoolID(r.driver, r.pool) for r in claim.status.allocation.devices.results)
 
 
 def config_for_request(

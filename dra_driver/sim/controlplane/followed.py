@@ -6,6 +6,7 @@ from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.kube import Changes, Handler, Informer
+from dra_driver.ownership import is_newer
 from dra_driver.structured import AllocatedState, Holdings, Snapshot
 
 __all__ = ["FollowedCluster"]
@@ -51,7 +52,7 @@ class FollowedCluster:
             if (
                 seen is None
                 or seen.metadata.uid != assumed.metadata.uid
-                or int(seen.metadata.resource_version) >= int(assumed.metadata.resource_version)
+                or is_newer(seen.metadata.resource_version, assumed.metadata.resource_version)
             ):
                 del self._assumed[key]
                 self._changed(assumed)

@@ -6,7 +6,8 @@ from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
-from dra_driver.fleet import Fleet, PoolKey
+from dra_driver.fleet import Fleet
+from dra_driver.ownership import PoolID
 
 DRIVER = "gpu.example.com"
 
@@ -56,7 +57,7 @@ def pod_of(name, claim):
 
 
 def states(fleet, node="n1"):
-    return {d.name: d.state for d in fleet.pool(PoolKey(DRIVER, node)).devices}
+    return {d.name: d.state for d in fleet.pool(PoolID(DRIVER, node)).devices}
 
 
 def test_a_device_says_who_holds_it():
@@ -66,7 +67,7 @@ def test_a_device_says_who_holds_it():
     fleet.put_claim(claim_of("share", ("n1", "b", {"shareID": "s", "consumedCapacity": {"memory": "8Gi"}})))
     fleet.put_claim(claim_of("admin", ("n1", "c", {"adminAccess": True})))
     assert states(fleet) == {"a": "allocated", "b": "shared", "c": "free"}
-    a, b, c = fleet.pool(PoolKey(DRIVER, "n1")).devices
+    a, b, c = fleet.pool(PoolID(DRIVER, "n1")).devices
     assert [(h.claim, h.pods) for h in a.holders] == [("ns/whole", ("o", "p"))]
     assert b.holders[0].share == {"memory": "8Gi"}
     assert c.holders[0].admin
@@ -94,13 +95,13 @@ def test_health_is_told_by_the_inventory():
     fleet = Fleet([DRIVER])
     taint = {"key": "dra-driver.dev/unhealthy", "effect": "NoExecute", "value": "failed"}
     fleet.put_slice(slice_of("n1", device("a", taints=[taint])))
-    assert fleet.pool(PoolKey(DRIVER, "n1")).devices[0].problems == (
+    assert fleet.pool(PoolID(DRIVER, "n1")).devices[0].problems == (
         "dra-driver.dev/unhealthy=failed:NoExecute",
     )
     health = [{"reason": "XidError", "severity": "failed", "message": "Xid 79"}]
     spec = {"nodeName": "n1", "driver": DRIVER, "devices": [{"name": "a", "health": health}]}
     fleet.put_inventory(codec.convert(DeviceInventory, {"metadata": {"name": "i"}, "spec": spec}))
-    view = fleet.pool(PoolKey(DRIVER, "n1"))
+    view = fleet.pool(PoolID(DRIVER, "n1"))
     assert view.devices[0].problems == ("XidError: Xid 79",)
     assert view.devices[0].state == "unhealthy"
     assert view.notes == ("the kubelet does not know the node's plugin",)
@@ -113,10 +114,10 @@ def test_a_change_concerns_its_pools_only():
         fleet.put_slice(slice_of(node, device("a")))
     del told[:]
     fleet.put_claim(claim_of("c", ("n2", "a", {})))
-    assert told == [PoolKey(DRIVER, "n2")]
+    assert told == [PoolID(DRIVER, "n2")]
     del told[:]
     fleet.put_claim(claim_of("c", ("n3", "a", {})))
-    assert sorted(told) == [PoolKey(DRIVER, "n2"), PoolKey(DRIVER, "n3")]
+    assert sorted(told) == [PoolID(DRIVER, "n2"), PoolID(DRIVER, "n3")]
 
 
 def test_nothing_is_kept_of_a_pool_that_is_gone():
@@ -124,9 +125,9 @@ def test_nothing_is_kept_of_a_pool_that_is_gone():
     for i in range(5):
         slice_ = slice_of(f"short-lived-{i}", device("gpu-0"))
         fleet.put_slice(slice_)
-        assert fleet.pool(PoolKey(DRIVER, f"short-lived-{i}")) is not None
+        assert fleet.pool(PoolID(DRIVER, f"short-lived-{i}")) is not None
         fleet.remove_slice(slice_)
-        assert fleet.pool(PoolKey(DRIVER, f"short-lived-{i}")) is None  # a reader is told that it is gone
+        assert fleet.pool(PoolID(DRIVER, f"short-lived-{i}")) is None  # a reader is told that it is gone
     assert fleet._views == {}
 
 
