@@ -24,7 +24,7 @@ from controller.publish.device_plugins import DevicePlugins
 from controller.publish.freeze import FrozenPools
 from controller.publish.handover import Handover, Tolerators
 from controller.publish.policies import PolicyBook
-from controller.publish.publisher import POOL_INDEX, Publisher, pool_of, refusal_of
+from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from controller.web import Feed
 from controller.web import serve as serve_page
 from dra_driver.api.core import NODES, PODS, Node, Pod
@@ -51,7 +51,7 @@ from dra_driver.kube import (
     LeaderElector,
     SystemClock,
 )
-from dra_driver.ownership import PoolID
+from dra_driver.ownership import PoolID, refusal_of
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import LeavingPlugins
 from dra_driver.structured import PoolPolicy

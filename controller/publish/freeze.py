@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dra_driver.api.resource import Device, ResourceSlice
-from dra_driver.ownership import PoolID
+from dra_driver.ownership import PoolID, is_newer
 from dra_driver.resourceslice import Plan
 
 __all__ = ["FrozenPools", "changes_forms"]
@@ -88,7 +88,4 @@ class FrozenPools:
 
 
 def _reached(slice_: ResourceSlice | None, version: str) -> bool:
-    if slice_ is None:
-        return False
-    seen = slice_.metadata.resource_version
-    return seen == version or (seen.isdigit() and version.isdigit() and int(seen) >= int(version))
+    return slice_ is not None and is_newer(slice_.metadata.resource_version, version)

@@ -24,7 +24,7 @@ from controller.allocate.assume_cache import AssumeCache
 from controller.config import Timings
 from dra_driver import cel
 from dra_driver.api.inventory import DeviceInventory
-from dra_driver.api.meta import DriverName, ObjectKey, PoolName
+from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import (
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
@@ -36,7 +36,14 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.kube import EventRecorder, Handler, Informer
-from dra_driver.ownership import PROTECTION_TAINT, PoolAllocator, PoolID, protected_pools, tolerates
+from dra_driver.ownership import (
+    PROTECTION_TAINT,
+    PoolAllocator,
+    PoolID,
+    pool_of_inventory,
+    protected_pools,
+    tolerates,
+)
 from dra_driver.ports import Clock, KubeClient
 
 __all__ = ["DRAINING", "Handover", "Step", "Tolerators"]
@@ -114,14 +121,14 @@ class Handover:
         )
 
     def _seen(self, inventory: DeviceInventory) -> None:
-        pool = _pool(inventory)
+        pool = pool_of_inventory(inventory)
         before = self.blocked(pool)
         self._noted[pool] = inventory.status.publication.allocator
         if self.blocked(pool) is not before:
             self._changed(pool)
 
     def _gone(self, inventory: DeviceInventory) -> None:
-        pool = _pool(inventory)
+        pool = pool_of_inventory(inventory)
         self._since.pop(pool, None)
         if self._noted.pop(pool, "") == DRAINING:
             # What kube-scheduler has decided may still be on its way, whoever deletes the note of it.
@@ -144,7 +151,7 @@ class Handover:
             wanted: by policy, and possible on this server.
             slices: of the pool, as they are.
         """
-        pool = _pool(inventory)
+        pool = pool_of_inventory(inventory)
         there = [s for s in slices if s.spec.devices]
         protected = not there or bool(protected_pools(there))
         noted = inventory.status.publication.allocator
@@ -224,10 +231,6 @@ class Handover:
                 log.info("waiting for a claim to be seen", pool=str(pool), claim=str(claim.key))
                 return False
         return True
-
-
-def _pool(inventory: DeviceInventory) -> PoolID:
-    return PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
 
 
 def _refusal(found: tuple[str, ...]) -> str:

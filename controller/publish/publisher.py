@@ -36,21 +36,33 @@ from dra_driver.api.inventory import (
     Publication,
     inventory_name,
 )
-from dra_driver.api.meta import PoolName, WireObject
+from dra_driver.api.meta import WireObject
 from dra_driver.api.policy import DevicePolicy
-from dra_driver.api.resource import Condition, Device, ResourceSlice
+from dra_driver.api.resource import Condition, ResourceSlice
 from dra_driver.errors import ApiUnavailable, Invalid
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.clock import rfc3339
-from dra_driver.ownership import PoolAllocator, PoolID
+from dra_driver.ownership import (
+    CREATED_BY_CONTROLLER,
+    PoolAllocator,
+    PoolID,
+    is_published_by_node,
+    missing_slices,
+    newest_devices,
+    owner_of,
+    pool_of_inventory,
+    pool_of_slice,
+    raw_publication,
+    refusal_of,
+    slice_name,
+    slices_of_node,
+)
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import (
     AlteredByServer,
     conditions,
     delete_stale,
-    owned_by_node,
     probe_features,
-    raw_publication,
     store,
 )
 from dra_driver.resourceslice import (
@@ -62,25 +74,22 @@ from dra_driver.resourceslice import (
     SliceWrite,
     Usage,
     build_slices,
-    owner_of,
     plan,
-    slice_name,
 )
 from dra_driver.structured import PoolState
 
-__all__ = ["POOL_INDEX", "Publisher", "pool_of", "refusal_of"]
+__all__ = ["POOL_INDEX", "Publisher", "pool_of"]
 
 T = TypeVar("T", bound=WireObject)
 
 log = structlog.get_logger(__name__)
 
 POOL_INDEX = "pool"
-MANAGED_BY = {"app.kubernetes.io/managed-by": "dra-driver-controller"}
 
 
-def pool_of(slice_: ResourceSlice) -> Iterable[tuple[str, str]]:
+def pool_of(slice_: ResourceSlice) -> Iterable[PoolID]:
     """Index function of the slice informer: driver and pool."""
-    yield (slice_.spec.driver, slice_.spec.pool.name)
+    yield pool_of_slice(slice_)
 
 
 class Publisher:
@@ -186,7 +195,7 @@ class Publisher:
         await self.queue.process(traced("publish", self.reconcile), workers=8)
 
     def _slice_changed(self, slice_: ResourceSlice, *, gone: bool = False) -> None:
-        self._frozen.saw(PoolID(slice_.spec.driver, slice_.spec.pool.name), slice_, gone=gone)
+        self._frozen.saw(pool_of_slice(slice_), slice_, gone=gone)
         if slice_.spec.driver in self._config.drivers and slice_.spec.node_name:
             self.queue.add(inventory_name(slice_.spec.node_name, slice_.spec.driver))
 
@@ -215,7 +224,7 @@ class Publisher:
 
     def _inventory_gone(self, inventory: DeviceInventory) -> None:
         self._forget_attempt(inventory)
-        pool = PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
+        pool = pool_of_inventory(inventory)
         self._pending.discard(pool)
         self._frozen.end(pool)
         if self._policies is not None:
@@ -254,8 +263,8 @@ class Publisher:
                 log.warning("inventory refused", inventory=name, reason=refusal)
                 await self._note_condition(inventory, conditions.refused(refusal))
             return
-        pool = PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
-        if _left_to_node(inventory):
+        pool = pool_of_inventory(inventory)
+        if is_published_by_node(inventory):
             self._pending.discard(pool)
             self._frozen.end(pool)
             if self._policies is not None:
@@ -284,7 +293,7 @@ class Publisher:
     async def _desired(self, inventory: DeviceInventory, node: Node) -> tuple[DesiredPool, Step]:
         """What should be published now, and who allocates."""
         features = await self.probe()
-        pool = PoolID(inventory.spec.driver, PoolName(inventory.spec.node_name))
+        pool = pool_of_inventory(inventory)
         there = self._slices.by_index(POOL_INDEX, (pool.driver, pool.pool))
         policies = self._policies.for_node(node) if self._policies is not None else ()
         usage = self._usage(pool, there)
@@ -328,7 +337,7 @@ class Publisher:
         state = self._taken(pool) if self._taken is not None else PoolState()
         if not state.devices and not state.shares:
             return Usage()
-        return Usage(frozenset(state.devices), frozenset(state.shares), _newest(there))
+        return Usage(frozenset(state.devices), frozenset(state.shares), newest_devices(there))
 
     async def _new_epoch(
         self, inventory: DeviceInventory, node: Node, desired: DesiredPool, step: Step
@@ -389,7 +398,8 @@ class Publisher:
         self, inventory: DeviceInventory, node: Node, desired: DesiredPool, step: Step
     ) -> None:
         publication = inventory.status.publication
-        vanished = [n for n in publication.slices if self._slices.get_by_name(n) is None]
+        there = self._slices.by_index(POOL_INDEX, (desired.driver, desired.pool))
+        vanished = missing_slices(publication, {s.metadata.name for s in there})
         if vanished:
             # Somebody deleted them: the kubelet, because the plugin is gone. The plugin decides, not we.
             log.debug("slices are gone; waiting for the plugin", node=desired.node_name, slices=vanished)
@@ -404,16 +414,16 @@ class Publisher:
 
     def _changes_forms(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> bool:
         there = self._slices.by_index(POOL_INDEX, (desired.driver, desired.pool))
-        return bool(there) and changes_forms(self._plan(inventory, node, desired), _newest(there))
+        return bool(there) and changes_forms(self._plan(inventory, node, desired), newest_devices(there))
 
     def _plan(self, inventory: DeviceInventory, node: Node, desired: DesiredPool) -> Plan:
         pool = self._slices.by_index(POOL_INDEX, (desired.driver, desired.pool))
         return plan(
-            owned_by_node(pool, desired.node_name),
+            slices_of_node(pool, desired.node_name),
             desired,
             owner_of(node),
             least_generation=inventory.status.publication.generation + 1,
-            labels=MANAGED_BY,
+            labels=CREATED_BY_CONTROLLER,
         )
 
     # --- writes ---------------------------------------------------------------------------------------------
@@ -424,7 +434,7 @@ class Publisher:
 
     async def _write_slice(self, inventory: DeviceInventory, write: SliceWrite) -> None:
         def stored(answer: ResourceSlice) -> None:
-            pool = PoolID(answer.spec.driver, answer.spec.pool.name)
+            pool = pool_of_slice(answer)
             self._frozen.wrote(pool, answer, self._slices.get_by_name(answer.metadata.name))
 
         try:
@@ -476,31 +486,3 @@ class Publisher:
         return await self._client.merge_patch(
             DEVICE_INVENTORIES, inventory.metadata.name, patch, subresource="status"
         )
-
-
-def _newest(there: Iterable[ResourceSlice]) -> dict[str, Device]:
-    """Devices of the pool's newest generation, by name."""
-    slices = tuple(there)
-    newest = max((s.spec.pool.generation for s in slices), default=0)
-    return {d.name: d for s in slices if s.spec.pool.generation == newest for d in s.spec.devices}
-
-
-def _left_to_node(inventory: DeviceInventory) -> bool:
-    """The node agent publishes, and this controller has let go of the pool."""
-    let_go = inventory.status.publication.allocator not in (PoolAllocator.CONTROLLER.value, DRAINING)
-    return inventory.spec.publisher == NODE_PUBLISHES and let_go
-
-
-def refusal_of(inventory: DeviceInventory, node: Node | None) -> str:
-    """Why an inventory is not believed: a node describes only itself."""
-    spec = inventory.spec
-    expected = inventory_name(spec.node_name, spec.driver)
-    if inventory.metadata.name != expected:
-        what = f"node {spec.node_name!r} and driver {spec.driver!r}"
-        return f"{what} must be published in an object named {expected}"
-    if node is None:
-        return ""
-    owners = [o for o in inventory.metadata.owner_references or () if o.kind == "Node"]
-    if not any(o.name == node.metadata.name and o.uid == node.metadata.uid for o in owners):
-        return f"its owner is not Node {node.metadata.name} with UID {node.metadata.uid}"
-    return ""

@@ -11,7 +11,7 @@ import msgspec
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaim, ResourceSlice
-from dra_driver.ownership import PoolID
+from dra_driver.ownership import PoolID, newest_generation
 from dra_driver.resourceslice import HEALTH_TAINT
 
 __all__ = ["STATES", "DeviceView", "Holder", "PoolView", "holders_of", "pool_view"]
@@ -110,11 +110,7 @@ def pool_view(
         holders: by device.
         inventory: that the slices were made of, where they are ours.
     """
-    found = tuple(slices)
-    newest = max((s.spec.pool.generation for s in found), default=0)
-    found = tuple(
-        sorted((s for s in found if s.spec.pool.generation == newest), key=lambda s: s.metadata.name)
-    )
+    found = tuple(sorted(newest_generation(slices), key=lambda s: s.metadata.name))
     if not found and inventory is None:
         return None
     node = next((s.spec.node_name for s in found if s.spec.node_name), None) or (

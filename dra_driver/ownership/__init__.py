@@ -1,4 +1,4 @@
-"""Whose a pool is: who allocates from it, and the taint that keeps kube-scheduler away.
+"""Whose a pool is: who allocates from it, the taint that keeps kube-scheduler away, publication records.
 
 These are rules of safety: each stands here once. Pure, and built on the API types alone.
 """
@@ -6,6 +6,22 @@ These are rules of safety: each stands here once. Pure, and built on the API typ
 from __future__ import annotations
 
 from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_inventory, pool_of_slice
+from dra_driver.ownership.records import (
+    CREATED_BY_CONTROLLER,
+    CREATED_BY_NODE,
+    AllocatorRecord,
+    is_owned_by,
+    is_published_by_node,
+    missing_slices,
+    newest_devices,
+    newest_generation,
+    owner_of,
+    raw_publication,
+    recorded_allocator,
+    refusal_of,
+    slice_name,
+    slices_of_node,
+)
 from dra_driver.ownership.taints import (
     PROTECTION_TAINT,
     blocks,
@@ -17,15 +33,29 @@ from dra_driver.ownership.taints import (
 from dra_driver.ownership.versions import is_newer
 
 __all__ = [
+    "CREATED_BY_CONTROLLER",
+    "CREATED_BY_NODE",
     "PROTECTION_TAINT",
+    "AllocatorRecord",
     "PoolAllocator",
     "PoolID",
     "blocks",
     "is_controller_taint",
     "is_newer",
+    "is_owned_by",
     "is_protected",
+    "is_published_by_node",
+    "missing_slices",
+    "newest_devices",
+    "newest_generation",
+    "owner_of",
     "pool_of_inventory",
     "pool_of_slice",
     "protected_pools",
+    "raw_publication",
+    "recorded_allocator",
+    "refusal_of",
+    "slice_name",
+    "slices_of_node",
     "tolerates",
 ]

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dra_driver.publishing.device_plugins import LEAVING_SECONDS, LeavingPlugins
 from dra_driver.publishing.features import probe_features
-from dra_driver.publishing.slices import AlteredByServer, delete_stale, owned_by_node, raw_publication, store
+from dra_driver.publishing.slices import AlteredByServer, delete_stale, store
 
 __all__ = [
     "LEAVING_SECONDS",
     "AlteredByServer",
     "LeavingPlugins",
     "delete_stale",
-    "owned_by_node",
     "probe_features",
-    "raw_publication",
     "store",
 ]

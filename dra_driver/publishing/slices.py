@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import structlog
 
 from dra_driver.api import codec
-from dra_driver.api.inventory import Publication
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.ports import KubeClient
 from dra_driver.resourceslice import Plan, SliceWrite, altered
 
-__all__ = ["AlteredByServer", "delete_stale", "owned_by_node", "raw_publication", "store"]
+__all__ = ["AlteredByServer", "delete_stale", "store"]
 
 log = structlog.get_logger(__name__)
 
@@ -74,21 +72,3 @@ async def delete_stale(client: KubeClient, todo: Plan) -> None:
             )
         except (NotFound, Conflict):
             pass  # gone, or changed: the informer will bring it back to us
-
-
-def owned_by_node(slices: Iterable[ResourceSlice], node_name: str) -> list[ResourceSlice]:
-    """Those of a pool that are the node's; one that is not is nothing that we wrote."""
-    return [s for s in slices if s.spec.node_name == node_name]
-
-
-def raw_publication(publication: Publication) -> dict[str, Any]:
-    """Every field, also those with a default value: a merge patch leaves alone what it does not name."""
-    return {
-        "epoch": publication.epoch,
-        "attempted": publication.attempted,
-        "generation": publication.generation,
-        "slices": list(publication.slices),
-        "devices": publication.devices,
-        "allocator": publication.allocator,
-        "withheldFor": list(publication.withheld_for),
-    }

@@ -23,7 +23,7 @@ from dra_driver.resourceslice.devices import (
     PENDING_TAINT,
     clean_devices,
 )
-from dra_driver.resourceslice.plan import Plan, SliceWrite, altered, owner_of, plan, slice_name
+from dra_driver.resourceslice.plan import Plan, SliceWrite, altered, plan
 from dra_driver.resourceslice.policies import Overridden, PolicyOutcome, merge_policies
 from dra_driver.resourceslice.sharing import SHARES
 from dra_driver.resourceslice.types import (
@@ -64,8 +64,6 @@ __all__ = [
     "handed_out",
     "is_well_known",
     "merge_policies",
-    "owner_of",
     "plan",
     "selected_by",
-    "slice_name",
 ]

@@ -15,21 +15,17 @@ that was killed between creating a slice and noting it meets its own slice again
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
-from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectMeta, OwnerReference
 from dra_driver.api.resource import Device, ResourcePool, ResourceSlice, ResourceSliceSpec
+from dra_driver.ownership import is_owned_by, slice_name
 from dra_driver.resourceslice.types import DesiredPool
 
-__all__ = ["Plan", "SliceWrite", "altered", "owner_of", "plan", "slice_name"]
-
-_MAX_NAME: Final = 253
+__all__ = ["Plan", "SliceWrite", "altered", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +63,6 @@ class Plan:
     def empty(self) -> bool:
         """Whether everything is as it should be."""
         return not (self.creates or self.updates or self.deletes)
-
-
-def slice_name(node_name: str, driver: str, index: int) -> str:
-    """Name of the n-th slice: readable, and unique however node and driver names are put together.
-
-    Slices sort in the order of their index, in which kube-scheduler reads them.
-    """
-    digest = hashlib.sha256(f"{node_name}/{driver}".encode()).hexdigest()[:8]
-    tail = f"-{digest}-{index:03x}"
-    head = f"{node_name}-{driver.lower()}"[: _MAX_NAME - len(tail)].rstrip(".-")
-    return head + tail
-
-
-def owner_of(node: Node) -> OwnerReference:
-    """Slices are garbage when their Node is gone, this very Node and not a later one of the same name."""
-    return OwnerReference(
-        api_version="v1", kind="Node", name=node.metadata.name, uid=node.metadata.uid, controller=True
-    )
 
 
 def plan(
@@ -152,18 +130,11 @@ def _writes(
         if old is None:
             meta = ObjectMeta(name=name, labels=labels, owner_references=(owner,))
             writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec)))
-        elif altered(spec, old.spec) or not _owned(old, owner):
+        elif altered(spec, old.spec) or not is_owned_by(old, owner):
             others = tuple(o for o in old.metadata.owner_references or () if not o.controller)
             meta = msgspec.structs.replace(old.metadata, owner_references=(*others, owner))
             writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec), old))
     return writes
-
-
-def _owned(slice_: ResourceSlice, owner: OwnerReference) -> bool:
-    return any(
-        o.uid == owner.uid and o.kind == owner.kind and o.controller
-        for o in slice_.metadata.owner_references or ()
-    )
 
 
 def _with_times(devices: tuple[Device, ...], old: ResourceSlice | None) -> tuple[Device, ...]:

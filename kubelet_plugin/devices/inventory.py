@@ -35,6 +35,7 @@ from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.discovery import BackendReport
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube import Backoff, Handler, Informer
+from dra_driver.ownership import missing_slices
 from dra_driver.ports import KubeClient
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.core.signals import Changes
@@ -346,7 +347,7 @@ class InventoryKeeper:
             self._registration.live
             and held.registered
             and published.epoch == held.epoch
-            and not names.issuperset(published.slices)
+            and bool(missing_slices(published, names))
         )
 
 

@@ -25,16 +25,21 @@ from dra_driver.api.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import Condition, ResourceSlice
 from dra_driver.kube import SystemClock
 from dra_driver.kube.clock import rfc3339
-from dra_driver.ownership import PoolAllocator
+from dra_driver.ownership import (
+    CREATED_BY_NODE,
+    PoolAllocator,
+    missing_slices,
+    owner_of,
+    raw_publication,
+    slices_of_node,
+)
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import (
     AlteredByServer,
     LeavingPlugins,
     conditions,
     delete_stale,
-    owned_by_node,
     probe_features,
-    raw_publication,
     store,
 )
 from dra_driver.resourceslice import (
@@ -45,7 +50,6 @@ from dra_driver.resourceslice import (
     ServerFeatures,
     build_slices,
     handed_out,
-    owner_of,
     plan,
 )
 from kubelet_plugin.core.notices import DEVICE_PLUGIN
@@ -53,7 +57,6 @@ from kubelet_plugin.core.registration import RegistrationState
 
 __all__ = ["LOOK_AT_NODE_SECONDS", "TAKE_OVER_SECONDS", "NodePublisher"]
 
-MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "dra-driver-kubelet-plugin"}
 # A controller that lives hands a pool to kube-scheduler within seconds; one that is gone decides nothing.
 TAKE_OVER_SECONDS: Final = 120.0
 _LOOK_AGAIN_SECONDS: Final = 5.0
@@ -123,10 +126,10 @@ class NodePublisher:
         if not self._registration.live or self._is_controllers(inventory):
             return inventory
         registration, publication = inventory.status.registration, inventory.status.publication
-        there = owned_by_node(slices, self._node_name)
+        there = slices_of_node(slices, self._node_name)
         new_epoch = registration.registered and registration.epoch > publication.epoch
         names = {s.metadata.name for s in there}
-        if not new_epoch and (not publication.epoch or not names.issuperset(publication.slices)):
+        if not new_epoch and (not publication.epoch or missing_slices(publication, names)):
             return inventory  # what is gone comes back with another epoch
         if self._features is None:
             self._features = await probe_features(self._client, self._driver, self._node_name)
@@ -139,7 +142,7 @@ class NodePublisher:
             desired,
             owner_of(node),
             least_generation=publication.generation + 1,
-            labels=MANAGED_BY,
+            labels=CREATED_BY_NODE,
         )
         await self._write(todo)
         epoch = registration.epoch if new_epoch else publication.epoch

@@ -54,9 +54,9 @@ from dra_driver.api.resource import (
 )
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
-from dra_driver.ownership import PoolID, is_controller_taint
+from dra_driver.ownership import PoolID, is_controller_taint, owner_of
 from dra_driver.resourceclaim import pod_claims
-from dra_driver.resourceslice import Usage, build_slices, owner_of, plan
+from dra_driver.resourceslice import Usage, build_slices, plan
 from dra_driver.sim import assets
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.http.injection import Injector, at_moments

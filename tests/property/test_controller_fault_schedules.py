@@ -30,8 +30,8 @@ from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Conflict, ServerBusy
-from dra_driver.ownership import PoolID, is_controller_taint
-from dra_driver.resourceslice import Usage, build_slices, owner_of, plan
+from dra_driver.ownership import PoolID, is_controller_taint, owner_of
+from dra_driver.resourceslice import Usage, build_slices, plan
 from dra_driver.structured import (
     Allocated,
     AllocatedState,

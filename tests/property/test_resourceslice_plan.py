@@ -16,15 +16,13 @@ from dra_driver.api.inventory import (
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity, ResourceSlice
-from dra_driver.ownership import PoolAllocator
+from dra_driver.ownership import PoolAllocator, owner_of, slice_name
 from dra_driver.resourceslice import (
     HEALTH_TAINT,
     PublishOptions,
     ServerFeatures,
     build_slices,
-    owner_of,
     plan,
-    slice_name,
 )
 
 DRIVER = "gpu.example.com"

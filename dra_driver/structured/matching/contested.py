@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from dra_driver.api.resource import AllocationResult, ResourceSlice
-from dra_driver.ownership import PoolID
+from dra_driver.ownership import PoolID, newest_generation
 
 __all__ = ["contested"]
 
@@ -48,11 +48,9 @@ def contested(
 
 def _overdrawn(slices: Iterable[ResourceSlice], users: Mapping[str, set[H]]) -> dict[str, set[H]]:
     """Return the counter sets of which more is taken than there is, with all that take from them."""
-    known = list(slices)
-    newest = max((s.spec.pool.generation for s in known), default=0)
     left: dict[tuple[str, str], int] = {}
     takers: dict[str, set[H]] = defaultdict(set)
-    current = [s for s in known if s.spec.pool.generation == newest]
+    current = newest_generation(slices)
     for slice_ in current:
         for set_ in slice_.spec.shared_counters:
             left.update(((set_.name, name), c.value.nano) for name, c in set_.counters.items())

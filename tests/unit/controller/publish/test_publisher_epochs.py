@@ -14,7 +14,7 @@ from dra_driver.api.names import CONTROLLER_TAINT
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.errors import ServerBusy
 from dra_driver.kube import EventRecorder, Informer
-from dra_driver.resourceslice import slice_name
+from dra_driver.ownership import slice_name
 
 DRIVER = "gpu.example.com"
 NAME = f"n1.{DRIVER}"
