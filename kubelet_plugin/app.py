@@ -19,11 +19,12 @@ from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
 from kubelet_plugin.claims.cdi_directory import CdiDirectory
 from kubelet_plugin.claims.checkpoint_file import CheckpointFile
-from kubelet_plugin.claims.engine import Engine, Timing
+from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.host_files import HostFiles
 from kubelet_plugin.claims.leftovers import Leftovers
 from kubelet_plugin.claims.locks import StateLock
 from kubelet_plugin.claims.metadata_directory import MetadataDirectory
+from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.claims.reconciliation import Intervals, Reconciler
 from kubelet_plugin.config import Configuration, Timings
 from kubelet_plugin.core import files
@@ -161,7 +162,7 @@ class Plugin:
                 executor=self._io,
             ),
             complete=self._table.complete.is_set,
-            tell=self.notices.tell,
+            report=self.notices.tell,
         )
         self._calls = services.Calls(self._engine, observe=self._observe)
         self._state = RegistrationState(

@@ -28,7 +28,7 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:
 class Timings:
     """How long the process waits at its start, at its end and between looks, in seconds.
 
-    No flags: other values are for tests. How long a call waits is in ``claims.engine.Timing``.
+    No flags: other values are for tests. How long a call waits is in ``claims.planning.Timing``.
 
     Attributes:
         lock: for another instance on the same state directory to let go of it, at the start.

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -23,7 +23,7 @@ from dra_driver.api.meta import Uid
 from dra_driver.preparation import spec_file_name, spec_file_prefix, uid_of_spec_file
 from kubelet_plugin.core import files
 
-__all__ = ["CdiDirectory"]
+__all__ = ["CdiDirectory", "Specs"]
 
 # Runtimes may run as another user than we do, and so may the tools that people look with.
 FILE_MODE: Final = 0o644
@@ -33,8 +33,60 @@ _T = TypeVar("_T")
 log = structlog.get_logger(__name__)
 
 
+class Specs(Protocol):
+    """The CDI documents of this driver's claims, one file each."""
+
+    async def write(self, uid: Uid, spec: cdi.Spec) -> None:
+        """Write the document of a claim; what reads it never sees half of it.
+
+        Raises:
+            OSError: the file is as it was before.
+        """
+        ...
+
+    async def verify(self, uid: Uid, spec: cdi.Spec) -> bool:
+        """Write the document again if the file is missing or differs; return whether it was written.
+
+        Raises:
+            OSError: it differs and cannot be written.
+        """
+        ...
+
+    async def holds(self, uid: Uid, spec: cdi.Spec) -> bool:
+        """Return whether the file of a claim is there and has just this document.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ...
+
+    async def remove(self, uid: Uid) -> None:
+        """Remove the document; success where there is none.
+
+        Raises:
+            OSError: it is still there.
+        """
+        ...
+
+    async def ours(self) -> Mapping[Uid, bytes]:
+        """Return the content of every file whose name says that it is of a claim of this driver.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        ...
+
+    async def clean(self) -> None:
+        """Remove what a crash left of writes. The caller holds the node's lock, so that none is under way.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        ...
+
+
 class CdiDirectory:
-    """Implements ``stores.Specs``."""
+    """Implements ``Specs``."""
 
     def __init__(self, path: Path, driver: str, executor: Executor) -> None:
         self._path = path
@@ -42,27 +94,27 @@ class CdiDirectory:
         self._executor = executor
 
     async def write(self, uid: Uid, spec: cdi.Spec) -> None:
-        """See ``stores.Specs.write``."""
+        """See ``Specs.write``."""
         await self._in_thread(lambda: self._write(uid, cdi.encode(spec)))
 
     async def verify(self, uid: Uid, spec: cdi.Spec) -> bool:
-        """See ``stores.Specs.verify``."""
+        """See ``Specs.verify``."""
         return await self._in_thread(lambda: self._verify(uid, cdi.encode(spec)))
 
     async def holds(self, uid: Uid, spec: cdi.Spec) -> bool:
-        """See ``stores.Specs.holds``."""
+        """See ``Specs.holds``."""
         return await self._in_thread(lambda: self._holds(uid, cdi.encode(spec)))
 
     async def remove(self, uid: Uid) -> None:
-        """See ``stores.Specs.remove``."""
+        """See ``Specs.remove``."""
         await self._in_thread(lambda: self._remove(uid))
 
     async def ours(self) -> Mapping[Uid, bytes]:
-        """See ``stores.Specs.ours``."""
+        """See ``Specs.ours``."""
         return await self._in_thread(self._ours)
 
     async def clean(self) -> None:
-        """See ``stores.Specs.clean``."""
+        """See ``Specs.clean``."""
         await self._in_thread(self._clean)
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:

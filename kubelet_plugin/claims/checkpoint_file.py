@@ -15,7 +15,7 @@ import structlog
 from dra_driver.api.meta import Uid
 from dra_driver.errors import DecodeError
 from dra_driver.preparation import Checkpoint, ClaimState, PreparedClaim
-from kubelet_plugin.claims.stores import NO_CHECKPOINT
+from kubelet_plugin.claims.reservations import NO_CHECKPOINT
 from kubelet_plugin.core import files
 
 __all__ = ["CheckpointFile"]
@@ -34,7 +34,7 @@ class _Change:
 
 
 class CheckpointFile:
-    """Implements ``stores.Checkpoints``.
+    """Implements ``reservations.Checkpoints``.
 
     Changes that come while a write is under way are written together by the next one, so that sixteen claims
     at once do not cost sixteen times the fsyncs.
@@ -64,32 +64,32 @@ class CheckpointFile:
         return self._current
 
     async def load(self) -> str:
-        """See ``stores.Checkpoints.load``."""
+        """See ``reservations.Checkpoints.load``."""
         loop = asyncio.get_running_loop()
         self._current, problem = await loop.run_in_executor(self._executor, self._read)
         return problem
 
     async def refresh(self) -> bool:
-        """See ``stores.Checkpoints.refresh``."""
+        """See ``reservations.Checkpoints.refresh``."""
         if _identity(self._path) == self._identity:
             return False
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._reread)
 
     async def save(self, *claims: PreparedClaim) -> None:
-        """See ``stores.Checkpoints.save``."""
+        """See ``reservations.Checkpoints.save``."""
         if claims:
             changes: dict[Uid, PreparedClaim | None] = {c.uid: c for c in claims}
             lasting = any(c.state is not ClaimState.COMPLETED for c in claims)
             await self._commit(lambda c: c.changed(changes), lasting=lasting)
 
     async def booted(self, boot_id: str) -> None:
-        """See ``stores.Checkpoints.booted``."""
+        """See ``reservations.Checkpoints.booted``."""
         if self._current.boot_id != boot_id:
             await self._commit(lambda c: c.with_boot_id(boot_id), lasting=True)
 
     async def forget(self, uid: Uid) -> None:
-        """See ``stores.Checkpoints.forget``."""
+        """See ``reservations.Checkpoints.forget``."""
         if self._current.get(uid) is not None:
             await self._commit(lambda c: c.without(uid), lasting=True)
 

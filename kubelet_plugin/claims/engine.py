@@ -4,83 +4,55 @@ Time: the kubelet gives a call 45 s and comes back only after 65 s or more, so w
 server away, device still held, another call for the same claim) is waited for inside the call, up to
 ``Timing.budget``. Effects themselves are never cut short.
 
-Between calls nothing is kept that another instance of the plugin could make untrue: a transaction holds the
-``NodeLock``, and whoever gets it anew reads again what is durable.
+What is reserved and recorded belongs to ``DeviceReservations``; everything here asks it. Between transactions
+nothing is kept that another instance of the plugin could make untrue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import structlog
-import tenacity
 
 from dra_driver.api.meta import PoolName, Uid
-from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
-from dra_driver.errors import ApiUnavailable, DraError, NotFound, PrepareError, ServerBusy
+from dra_driver.errors import DraError, PrepareError
 from dra_driver.ports import KubeClient
 from dra_driver.preparation import (
     ClaimState,
     Event,
-    Holdings,
     NodeDevice,
     PreparedClaim,
     PreparedDevice,
-    check_identity,
     check_uid,
-    plan,
     renewed,
 )
+from kubelet_plugin.claims.cdi_directory import Specs
+from kubelet_plugin.claims.effects import Effects
 from kubelet_plugin.claims.host_files import EverythingThere, Host
-from kubelet_plugin.claims.locks import ClaimLocks, NodeLock, NoNodeLock
+from kubelet_plugin.claims.locks import NodeLock
 from kubelet_plugin.claims.metadata_directory import Metadata, NoMetadata
+from kubelet_plugin.claims.planning import ClaimReference, Planner, Timing
 from kubelet_plugin.claims.recovery import Recovery
-from kubelet_plugin.claims.stores import NO_CHECKPOINT, Checkpoints, Specs
-from kubelet_plugin.claims.transaction import Transactions
+from kubelet_plugin.claims.reservations import (
+    NO_CHECKPOINT,
+    Checkpoints,
+    DeviceReservations,
+    LockedClaim,
+    Reservation,
+    Start,
+)
 from kubelet_plugin.claims.upkeep import Upkeep
-from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.gpu.hardware import Hardware, NoHardware
 
-__all__ = ["ClaimReference", "Engine", "Timing"]
+__all__ = ["Engine"]
 
 log = structlog.get_logger(__name__)
 
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimReference:
-    """A claim as the kubelet names it. All three are a stranger's text until checked."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long a call waits, in seconds.
-
-    Attributes:
-        budget: for everything that may be waited for, in one call; the kubelet's own limit is 45.
-        patience: for what the node may know better soon: a device that another claim still holds (the claim
-            of a force-deleted pod is unprepared 4 s later), a device that is not in the inventory yet.
-        start: for the memory that another instance is changing, at our start.
-    """
-
-    budget: float = 40.0
-    patience: float = 10.0
-    start: float = 60.0
-
-
-# Another instance cannot tell us that it has let a device go.
+# Another instance cannot tell this one that it has released a device.
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
 
@@ -88,10 +60,15 @@ class Engine:
     """The claims of one driver on one node.
 
     Args:
-        metadata: where device metadata files go, and ``metadata_directory`` under which name of the host.
+        checkpoints: where records are durable.
+        devices: the node's devices by name.
+        node_lock: what keeps other instances of the plugin out; defaults to there being none.
+        boot_id: which boot of the machine this is; empty where that is not known.
+        metadata: where device metadata files go, and ``metadata_directory`` under which name of the host;
+            if the name is empty, none are written.
         host: what is there of what documents name; defaults to everything.
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
-        tell: called with kind (see ``notices``) and text of what somebody should know.
+        report: called with the kind (see ``notices``) and the text of what is found.
     """
 
     def __init__(
@@ -111,51 +88,51 @@ class Engine:
         metadata_directory: str = "",
         host: Host | None = None,
         complete: Callable[[], bool] = lambda: True,
-        tell: Callable[[str, str], None] = lambda *_: None,
+        report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._driver = driver
-        self._pool = pool
-        self._client = client
-        self._checkpoints = checkpoints
         self._specs = specs
         self._devices = devices
         self._hardware: Hardware = hardware or NoHardware()
         self._timing = timing or Timing()
-        self._released = Changes()
-        self._claim_locks = ClaimLocks()
-        self._node_lock: NodeLock = node_lock or NoNodeLock()
-        self._node_lock.on_taken(self._read_again)
-        self._boot_id = boot_id
         self._metadata: Metadata = metadata or NoMetadata()
-        self._metadata_directory = metadata_directory
-        self._host: Host = host or EverythingThere()
-        self._recovery = Recovery(driver, checkpoints, tell)
-        self._steps = Transactions(
+        host = host or EverythingThere()
+        self._reservations = DeviceReservations(checkpoints, node_lock=node_lock, boot_id=boot_id)
+        self._recovery = Recovery(driver, report)
+        self._planner = Planner(
             driver=driver,
-            checkpoints=checkpoints,
+            pool=pool,
+            client=client,
+            reservations=self._reservations,
+            devices=devices,
+            timing=self._timing,
+            metadata_directory=metadata_directory,
+            host=host,
+            boot_id=boot_id,
+        )
+        self._effects = Effects(
+            driver=driver,
             specs=specs,
             hardware=self._hardware,
             metadata=self._metadata,
             metadata_directory=metadata_directory,
-            host=self._host,
+            host=host,
         )
         self._upkeep = Upkeep(
             driver=driver,
-            checkpoints=checkpoints,
-            steps=self._steps,
+            reservations=self._reservations,
+            effects=self._effects,
             hardware=self._hardware,
-            host=self._host,
+            host=host,
             devices=devices,
             complete=complete,
-            boot_id=boot_id,
-            tell=tell,
+            report=report,
         )
-        self._restoring = False
 
     @property
     def claims(self) -> tuple[PreparedClaim, ...]:
         """The claims that hold something, as this instance remembers, without waiting for another one."""
-        return tuple(c for c in self._checkpoints.current if not c.ended)
+        return tuple(c for c in self._reservations.records if not c.ended)
 
     @property
     def unsettled(self) -> bool:
@@ -165,142 +142,138 @@ class Engine:
     @property
     def failures(self) -> Counter[str]:
         """How often what was durable failed, by what it was."""
-        return self._steps.failures
+        return self._effects.failures
 
     # --- start ----------------------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """Brings records and files together after a start: finishes or undoes whatever a crash left.
+        """Bring records and files together after a start: finish or undo whatever a crash left.
 
         Documents wait for the devices to be known; ``renew`` writes them. A claim that cannot be put in order
         now is logged and stays as it is; its next call tries again.
 
         Raises:
-            PrepareError: another instance does not let us.
+            PrepareError: another instance does not release the node's memory.
         """
-        self._restoring = True  # reads everything anyway, and knows what to do where it cannot
-        try:
-            async with self._node_lock.held(asyncio.get_running_loop().time() + self._timing.start):
-                await self._restore()
-        finally:
-            self._restoring = False
+        async with self._reservations.starting(self._now() + self._timing.start) as start:
+            await self._restore(start)
 
-    async def _restore(self) -> None:
-        problem = await self._checkpoints.load()
+    async def _restore(self, start: Start) -> None:
+        files = await self._files_at_start()
+        known = {claim.uid for claim in self._reservations.records}
+        if start.problem:
+            self._effects.failures["checkpoint"] += start.problem != NO_CHECKPOINT
+            # Before anything is undone: what is undone for one claim may be needed by another.
+            known |= await self._recover(start, files)
+        before = start.boot_before
+        for record in self._reservations.records:
+            with start.transaction(record.uid) as claim:
+                await self._upkeep.put_in_order(claim)
+        for uid in files.keys() - known:
+            if self._recovery.is_orphan(uid, files[uid]):
+                with start.transaction(uid) as claim:
+                    await self._upkeep.put_in_order(claim)
+        await self._remove_metadata_without_records()
+        try:
+            # Last: a crash before it does all of the above again.
+            await start.note_boot()
+        except OSError as e:
+            log.error("the boot ID could not be written down", error=str(e))
+        log.info("claims restored", claims=len(self._reservations.records), boot_before=before)
+
+    async def _files_at_start(self) -> Mapping[Uid, bytes]:
         try:
             await self._specs.clean()
         except OSError as e:
             log.error("leftovers of an interrupted write could not be removed", error=str(e))
-        files: Mapping[Uid, bytes] = {}
         try:
-            files = await self._specs.ours()
+            return await self._specs.ours()
         except OSError as e:
-            self._steps.failures["cdi"] += 1
+            self._effects.failures["cdi"] += 1
             log.error("the CDI directory cannot be read", error=str(e))
-        known = {claim.uid for claim in self._checkpoints.current}
-        if problem:
-            self._steps.failures["checkpoint"] += problem != NO_CHECKPOINT
-            known |= await self._recovery.recover(problem, known, files)
-        # First of all: what is undone for one claim may be needed by another.
-        self._steps.holdings = Holdings(self._checkpoints.current)
-        before = self._checkpoints.current.boot_id
-        for record in tuple(self._checkpoints.current):
-            await self._upkeep.put_in_order(record.uid, record)
-        for uid in files.keys() - known:
-            if self._recovery.is_orphan(uid, files[uid]):
-                await self._upkeep.put_in_order(uid, None)
-        await self._remove_metadata_of_nobody()
-        try:
-            # Last: a crash before it does all of the above again.
-            await self._note_boot()
-        except OSError as e:
-            log.error("the boot ID could not be written down", error=str(e))
-        log.info("claims restored", claims=len(self._checkpoints.current), boot_before=before)
+            return {}
 
-    async def _remove_metadata_of_nobody(self) -> None:
+    async def _recover(self, start: Start, files: Mapping[Uid, bytes]) -> set[Uid]:
+        found = self._recovery.recover(start.problem, self._reservations.records, files)
         try:
-            for uid in await self._metadata.ours() - {claim.uid for claim in self._checkpoints.current}:
+            await start.adopt(found)
+        except OSError as e:
+            # Their files stay, and unprepare of a claim without a record removes its file.
+            log.error("recovered claims could not be written down", error=str(e))
+        return {claim.uid for claim in found}
+
+    async def _remove_metadata_without_records(self) -> None:
+        try:
+            for uid in await self._metadata.ours() - {claim.uid for claim in self._reservations.records}:
                 await self._metadata.remove(uid)
         except OSError as e:
             log.error("metadata files of claims that are gone could not be removed", error=str(e))
 
-    async def _note_boot(self) -> None:
-        """Records of this boot must never look like those of the one before, whose devices nobody uses."""
-        if self._boot_id:
-            await self._checkpoints.booted(self._boot_id)
-
-    async def _read_again(self) -> None:
-        """Another instance may have acted since we let go."""
-        if not self._restoring and await self._checkpoints.refresh():
-            self._steps.holdings = Holdings(self._checkpoints.current)
-            self._released.notify()
-
     # --- now and then ---------------------------------------------------------------------------------------
 
     async def prepared(self) -> tuple[PreparedClaim, ...]:
-        """The records of claims that are prepared or were before a reboot, whichever instance did it."""
-        async with self._node_lock.held(asyncio.get_running_loop().time() + self._timing.budget):
-            return tuple(
-                c for c in self._checkpoints.current if c.standing in (ClaimState.COMPLETED, ClaimState.ENDED)
-            )
+        """Return the records of claims that are prepared, or were before a reboot, by any instance."""
+        records = await self._reservations.read(self._now() + self._timing.budget)
+        return tuple(c for c in records if c.standing in (ClaimState.COMPLETED, ClaimState.ENDED))
 
     async def tidy(self) -> None:
-        """Does what ``restore`` does, one claim after the other, while calls go on."""
+        """Do what ``restore`` does, one claim after the other, while calls go on."""
         files = await self._specs.ours()
-        known = {claim.uid for claim in self._checkpoints.current}
+        known = {claim.uid for claim in self._reservations.records}
         for uid in [*known, *(files.keys() - known)]:
-            async with self._undisturbed(uid) as free:
-                if not free:
+            async with self._undisturbed(uid) as claim:
+                if claim is None:
                     continue
-                record = self._checkpoints.current.get(uid)
-                orphan = record is None and uid in files and self._recovery.is_orphan(uid, files[uid])
-                if record is not None or orphan:
-                    await self._upkeep.put_in_order(uid, record)
+                # Looked at inside the transaction: a call may have come between.
+                orphan = claim.record is None and uid in files and self._recovery.is_orphan(uid, files[uid])
+                if claim.record is not None or orphan:
+                    await self._upkeep.put_in_order(claim)
 
     async def renew(self) -> None:
-        """Writes the documents that discovery has something new for, or that could not be written before."""
-        self._upkeep.only({claim.uid for claim in self._checkpoints.current})
-        for claim in tuple(self._checkpoints.current):
-            if not self._upkeep.waits(claim):
+        """Write the documents that discovery has something new for, or that could not be written before."""
+        records = self._reservations.records
+        self._upkeep.keep_only({claim.uid for claim in records})
+        for record in records:
+            if not self._upkeep.is_due(record):
                 continue
-            async with self._undisturbed(claim.uid) as free:
-                record = self._checkpoints.current.get(claim.uid)
-                if free and record is not None and self._upkeep.waits(record):
-                    await self._upkeep.put_in_order(record.uid, record)
+            async with self._undisturbed(record.uid) as claim:
+                if claim is not None and claim.record is not None and self._upkeep.is_due(claim.record):
+                    await self._upkeep.put_in_order(claim)
 
     @contextlib.asynccontextmanager
-    async def _undisturbed(self, uid: Uid) -> AsyncIterator[bool]:
-        """Alone with a claim; says False where a call for it does not end."""
-        deadline = asyncio.get_running_loop().time() + self._timing.patience
+    async def _undisturbed(self, uid: Uid) -> AsyncIterator[Reservation | None]:
+        """Open a transaction of a claim; give None where a call for it does not end."""
+        deadline = self._now() + self._timing.patience
         async with contextlib.AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(self._claim_locks.held(uid, deadline))
-                await stack.enter_async_context(self._node_lock.held(deadline))
+                locked = await stack.enter_async_context(self._reservations.claim(uid, deadline))
+                claim = await stack.enter_async_context(locked.transaction(deadline))
             except PrepareError as e:
                 log.info("a claim is busy and was not looked at", uid=uid, error=str(e))
-                yield False
+                yield None
                 return
-            yield True
+            yield claim
 
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def prepare(self, reference: ClaimReference) -> tuple[PreparedDevice, ...]:
-        """Makes the devices of a claim usable; a claim that is prepared already gives the same answer.
+        """Make the devices of a claim usable; a claim that is prepared already gives the same answer.
 
         Raises:
             DraError: it is not prepared; the text says why and goes to the pod's Event.
             OSError: likewise, for files.
         """
         uid = check_uid(reference.uid)
-        deadline = asyncio.get_running_loop().time() + self._timing.budget
-        async with self._claim_locks.held(uid, deadline):
-            if (devices := await self._answer_again(uid, deadline)) is not None:
+        deadline = self._now() + self._timing.budget
+        async with self._reservations.claim(uid, deadline) as locked:
+            if (devices := await self._answer_again(locked, deadline)) is not None:
                 return devices
-            planned = await self._plan(reference, uid, deadline)
-            return await self._make(planned, deadline)
+            # Outside of a transaction: the API server is waited for, and another instance may act meanwhile.
+            planned = await self._planner.plan(reference, uid, deadline)
+            return await self._make(locked, planned, deadline)
 
     async def unprepare(self, reference: ClaimReference) -> None:
-        """Undoes prepare, without the API server; a claim that is not known is a success.
+        """Undo prepare, without the API server; a claim that is not known is a success.
 
         Raises:
             PrepareError: another call for the claim does not end.
@@ -311,141 +284,82 @@ class Engine:
         except DraError as e:
             log.warning("unprepare of what cannot have been prepared", error=str(e))
             return
-        deadline = asyncio.get_running_loop().time() + self._timing.budget
-        async with self._claim_locks.held(uid, deadline), self._node_lock.held(deadline):
-            record = self._checkpoints.current.get(uid)
+        deadline = self._now() + self._timing.budget
+        async with (
+            self._reservations.claim(uid, deadline) as locked,
+            locked.transaction(deadline) as claim,
+        ):
+            record = claim.record
             state = record.standing if record else ClaimState.ABSENT
-            await self._steps.carry_out(uid, record, state, Event.UNPREPARE)
-            self._upkeep.released(uid)
-            self._released.notify()
+            await self._effects.carry_out(claim, record, state, Event.UNPREPARE)
+            self._upkeep.forget(uid)
 
-    # --- the way to a plan ----------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
-    async def _plan(self, reference: ClaimReference, uid: Uid, deadline: float) -> PreparedClaim:
-        """Reads the claim and plans it, again and again while the trouble may pass."""
-        patience = min(deadline, asyncio.get_running_loop().time() + self._timing.patience)
-        for what, name in (("namespace", reference.namespace), ("name", reference.name)):
-            if not _NAME.fullmatch(name):
-                raise PrepareError(f"claim {what} {name[:80]!r}: not a name that Kubernetes allows")
-
-        def give_up(state: tenacity.RetryCallState) -> bool:
-            error = state.outcome.exception() if state.outcome else None
-            limit = patience if isinstance(error, PrepareError) else deadline
-            pause = state.upcoming_sleep
-            return asyncio.get_running_loop().time() + pause >= limit
-
-        try:
-            async for attempt in tenacity.AsyncRetrying(
-                retry=tenacity.retry_if_exception(_may_pass),
-                wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
-                stop=give_up,
-                reraise=True,
-            ):
-                with attempt:
-                    claim = await self._read(reference, deadline)
-                    planned = plan(
-                        claim,
-                        uid,
-                        driver=self._driver,
-                        pool=self._pool,
-                        devices=self._devices(),
-                        metadata_directory=self._metadata_directory,
-                        boot_id=self._boot_id,
-                    )
-                    await self._check(planned)
-                    return planned
-        except (ApiUnavailable, ServerBusy) as e:
-            raise PrepareError(
-                f"the claim cannot be read, tried for {self._timing.budget:g} s: {e}", retryable=True
-            ) from e
-        raise AssertionError("tenacity gives a result or raises")
-
-    async def _read(self, reference: ClaimReference, deadline: float) -> ResourceClaim:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self._client.get(RESOURCE_CLAIMS, reference.name, reference.namespace)
-        except TimeoutError:
-            raise ApiUnavailable(f"the API server did not answer within {self._timing.budget:g} s") from None
-        except NotFound:
-            raise PrepareError("the API server has no such claim") from None
-
-    async def _check(self, planned: PreparedClaim) -> None:
-        """Refuses what would be a document of another device than before the reboot, or of none."""
-        before = self._checkpoints.current.get(planned.uid)
-        if before is not None:
-            names = {d.device for d in planned.devices}
-            same = tuple(d for d in before.devices if d.device in names)
-            check_identity(msgspec.structs.replace(before, devices=same), self._devices())
-        if planned.spec is not None:
-            await self._host.document(planned)
-
-    async def _answer_again(self, uid: Uid, deadline: float) -> tuple[PreparedDevice, ...] | None:
-        """See ``_repeat``; what may pass soon is waited for."""
-        loop = asyncio.get_running_loop()
-        limit = min(deadline, loop.time() + self._timing.patience)
+    async def _answer_again(self, locked: LockedClaim, deadline: float) -> tuple[PreparedDevice, ...] | None:
+        """Do what ``_repeat`` does; what may pass soon is waited for."""
+        limit = min(deadline, self._now() + self._timing.patience)
         while True:
             try:
-                async with self._node_lock.held(deadline):
-                    await self._note_boot()
-                    return await self._repeat(uid)
+                async with locked.transaction(deadline) as claim:
+                    # Tried at the start; a disk that was full then must not make this boot look like another.
+                    await claim.note_boot()
+                    return await self._repeat(claim)
             except PrepareError as e:
-                if not e.retryable or loop.time() + _LOOK_AGAIN_SECONDS > limit:
+                if not e.retryable or self._now() + _LOOK_AGAIN_SECONDS > limit:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
-    async def _repeat(self, uid: Uid) -> tuple[PreparedDevice, ...] | None:
-        """The answer for a claim that is prepared already; None for any other, of which nothing is left."""
-        record = self._checkpoints.current.get(uid)
+    async def _repeat(self, claim: Reservation) -> tuple[PreparedDevice, ...] | None:
+        """Answer for a claim that is prepared already; None for any other, of which nothing is left then."""
+        record = claim.record
         if record is None or record.ended:
             return None
-        if self._upkeep.outdated(record):
-            await self._upkeep.end(record)
+        if self._reservations.is_outdated(record):
+            await self._upkeep.end(claim, record)
             return None
         if record.state is not ClaimState.COMPLETED:
             # An earlier attempt ended half-way and its undoing failed too: its record says what is left.
-            await self._undo(record)
+            await self._undo(claim)
             return None
-        return (await self._upkeep.renew(record, Event.PREPARE)).devices
+        return (await self._upkeep.renew(claim, record, Event.PREPARE)).devices
 
-    async def _make(self, planned: PreparedClaim, deadline: float) -> tuple[PreparedDevice, ...]:
-        """Waits until nobody else holds the devices, then takes them and makes them usable."""
-        loop = asyncio.get_running_loop()
-        limit = min(deadline, loop.time() + self._timing.patience)
+    async def _make(
+        self, locked: LockedClaim, planned: PreparedClaim, deadline: float
+    ) -> tuple[PreparedDevice, ...]:
+        """Wait until no other claim holds the devices, then reserve them and make them usable."""
+        limit = min(deadline, self._now() + self._timing.patience)
         while True:
-            seen = self._released.count
-            async with self._node_lock.held(deadline):
-                # While we waited, another instance may have prepared it.
-                if (devices := await self._repeat(planned.uid)) is not None:
+            async with locked.transaction(deadline) as claim:
+                # While this one waited, another instance may have prepared it.
+                if (devices := await self._repeat(claim)) is not None:
                     return devices
-                conflict = self._steps.holdings.conflict(planned.uid, planned.devices, planned.settings)
+                conflict = claim.reserve(planned)
                 if conflict is None:
-                    # Nothing is awaited between the question and the answer.
-                    self._steps.holdings.take(planned.uid, planned.key, planned.devices, planned.settings)
-                    return await self._apply(planned)
-            left = limit - loop.time()
+                    return await self._apply(claim, planned)
+            left = limit - self._now()
             if left <= 0:
                 raise PrepareError(
                     f"{conflict}; waited {self._timing.patience:g} s for it to be unprepared", retryable=True
                 )
-            await self._released.wait(seen, min(left, _LOOK_AGAIN_SECONDS))
+            # Outside of the transaction, so that another instance can unprepare the holder.
+            await self._reservations.wait_released(conflict, min(left, _LOOK_AGAIN_SECONDS))
 
-    # --- the transaction ------------------------------------------------------------------------------------
-
-    async def _apply(self, planned: PreparedClaim) -> tuple[PreparedDevice, ...]:
+    async def _apply(self, claim: Reservation, planned: PreparedClaim) -> tuple[PreparedDevice, ...]:
+        """Make the devices of a claim usable that are reserved for it, or leave nothing of it."""
         record = planned
-        before = self._checkpoints.current.get(planned.uid)
+        state = claim.record.standing if claim.record is not None else ClaimState.ABSENT
         try:
             # While it waited for the devices they may have changed.
             record = renewed(self._driver, planned, self._devices())
-            record = await self._hardware.look(record, self._steps.holdings)
-            self._steps.holdings.take(record.uid, record.key, record.devices, record.settings)
-            state = before.standing if before is not None else ClaimState.ABSENT
-            state, made = await self._steps.carry_out(record.uid, record, state, Event.PREPARE)
+            record = await self._hardware.look(record, claim.holdings)
+            claim.refine(record)
+            state, made = await self._effects.carry_out(claim, record, state, Event.PREPARE)
             record = made or record
-            await self._steps.carry_out(record.uid, record, state, Event.APPLIED)
+            await self._effects.carry_out(claim, record, state, Event.APPLIED)
         except Exception as e:  # also a bug in a backend: nothing may stay half-made
             try:
-                await self._undo(self._durable(record.uid) or record)
+                await self._undo(claim)
             except Exception as undo:
                 # The record stays STARTED and the devices stay held until the next call or start.
                 log.error(
@@ -454,20 +368,12 @@ class Engine:
             raise
         return record.devices
 
-    async def _undo(self, record: PreparedClaim) -> None:
+    async def _undo(self, claim: Reservation) -> None:
         # Without a durable record nothing was begun, and what is at the places of its partitions is not ours.
-        if self._durable(record.uid) is not None:
-            await self._steps.carry_out(record.uid, record, ClaimState.STARTED, Event.FAILED)
-        self._upkeep.released(record.uid)
-        self._released.notify()
+        if claim.has_begun:
+            await self._effects.carry_out(claim, claim.record, ClaimState.STARTED, Event.FAILED)
+        self._upkeep.forget(claim.uid)
 
-    def _durable(self, uid: Uid) -> PreparedClaim | None:
-        """The record of what was begun; that of a claim that a reboot has ended is none."""
-        record = self._checkpoints.current.get(uid)
-        return None if record is None or record.ended else record
-
-
-def _may_pass(error: BaseException) -> bool:
-    if isinstance(error, PrepareError):
-        return error.retryable
-    return isinstance(error, ApiUnavailable | ServerBusy)
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

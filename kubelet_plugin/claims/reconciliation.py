@@ -18,7 +18,8 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
 from dra_driver.errors import DraError, NotFound
 from dra_driver.ports import KubeClient
 from dra_driver.preparation import PreparedClaim
-from kubelet_plugin.claims.engine import ClaimReference, Engine
+from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.planning import ClaimReference
 from kubelet_plugin.core.notices import CLAIM_GONE
 
 __all__ = ["Intervals", "Reconciler", "why_gone"]

@@ -1,8 +1,8 @@
-"""What CDI files say of claims that the checkpoint does not know (any more)."""
+"""What CDI files say of claims that the checkpoint does not know, or no longer knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -10,7 +10,7 @@ from dra_driver import cdi
 from dra_driver.api.meta import Uid
 from dra_driver.errors import DraError
 from dra_driver.preparation import ClaimState, PreparedClaim, recover
-from kubelet_plugin.claims.stores import NO_CHECKPOINT, Checkpoints
+from kubelet_plugin.claims.reservations import NO_CHECKPOINT
 from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
 
 __all__ = ["Recovery"]
@@ -22,22 +22,27 @@ class Recovery:
     """Reads claims back from CDI files.
 
     Args:
-        tell: called with kind (see ``notices``) and text of what somebody should know.
+        report: called with the kind (see ``notices``) and the text of what is found.
     """
 
-    def __init__(self, driver: str, checkpoints: Checkpoints, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, driver: str, report: Callable[[str, str], None]) -> None:
         self._driver = driver
-        self._checkpoints = checkpoints
-        self._tell = tell
+        self._report = report
 
-    async def recover(self, problem: str, known: Set[Uid], files: Mapping[Uid, bytes]) -> Set[Uid]:
-        """Adds records that only the CDI files still hold.
+    def recover(
+        self, problem: str, known: Sequence[PreparedClaim], files: Mapping[Uid, bytes]
+    ) -> Sequence[PreparedClaim]:
+        """Return the records that only the CDI files still hold.
 
         A file is written after everything else that a claim needs. One that the older version knows as begun
         was therefore made to its end, and its containers may run: to undo it would take their devices away.
+
+        Args:
+            problem: why records may be missing.
+            known: what the checkpoint, or its older version, holds.
+            files: the contents of the CDI files of this driver, by the UID of their claim.
         """
-        current = self._checkpoints.current
-        made = {u for u in known if (r := current.get(u)) is not None and r.state is ClaimState.COMPLETED}
+        made = {record.uid for record in known if record.state is ClaimState.COMPLETED}
         found = [r for u, data in files.items() if u not in made and (r := self._recovered(u, data))]
         if known or found or problem != NO_CHECKPOINT:
             log.error(
@@ -46,17 +51,12 @@ class Recovery:
                 from_checkpoint=len(made),
                 from_cdi=len(found),
             )
-            self._tell(
+            self._report(
                 CHECKPOINT_DAMAGED,
                 f"{self._driver}: the record of prepared claims was lost: {problem}; recovered {len(made)} "
                 f"claims from the version before and {len(found)} from CDI files",
             )
-        try:
-            await self._checkpoints.save(*found)
-        except OSError as e:
-            # Their files stay, and unprepare of a claim without a record removes its file.
-            log.error("recovered claims could not be written down", error=str(e))
-        return {claim.uid for claim in found}
+        return found
 
     def _recovered(self, uid: Uid, data: bytes) -> PreparedClaim | None:
         try:
@@ -70,16 +70,16 @@ class Recovery:
         return record
 
     def is_orphan(self, uid: Uid, data: bytes) -> bool:
-        """Whether a file that belongs to no record is ours to be removed; tells of it."""
+        """Return whether a file that belongs to no record is this driver's to be removed, and report it."""
         if not data.strip(b"\0"):
             return True  # what a power failure leaves of a file that was not synced
         # By name it is ours; its content decides, because the directory belongs to everybody.
         record = self._recovered(uid, data)
         if record is not None:
             log.warning(
-                "removing the CDI file of a claim that nobody prepared", uid=uid, claim=str(record.key)
+                "removing the CDI file of a claim that is not prepared", uid=uid, claim=str(record.key)
             )
-            self._tell(
+            self._report(
                 ORPHANED_CDI_FILE,
                 f"{self._driver}: removing the CDI file of claim {record.key} ({uid}), which is not prepared",
             )

@@ -20,9 +20,9 @@ from dra_driver.preparation import (
     PreparedClaim,
     renewed,
 )
+from kubelet_plugin.claims.effects import Effects
 from kubelet_plugin.claims.host_files import Host
-from kubelet_plugin.claims.stores import Checkpoints
-from kubelet_plugin.claims.transaction import Transactions
+from kubelet_plugin.claims.reservations import DeviceReservations, Reservation
 from kubelet_plugin.core.notices import CDI_FILE_WITHDRAWN
 from kubelet_plugin.gpu.hardware import Hardware
 
@@ -32,49 +32,44 @@ log = structlog.get_logger(__name__)
 
 
 class Upkeep:
-    """One claim at a time; the caller holds its lock and the turn.
+    """Renews one claim at a time, in a transaction of the caller.
 
     Attributes:
         unsettled: claims whose documents are not known to be right, and why.
 
     Args:
+        reservations: asked what is recorded; changed through the caller's ``Reservation`` only.
         devices: the node's devices by name.
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
-        boot_id: which boot of the machine this is; empty where that is not known.
-        tell: called with kind (see ``notices``) and text of what somebody should know.
+        report: called with the kind (see ``notices``) and the text of what is found.
     """
 
     def __init__(
         self,
         *,
         driver: str,
-        checkpoints: Checkpoints,
-        steps: Transactions,
+        reservations: DeviceReservations,
+        effects: Effects,
         hardware: Hardware,
         host: Host,
         devices: Callable[[], Mapping[str, NodeDevice]],
         complete: Callable[[], bool],
-        boot_id: str,
-        tell: Callable[[str, str], None],
+        report: Callable[[str, str], None],
     ) -> None:
         self._driver = driver
-        self._checkpoints = checkpoints
-        self._steps = steps
+        self._reservations = reservations
+        self._effects = effects
         self._hardware = hardware
         self._host = host
         self._devices = devices
         self._complete = complete
-        self._boot_id = boot_id
-        self._tell = tell
+        self._report = report
         self.unsettled: dict[Uid, str] = {}
 
-    def outdated(self, record: PreparedClaim) -> bool:
-        """Whether the record is of an earlier boot: nothing of what it says counts."""
-        return self._checkpoints.current.is_of_earlier_boot(record, self._boot_id)
-
-    def waits(self, record: PreparedClaim) -> bool:
-        """Whether there is something to be done for a prepared claim that can be done now."""
-        if record.state is not ClaimState.COMPLETED or self.outdated(record) or not self._known(record):
+    def is_due(self, record: PreparedClaim) -> bool:
+        """Return whether there is something to be done for a prepared claim that can be done now."""
+        outdated = self._reservations.is_outdated(record)
+        if record.state is not ClaimState.COMPLETED or outdated or not self._known(record):
             return False
         if record.uid in self.unsettled:
             return True
@@ -83,24 +78,14 @@ class Upkeep:
         except DraError:
             return True
 
-    async def put_in_order(self, uid: Uid, record: PreparedClaim | None) -> None:
-        """Finishes, undoes or renews what is found of a claim. What cannot be done now is logged."""
+    async def put_in_order(self, claim: Reservation) -> None:
+        """Finish, undo or renew what is found of a claim; what cannot be done now is logged."""
+        uid, record = claim.uid, claim.record
         state = record.standing if record is not None else ClaimState.ABSENT
         try:
-            if record is not None and self.outdated(record):
-                await self.end(record)
-            elif record is not None and state is ClaimState.COMPLETED and self._known(record):
-                await self.renew(record, Event.REVIEW)
-            else:
-                if state is ClaimState.STARTED:
-                    log.warning("undoing a prepare that did not end", uid=uid)
-                elif state is ClaimState.COMPLETED:
-                    self.unsettled.setdefault(uid, "")
-                after, _ = await self._steps.carry_out(uid, record, state, Event.RESTART)
-                if after is ClaimState.ABSENT:
-                    self.released(uid)
+            await self._put_in_order(claim, record, state)
         except (OSError, DraError) as e:
-            # What is known already is said once, not every few seconds.
+            # What is known already is logged once, not every few seconds.
             level = log.debug if self.unsettled.get(uid) == str(e) else log.error
             level("a claim could not be put in order", uid=uid, state=state.value, error=str(e))
             if uid in self.unsettled:
@@ -109,8 +94,26 @@ class Upkeep:
             # A bug in a backend must not end the plugin at each of its starts.
             log.exception("a claim could not be put in order", uid=uid, state=state.value)
 
-    async def end(self, record: PreparedClaim) -> None:
-        """Gives back what a claim had before a reboot, and remembers only which devices it was given.
+    async def _put_in_order(
+        self, claim: Reservation, record: PreparedClaim | None, state: ClaimState
+    ) -> None:
+        if record is not None and self._reservations.is_outdated(record):
+            await self.end(claim, record)
+            return
+        if record is not None and state is ClaimState.COMPLETED and self._known(record):
+            await self.renew(claim, record, Event.REVIEW)
+            return
+        if state is ClaimState.STARTED:
+            log.warning("undoing a prepare that did not end", uid=claim.uid)
+        elif state is ClaimState.COMPLETED:
+            # Its devices are not known yet: ``renew`` comes back to it when they are.
+            self.unsettled.setdefault(claim.uid, "")
+        after, _ = await self._effects.carry_out(claim, record, state, Event.RESTART)
+        if after is ClaimState.ABSENT:
+            self.forget(claim.uid)
+
+    async def end(self, claim: Reservation, record: PreparedClaim) -> None:
+        """Give back what a claim had before a reboot, and remember only which devices it was given.
 
         Raises:
             DraError: the hardware does not do it now; the record stays as it is.
@@ -120,11 +123,11 @@ class Upkeep:
             log.info(
                 "the reboot ended what a claim had; it is prepared anew when it is wanted", uid=record.uid
             )
-        await self._steps.carry_out(record.uid, record, record.standing, Event.REBOOT)
-        self.released(record.uid)
+        await self._effects.carry_out(claim, record, record.standing, Event.REBOOT)
+        self.forget(record.uid)
 
-    async def renew(self, record: PreparedClaim, event: Event) -> PreparedClaim:
-        """Makes again what is missing of a prepared claim, and its document of what its devices are now.
+    async def renew(self, claim: Reservation, record: PreparedClaim, event: Event) -> PreparedClaim:
+        """Make again what is missing of a prepared claim, and its document of what its devices are now.
 
         Raises:
             DraError: it cannot be done; a document that is not known to be right is removed.
@@ -138,39 +141,40 @@ class Upkeep:
                 # Looked at once more when it is written; here it keeps GPUs from being asked in vain.
                 await self._host.document(fresh)
         except DraError as e:
-            await self._withdraw(record, e)
+            await self._withdraw(claim, record, e)
             raise
         try:
-            _, made = await self._steps.carry_out(record.uid, fresh, record.state, event)
+            _, made = await self._effects.carry_out(claim, fresh, record.state, event)
         except Exception as e:
-            noted = self._checkpoints.current.get(record.uid)
-            if isinstance(e, DeviceNodeAbsent) or fresh != record or noted != record:
-                await self._withdraw(record, e)
+            # The document in force is of the durable record. It stays only if that is still what is wanted
+            # and what failed has nothing to do with the device's node.
+            if isinstance(e, DeviceNodeAbsent) or fresh != record or claim.record != record:
+                await self._withdraw(claim, record, e)
             raise
         self.unsettled.pop(record.uid, None)
         return made or fresh
 
-    def only(self, uids: Set[Uid]) -> None:
-        """Forgets other claims than these: another instance may have unprepared them."""
+    def keep_only(self, uids: Set[Uid]) -> None:
+        """Forget claims other than these: another instance may have unprepared them."""
         for uid in self.unsettled.keys() - uids:
             del self.unsettled[uid]
 
-    def released(self, uid: Uid) -> None:
-        """Notes that a claim holds nothing any more."""
+    def forget(self, uid: Uid) -> None:
+        """Forget a claim that has no document to be kept true any more."""
         self.unsettled.pop(uid, None)
-        self._steps.holdings.release(uid)
 
     def _known(self, record: PreparedClaim) -> bool:
         here = self._devices()
         return self._complete() or all(d.device in here for d in record.devices)
 
-    async def _withdraw(self, record: PreparedClaim, why: Exception) -> None:
+    async def _withdraw(self, claim: Reservation, record: PreparedClaim, why: Exception) -> None:
         before = self.unsettled.get(record.uid)
+        # Noted first: if the file cannot be removed now, ``renew`` tries again.
         self.unsettled[record.uid] = str(why)
-        await self._steps.carry_out(record.uid, record, ClaimState.COMPLETED, Event.WITHDRAW)
+        await self._effects.carry_out(claim, record, ClaimState.COMPLETED, Event.WITHDRAW)
         if before != str(why):
             log.warning("the CDI file of a claim is withdrawn", uid=record.uid, why=str(why))
-            self._tell(
+            self._report(
                 CDI_FILE_WITHDRAWN,
                 f"{self._driver}: the CDI file of claim {record.key} ({record.uid}) is withdrawn, and its "
                 f"containers cannot be started anew until it is back: {why}",

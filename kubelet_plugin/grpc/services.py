@@ -24,7 +24,8 @@ from dra_driver.wire import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-from kubelet_plugin.claims.engine import ClaimReference, Engine
+from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.planning import ClaimReference
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.health.health import ailments, troubles

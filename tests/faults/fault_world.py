@@ -79,7 +79,7 @@ from dra_driver.structured import (
     with_rules,
 )
 from kubelet_plugin.app import Plugin
-from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.config import Configuration
 
 DRIVER = "gpu.dra-driver.dev"

@@ -19,7 +19,8 @@ from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice, PartitionRecord
-from kubelet_plugin.claims.engine import ClaimReference, Engine, Timing
+from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
 
 GROUP = "dra-driver.dev/v1alpha1"

@@ -16,7 +16,8 @@ from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice
-from kubelet_plugin.claims.engine import ClaimReference, Engine, Timing
+from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.planning import ClaimReference, Timing
 
 UIDS = [f"00000000-0000-4000-8000-00000000000{i}" for i in range(4)]
 # Claims 0 and 1 want the same device; 2 has one of its own and one with admin access; 3 has none of ours.

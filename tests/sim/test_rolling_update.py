@@ -15,7 +15,7 @@ from node_agent import DRIVER, NODE, Node, add_claim, claim, device, inventory, 
 from dra_driver.api.core import NODES
 from dra_driver.sim.kubelet.plugins import ClaimRef, PluginManager
 from dra_driver.sim.kubelet.settings import KubeletSettings
-from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.config import Timings
 
 SETTINGS = dataclasses.replace(KubeletSettings.quick(), registry_tick=0.02, wipe_delay=0.2)

@@ -49,7 +49,7 @@ class Disk:
 
 
 class DiskCheckpoints:
-    """Implements ``stores.Checkpoints``."""
+    """Implements ``reservations.Checkpoints``."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -81,7 +81,7 @@ class DiskCheckpoints:
 
 
 class DiskSpecs:
-    """Implements ``stores.Specs``."""
+    """Implements ``cdi_directory.Specs``."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

@@ -19,7 +19,7 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute, DeviceCapa
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 from dra_driver.wire import pluginregistration_pb2, pluginregistration_pb2_grpc
 from kubelet_plugin.app import Plugin
-from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.config import Configuration
 
 NODE = "node-a"

@@ -14,7 +14,7 @@ import pytest
 from dra_driver.api.meta import Uid
 from dra_driver.preparation import Checkpoint, ClaimState, PreparedClaim
 from kubelet_plugin.claims.checkpoint_file import CheckpointFile
-from kubelet_plugin.claims.stores import NO_CHECKPOINT
+from kubelet_plugin.claims.reservations import NO_CHECKPOINT
 
 
 def record(i: int) -> PreparedClaim:

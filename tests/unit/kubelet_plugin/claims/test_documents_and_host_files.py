@@ -22,8 +22,8 @@ from dra_driver.discovery import open_backend
 from dra_driver.errors import PrepareError
 from dra_driver.ports import CdiHook, CdiMaterial, CdiMount, DeviceNode, DiscoveredDevice
 from dra_driver.preparation import ClaimState, PreparedClaim, PreparedDevice
-from kubelet_plugin.claims.engine import Timing
 from kubelet_plugin.claims.host_files import HostFiles
+from kubelet_plugin.claims.planning import Timing
 
 UID = Uid("00000000-0000-4000-8000-000000000000")
 NAME = f"k8s.{DRIVER}/claim=claim-{UID}_gpu_gpu-0"

@@ -18,7 +18,8 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, NodeDevice, PartitionRecord
-from kubelet_plugin.claims.engine import ClaimReference, Engine, Timing
+from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.gpu.hardware import Hardware, NoHardware
 
 OLD, NEW = "550.54.15", "570.86.10"

@@ -16,7 +16,8 @@ from test_kubelet_plugin_calls import checkpointed, prepare
 from dra_driver.api.meta import PoolName
 from dra_driver.ports import DiscoveredDevice
 from dra_driver.preparation import Holdings, NodeDevice, PreparedClaim
-from kubelet_plugin.claims.engine import ClaimReference, Engine
+from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.planning import ClaimReference
 from kubelet_plugin.gpu.hardware import NoHardware
 
 SLICE = {

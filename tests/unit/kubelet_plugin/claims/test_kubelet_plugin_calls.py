@@ -24,7 +24,7 @@ from dra_driver.wire import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.claims.planning import Timing
 
 VERSIONS = {
     "v1": (dra_v1_pb2, dra_v1_pb2_grpc),

@@ -125,10 +125,10 @@ def test_a_reboot_ends_claims_until_they_are_prepared_again(tmp_path: Path) -> N
         async with running(tmp_path, kube, [device(0)], settings=settings) as node:
             await prepare(node, body)
             content = {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()}
-            assert node.plugin._engine._checkpoints.current.boot_id == "0a0a"
+            assert Checkpoint.decode(node.config.checkpoint.read_bytes()).boot_id == "0a0a"
         boot.write_text("0b0b\n")
         async with running(tmp_path, kube, [device(0)], settings=settings) as node:
-            assert node.plugin._engine._checkpoints.current.boot_id == "0b0b"
+            assert Checkpoint.decode(node.config.checkpoint.read_bytes()).boot_id == "0b0b"
             assert node.specs() == []
             assert list(node.config.metadata_dir.iterdir()) == []
             assert node.plugin._engine.claims == ()

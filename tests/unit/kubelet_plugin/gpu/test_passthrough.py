@@ -25,7 +25,7 @@ from dra_driver.errors import InvalidParameters, PrepareError
 from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
 from dra_driver.preparation import Holdings, PreparedClaim, plan
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
-from kubelet_plugin.claims.engine import Timing
+from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.gpu.bindings import Bindings
 from kubelet_plugin.gpu.hardware import GpuHardware

@@ -1,4 +1,8 @@
-"""Carries out what the table of ``dra_driver.preparation.machine`` says, and counts what fails."""
+"""Carries out what the table of ``dra_driver.preparation.machine`` says, and counts what fails.
+
+The order of the effects is the table's, and its reasons are there. Records go to the claim's ``Reservation``,
+documents to the CDI directory, metadata to their own directory, everything else to the hardware.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,15 @@ from typing import Final
 import msgspec
 import structlog
 
-from dra_driver.api.meta import Uid
 from dra_driver.errors import DeviceNodeAbsent
-from dra_driver.preparation import (
-    ClaimState,
-    Effect,
-    Event,
-    Holdings,
-    PreparedClaim,
-    ended,
-    metadata_files,
-    transition,
-)
+from dra_driver.preparation import ClaimState, Effect, Event, PreparedClaim, metadata_files, transition
+from kubelet_plugin.claims.cdi_directory import Specs
 from kubelet_plugin.claims.host_files import Host
 from kubelet_plugin.claims.metadata_directory import Metadata
-from kubelet_plugin.claims.stores import Checkpoints, Specs
+from kubelet_plugin.claims.reservations import Reservation
 from kubelet_plugin.gpu.hardware import Hardware
 
-__all__ = ["Transactions"]
+__all__ = ["Effects"]
 
 log = structlog.get_logger(__name__)
 
@@ -43,15 +38,15 @@ _FAILURES: Final = {
 }
 
 
-class Transactions:
+class Effects:
     """The effects of one driver on one node.
 
     Attributes:
-        holdings: who holds which device; whoever reads the records again replaces it.
         failures: how often what was durable failed, by what it was.
 
     Args:
-        metadata: where device metadata files go, and ``metadata_directory`` under which name of the host.
+        metadata: where device metadata files go, and ``metadata_directory`` under which name of the host;
+            if the name is empty, none are written.
         host: what is there of what documents name.
     """
 
@@ -59,7 +54,6 @@ class Transactions:
         self,
         *,
         driver: str,
-        checkpoints: Checkpoints,
         specs: Specs,
         hardware: Hardware,
         metadata: Metadata,
@@ -67,19 +61,26 @@ class Transactions:
         host: Host,
     ) -> None:
         self._driver = driver
-        self._checkpoints = checkpoints
         self._specs = specs
         self._hardware = hardware
         self._metadata = metadata
         self._metadata_directory = metadata_directory
         self._host = host
-        self.holdings = Holdings()
         self.failures: Counter[str] = Counter()
 
     async def carry_out(
-        self, uid: Uid, record: PreparedClaim | None, state: ClaimState, event: Event
+        self, claim: Reservation, record: PreparedClaim | None, state: ClaimState, event: Event
     ) -> tuple[ClaimState, PreparedClaim | None]:
-        """The new state, and the record with what is known only after the effects.
+        """Carry out what an event means in a state.
+
+        Args:
+            claim: the claim's reservation, in a transaction.
+            record: the claim as it is to be; None where there are only files of it.
+            state: the state that it is in.
+            event: what has happened.
+
+        Returns:
+            The new state, and the record with what is known only after the effects.
 
         Raises:
             DraError: an effect could not be made; those before it are.
@@ -88,47 +89,50 @@ class Transactions:
         step = transition(state, event)
         for effect in step.effects:
             try:
-                record = await self._one_effect(effect, uid, record, step.state)
+                record = await self._one_effect(effect, claim, record, step.state)
             except Exception:
                 self.failures[_FAILURES.get(effect, "hardware")] += 1
                 raise
         return step.state, record
 
     async def _one_effect(
-        self, effect: Effect, uid: Uid, record: PreparedClaim | None, state: ClaimState
+        self, effect: Effect, claim: Reservation, record: PreparedClaim | None, state: ClaimState
     ) -> PreparedClaim | None:
         match effect:
             case Effect.SAVE | Effect.NOTE:
                 assert record is not None
-                await self._save(effect, record, state)
+                await self._save(effect, claim, record, state)
             case Effect.FORGET:
-                await self._checkpoints.forget(uid)
+                await claim.forget()
                 self._given_back(record)
             case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.KEEP_SPEC:
                 if record is not None and record.spec is not None:
                     await self._document(effect, record)
             case Effect.REMOVE_SPEC:
-                await self._specs.remove(uid)
+                await self._specs.remove(claim.uid)
             case Effect.WRITE_METADATA:
                 if record is not None and self._metadata_directory:
-                    await self._metadata.write(uid, metadata_files(self._driver, record))
+                    await self._metadata.write(claim.uid, metadata_files(self._driver, record))
             case Effect.REMOVE_METADATA:
-                await self._metadata.remove(uid)
+                await self._metadata.remove(claim.uid)
             case _:
                 if record is not None and record.touches_hardware:
-                    return await self._touch(effect, record)
+                    return await self._touch(effect, claim, record)
         return record
 
-    async def _save(self, effect: Effect, record: PreparedClaim, state: ClaimState) -> None:
+    async def _save(
+        self, effect: Effect, claim: Reservation, record: PreparedClaim, state: ClaimState
+    ) -> None:
         if state is ClaimState.ENDED:
-            await self._checkpoints.save(ended(record))
+            await claim.end(record)
             self._given_back(record)
             return
         record = msgspec.structs.replace(record, state=state)
-        if effect is Effect.SAVE or self._checkpoints.current.get(record.uid) != record:
-            await self._checkpoints.save(record)
+        if effect is Effect.SAVE or claim.record != record:
+            await claim.save(record)
 
     def _given_back(self, record: PreparedClaim | None) -> None:
+        """Let discovery look again, after the record that kept a device away from it is gone."""
         if record is not None and record.touches_hardware:
             self._hardware.forgotten(record)
 
@@ -147,14 +151,15 @@ class Transactions:
         elif await self._specs.verify(record.uid, spec):
             log.warning("the CDI file of a claim was missing or changed; written again", uid=record.uid)
 
-    async def _touch(self, effect: Effect, record: PreparedClaim) -> PreparedClaim:
+    async def _touch(self, effect: Effect, claim: Reservation, record: PreparedClaim) -> PreparedClaim:
         match effect:
             case Effect.CONFIGURE_DEVICES:
-                # Its record is durable.
-                self.holdings.begun(record.uid)
+                # The record is durable, so that other claims of the GPU may leave its settings to this one.
+                # Noted at each repetition: an unprepare that failed half-way has noted the opposite.
+                claim.begin()
                 await self._hardware.configure(record)
             case Effect.RESTORE_DEVICES:
-                await self._hardware.restore(record, self.holdings)
+                await self._hardware.restore(record, claim.holdings)
             case Effect.CREATE_PARTITIONS:
                 return await self._hardware.create_partitions(record)
             case Effect.DESTROY_PARTITIONS:
@@ -162,9 +167,10 @@ class Transactions:
             case Effect.START_DAEMONS:
                 await self._hardware.start_daemons(record)
             case Effect.STOP_DAEMONS:
-                # The first step of undoing.
-                self.holdings.ending(record.uid)
-                await self._hardware.stop_daemons(record, self.holdings)
+                # The first step of undoing that other claims of the GPU have to know of: of two claims that
+                # end at once, one at least must set the GPU back.
+                claim.end_settings()
+                await self._hardware.stop_daemons(record, claim.holdings)
             case Effect.BIND_DRIVERS:
                 await self._hardware.bind_drivers(record)
             case Effect.RESTORE_DRIVERS:
