@@ -128,8 +128,7 @@ class Effects:
             self._given_back(record)
             return
         record = msgspec.structs.replace(record, state=state)
-        if effect is Effect.SAVE or claim.record != record:
-            await claim.save(record)
+        await (claim.save(record) if effect is Effect.SAVE else claim.note(record))
 
     def _given_back(self, record: PreparedClaim | None) -> None:
         """Let discovery look again, after the record that kept a device away from it is gone."""

@@ -198,7 +198,7 @@ class Engine:
         try:
             await start.adopt(found)
         except OSError as e:
-            # Their files stay, and unprepare of a claim without a record removes its file.
+            # They count as if they were: their containers run. ``tidy`` writes them.
             log.error("recovered claims could not be written down", error=str(e))
         return {claim.uid for claim in found}
 

@@ -89,8 +89,8 @@ class DeviceReservations:
       nothing);
     * memory holds at least what the checkpoint holds: a device is reserved before its claim's record is
       written, and released after the record is removed, or has become that of an ended claim;
-    * what memory holds beyond the checkpoint belongs to a transaction that is under way. It is released when
-      the transaction ends, however it ends.
+    * what memory holds beyond the checkpoint belongs to a transaction that is under way, and is released when
+      that ends, however it ends; or it was recovered from CDI files and is written with the next record.
 
     So a crash at any point loses no reservation of a device that something was done to: the next start reads
     all of them back from the checkpoint.
@@ -111,17 +111,19 @@ class DeviceReservations:
         self._node_lock: NodeLock = node_lock or NoNodeLock()
         self._node_lock.on_taken(self._read_again)
         self._starting = False
+        # Records that were recovered and could not be written yet: as good as written to everybody else.
+        self._unwritten: dict[Uid, PreparedClaim] = {}
         # Set when the claim of that UID releases its devices.
         self._released: dict[Uid, asyncio.Event] = {}
 
     @property
     def records(self) -> tuple[PreparedClaim, ...]:
         """Every record, those of ended claims too, as this instance remembers them."""
-        return tuple(self._checkpoints.current)
+        return tuple(({c.uid: c for c in self._checkpoints.current} | self._unwritten).values())
 
     def record(self, uid: Uid) -> PreparedClaim | None:
         """Return the record of a claim as this instance remembers it."""
-        return self._checkpoints.current.get(uid)
+        return self._unwritten.get(uid) or self._checkpoints.current.get(uid)
 
     def is_outdated(self, record: PreparedClaim) -> bool:
         """Return whether the record is of an earlier boot: nothing of what it says counts."""
@@ -183,9 +185,22 @@ class DeviceReservations:
             self._hold_what_is_recorded()
 
     def _hold_what_is_recorded(self) -> None:
-        self._holdings = Holdings(self._checkpoints.current)
+        self._holdings = Holdings(self.records)
         for uid in tuple(self._released):
             self._wake(uid)
+
+    async def _save(self, *records: PreparedClaim) -> None:
+        """Write records, and with them those that could not be written before."""
+        written = self._unwritten | {record.uid: record for record in records}
+        await self._checkpoints.save(*written.values())
+        for uid in written:
+            self._unwritten.pop(uid, None)
+
+    async def _forget(self, uid: Uid) -> None:
+        if uid in self._unwritten:
+            # Or a write that is under way would bring the record back after it is forgotten.
+            await self._save()
+        await self._checkpoints.forget(uid)
 
     async def _note_boot(self) -> None:
         if self._boot_id:
@@ -252,13 +267,15 @@ class Start:
         return self._owner._checkpoints.current.boot_id
 
     async def adopt(self, records: Sequence[PreparedClaim]) -> None:
-        """Write records that were recovered from elsewhere, and reserve their devices.
+        """Reserve the devices of records that were recovered from elsewhere, and write the records.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: they cannot be written now. Their devices are reserved all the same, and the next write
+                of a record writes them too.
         """
-        await self._owner._checkpoints.save(*records)
+        self._owner._unwritten = {record.uid: record for record in records}
         self._owner._hold_what_is_recorded()
+        await self._owner._save()
 
     def transaction(self, uid: Uid) -> contextlib.AbstractContextManager[Reservation]:
         """Change what a claim holds."""
@@ -284,7 +301,7 @@ class Reservation:
 
     @property
     def record(self) -> PreparedClaim | None:
-        """The claim's durable record."""
+        """The claim's record: the durable one, or the one that was recovered and is not written yet."""
         return self._owner.record(self.uid)
 
     @property
@@ -319,7 +336,16 @@ class Reservation:
             OSError: the record is as it was before.
         """
         self._check(record)
-        await self._owner._checkpoints.save(record)
+        await self._owner._save(record)
+
+    async def note(self, record: PreparedClaim) -> None:
+        """Write the record if it says something else than the durable one.
+
+        Raises:
+            OSError: the record is as it was before.
+        """
+        if self._owner._checkpoints.current.get(self.uid) != record:
+            await self.save(record)
 
     async def end(self, record: PreparedClaim) -> None:
         """Write that a reboot has ended what the claim had, then release its devices.
@@ -328,7 +354,7 @@ class Reservation:
             OSError: the record is as it was before; the devices stay reserved.
         """
         self._check(record)
-        await self._owner._checkpoints.save(ended(record))
+        await self._owner._save(ended(record))
         self._owner._release(self.uid)
 
     async def forget(self) -> None:
@@ -338,7 +364,7 @@ class Reservation:
             OSError: the record is as it was before; the devices stay reserved.
         """
         assert self.is_open, "a reservation is changed inside its transaction only"
-        await self._owner._checkpoints.forget(self.uid)
+        await self._owner._forget(self.uid)
         self._owner._release(self.uid)
 
     def begin(self) -> None:

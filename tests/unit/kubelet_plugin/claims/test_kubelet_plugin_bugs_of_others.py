@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from fake_kube import FakeKube
 from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, running
 from test_kubelet_plugin_calls import checkpointed, prepare
 
+from dra_driver import cdi
 from dra_driver.api.meta import PoolName
+from dra_driver.errors import PrepareError
 from dra_driver.ports import DiscoveredDevice
-from dra_driver.preparation import Holdings, NodeDevice, PreparedClaim
+from dra_driver.preparation import Checkpoint, Holdings, NodeDevice, PreparedClaim
 from kubelet_plugin.claims.engine import Engine
-from kubelet_plugin.claims.planning import ClaimReference
+from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.gpu.hardware import NoHardware
 
 SLICE = {
@@ -168,5 +171,58 @@ def test_an_unreadable_cdi_file_costs_no_other_claim(tmp_path: Path, monkeypatch
                 await eventually(lambda: len(checkpointed(node)) == 2)
                 answer = (await prepare(node, two))[two["metadata"]["uid"]]
                 assert not answer.error
+
+    asyncio.run(main())
+
+
+class DamagedCheckpoints(DiskCheckpoints):
+    """Nothing readable at the start, on a disk that can be full."""
+
+    full = False
+
+    async def load(self) -> str:
+        return "damaged"
+
+    async def save(self, *claims: PreparedClaim) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await super().save(*claims)
+
+
+def test_claims_recovered_on_a_full_disk_keep_their_devices_and_files_until_they_are_recorded() -> None:
+    kube, disk = FakeKube(), Disk()
+    one, two = (add_claim(kube, claim(name, "gpu-0"))["metadata"]["uid"] for name in ("one", "two"))
+
+    def node(checkpoints: DamagedCheckpoints) -> Engine:
+        return Engine(
+            driver=DRIVER,
+            pool=PoolName(NODE),
+            client=kube,
+            checkpoints=checkpoints,
+            specs=DiskSpecs(disk),
+            devices=lambda: {"gpu-0": NodeDevice("gpu-0", "U", "U", edits=cdi.ContainerEdits(env=("A=b",)))},
+            timing=Timing(budget=1.0, patience=0.0),
+        )
+
+    async def main() -> None:
+        await node(DamagedCheckpoints(disk)).prepare(ClaimReference("ns", "one", one))
+        disk.checkpoint = Checkpoint().encode()
+        checkpoints = DamagedCheckpoints(disk)
+        checkpoints.full = True
+        restarted = node(checkpoints)
+        await restarted.restore()
+        assert [c.uid for c in restarted.claims] == [one]
+        with pytest.raises(PrepareError, match="held by claim ns/one"):
+            await restarted.prepare(ClaimReference("ns", "two", two))
+        await restarted.tidy()
+        assert disk.specs.keys() == {one}
+        with pytest.raises(OSError, match="No space"):
+            await restarted.unprepare(ClaimReference("ns", "one", one))
+        checkpoints.full = False
+        await restarted.tidy()
+        assert disk.specs.keys() == disk.claims().keys() == {one}
+        await restarted.unprepare(ClaimReference("ns", "one", one))
+        assert len(await restarted.prepare(ClaimReference("ns", "two", two))) == 1
+        assert disk.specs.keys() == disk.claims().keys() == {two}
 
     asyncio.run(main())
