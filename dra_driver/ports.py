@@ -5,41 +5,28 @@ Adapters live in ``dra_driver.kube`` and ``dra_driver.discovery``; tests bring f
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.watch import ObjectList, WatchEvent
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, GpuInstance, HealthEvent
 
 __all__ = [
-    "CdiHook",
-    "CdiMaterial",
-    "CdiMount",
     "Clock",
     "DeviceBackend",
-    "DeviceNode",
-    "DeviceSample",
-    "DiscoveredDevice",
     "GpuControl",
-    "GpuInstance",
     "Guardable",
-    "HealthEvent",
     "HealthMemory",
     "HealthSource",
     "KubeClient",
-    "ObjectList",
     "Pausable",
     "TelemetrySource",
-    "WatchEvent",
-    "WatchEventType",
     "WriteGuard",
 ]
 
 T = TypeVar("T", bound=WireObject)
-T_co = TypeVar("T_co", bound=WireObject, covariant=True)
 
 
 class Clock(Protocol):
@@ -52,31 +39,6 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectList(Generic[T]):
-    """A consistent list: the items as of ``resource_version``."""
-
-    items: tuple[T, ...]
-    resource_version: str
-
-
-class WatchEventType(enum.Enum):
-    """``type`` of a watch event."""
-
-    ADDED = "ADDED"
-    MODIFIED = "MODIFIED"
-    DELETED = "DELETED"
-    BOOKMARK = "BOOKMARK"
-
-
-@dataclass(frozen=True, slots=True)
-class WatchEvent(Generic[T_co]):
-    """One event. For a BOOKMARK only ``metadata.resource_version`` of the object means something."""
-
-    type: WatchEventType
-    object: T_co
 
 
 class KubeClient(Protocol):
@@ -197,75 +159,6 @@ class Guardable(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
-    """A device node for the container.
-
-    Attributes:
-        path: in the container, for example ``/dev/nvidia0``.
-        host_path: on the host, below the dev root; the same as ``path`` where None.
-        major: of a character device that the container runtime makes by its numbers, whether the host's
-            ``/dev`` has it or not; 0: the runtime takes type and numbers from the node on the host.
-        minor: likewise.
-        mode: file mode of the node in the container, with ``major``; None: the runtime's default.
-    """
-
-    path: str
-    host_path: str | None = None
-    major: int = 0
-    minor: int = 0
-    mode: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CdiMount:
-    """A read-only bind mount for the container."""
-
-    host_path: str
-    container_path: str
-    options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
-
-
-@dataclass(frozen=True, slots=True)
-class CdiHook:
-    """A program of the host that the container runtime runs, as root, before the container starts."""
-
-    name: str
-    path: str
-    args: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CdiMaterial:
-    """What a container needs on the side of the operating system to use one device.
-
-    Attributes:
-        simulated: there is no such hardware: it is named whether it is there or not.
-    """
-
-    device_nodes: tuple[DeviceNode, ...] = ()
-    mounts: tuple[CdiMount, ...] = ()
-    env: Mapping[str, str] | None = None
-    hooks: tuple[CdiHook, ...] = ()
-    simulated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoveredDevice:
-    """A physical device as a backend sees it: what goes into the inventory, and what only the node knows.
-
-    Attributes:
-        device: the part for the inventory.
-        uuid: the vendor's identity; prepare refuses a device whose uuid is not the one expected.
-        material: device nodes and mounts for containers.
-    """
-
-    device: InventoryDevice
-    uuid: str
-    material: CdiMaterial = CdiMaterial()
-
-
 class DeviceBackend(Protocol):
     """A way to look at hardware (``nvml``, ``simulated`` …). Calls block; run them in an executor."""
 
@@ -285,24 +178,6 @@ class DeviceBackend(Protocol):
     def close(self) -> None:
         """Releases library handles; ``discover`` may be called again and takes them anew."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
-    """A partition that is there.
-
-    Attributes:
-        instance_id: the number by which the GPU knows it now.
-        uuid: its identity; empty where it is half made and nothing can run on it.
-        device_nodes: what a container needs for it, beside what it needs for any device of the vendor.
-    """
-
-    instance_id: int
-    profile_id: int
-    start: int
-    size: int
-    uuid: str = ""
-    device_nodes: tuple[DeviceNode, ...] = ()
 
 
 class GpuControl(Protocol):
@@ -359,24 +234,6 @@ class GpuControl(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HealthEvent:
-    """Something that happened to a device, as the hardware reports it.
-
-    Attributes:
-        uuid: the vendor's identity of the device, as in ``DiscoveredDevice``.
-        reason: CamelCase, stable; the same as in ``DeviceHealth`` where it makes a condition.
-        severity: as in ``DeviceHealth``; empty where it makes no condition.
-        code: the vendor's number (NVIDIA's XID) where it has one.
-    """
-
-    uuid: str
-    reason: str
-    severity: str
-    message: str
-    code: int | None = None
-
-
 @runtime_checkable
 class HealthSource(Protocol):
     """What a ``DeviceBackend`` has beside it where the hardware reports trouble by itself.
@@ -425,30 +282,6 @@ class Pausable(Protocol):
     def paused(self) -> AbstractContextManager[None]:
         """Around what needs the devices to be let go of; every other call waits meanwhile. Blocks."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSample:
-    """What a device does right now; None where it does not tell.
-
-    Attributes:
-        device: its name in the inventory.
-        utilization: share of time in which something ran on it lately, 0 to 1.
-        memory_used: bytes.
-        memory_total: bytes.
-        temperature: degrees Celsius.
-        power: watts.
-        errors: (part of the device, ``corrected`` or ``uncorrected``) → errors of its memories and links that
-            it has counted since the driver was loaded.
-    """
-
-    device: str
-    utilization: float | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    temperature: float | None = None
-    power: float | None = None
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 @runtime_checkable

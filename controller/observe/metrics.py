@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from controller.observe.tracing import span
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.watch import ObjectList, WatchEvent
 from dra_driver.errors import ApiError, ApiUnavailable
-from dra_driver.ports import KubeClient, ObjectList, WatchEvent
+from dra_driver.ports import KubeClient
 
 __all__ = ["CONTENT_TYPE", "MeteredClient", "Metrics"]
 

@@ -22,9 +22,11 @@ from dra_driver.cdi.spec import (
     Mount,
     NetDevice,
     Spec,
+    character_device,
     decode,
     encode,
     merge,
+    read_only_mount,
 )
 from dra_driver.cdi.yaml_form import json_of_yaml
 
@@ -37,12 +39,14 @@ __all__ = [
     "Mount",
     "NetDevice",
     "Spec",
+    "character_device",
     "decode",
     "encode",
     "json_of_yaml",
     "merge",
     "minimum_version",
     "qualified_name",
+    "read_only_mount",
     "split_qualified_name",
     "validate",
     "with_minimum_version",

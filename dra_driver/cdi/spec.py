@@ -23,19 +23,28 @@ __all__ = [
     "Mount",
     "NetDevice",
     "Spec",
+    "character_device",
     "decode",
     "encode",
     "merge",
+    "read_only_mount",
 ]
 
 _T = TypeVar("_T")
 
 # A spec that a runtime could not want; keeps a hostile file from filling our memory.
 MAX_DOCUMENT_BYTES: Final = 4 * 1024 * 1024
+_PERMISSIONS: Final = "rw"
+_READ_ONLY: Final = ("ro", "nosuid", "nodev", "bind")
 
 
-class DeviceNode(Wire, frozen=True, kw_only=True):
-    """A device node of the container. ``host_path`` (0.5.0) where it is another on the host."""
+class DeviceNode(Wire, frozen=True):
+    """A device node of the container, by its path.
+
+    Attributes:
+        host_path: path on the host where it differs from ``path`` (0.5.0).
+        type: ``b``, ``c``, ``u`` or ``p``; if empty, the runtime takes type and numbers from the host's node.
+    """
 
     path: str
     host_path: str = ""
@@ -48,7 +57,7 @@ class DeviceNode(Wire, frozen=True, kw_only=True):
     gid: int | None = None
 
 
-class Mount(Wire, frozen=True, kw_only=True):
+class Mount(Wire, frozen=True):
     """A mount. ``type`` needs 0.4.0."""
 
     host_path: str
@@ -57,7 +66,7 @@ class Mount(Wire, frozen=True, kw_only=True):
     type: str = ""
 
 
-class Hook(Wire, frozen=True, kw_only=True):
+class Hook(Wire, frozen=True):
     """An OCI hook: a program on the host that the runtime runs as root."""
 
     hook_name: str
@@ -124,13 +133,27 @@ class Spec(Wire, frozen=True, kw_only=True):
     container_edits: ContainerEdits = ContainerEdits()
 
 
+def character_device(path: str, major: int, minor: int, file_mode: int | None = None) -> DeviceNode:
+    """Return a node that the container runtime makes by its numbers; the host's ``/dev`` need not have it.
+
+    So do container runtimes with CDI library 0.3.0 to 1.1.0 where type and major are given. The cgroup need
+    not let the container create nodes, so the permissions are without ``m``.
+    """
+    return DeviceNode(path, type="c", major=major, minor=minor, file_mode=file_mode, permissions=_PERMISSIONS)
+
+
+def read_only_mount(host_path: str, container_path: str) -> Mount:
+    """Return a bind mount by which a container can read a file of the host and no more."""
+    return Mount(host_path, container_path, _READ_ONLY)
+
+
 def encode(spec: Spec) -> bytes:
-    """The document as a runtime reads it: JSON, indented, one newline at the end; deterministic."""
+    """Return the document as a runtime reads it: JSON, indented, one newline at the end; deterministic."""
     return msgspec.json.format(codec.encode(spec), indent=2) + b"\n"
 
 
 def decode(data: bytes) -> Spec:
-    """Reads a JSON document strictly: unknown fields and wrong types are refused, with their paths.
+    """Read a JSON document strictly: unknown fields and wrong types are refused, with their paths.
 
     Raises:
         DecodeError: it is not a CDI document in JSON.
@@ -141,7 +164,7 @@ def decode(data: bytes) -> Spec:
 
 
 def merge(*edits: ContainerEdits) -> ContainerEdits:
-    """All edits together, in order; exact repetitions appear once.
+    """Return all edits together, in order; exact repetitions appear once.
 
     Of two different values for one variable the runtime takes the last, so both stay, in order. The last
     ``intel_rdt`` wins.

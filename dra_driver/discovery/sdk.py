@@ -16,6 +16,7 @@ from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.api.names import NUMA_NODE, PCI_BUS_ID, PCIE_ROOT
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
+from dra_driver.cdi import ContainerEdits, DeviceNode, Mount, read_only_mount
 from dra_driver.discovery.core import schema
 from dra_driver.discovery.core.pci import PciAddress, exists, numa_node, pcie_root
 from dra_driver.discovery.core.pci import read_sysfs as read_text
@@ -31,26 +32,16 @@ from dra_driver.discovery.core.sysfs import (
 )
 from dra_driver.discovery.registry import BackendFactory
 from dra_driver.errors import ConfigurationError, DiscoveryError
-from dra_driver.ports import (
-    CdiMaterial,
-    CdiMount,
-    DeviceBackend,
-    DeviceNode,
-    DeviceSample,
-    DiscoveredDevice,
-    HealthEvent,
-    HealthSource,
-    TelemetrySource,
-)
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent
+from dra_driver.ports import DeviceBackend, HealthSource, TelemetrySource
 
 __all__ = [
     "NUMA_NODE",
     "PCIE_ROOT",
     "PCI_BUS_ID",
     "BackendFactory",
-    "CdiMaterial",
-    "CdiMount",
     "ConfigurationError",
+    "ContainerEdits",
     "DeviceBackend",
     "DeviceHealth",
     "DeviceLink",
@@ -62,6 +53,7 @@ __all__ = [
     "HealthEvent",
     "HealthSource",
     "InventoryDevice",
+    "Mount",
     "PciAddress",
     "Problem",
     "ProblemLog",
@@ -78,6 +70,7 @@ __all__ = [
     "pci_id",
     "pcie_root",
     "read_number",
+    "read_only_mount",
     "read_text",
     "semantic_version",
 ]

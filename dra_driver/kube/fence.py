@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import Any, TypeVar
 
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.watch import ObjectList, WatchEvent
 from dra_driver.errors import NotLeading
-from dra_driver.ports import Clock, Guardable, KubeClient, ObjectList, WatchEvent
+from dra_driver.ports import Clock, Guardable, KubeClient
 
 __all__ = ["Fence", "FencedClient"]
 

@@ -11,9 +11,10 @@ from typing import Generic, TypeVar
 import structlog
 
 from dra_driver.api.meta import ObjectKey, Resource, WireObject
+from dra_driver.api.watch import WatchEventType
 from dra_driver.errors import ApiError, ApiUnavailable, DraError, Gone
 from dra_driver.kube.backoff import Backoff
-from dra_driver.ports import KubeClient, WatchEventType
+from dra_driver.ports import KubeClient
 
 __all__ = ["Handler", "Informer"]
 

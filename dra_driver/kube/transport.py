@@ -18,6 +18,7 @@ import tenacity
 import dra_driver
 from dra_driver.api import codec
 from dra_driver.api.meta import ObjectMeta, Resource, WireObject
+from dra_driver.api.watch import ObjectList, WatchEvent, WatchEventType
 from dra_driver.errors import (
     ApiError,
     ApiUnavailable,
@@ -30,7 +31,7 @@ from dra_driver.errors import (
 )
 from dra_driver.kube import config, status
 from dra_driver.kube.sending import GuardedBody, make_socket
-from dra_driver.ports import ObjectList, WatchEvent, WatchEventType, WriteGuard
+from dra_driver.ports import WriteGuard
 
 __all__ = ["KubeApi"]
 

@@ -15,7 +15,8 @@ from typing import Final, Literal
 import structlog
 
 from dra_driver.api.inventory import Activity
-from dra_driver.ports import Clock, DeviceSample
+from dra_driver.hardware import DeviceSample
+from dra_driver.ports import Clock
 from kubelet_plugin.core.signals import Changes
 
 __all__ = ["ActivityWatch", "DeviceActivity"]

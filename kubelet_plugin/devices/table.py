@@ -19,9 +19,9 @@ from dra_driver.api.resource import DeviceCapacity
 from dra_driver.discovery import BackendReport, LastKnownGood
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.errors import DraError
-from dra_driver.ports import DeviceBackend, DiscoveredDevice, GpuControl
+from dra_driver.hardware import DiscoveredDevice
+from dra_driver.ports import DeviceBackend, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord
-from kubelet_plugin.core.edits import container_edits
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.gpu.mps import Daemons, NoDaemons
 
@@ -185,7 +185,7 @@ class DeviceTable:
                 published_uuid=self._published.get(name),
                 model=_text(found, "model") or _text(found, "productName"),
                 memory=_memory(found.device.capacity),
-                edits=container_edits(found.material),
+                edits=found.material,
                 controllable=control is not None,
                 mig_enabled=any(h.reason == "MigEnabled" for h in found.device.health),
                 mps_directory=self._daemons.directory(name) if control and control.runs_daemons else "",
@@ -194,7 +194,7 @@ class DeviceTable:
                 no_passthrough=why_not,
                 found=None if why_not else found.device,
                 away=name in self._away,
-                simulated=found.material.simulated,
+                simulated=found.simulated,
             )
             if control is not None:
                 for partition in _partitions(found, device):

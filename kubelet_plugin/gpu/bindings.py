@@ -12,7 +12,8 @@ import structlog
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.discovery.core.pci_binding import PciFunctions
 from dra_driver.errors import PrepareError
-from dra_driver.ports import DiscoveredDevice, Pausable
+from dra_driver.hardware import DiscoveredDevice
+from dra_driver.ports import Pausable
 from dra_driver.preparation import BindingRecord, PreparedClaim, PreparedDevice, annotated, bound
 
 __all__ = ["PASSED_THROUGH", "Bindings", "bindings_of", "elsewhere"]

@@ -17,7 +17,8 @@ import structlog
 
 from dra_driver import cdi
 from dra_driver.errors import PrepareError
-from dra_driver.ports import CdiMaterial, GpuControl, GpuInstance
+from dra_driver.hardware import GpuInstance
+from dra_driver.ports import GpuControl
 from dra_driver.preparation import (
     ClaimState,
     DeviceSetting,
@@ -28,7 +29,6 @@ from dra_driver.preparation import (
     annotated,
     complete,
 )
-from kubelet_plugin.core.edits import container_edits
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.gpu.bindings import Bindings, bindings_of
 from kubelet_plugin.gpu.mps import Daemons
@@ -208,7 +208,7 @@ class GpuHardware:
         for device, partition in _partitions(record):
             async with self._alone(device.uuid):
                 instance = await self._create(device, partition)
-            edits = container_edits(CdiMaterial(device_nodes=instance.device_nodes))
+            edits = cdi.ContainerEdits(device_nodes=instance.device_nodes)
             made[device.device] = (instance.uuid, edits)
         return annotated(complete(record, made)) if made else record
 

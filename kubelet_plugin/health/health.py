@@ -17,8 +17,9 @@ from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.errors import DraError
+from dra_driver.hardware import HealthEvent
 from dra_driver.kube import EventRecorder
-from dra_driver.ports import Clock, DeviceBackend, HealthEvent, HealthSource, KubeClient
+from dra_driver.ports import Clock, DeviceBackend, HealthSource, KubeClient
 from dra_driver.preparation import PreparedClaim, PreparedDevice
 from kubelet_plugin.devices.table import DeviceTable
 

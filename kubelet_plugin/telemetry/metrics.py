@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dra_driver.discovery import BackendReport
-from dra_driver.ports import DeviceSample, DiscoveredDevice, HealthEvent
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent
 from dra_driver.preparation import ClaimState, PreparedClaim, PreparedDevice
 from kubelet_plugin.health.health import physical_device, troubles
 

@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from dra_driver.api import codec
-from dra_driver.ports import Clock, DeviceBackend, DeviceSample, KubeClient, TelemetrySource
+from dra_driver.hardware import DeviceSample
+from dra_driver.ports import Clock, DeviceBackend, KubeClient, TelemetrySource
 from dra_driver.preparation import PreparedClaim
 from dra_driver.wire import (
     dra_v1_pb2,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from crashing_stores import Disk
 
+from dra_driver.cdi import DeviceNode
 from dra_driver.errors import PrepareError
-from dra_driver.ports import DeviceNode, GpuInstance
+from dra_driver.hardware import GpuInstance
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 
 from dra_driver.api import codec
 from dra_driver.api.meta import Resource
+from dra_driver.api.watch import ObjectList, WatchEvent, WatchEventType
 from dra_driver.errors import ApiUnavailable, Conflict, Gone, Invalid, NotFound
-from dra_driver.ports import ObjectList, WatchEvent, WatchEventType
 
 STATUS_KINDS = {"ResourceClaim", "Pod", "Node", "DeviceInventory", "DevicePolicy"}
 

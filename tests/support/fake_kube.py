@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from dra_driver.api import codec
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.watch import ObjectList, WatchEvent, WatchEventType
 from dra_driver.errors import ApiUnavailable, Conflict, Gone, Invalid, NotFound
-from dra_driver.ports import ObjectList, WatchEvent, WatchEventType
 
 T = TypeVar("T", bound=WireObject)
 

@@ -11,7 +11,7 @@ import paths
 import pytest
 
 from dra_driver.discovery.simulated import fake_hardware, fake_spec
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 GOLDEN = paths.GOLDEN / "hardware"
 # Recordings of real machines; they are not a part of this repository.
@@ -87,5 +87,5 @@ def describe(devices: Sequence[DiscoveredDevice]) -> str:
         lines += [f"  health {h.severity} {h.reason}: {h.message}" for h in found.device.health]
         for node in found.material.device_nodes:
             lines.append(f"  node {node.path}" + (f" = {node.host_path}" if node.host_path else ""))
-        lines += [f"  env {n}={v}" for n, v in sorted((found.material.env or {}).items())]
+        lines += [f"  env {variable}" for variable in sorted(found.material.env)]
     return "\n".join(lines) + "\n"

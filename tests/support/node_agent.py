@@ -16,7 +16,8 @@ from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, InventoryDevice, inventory_name
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute, DeviceCapacity
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.cdi import ContainerEdits, DeviceNode
+from dra_driver.hardware import DiscoveredDevice
 from dra_driver.wire import pluginregistration_pb2, pluginregistration_pb2_grpc
 from kubelet_plugin.app import Plugin
 from kubelet_plugin.claims.planning import Timing
@@ -40,9 +41,8 @@ def device(index: int, *, uuid_: str = "", memory: str = "40Gi") -> DiscoveredDe
             capacity={"memory": DeviceCapacity(value=Quantity.parse(memory))},
         ),
         uuid=identity,
-        material=CdiMaterial(
-            device_nodes=(DeviceNode("/dev/ctl"), DeviceNode(f"/dev/gpu{index}")), simulated=True
-        ),
+        material=ContainerEdits(device_nodes=(DeviceNode("/dev/ctl"), DeviceNode(f"/dev/gpu{index}"))),
+        simulated=True,
     )
 
 

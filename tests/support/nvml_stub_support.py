@@ -189,7 +189,7 @@ for line in sys.stdin:
                     | {
                         "identity": d.uuid,
                         "nodes": [n.path for n in d.material.device_nodes],
-                        "env": dict(d.material.env or {}),
+                        "env": dict(v.split("=", 1) for v in d.material.env),
                     }
                     for d in found
                 ],

@@ -47,7 +47,7 @@ class AcmeBackend:
                 own={"tops": sdk.read_number(folder / "tops")},
             ),
             uuid=serial or f"pci:{address}",
-            material=sdk.CdiMaterial(device_nodes=(sdk.DeviceNode(f"/dev/acme/{folder.name}"),)),
+            material=sdk.ContainerEdits(device_nodes=(sdk.DeviceNode(f"/dev/acme/{folder.name}"),)),
         )
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
+from dra_driver.cdi import ContainerEdits
 from dra_driver.discovery.amd import kfd as amdgpu_kfd
 from dra_driver.discovery.amd.kfd import KfdNode
 from dra_driver.discovery.amd.samples import ras_counts, read_partition_sample, read_sample
@@ -23,7 +24,7 @@ from dra_driver.discovery.core import pci, pci_products, schema, sysfs
 from dra_driver.discovery.core.nodes import device_nodes
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
-from dra_driver.ports import CdiMaterial, DeviceSample, DiscoveredDevice
+from dra_driver.hardware import DeviceSample, DiscoveredDevice
 
 __all__ = ["AmdGpuBackend"]
 
@@ -242,11 +243,11 @@ class AmdGpuBackend:
             names.NUMA_NODE: pci.numa_node(self._sysfs_root, gpu.address),
         }
 
-    def _material(self, part: _Part, problems: list[Problem]) -> CdiMaterial:
+    def _material(self, part: _Part, problems: list[Problem]) -> ContainerEdits:
         by_path = str(part.gpu.address) if part.index is None else None
         found, missing = device_nodes(self._dev_root, ("kfd",), part.drm, by_path)
         problems += [Problem(part.name, "device node", f"{path} is not there") for path in missing]
-        return CdiMaterial(device_nodes=found)
+        return ContainerEdits(device_nodes=found)
 
 
 def _place(node: KfdNode, functions: Mapping[PciAddress, _Gpu]) -> tuple[PciAddress, int]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from dra_driver.discovery.amd.kfd import KfdNode
 from dra_driver.discovery.core import hwmon, sysfs
-from dra_driver.ports import DeviceSample
+from dra_driver.hardware import DeviceSample
 
 __all__ = ["ras_counts", "read_partition_sample", "read_sample"]
 

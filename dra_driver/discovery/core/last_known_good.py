@@ -24,7 +24,8 @@ import structlog
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem
 from dra_driver.errors import DraError
-from dra_driver.ports import DeviceBackend, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
+from dra_driver.ports import DeviceBackend
 
 __all__ = ["DRIVER_ABSENT", "BackendReport", "BackendState", "LastKnownGood"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dra_driver.cdi import DeviceNode
 from dra_driver.discovery.core import pci
 from dra_driver.discovery.core.sysfs import DrmNodes
-from dra_driver.ports import DeviceNode
 
 __all__ = ["device_nodes"]
 

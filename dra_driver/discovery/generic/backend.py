@@ -17,12 +17,13 @@ from dra_driver.api import names
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import pci, schema, strict, sysfs
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.discovery.generic import spec as generic_spec
 from dra_driver.discovery.generic.spec import DeviceRule
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 __all__ = ["GenericBackend"]
 
@@ -175,16 +176,16 @@ class GenericBackend:
             capacity[name] = DeviceCapacity(value=Quantity.of(total, form))
         return capacity
 
-    def _material(self, found: _Found, problems: list[Problem]) -> CdiMaterial:
+    def _material(self, found: _Found, problems: list[Problem]) -> ContainerEdits:
         paths = [f"/dev/{node}" for node in found.nodes] + list(found.rule.device_nodes)
         for path in paths:
             at = self._dev_root / path.removeprefix("/dev/")
             if not pci.exists(at):
                 problems.append(Problem(found.name, "device node", f"{at} is not there"))
-        return CdiMaterial(
+        return ContainerEdits(
             device_nodes=tuple(DeviceNode(path) for path in dict.fromkeys(paths)),
             mounts=found.rule.mounts,
-            env=found.rule.env or None,
+            env=tuple(f"{name}={value}" for name, value in found.rule.env.items()),
         )
 
 

@@ -35,9 +35,9 @@ from typing import Final, cast
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceAttribute
+from dra_driver.cdi import Mount, read_only_mount
 from dra_driver.discovery.core import schema, strict
 from dra_driver.errors import InvalidQuantity
-from dra_driver.ports import CdiMount
 
 __all__ = ["Amount", "DeviceRule", "Fact", "NodeRule", "PciMatch", "decode", "typed"]
 
@@ -110,7 +110,7 @@ class DeviceRule:
     capacity: Mapping[str, Amount]
     device_nodes: tuple[str, ...]
     env: Mapping[str, str]
-    mounts: tuple[CdiMount, ...]
+    mounts: tuple[Mount, ...]
 
 
 def decode(text: str, name: str) -> tuple[DeviceRule, ...]:
@@ -293,9 +293,9 @@ def _env(reader: strict.Reader, value: object, path: str) -> dict[str, str]:
     return found
 
 
-def _mount(reader: strict.Reader, value: object, path: str) -> CdiMount | None:
+def _mount(reader: strict.Reader, value: object, path: str) -> Mount | None:
     raw = reader.mapping(value, path, ("hostPath", "containerPath"), required=("hostPath", "containerPath"))
     allowed = "an absolute path without .."
     host = reader.text(raw.get("hostPath"), f"{path}.hostPath", _ABSOLUTE, allowed, 255)
     container = reader.text(raw.get("containerPath"), f"{path}.containerPath", _ABSOLUTE, allowed, 255)
-    return CdiMount(host, container) if host and container else None
+    return read_only_mount(host, container) if host and container else None

@@ -16,13 +16,14 @@ from typing import Final
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
+from dra_driver.cdi import ContainerEdits
 from dra_driver.discovery.core import pci, pci_products, schema, sysfs
 from dra_driver.discovery.core.nodes import device_nodes
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.pci_products import PciProduct
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.discovery.intel.samples import IntelSampler, Sampled
-from dra_driver.ports import CdiMaterial, DeviceSample, DiscoveredDevice
+from dra_driver.hardware import DeviceSample, DiscoveredDevice
 
 __all__ = ["IntelGpuBackend"]
 
@@ -182,10 +183,10 @@ class IntelGpuBackend:
             material=self._material(gpu, drm, problems),
         )
 
-    def _material(self, gpu: _Gpu, drm: sysfs.DrmNodes, problems: list[Problem]) -> CdiMaterial:
+    def _material(self, gpu: _Gpu, drm: sysfs.DrmNodes, problems: list[Problem]) -> ContainerEdits:
         found, missing = device_nodes(self._dev_root, (), drm, str(gpu.address))
         problems += [Problem(gpu.name, "device node", f"{path} is not there") for path in missing]
-        return CdiMaterial(device_nodes=found)
+        return ContainerEdits(device_nodes=found)
 
 
 def _sampled(gpu: _Gpu, device: DiscoveredDevice) -> Sampled:

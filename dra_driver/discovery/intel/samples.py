@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.core import hwmon, sysfs
-from dra_driver.ports import DeviceSample
+from dra_driver.hardware import DeviceSample
 
 __all__ = ["IntelSampler", "Sampled"]
 

@@ -17,6 +17,7 @@ import pynvml
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import links as link_groups
 from dra_driver.discovery.core import pci, schema
 from dra_driver.discovery.core.control import ToolPaths
@@ -28,7 +29,7 @@ from dra_driver.discovery.nvidia.gpu import Asker, GpuLost, GpuReading, error_te
 from dra_driver.discovery.nvidia.health import EventWatch
 from dra_driver.discovery.nvidia.samples import read_partition_samples, read_sample
 from dra_driver.errors import DiscoveryError
-from dra_driver.ports import CdiMaterial, DeviceNode, DeviceSample, DiscoveredDevice, HealthEvent
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent
 
 __all__ = ["NvmlBackend"]
 
@@ -39,7 +40,7 @@ _COMMON_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-m
 
 # CUDA images ask for all GPUs with this variable, and NVIDIA's container runtime obeys it, whatever was
 # allocated; "void" makes that runtime add nothing to what CDI says.
-_ENV: Final = {"NVIDIA_VISIBLE_DEVICES": "void"}
+_ENV: Final = ("NVIDIA_VISIBLE_DEVICES=void",)
 
 # More than any machine has; guards against a library that answers nonsense.
 _MAX_GPUS: Final = 256
@@ -310,7 +311,7 @@ class NvmlBackend:
         self._conditions.poll(reading.uuid, reading.health)
         return self._conditions.health(reading.uuid)
 
-    def _material(self, name: str, reading: GpuReading, problems: list[Problem]) -> CdiMaterial:
+    def _material(self, name: str, reading: GpuReading, problems: list[Problem]) -> ContainerEdits:
         nodes: list[DeviceNode] = []
         if reading.minor is not None:
             own = f"nvidia{reading.minor}"
@@ -319,7 +320,7 @@ class NvmlBackend:
                 # Kept all the same: a container that fails to start is better than one without its GPU.
                 problems.append(Problem(name, "device node", f"{self._dev_root / own} is not there"))
         nodes += [DeviceNode(f"/dev/{n}") for n in _COMMON_NODES if pci.exists(self._dev_root / n)]
-        return CdiMaterial(device_nodes=tuple(nodes), env=_ENV)
+        return ContainerEdits(device_nodes=tuple(nodes), env=_ENV)
 
 
 def _initialization_error(error: pynvml.NVMLError) -> DiscoveryError:

@@ -27,7 +27,7 @@ from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import Wire
 from dra_driver.discovery.nvidia import xids as nvml_xids
 from dra_driver.discovery.nvidia.xids import Ends, Meaning
-from dra_driver.ports import HealthEvent
+from dra_driver.hardware import HealthEvent
 
 __all__ = ["Conditions", "HealthReading"]
 

@@ -22,11 +22,12 @@ from typing import Any, Final, TypeVar
 import pynvml
 import structlog
 
+from dra_driver.cdi import DeviceNode, character_device
 from dra_driver.discovery.core.problems import HardwareAbsent
 from dra_driver.discovery.nvidia import smi as nvidia_smi
 from dra_driver.discovery.nvidia.gpu import error_text
 from dra_driver.errors import PrepareError
-from dra_driver.ports import DeviceNode, GpuInstance
+from dra_driver.hardware import GpuInstance
 
 __all__ = ["NvmlControl"]
 
@@ -271,7 +272,7 @@ class NvmlControl:
                 nodes.append(DeviceNode(path))
                 continue
             self._ensure_node(major, number, mode)
-            nodes.append(DeviceNode(path, major=major, minor=number, mode=mode))
+            nodes.append(character_device(path, major, number, mode))
         return tuple(nodes)
 
     def _capability(self, path: str) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ import pynvml
 import structlog
 
 from dra_driver.discovery.nvidia.conditions import XID_EVENT, Conditions, HealthReading
-from dra_driver.ports import HealthEvent
+from dra_driver.hardware import HealthEvent
 
 __all__ = ["EventWatch", "read_health"]
 

@@ -17,18 +17,12 @@ import msgspec
 from dra_driver.api.inventory import InventoryDevice, PartitionProfile
 from dra_driver.api.partitions import partition_name
 from dra_driver.api.resource import DeviceAttribute
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.errors import PrepareError
-from dra_driver.ports import (
-    CdiMaterial,
-    DeviceNode,
-    DeviceSample,
-    DiscoveredDevice,
-    GpuControl,
-    GpuInstance,
-    HealthEvent,
-)
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, GpuInstance, HealthEvent
+from dra_driver.ports import GpuControl
 
 __all__ = ["NvmlInstancesBackend", "WholeGpus"]
 
@@ -184,7 +178,7 @@ def _device(gpu: DiscoveredDevice, instance: GpuInstance, profile: PartitionProf
             health=tuple(h for h in gpu.device.health if h.reason != "MigEnabled"),
         ),
         uuid=instance.uuid,
-        material=CdiMaterial(
+        material=ContainerEdits(
             device_nodes=_nodes(gpu, instance), mounts=gpu.material.mounts, env=gpu.material.env
         ),
     )

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.cdi import ContainerEdits, Hook, Mount
 from dra_driver.discovery.nvidia import ld_cache
-from dra_driver.ports import CdiHook, CdiMaterial, CdiMount
 
 __all__ = ["HOOK_PROGRAM", "driver_material", "find_hook"]
 
@@ -58,7 +58,7 @@ def find_hook(host_root: Path) -> str:
     return ""
 
 
-def driver_material(host_root: Path, driver_root: str, version: str, hook: str) -> CdiMaterial:
+def driver_material(host_root: Path, driver_root: str, version: str, hook: str) -> ContainerEdits:
     """Mounts and hooks for the driver's files; empty where there are none.
 
     With the hook program the links and the linker's cache are made in the container. Without it each library
@@ -73,7 +73,7 @@ def driver_material(host_root: Path, driver_root: str, version: str, hook: str) 
     root = host_root / driver_root.strip("/")
     place = _find(root, version)
     if place is None:
-        return CdiMaterial()
+        return ContainerEdits()
     folder, text = place
     libraries = [*_libraries(root, folder, text), *_libraries(root, f"{folder}/vdpau", text)][:_MOST_FILES]
     prefix = "" if driver_root == "/" else "/" + driver_root.strip("/")
@@ -90,14 +90,14 @@ def driver_material(host_root: Path, driver_root: str, version: str, hook: str) 
         for f in sorted((root / "lib/firmware/nvidia" / text).glob("gsp_*.bin"))
     ]
     mounts += [_mount(f"/{s}", f"/{s}", _SOCKET_OPTIONS) for s in _SOCKETS if (host_root / s).is_socket()]
-    return CdiMaterial(mounts=tuple(mounts), hooks=tuple(_hooks(hook, folder, libraries)) if hook else ())
+    return ContainerEdits(mounts=tuple(mounts), hooks=tuple(_hooks(hook, folder, libraries)) if hook else ())
 
 
-def _mount(host: str, container: str, options: tuple[str, ...] = _OPTIONS) -> CdiMount:
-    return CdiMount(host, container, options)
+def _mount(host: str, container: str, options: tuple[str, ...] = _OPTIONS) -> Mount:
+    return Mount(host, container, options)
 
 
-def _hooks(hook: str, folder: str, libraries: Sequence[_Library]) -> Iterator[CdiHook]:
+def _hooks(hook: str, folder: str, libraries: Sequence[_Library]) -> Iterator[Hook]:
     links = [
         argument
         for lib in libraries
@@ -105,10 +105,10 @@ def _hooks(hook: str, folder: str, libraries: Sequence[_Library]) -> Iterator[Cd
         for argument in ("--link", f"{lib.path.rpartition('/')[2]}::/{link}")
     ]
     if links:
-        yield CdiHook("createContainer", hook, (HOOK_PROGRAM, "create-symlinks", *links))
+        yield Hook("createContainer", hook, (HOOK_PROGRAM, "create-symlinks", *links))
     folders = dict.fromkeys(f"/{lib.path.rpartition('/')[0]}" for lib in libraries) or {f"/{folder}": None}
     arguments = [a for f in folders for a in ("--folder", f)]
-    yield CdiHook("createContainer", hook, (HOOK_PROGRAM, "update-ldcache", *arguments))
+    yield Hook("createContainer", hook, (HOOK_PROGRAM, "update-ldcache", *arguments))
 
 
 def _find(root: Path, version: str) -> tuple[str, str] | None:

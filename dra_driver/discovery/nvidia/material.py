@@ -20,7 +20,7 @@ from dra_driver.discovery.core import sysfs
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.nvidia.libraries import HOOK_PROGRAM, driver_material, find_hook
 from dra_driver.discovery.nvidia.toolkit import OwnNodes, ToolkitDocument, read_documents
-from dra_driver.ports import CdiHook, CdiMaterial, CdiMount, DeviceNode, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 __all__ = ["NvidiaMaterial"]
 
@@ -61,7 +61,7 @@ class NvidiaMaterial:
             return devices
         documents = read_documents(self._host_root, self._tell)
         hook = self._hook or find_hook(self._host_root)
-        found: dict[str, CdiMaterial] = {}
+        found: dict[str, cdi.ContainerEdits] = {}
         completed = []
         for device in devices:
             if not _is_ours(device):
@@ -84,7 +84,7 @@ class NvidiaMaterial:
 
     def _from_toolkit(
         self, documents: Sequence[ToolkitDocument], device: DiscoveredDevice, hook: str
-    ) -> CdiMaterial | None:
+    ) -> cdi.ContainerEdits | None:
         own = self._own_nodes(device)
         for document in documents:
             edits = document.edits(device.uuid, own, self._tell)
@@ -102,7 +102,7 @@ class NvidiaMaterial:
         drm = sysfs.entries(sysfs.pci_function(self._sysfs_root, address) / "drm") or ()
         return OwnNodes(gpu, frozenset(f"/dev/dri/{name}" for name in drm))
 
-    def _material(self, edits: cdi.ContainerEdits, path: Path, hook: str) -> CdiMaterial:
+    def _material(self, edits: cdi.ContainerEdits, path: Path, hook: str) -> cdi.ContainerEdits:
         hooks = []
         for h in edits.hooks:
             program = h.path
@@ -113,12 +113,13 @@ class NvidiaMaterial:
                     self._tell(f"{path}: hook {program} is not on this node; left out")
                     continue
                 program = hook
-            hooks.append(CdiHook(h.hook_name, program, h.args, h.env))
-        env = dict(v.partition("=")[::2] for v in edits.env)
-        return CdiMaterial(
-            device_nodes=tuple(DeviceNode(n.path, n.host_path or None) for n in edits.device_nodes),
-            mounts=tuple(CdiMount(m.host_path, m.container_path, m.options) for m in edits.mounts),
-            env=env,
+            hooks.append(cdi.Hook(h.hook_name, program, h.args, h.env))
+        # Without type and numbers, which may be of an earlier boot: the runtime takes the host node's.
+        nodes = ((n.path, n.host_path if n.host_path != n.path else "") for n in edits.device_nodes)
+        return cdi.ContainerEdits(
+            device_nodes=tuple(cdi.DeviceNode(path, host_path) for path, host_path in nodes),
+            mounts=tuple(cdi.Mount(m.host_path, m.container_path, m.options) for m in edits.mounts),
+            env=edits.env,
             hooks=tuple(hooks),
         )
 
@@ -129,7 +130,7 @@ class NvidiaMaterial:
 
 
 def _is_ours(device: DiscoveredDevice) -> bool:
-    return _MARK in (device.material.env or {})
+    return _MARK in _variables(device.material)
 
 
 def _driver_version(device: DiscoveredDevice) -> str:
@@ -137,12 +138,17 @@ def _driver_version(device: DiscoveredDevice) -> str:
     return str(value.version_value) if value is not None and value.version_value is not None else ""
 
 
-def _merged(own: CdiMaterial, more: CdiMaterial) -> CdiMaterial:
-    """Both; of one node ``more`` knows better, of one variable ``own``."""
+def _variables(edits: cdi.ContainerEdits) -> dict[str, str]:
+    return dict(variable.partition("=")[::2] for variable in edits.env)
+
+
+def _merged(own: cdi.ContainerEdits, more: cdi.ContainerEdits) -> cdi.ContainerEdits:
+    """Return both; of one node ``more`` knows better, of one variable ``own``."""
     nodes = {n.path: n for n in (*own.device_nodes, *more.device_nodes)}
-    return CdiMaterial(
+    variables = {**_variables(more), **_variables(own)}
+    return cdi.ContainerEdits(
         device_nodes=tuple(nodes.values()),
         mounts=tuple(dict.fromkeys((*own.mounts, *more.mounts))),
-        env={**(more.env or {}), **(own.env or {})},
+        env=tuple(f"{name}={value}" for name, value in variables.items()),
         hooks=tuple(dict.fromkeys((*own.hooks, *more.hooks))),
     )

@@ -9,7 +9,7 @@ import pynvml
 
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.partitions import partition_name
-from dra_driver.ports import DeviceSample
+from dra_driver.hardware import DeviceSample
 
 __all__ = ["read_partition_samples", "read_sample"]
 

@@ -18,10 +18,11 @@ from typing import Final
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import pci, pci_products, schema, sysfs
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 __all__ = ["Port", "RdmaBackend", "parse_rate"]
 
@@ -227,12 +228,12 @@ class RdmaBackend:
         own = [name for name in found if name in told]
         return own[0] if len(own) == 1 else None
 
-    def _material(self, name: str, adapter: _Adapter, problems: list[Problem]) -> CdiMaterial:
+    def _material(self, name: str, adapter: _Adapter, problems: list[Problem]) -> ContainerEdits:
         wanted = [n for n in (adapter.uverbs, *(adapter.umads if self._umad else ())) if n]
         paths = [f"infiniband/{n}" for n in (*wanted, "rdma_cm")]
         missing = [self._dev_root / path for path in paths if not pci.exists(self._dev_root / path)]
         problems += [Problem(name, "device node", f"{path} is not there") for path in missing]
-        return CdiMaterial(device_nodes=tuple(DeviceNode(f"/dev/{path}") for path in paths))
+        return ContainerEdits(device_nodes=tuple(DeviceNode(f"/dev/{path}") for path in paths))
 
 
 def _name(adapter: _Adapter, taken: Mapping[str, _Adapter]) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceLink, InventoryDevice
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import links as link_groups
 from dra_driver.discovery.core import schema, strict
 from dra_driver.discovery.core.control import ToolPaths
@@ -20,7 +21,7 @@ from dra_driver.discovery.nvidia import products
 from dra_driver.discovery.simulated import profile as simulated_profile
 from dra_driver.discovery.simulated.control import SimulatedControl
 from dra_driver.errors import ConfigurationError, DiscoveryError
-from dra_driver.ports import CdiMaterial, DeviceNode, DeviceSample, DiscoveredDevice
+from dra_driver.hardware import DeviceSample, DiscoveredDevice
 
 __all__ = ["STATE_FILE", "SimulatedBackend", "built_in_profiles", "load"]
 
@@ -159,12 +160,18 @@ class SimulatedBackend:
                 health=gpu.health,
             ),
             uuid=identity,
-            material=CdiMaterial(
+            material=ContainerEdits(
                 device_nodes=tuple(DeviceNode(path) for path in gpu.device_nodes),
                 # One variable per device, for several devices may meet in one container.
-                env={f"SIMULATED_{name.upper().replace('-', '_')}": identity, **gpu.env},
-                simulated=True,
+                env=tuple(
+                    f"{variable}={value}"
+                    for variable, value in {
+                        f"SIMULATED_{name.upper().replace('-', '_')}": identity,
+                        **gpu.env,
+                    }.items()
+                ),
             ),
+            simulated=True,
         )
 
     def _uuid(self, address: PciAddress) -> str:

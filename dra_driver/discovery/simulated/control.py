@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.errors import PrepareError
-from dra_driver.ports import DeviceNode, DiscoveredDevice, GpuInstance
+from dra_driver.hardware import DiscoveredDevice, GpuInstance
 
 __all__ = ["SimulatedControl"]
 
@@ -111,7 +111,7 @@ class SimulatedControl:
             start=start,
             size=size,
             uuid=f"MIG-{identity}",
-            device_nodes=tuple(DeviceNode(n.path, n.host_path) for n in own),
+            device_nodes=tuple(own),
         )
 
     def _profiles(self, gpu: str) -> set[tuple[int, int, int]]:

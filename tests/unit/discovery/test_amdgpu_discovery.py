@@ -14,7 +14,8 @@ from dra_driver.discovery.amd.backend import AmdGpuBackend
 from dra_driver.discovery.amd.kfd import gfx_target
 from dra_driver.discovery.amd.samples import ras_counts
 from dra_driver.discovery.core.problems import HardwareAbsent
-from dra_driver.ports import DeviceSample, DiscoveredDevice, TelemetrySource
+from dra_driver.hardware import DeviceSample, DiscoveredDevice
+from dra_driver.ports import TelemetrySource
 
 PCI_ID = "resource.kubernetes.io/pciBusID"
 

@@ -12,7 +12,8 @@ import yaml
 from dra_driver import discovery
 from dra_driver.cli import main
 from dra_driver.errors import ConfigurationError
-from dra_driver.ports import DeviceBackend, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
+from dra_driver.ports import DeviceBackend
 
 ROOTS = {"sysfs_root": Path("/nonexistent/sys"), "dev_root": Path("/nonexistent/dev")}
 
@@ -61,7 +62,7 @@ def install(folder: Path, module: str, code: str, entry: str) -> None:
 
 THIRD_PARTY = """
 from dra_driver.api.inventory import InventoryDevice
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 class Backend:
     name = "acme"

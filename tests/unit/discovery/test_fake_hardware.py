@@ -13,7 +13,7 @@ from dra_driver.cli import main
 from dra_driver.discovery import GPU_BACKENDS, NIC_BACKENDS, LastKnownGood, open_backends
 from dra_driver.discovery.simulated import fake_hardware
 from dra_driver.errors import ConfigurationError
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 SPECS = fake_hardware.built_in_specs()
 

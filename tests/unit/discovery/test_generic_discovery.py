@@ -94,7 +94,7 @@ def test_pci_functions_with_facts_from_files(tmp_path: Path) -> None:
     assert hw.memory(first) == 32 * hw.GIB
     assert str(first.device.capacity["cores"].value) == "8"
     assert hw.nodes(second) == ["/dev/accel/accel1", "/dev/npu_ctl"]
-    assert first.material.env == {"NPU_HOME": "/opt/npu"}
+    assert first.material.env == ("NPU_HOME=/opt/npu",)
     assert first.material.mounts[0].container_path == "/opt/npu/lib"
     assert first.uuid == "S0"
     assert one.problems == ()

@@ -22,7 +22,7 @@ from dra_driver.discovery import open_backend, schema_docs, sdk
 from dra_driver.discovery.core import schema
 from dra_driver.discovery.generic import spec as generic_spec
 from dra_driver.discovery.simulated import fake_hardware
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 DOCS = PROJECT / "docs"
 ATTRIBUTES = (DOCS / "attributes.md").read_text()
@@ -239,7 +239,7 @@ def test_the_stable_part_is_all_there() -> None:
         assert hasattr(sdk, name)
     # Taking a name away breaks others' backends: see the module's promise.
     assert set(sdk.__all__) >= {
-        "BackendFactory", "CdiMaterial", "CdiMount", "ConfigurationError", "DeviceBackend", "DeviceHealth",
+        "BackendFactory", "ContainerEdits", "Mount", "ConfigurationError", "DeviceBackend", "DeviceHealth",
         "DeviceLink", "DeviceNode", "DiscoveredDevice", "DiscoveryError", "HardwareAbsent", "InventoryDevice",
         "NUMA_NODE", "PCIE_ROOT", "PCI_BUS_ID", "PciAddress", "Problem", "ProblemLog", "children",
         "describe_device", "device_name", "entries", "exists", "link_address", "model_of", "numa_node",

@@ -15,7 +15,8 @@ import pytest
 from dra_driver.cli import main
 from dra_driver.discovery import open_backend
 from dra_driver.errors import DiscoveryError
-from dra_driver.ports import DiscoveredDevice, TelemetrySource
+from dra_driver.hardware import DiscoveredDevice
+from dra_driver.ports import TelemetrySource
 
 BACKENDS = {
     "mi300x-spx": "amdgpu",

@@ -14,7 +14,8 @@ from dra_driver.discovery.core.pci_products import intel_product
 from dra_driver.discovery.core.problems import HardwareAbsent
 from dra_driver.discovery.intel.backend import IntelGpuBackend
 from dra_driver.discovery.intel.samples import IntelSampler
-from dra_driver.ports import DeviceSample, DiscoveredDevice, TelemetrySource
+from dra_driver.hardware import DeviceSample, DiscoveredDevice
+from dra_driver.ports import TelemetrySource
 
 
 def backend(root: Path, *, integrated: bool = False) -> IntelGpuBackend:
@@ -66,8 +67,8 @@ def test_integrated_gpus_only_where_asked_for(tmp_path: Path) -> None:
 def test_names_below_by_path_are_nodes_of_their_own(tmp_path: Path) -> None:
     device = discover(hw.machine(tmp_path, "arc"))[0]
     assert [(n.path, n.host_path) for n in device.material.device_nodes] == [
-        ("/dev/dri/card1", None),
-        ("/dev/dri/renderD129", None),
+        ("/dev/dri/card1", ""),
+        ("/dev/dri/renderD129", ""),
         ("/dev/dri/by-path/pci-0000:03:00.0-card", "/dev/dri/card1"),
         ("/dev/dri/by-path/pci-0000:03:00.0-render", "/dev/dri/renderD129"),
     ]

@@ -17,7 +17,7 @@ from dra_driver.api.core import NODES
 from dra_driver.cli import main
 from dra_driver.discovery import HardwareAbsent, LastKnownGood, Problem
 from dra_driver.errors import DiscoveryError
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.devices.table import DeviceTable
 
 ONE, TWO = device(1), device(2)

@@ -12,7 +12,7 @@ import pytest
 from dra_driver.api import names
 from dra_driver.discovery.core.problems import HardwareAbsent
 from dra_driver.discovery.rdma.backend import RdmaBackend, parse_rate
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 
 def backend(root: Path, *, umad: bool = False) -> RdmaBackend:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.watch import WatchEventType
 from dra_driver.errors import (
     ApiUnavailable,
     ConfigurationError,
@@ -24,7 +25,6 @@ from dra_driver.errors import (
     ServerBusy,
 )
 from dra_driver.kube import KubeApi
-from dra_driver.ports import WatchEventType
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

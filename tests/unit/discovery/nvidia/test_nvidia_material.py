@@ -11,22 +11,23 @@ import yaml
 
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.nvidia import ld_cache
 from dra_driver.discovery.nvidia.material import NvidiaMaterial
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 LIB = "usr/lib/x86_64-linux-gnu"
 
 
-def gpu(minor: int = 0, version: str = "570.148.8", **env: str) -> DiscoveredDevice:
+def gpu(minor: int = 0, version: str = "570.148.8", *env: str) -> DiscoveredDevice:
     return DiscoveredDevice(
         device=InventoryDevice(
             name=f"gpu-{minor}", attributes={"driverVersion": DeviceAttribute(version_value=version)}
         ),
         uuid=f"GPU-{minor}",
-        material=CdiMaterial(
+        material=ContainerEdits(
             device_nodes=(DeviceNode(f"/dev/nvidia{minor}"), DeviceNode("/dev/nvidiactl")),
-            env=env or {"NVIDIA_VISIBLE_DEVICES": "void"},
+            env=env or ("NVIDIA_VISIBLE_DEVICES=void",),
         ),
     )
 
@@ -45,7 +46,7 @@ def driver(root: Path, folder: str = LIB, version: str = "570.148.08") -> None:
     touch(root, f"{folder}/libc.so.6", f"{folder}/libcuda.so.1.2.3", "usr/bin/nvidia-smi")
 
 
-def complete(root: Path, *devices: DiscoveredDevice, **more: Any) -> list[CdiMaterial]:
+def complete(root: Path, *devices: DiscoveredDevice, **more: Any) -> list[ContainerEdits]:
     return [d.material for d in NvidiaMaterial(host_root=root, **more).complete(devices)]
 
 
@@ -55,7 +56,7 @@ def test_without_libraries_a_container_gets_its_nodes(tmp_path: Path) -> None:
 
 def test_other_devices_are_left_alone(tmp_path: Path) -> None:
     driver(tmp_path)
-    simulated = gpu(SIMULATED="1")
+    simulated = gpu(0, "570.148.8", "SIMULATED=1")
     assert complete(tmp_path, simulated) == [simulated.material]
 
 
@@ -84,7 +85,7 @@ def test_with_the_hook_program_links_and_cache_are_made_in_the_container(tmp_pat
     touch(tmp_path, "usr/bin/nvidia-cdi-hook")
     (material,) = complete(tmp_path, gpu())
     links, cache = material.hooks
-    assert (links.name, links.path) == ("createContainer", "/usr/bin/nvidia-cdi-hook")
+    assert (links.hook_name, links.path) == ("createContainer", "/usr/bin/nvidia-cdi-hook")
     assert links.args[:2] == ("nvidia-cdi-hook", "create-symlinks")
     assert f"libcuda.so.570.148.08::/{LIB}/libcuda.so.1" in links.args
     assert cache.args == ("nvidia-cdi-hook", "update-ldcache", "--folder", f"/{LIB}")
@@ -175,7 +176,7 @@ def test_the_toolkits_document_is_preferred_and_copied(tmp_path: Path) -> None:
     toolkit(tmp_path, {"GPU-0": "/dev/nvidia0", "GPU-1": "/dev/nvidia1"})
     first, second = complete(tmp_path, gpu(0), gpu(1))
     assert [n.path for n in second.device_nodes] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
-    assert first.env == {"NVIDIA_VISIBLE_DEVICES": "void", "FROM": "toolkit"}
+    assert first.env == ("FROM=toolkit", "NVIDIA_VISIBLE_DEVICES=void")
     assert [m.container_path for m in first.mounts] == ["/l/libcuda.so.1"]
     assert [h.path for h in first.hooks] == ["/usr/bin/nvidia-cdi-hook"]
 
@@ -183,8 +184,8 @@ def test_the_toolkits_document_is_preferred_and_copied(tmp_path: Path) -> None:
 def test_a_document_that_names_gpus_by_index_is_matched_by_node(tmp_path: Path) -> None:
     toolkit(tmp_path, {"0": "/dev/nvidia1", "1": "/dev/nvidia0"})
     first, second = complete(tmp_path, gpu(0), gpu(7))
-    assert (first.env or {})["FROM"] == "toolkit"
-    assert "FROM" not in (second.env or {})
+    assert "FROM=toolkit" in first.env
+    assert not any(v.startswith("FROM=") for v in second.env)
 
 
 def test_hooks_that_are_not_there_are_left_out(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_hooks_that_are_not_there_are_left_out(tmp_path: Path) -> None:
 def test_the_run_directory_counts_more_than_etc(tmp_path: Path) -> None:
     toolkit(tmp_path, {"GPU-0": "/dev/nvidia0"}, containerEdits={"env": ["FROM=etc"]})
     toolkit(tmp_path, {"GPU-0": "/dev/nvidia0"}, "var/run/cdi", containerEdits={"env": ["FROM=run"]})
-    assert (complete(tmp_path, gpu())[0].env or {})["FROM"] == "run"
+    assert "FROM=run" in complete(tmp_path, gpu())[0].env
 
 
 def test_broken_documents_and_those_of_others_are_passed_over(tmp_path: Path) -> None:
@@ -206,4 +207,4 @@ def test_broken_documents_and_those_of_others_are_passed_over(tmp_path: Path) ->
     (tmp_path / "etc/cdi/a.yaml").write_text("kind: nvidia.com/gpu\ndevices: [{")
     (tmp_path / "etc/cdi/b.json").write_text('{"kind": "nvidia.com/gpu", "devices": 7}')
     (tmp_path / "etc/cdi/z.yaml").write_text("kind: example.com/nvidia\n# nvidia.com/gpu\n")
-    assert (complete(tmp_path, gpu())[0].env or {})["FROM"] == "toolkit"
+    assert "FROM=toolkit" in complete(tmp_path, gpu())[0].env

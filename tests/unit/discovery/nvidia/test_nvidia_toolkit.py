@@ -12,8 +12,9 @@ import pytest
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.names import PCI_BUS_ID
 from dra_driver.api.resource import DeviceAttribute
+from dra_driver.cdi import ContainerEdits, DeviceNode, character_device
 from dra_driver.discovery.nvidia.material import NvidiaMaterial
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 
 HOOK = "/usr/bin/nvidia-cdi-hook"
 ADDRESSES = ("0000:07:00.0", "0000:0f:00.0")
@@ -28,9 +29,9 @@ def device(index: int = 0, *, uuid: str = "", nodes: tuple[DeviceNode, ...] = ()
             attributes={PCI_BUS_ID: DeviceAttribute(string_value=ADDRESSES[index])},
         ),
         uuid=uuid or f"GPU-{index}",
-        material=CdiMaterial(
+        material=ContainerEdits(
             device_nodes=(DeviceNode(f"/dev/nvidia{index}"), *nodes),
-            env={"NVIDIA_VISIBLE_DEVICES": "void"},
+            env=("NVIDIA_VISIBLE_DEVICES=void",),
         ),
     )
 
@@ -61,7 +62,7 @@ class Node:
         }
         (self.root / "etc/cdi/nvidia.json").write_text(json.dumps(document))
 
-    def material(self, found: DiscoveredDevice) -> CdiMaterial:
+    def material(self, found: DiscoveredDevice) -> ContainerEdits:
         """What containers get for the device."""
         completed = NvidiaMaterial(host_root=self.root, sysfs_root=self.root / "sys").complete([found])
         return completed[0].material
@@ -90,7 +91,7 @@ def links(*pairs: str) -> dict[str, Any]:
     }
 
 
-def paths(material: CdiMaterial) -> set[str]:
+def paths(material: ContainerEdits) -> set[str]:
     return {n.path for n in material.device_nodes}
 
 
@@ -108,12 +109,12 @@ def test_mig_devices_below_the_node_of_a_gpu_are_not_the_gpus(node: Node, names:
     )
     material = node.material(device(0))
     assert paths(material) == {"/dev/nvidia0", *SHARED}
-    assert (material.env or {})["FROM"] == "toolkit"
+    assert "FROM=toolkit" in material.env
 
 
 @pytest.mark.parametrize("name", ["MIG-mine", "0:1", "mig0:1"])
 def test_a_mig_device_has_the_capabilities_that_discovery_knows(node: Node, name: str) -> None:
-    own = tuple(DeviceNode(p, major=237, minor=int(p[-2:]), mode=0o444) for p in CAPABILITIES[2:])
+    own = tuple(character_device(p, 237, int(p[-2:]), 0o444) for p in CAPABILITIES[2:])
     node.document(
         {
             "MIG-other": edits("/dev/nvidia0", *CAPABILITIES[:2]),
@@ -182,7 +183,7 @@ def test_other_names_for_a_foreign_node_do_not_help(node: Node, path: str, host_
     foreign = {"path": path, **({"hostPath": host_path} if host_path else {})}
     node.document({"GPU-0": {"deviceNodes": [foreign]}}, deviceNodes=[foreign])
     found = node.material(device(0)).device_nodes
-    assert {(n.path, n.host_path) for n in found} == {(p, None) for p in ("/dev/nvidia0", *SHARED)}
+    assert {(n.path, n.host_path) for n in found} == {(p, "") for p in ("/dev/nvidia0", *SHARED)}
 
 
 def test_the_node_of_a_driver_in_a_root_of_its_own(node: Node) -> None:
@@ -214,7 +215,7 @@ def test_folders_of_devices_are_not_mounted(node: Node) -> None:
 def test_variables_that_ask_the_runtime_for_devices_are_left_out(node: Node) -> None:
     asking = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_IMEX_CHANNELS=0"]
     node.document({"GPU-0": edits("/dev/nvidia0", env=asking)}, env=asking)
-    assert node.material(device(0)).env == {"NVIDIA_VISIBLE_DEVICES": "void", "FROM": "toolkit"}
+    assert node.material(device(0)).env == ("FROM=toolkit", "NVIDIA_VISIBLE_DEVICES=void")
 
 
 def test_a_gpu_whose_place_is_unknown_has_no_drm_nodes_of_the_document(node: Node) -> None:

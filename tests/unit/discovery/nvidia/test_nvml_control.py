@@ -18,7 +18,7 @@ import nvml_stub_support as stub
 import pytest
 
 _SCRIPT = """
-import dataclasses, json, sys
+import dataclasses, json, msgspec, sys
 from pathlib import Path
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
@@ -35,7 +35,10 @@ for name, *arguments in json.loads(sys.argv[2]):
         if dataclasses.is_dataclass(answer):
             answer = [answer]
         if isinstance(answer, (list, tuple)):
-            answer = [dataclasses.asdict(a) for a in answer]
+            answer = [
+                dataclasses.asdict(a) | {"device_nodes": [msgspec.structs.asdict(n) for n in a.device_nodes]}
+                for a in answer
+            ]
     except DraError as e:
         answer = {"error": str(e), "retryable": getattr(e, "retryable", None)}
     print(json.dumps(answer))
@@ -192,7 +195,7 @@ def test_capabilities_that_nobody_tells(node: Node) -> None:
         "/dev/nvidia-caps/nvidia-cap21",
         "/dev/nvidia-caps/nvidia-cap22",
     ]
-    assert [(n["minor"], n["mode"]) for n in made[0]["device_nodes"][1:]] == [(21, 0o444), (22, 0o400)]
+    assert [(n["minor"], n["file_mode"]) for n in made[0]["device_nodes"][1:]] == [(21, 0o444), (22, 0o400)]
 
 
 def test_capability_nodes_are_told_with_their_numbers(node: Node) -> None:
@@ -202,11 +205,11 @@ def test_capability_nodes_are_told_with_their_numbers(node: Node) -> None:
     (node.root / "dev").touch()
     made = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 4, 4))[1]
     gpu, outer, inner = made[0]["device_nodes"]
-    assert (gpu["path"], gpu["major"], gpu["mode"]) == ("/dev/nvidia0", 0, None)
-    numbers = [(n["path"], n["host_path"], n["major"], n["minor"], n["mode"]) for n in (outer, inner)]
+    assert (gpu["path"], gpu["major"], gpu["file_mode"]) == ("/dev/nvidia0", 0, None)
+    numbers = [(n["path"], n["host_path"], n["major"], n["minor"], n["file_mode"]) for n in (outer, inner)]
     assert numbers == [
-        ("/dev/nvidia-caps/nvidia-cap12", None, 237, 12, 0o444),
-        ("/dev/nvidia-caps/nvidia-cap13", None, 237, 13, 0o444),
+        ("/dev/nvidia-caps/nvidia-cap12", "", 237, 12, 0o444),
+        ("/dev/nvidia-caps/nvidia-cap13", "", 237, 13, 0o444),
     ]
 
 

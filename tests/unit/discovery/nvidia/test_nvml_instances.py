@@ -11,21 +11,15 @@ import msgspec
 import pytest
 
 from dra_driver.api.inventory import DeviceHealth
+from dra_driver.cdi import DeviceNode
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.problems import Problem
 from dra_driver.discovery.nvidia.instances import NvmlInstancesBackend
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.errors import ConfigurationError, PrepareError
-from dra_driver.ports import (
-    DeviceNode,
-    DiscoveredDevice,
-    GpuInstance,
-    HealthMemory,
-    HealthSource,
-    Pausable,
-    TelemetrySource,
-)
+from dra_driver.hardware import DiscoveredDevice, GpuInstance
+from dra_driver.ports import HealthMemory, HealthSource, Pausable, TelemetrySource
 
 MIG = DeviceHealth(reason="MigEnabled", severity="degraded")
 LOST = DeviceHealth(reason="XidError", severity="degraded")

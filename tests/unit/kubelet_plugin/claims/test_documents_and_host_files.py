@@ -18,9 +18,10 @@ from test_kubelet_plugin_calls import prepare, unprepare
 from dra_driver import cdi
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import PoolName, Uid
+from dra_driver.cdi import ContainerEdits, DeviceNode, Hook, read_only_mount
 from dra_driver.discovery import open_backend
 from dra_driver.errors import PrepareError
-from dra_driver.ports import CdiHook, CdiMaterial, CdiMount, DeviceNode, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 from dra_driver.preparation import ClaimState, PreparedClaim, PreparedDevice
 from kubelet_plugin.claims.host_files import HostFiles
 from kubelet_plugin.claims.planning import Timing
@@ -192,10 +193,10 @@ class Gpus:
         self.libraries = libraries
 
     def discover(self) -> list[DiscoveredDevice]:
-        material = CdiMaterial(
+        material = ContainerEdits(
             device_nodes=(DeviceNode("/dev/gpu0"), DeviceNode("/dev/gpuctl")),
-            mounts=tuple(CdiMount(path, path) for path in self.libraries),
-            hooks=(CdiHook("createContainer", "/usr/bin/hook"),),
+            mounts=tuple(read_only_mount(path, path) for path in self.libraries),
+            hooks=(Hook("createContainer", "/usr/bin/hook"),),
         )
         return [DiscoveredDevice(InventoryDevice(name="gpu-0"), "GPU-0", material)]
 

@@ -17,7 +17,7 @@ from test_kubelet_plugin_calls import checkpointed, prepare
 from dra_driver import cdi
 from dra_driver.api.meta import PoolName
 from dra_driver.errors import PrepareError
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 from dra_driver.preparation import Checkpoint, Holdings, NodeDevice, PreparedClaim
 from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.planning import ClaimReference, Timing

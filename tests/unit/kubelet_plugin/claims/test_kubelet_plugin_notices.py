@@ -12,7 +12,7 @@ from node_agent import add_claim, claim, configuration, device, eventually, runn
 from test_kubelet_plugin_calls import prepare
 
 from dra_driver.api.core import EVENTS
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
 from kubelet_plugin.devices.hotplug import RELEASE_FILE, fingerprint, watched
 

@@ -18,9 +18,9 @@ from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, Activity, DeviceInventory
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import ResourceSlice
+from dra_driver.hardware import DeviceSample
 from dra_driver.kube import Informer
 from dra_driver.ownership import PoolID
-from dra_driver.ports import DeviceSample
 from kubelet_plugin.devices.activity import ActivityWatch, DeviceActivity
 
 

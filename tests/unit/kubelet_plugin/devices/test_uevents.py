@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from node_agent import device, eventually
 
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.devices.hotplug import Hotplug, watched
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.devices.uevents import concerns_us, heard, open_uevents

@@ -20,9 +20,10 @@ from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import PoolName
 from dra_driver.api.parameters import KernelDriver, decode_parameters
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import InvalidParameters, PrepareError
-from dra_driver.ports import CdiMaterial, DeviceNode, DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 from dra_driver.preparation import Holdings, PreparedClaim, plan
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from kubelet_plugin.claims.planning import Timing
@@ -200,7 +201,7 @@ class Machine:
         }
         changed = msgspec.structs.replace(found.device, attributes={**found.device.attributes, **more})
         nodes = (DeviceNode("/dev/nvidiactl"), DeviceNode(f"/dev/nvidia{index}"))
-        material = CdiMaterial(device_nodes=nodes, env={"NVIDIA_VISIBLE_DEVICES": "void"})
+        material = ContainerEdits(device_nodes=nodes, env=("NVIDIA_VISIBLE_DEVICES=void",))
         return DiscoveredDevice(device=changed, uuid=found.uuid, material=material)
 
     def discover(self) -> Sequence[DiscoveredDevice]:

@@ -23,7 +23,7 @@ from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.nvidia.smi import set_time_slice
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.discovery.simulated.control import SimulatedControl
-from dra_driver.ports import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.claims.leftovers import Leftovers
 
 GPU, OTHER, THIRD = "gpu-0000-07-00-0", "gpu-0000-0f-00-0", "gpu-0000-47-00-0"

@@ -20,7 +20,7 @@ from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import DiscoveryError
-from dra_driver.ports import DeviceSample, DiscoveredDevice, HealthEvent
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent
 from dra_driver.preparation import ClaimState, PartitionRecord, PreparedClaim, PreparedDevice
 from dra_driver.wire import (
     dra_v1_pb2,

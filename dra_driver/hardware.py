@@ -1,0 +1,97 @@
+"""What backends say of hardware: devices, their partitions, events and samples. Values, without behaviour.
+
+A fact that a backend cannot read is absent, never invented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dra_driver.api.inventory import InventoryDevice
+from dra_driver.cdi import ContainerEdits, DeviceNode
+
+__all__ = ["DeviceSample", "DiscoveredDevice", "GpuInstance", "HealthEvent"]
+
+_NO_EDITS: Final = ContainerEdits()
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveredDevice:
+    """A physical device as a backend sees it: what goes into the inventory, and what only the node knows.
+
+    Attributes:
+        device: the part for the inventory.
+        uuid: the vendor's identity; prepare refuses a device whose UUID is not the one expected.
+        material: what a container needs on the side of the operating system to use it.
+        simulated: there is no such hardware, so that its nodes and files need not be there either.
+    """
+
+    device: InventoryDevice
+    uuid: str
+    material: ContainerEdits = _NO_EDITS
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A partition that exists.
+
+    Attributes:
+        instance_id: the number by which the GPU knows it now.
+        profile_id: the vendor's number of its profile.
+        start: the first slice of the GPU's memory that it occupies.
+        size: number of slices.
+        uuid: its identity; empty where it is half made and nothing can run on it.
+        device_nodes: what a container needs for it, beside what it needs for any device of the vendor.
+    """
+
+    instance_id: int
+    profile_id: int
+    start: int
+    size: int
+    uuid: str = ""
+    device_nodes: tuple[DeviceNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HealthEvent:
+    """Something that happened to a device, as the hardware reports it.
+
+    Attributes:
+        uuid: the vendor's identity of the device, as in ``DiscoveredDevice``.
+        reason: CamelCase, stable; the same as in ``DeviceHealth`` where it makes a condition.
+        severity: as in ``DeviceHealth``; empty where it makes no condition.
+        code: the vendor's number (NVIDIA's XID) where it has one.
+    """
+
+    uuid: str
+    reason: str
+    severity: str
+    message: str
+    code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """What a device does right now; a value that it does not report is None.
+
+    Attributes:
+        device: its name in the inventory.
+        utilization: share of time in which something ran on it lately, 0 to 1.
+        memory_used: bytes.
+        memory_total: bytes.
+        temperature: degrees Celsius.
+        power: watts.
+        errors: (part of the device, ``corrected`` or ``uncorrected``) → errors of its memories and links that
+            it has counted since the driver was loaded.
+    """
+
+    device: str
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature: float | None = None
+    power: float | None = None
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
