@@ -33,11 +33,11 @@ class Clock(Protocol):
     """Time, passed in so that tests decide what it is."""
 
     def now(self) -> float:
-        """Seconds since the epoch, UTC."""
+        """Return seconds since the epoch, UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return seconds on a clock that never goes back."""
         ...
 
 
@@ -48,7 +48,7 @@ class KubeClient(Protocol):
     """
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        """One object."""
+        """Read one object."""
         ...
 
     async def list(
@@ -59,7 +59,7 @@ class KubeClient(Protocol):
         label_selector: str = "",
         field_selector: str = "",
     ) -> ObjectList[T]:
-        """All objects, paged behind the scenes."""
+        """Read all objects, page by page, as of one resourceVersion."""
         ...
 
     def watch(
@@ -72,7 +72,11 @@ class KubeClient(Protocol):
         field_selector: str = "",
         timeout_seconds: int = 300,
     ) -> AsyncIterator[WatchEvent[T]]:
-        """Events after ``resource_version`` until the server ends the watch. ``Gone``: list again."""
+        """Yield events after ``resource_version`` until the server ends the watch.
+
+        Raises:
+            Gone: the version is too old: list again.
+        """
         ...
 
     async def create(
@@ -127,7 +131,7 @@ class KubeClient(Protocol):
         ...
 
     async def served(self, group: str, version: str) -> frozenset[str]:
-        """Plural names of the kinds that the server has in one version of a group; none: no such version."""
+        """Return the plural names of the kinds of one version of a group; empty if it is not served."""
         ...
 
 
@@ -149,7 +153,7 @@ class WriteGuard(Protocol):
 
 @runtime_checkable
 class Guardable(Protocol):
-    """What a ``KubeClient`` has beside it where writes wait before they are sent, or are sent again."""
+    """A ``KubeClient`` whose writes wait before they are sent, or are sent again."""
 
     def guarded(self, guard: WriteGuard) -> KubeClient:
         """Return the same client with a guard, which is asked right before each attempt of a write is sent.
@@ -164,11 +168,11 @@ class DeviceBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """As given to ``--backend``."""
+        """The name that ``--backend`` takes."""
         ...
 
     def discover(self) -> Sequence[DiscoveredDevice]:
-        """Every device, in a stable order.
+        """Return every device, in a stable order.
 
         Raises:
             DiscoveryError: the backend cannot look at all; one bad device is left out or incomplete instead.
@@ -176,12 +180,12 @@ class DeviceBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases library handles; ``discover`` may be called again and takes them anew."""
+        """Release library handles; ``discover`` may be called again and takes them anew."""
         ...
 
 
 class GpuControl(Protocol):
-    """Changes GPUs, which it knows by their UUID. Calls block; run them in an executor.
+    """The settings and partitions of GPUs, by UUID. Calls block; run them in an executor.
 
     Setting what is set already changes nothing. All raise ``PrepareError`` where the GPU does not do as asked
     (``retryable`` where it may soon), ``DiscoveryError`` where the library or the driver cannot be used.
@@ -189,7 +193,7 @@ class GpuControl(Protocol):
 
     @property
     def vendor(self) -> str:
-        """Attribute ``vendor`` of the GPUs that it can change; it may be asked about others."""
+        """The attribute ``vendor`` of the GPUs that it can change; it may be asked about others."""
         ...
 
     @property
@@ -198,76 +202,76 @@ class GpuControl(Protocol):
         ...
 
     def has(self, gpu: str) -> bool:
-        """Whether the GPU is here. Says no where the driver is not loaded."""
+        """Return whether the GPU is there; false if its driver is not loaded."""
         ...
 
     def compute_mode(self, gpu: str) -> str:
-        """``default``, ``prohibited`` or ``exclusive-process``; empty where the GPU knows no modes."""
+        """Return ``default``, ``prohibited`` or ``exclusive-process``; empty if the GPU knows no modes."""
         ...
 
     def set_compute_mode(self, gpu: str, mode: str) -> None:
-        """Sets it; it is lost at a reboot."""
+        """Set the compute mode; it is lost at a reboot."""
         ...
 
     def set_time_slice(self, gpu: str, interval: str) -> None:
-        """``Default``, ``Short``, ``Medium`` or ``Long``; it cannot be read back."""
+        """Set ``Default``, ``Short``, ``Medium`` or ``Long``; it cannot be read back."""
         ...
 
     def mig_mode(self, gpu: str) -> bool:
-        """Whether the GPU can be partitioned now."""
+        """Return whether the GPU can be partitioned now."""
         ...
 
     def set_mig_mode(self, gpu: str, enabled: bool) -> None:
-        """Sets it, where that needs no reset of the GPU."""
+        """Set MIG mode, if that needs no reset of the GPU."""
         ...
 
     def instances(self, gpu: str) -> Sequence[GpuInstance]:
-        """Every partition of the GPU, whoever made it; none where MIG mode is off."""
+        """Return every partition of the GPU, managed by this driver or not; none if MIG mode is off."""
         ...
 
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
-        """Makes a partition at a place, or finishes the half-made one there."""
+        """Make a partition at a place, or finish the half-made one there."""
         ...
 
     def destroy_instance(self, gpu: str, instance_id: int) -> None:
-        """Destroys a partition; success where there is none."""
+        """Destroy a partition; success if there is none."""
         ...
 
 
 @runtime_checkable
 class HealthSource(Protocol):
-    """What a ``DeviceBackend`` has beside it where the hardware reports trouble by itself.
+    """A ``DeviceBackend`` whose hardware reports trouble by itself.
 
     Conditions that an event makes, and their end, appear in ``discover``: after an event, call it.
     """
 
     def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
-        """Blocks until there are events, at most so many seconds (a little longer, or less, is allowed).
+        """Block until there are events, at most so many seconds (a little longer, or less, is allowed).
 
-        Runs in a thread of its own, beside the other calls. Returns at once or early, with nothing, while the
-        hardware cannot be asked.
+        Runs in a thread of its own, beside the other calls. Returns at once or early, without events, while
+        the hardware cannot be asked.
         """
         ...
 
 
 @runtime_checkable
 class HealthMemory(Protocol):
-    """What a ``HealthSource`` has beside it where conditions would be forgotten with the process.
+    """A ``HealthSource`` whose conditions would be forgotten with the process.
 
     The agent keeps what it is given over its own restarts, not over a reboot of the machine.
     """
 
     @property
     def name(self) -> str:
-        """Of the backend; what is kept is kept under it."""
+        """The backend's name, under which its conditions are kept."""
         ...
 
     def health_memory(self) -> bytes:
-        """What has to be kept, as a JSON document. Does not block; the same as long as nothing changes."""
+        """Return what has to be kept, as JSON; the same until something changes. Does not block."""
         ...
 
     def recall_health(self, data: bytes) -> None:
-        """Adds what was kept, by an earlier process or by another one beside this.
+        """Add what was kept by an earlier process, or by another one beside this.
 
         Raises:
             DecodeError: it is not what ``health_memory`` gives.
@@ -277,17 +281,17 @@ class HealthMemory(Protocol):
 
 @runtime_checkable
 class Pausable(Protocol):
-    """What a ``DeviceBackend`` has beside it that holds devices open while it is open."""
+    """A ``DeviceBackend`` that holds devices open while it is open."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Around what needs the devices to be let go of; every other call waits meanwhile. Blocks."""
+        """Release the devices for the time of a block; every other call waits meanwhile. Blocks."""
         ...
 
 
 @runtime_checkable
 class TelemetrySource(Protocol):
-    """What a ``DeviceBackend`` has beside it where devices tell what they do. Calls block."""
+    """A ``DeviceBackend`` whose devices report what they do. Calls block."""
 
     def sample(self) -> Sequence[DeviceSample]:
-        """One sample of every device; a call that fails costs one value. Opens no library by itself."""
+        """Return a sample of every device; a call that fails costs one value. Opens no library by itself."""
         ...

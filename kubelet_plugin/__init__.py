@@ -2,20 +2,18 @@
 
 ::
 
-    plugin         start, run, orderly end
-    services       the gRPC services that the kubelet calls; they translate
-    sockets        gRPC servers on Unix sockets
-    engine         carries out the state machine of dra_driver.preparation
-    checkpoint_file, cdi_directory, files   what is durable
-    locks, instances                        two plugins on one node, as during a rolling update
-    reconciliation what is durable against the API server, now and then
-    devices        what discovery found, in memory
-    hardware, mps  the effects on GPUs: settings, partitions, sharing daemons; hardware_setup joins them
-    leftovers      what no claim holds on the GPUs
-    registration, inventory                 the handshake around publishing
+    app            start, run, orderly end
+    grpc           the services that the kubelet calls, and their sockets; they translate
+    telemetry      metrics, probes, what is shown of the state
+    claims         prepare and unprepare, reservations and their checkpoint, recovery, reconciliation
+    health         conditions of devices, and what claims and pods are told of them
+    devices        what discovery found, hotplug, inventory, publishing by the node
+    gpu            the effects on GPUs: settings, partitions, sharing daemons, kernel drivers
+    core           durable files, instances, registration, notices
 
-It writes one object of the API, its node's DeviceInventory, and no ResourceSlice and no claim. Unprepare and
-the repair of CDI files need neither the API server nor the hardware.
+A room imports those below it only. The agent writes its node's DeviceInventory and the status of claims that it has
+prepared; ResourceSlices only with ``--publish=node``. Unprepare and the repair of CDI files need neither the API
+server nor the hardware.
 """
 
 from __future__ import annotations

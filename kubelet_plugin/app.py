@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 
 def open_backends(configuration: Configuration) -> tuple[DeviceBackend, ...]:
-    """The backends that the configuration names.
+    """Open the backends that the configuration names.
 
     Raises:
         ConfigurationError: one of them is unknown or has a wrong argument; all findings at once.
@@ -64,7 +64,7 @@ def open_backends(configuration: Configuration) -> tuple[DeviceBackend, ...]:
 
 
 async def run(configuration: Configuration, stop: asyncio.Event) -> None:
-    """Runs the node agent until ``stop`` is set.
+    """Run the node agent until ``stop`` is set.
 
     Raises:
         ConfigurationError: the settings are wrong; all findings at once, nothing was started.
@@ -90,7 +90,7 @@ async def run(configuration: Configuration, stop: asyncio.Event) -> None:
 
 
 class Plugin:
-    """One node agent. ``client``, ``backends`` and times are given, so that tests decide them.
+    """One node agent. The client, backends and times are given, so that tests decide them.
 
     Attributes:
         ready: set when the kubelet can find and call the plugin.
@@ -122,7 +122,7 @@ class Plugin:
         boot_id = _boot_id(configuration.procfs_root)
         self.notices = Notices(client, clock, configuration.node_name)
         self._memory = HealthFile(
-            configuration.health_memory, backends, self._io, boot_id=boot_id, tell=self.notices.tell
+            configuration.health_memory, backends, self._io, boot_id=boot_id, tell=self.notices.report
         )
         self._table = DeviceTable(
             backends,
@@ -162,7 +162,7 @@ class Plugin:
                 executor=self._io,
             ),
             complete=self._table.complete.is_set,
-            report=self.notices.tell,
+            report=self.notices.report,
         )
         self._calls = services.Calls(self._engine, observe=self._observe)
         self._state = RegistrationState(
@@ -198,7 +198,7 @@ class Plugin:
                 self._state,
                 beside_device_plugin=configuration.beside_device_plugin,
                 clock=clock,
-                tell=self.notices.tell,
+                tell=self.notices.report,
             )
             if configuration.publish == "node"
             else None,
@@ -213,14 +213,14 @@ class Plugin:
             pool=pool,
             live=lambda: self._state.live and self._instances.leads(),
             intervals=intervals,
-            tell=self.notices.tell,
+            report=self.notices.report,
         )
         self._leftovers = Leftovers(
             engine=self._engine,
             hardware=self._setup.hardware,
             table=self._table,
             leads=self._instances.leads,
-            tell=self.notices.tell,
+            report=self.notices.report,
         )
         self._hotplug = Hotplug(
             table=self._table,
@@ -243,12 +243,12 @@ class Plugin:
             executor=self._discovery,
             clock=clock,
             reconciled=lambda: self._reconciler.unprepared,
-            strangers=lambda: self._leftovers.strangers,
+            strangers=lambda: self._leftovers.unmanaged,
             findings=lambda: self.notices.counts,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until ``stop`` is set, then ends in order.
+        """Run until ``stop`` is set, then end in order.
 
         Raises:
             DraError: it cannot go on.
@@ -256,7 +256,7 @@ class Plugin:
         try:
             self._configuration.create_directories()
             async with self._instances.entered(self._timings.lock):
-                self._clear_away_the_dead()
+                self._remove_sockets_of_killed_instances()
                 await self._memory.load()
                 self._hotplug.begin()
                 await self._engine.restore()
@@ -284,8 +284,8 @@ class Plugin:
     def _observe(self, operation: str, result: str, seconds: float) -> None:
         self.observation.call(operation, result, seconds)
 
-    def _clear_away_the_dead(self) -> None:
-        """Removes the sockets of instances that were killed: the kubelet would try them again and again."""
+    def _remove_sockets_of_killed_instances(self) -> None:
+        """Remove the sockets of killed instances: the kubelet would try them again and again."""
         for name in self._instances.dead():
             remove_stale_socket(self._configuration.registrar_socket_of(name))
             remove_stale_socket(self._configuration.dra_socket_of(name))
@@ -300,11 +300,11 @@ class Plugin:
             tasks.create_task(self.observation.run())
             tasks.create_task(self._activity.run(self.observation.samples))
             tasks.create_task(self._scan())
-            tasks.create_task(self._rescan_what_was_changed())
+            tasks.create_task(self._rescan_after_changes())
             tasks.create_task(self._follow_devices())
             tasks.create_task(self._hotplug.run())
             tasks.create_task(self._guard())
-            tasks.create_task(self._listen_for_silence())
+            tasks.create_task(self._warn_if_not_registered())
 
     async def _scan(self) -> None:
         await self._table.scan()
@@ -313,15 +313,15 @@ class Plugin:
         self._scanned.set()
         await self._table.scan_forever(self._configuration.rescan_seconds)
 
-    async def _rescan_what_was_changed(self) -> None:
-        """A GPU in MIG mode looks otherwise to discovery."""
+    async def _rescan_after_changes(self) -> None:
+        """Look at the hardware again after it was changed: a GPU in MIG mode is another one to discovery."""
         seen = 0
         while True:
             seen = await self._setup.hardware.changes.wait_beyond(seen)
             await self._table.scan()
 
     async def _follow_devices(self) -> None:
-        """Documents follow what discovery finds; those that could not be written are tried again."""
+        """Renew documents when discovery finds something else; try again those that could not be written."""
         seen = 0
         await self._scanned.wait()
         while True:
@@ -336,7 +336,7 @@ class Plugin:
             log.error("CDI files could not be compared with the devices", error=str(e))
 
     async def _start(self) -> None:
-        # Who registers before it knows its devices gets claims that it cannot serve yet.
+        # A plugin that registers before it knows its devices gets claims that it cannot serve yet.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timings.first_scan):
                 await self._scanned.wait()
@@ -370,7 +370,7 @@ class Plugin:
         log.info("stopped")
 
     async def _guard(self) -> None:
-        """Puts sockets back that somebody removed: the kubelet drops a plugin whose socket is gone."""
+        """Put back sockets that were removed: the kubelet drops a plugin whose socket is gone."""
         async with asyncio.TaskGroup() as tasks:
             await self._put_back(tasks)
 
@@ -391,7 +391,7 @@ class Plugin:
                 except (OSError, DraError) as e:
                     log.error("cannot listen", path=str(path), error=str(e))
 
-    async def _listen_for_silence(self) -> None:
+    async def _warn_if_not_registered(self) -> None:
         await self.ready.wait()
         await asyncio.sleep(self._timings.silence)
         if self._state.registered is None:
@@ -404,7 +404,7 @@ class Plugin:
 
 
 def _boot_id(procfs: Path) -> str:
-    """Which boot of the machine this is; empty where the kernel does not say."""
+    """Return the boot ID of the machine; empty if it cannot be read."""
     path = procfs / "sys/kernel/random/boot_id"
     try:
         return path.read_text(encoding="ascii").strip()[:64]
@@ -416,6 +416,6 @@ def _boot_id(procfs: Path) -> str:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first exception that is no group; the others are in the traceback."""
+    """Return the first exception that is no group; the others are in the traceback."""
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

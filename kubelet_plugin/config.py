@@ -1,4 +1,4 @@
-"""What the node agent is told, checked as a whole before anything starts."""
+"""Settings of the node agent, checked as a whole before anything starts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """How long the process waits at its start, at its end and between looks, in seconds.
+    """Waiting times of the process at its start, at its end and between looks, in seconds.
 
     No flags: other values are for tests. How long a call waits is in ``claims.planning.Timing``.
 
     Attributes:
-        lock: for another instance on the same state directory to let go of it, at the start.
+        lock: for another instance of the same name to release the state directory, at the start.
         first_scan: for the first look at the hardware before the kubelet may call: a library that hangs must
             not keep the kubelet from unpreparing.
         silence: for the kubelet to ask for the plugin, before a warning.
@@ -40,7 +40,7 @@ class Timings:
             second; until then it may call the one that ends.
         shutdown: for calls to end. Longer than any call may take; the DaemonSet's grace period is longer
             still.
-        renew: between two looks at documents when discovery tells nothing new.
+        renew: between two looks at documents when discovery finds nothing new.
         renew_again: likewise while some documents could not be written: a container runtime tries a container
             again after about 12 s.
     """
@@ -61,28 +61,28 @@ class Configuration:
 
     Attributes:
         node_name: name of the Node, which is also the name of its pool.
-        kubeconfig: None: the KUBECONFIG variable, then the pod's service account.
+        kubeconfig: path; if None, the KUBECONFIG variable counts, then the pod's service account.
         plugins_dir: the kubelet's ``plugins``; our socket is in ``<plugins_dir>/<driver>``.
         registry_dir: the kubelet's ``plugins_registry``.
-        state_dir: where the checkpoint is; None: beside the socket.
+        state_dir: where the checkpoint is; if None, beside the socket.
         backends: ``NAME[=ARG]``; if empty, every built-in backend that finds its hardware.
         procfs_root: where procfs is; the boot ID is read there.
         instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
-            a gap; the pod's UID. Empty: there is one plugin at a time.
+            a gap; the pod's UID. If empty, there is one plugin at a time.
         rescan_seconds: time between two looks at the hardware.
         busy_percent: a device whose load reaches it is busy, and idle below half of it.
-        busy_seconds: over which the load is taken, and for which it must stay before anything is said of it.
+        busy_seconds: over which the load is taken, and for which it must stay before it is reported.
         host_root: where the host's file system is, with NVIDIA's CDI document and driver files.
         nvidia_driver_root: where NVIDIA's driver is on the host.
-        nvidia_cdi_hook: path of NVIDIA's hook program on the host; empty: where it usually is, or none.
-        metrics_address: ``HOST:PORT`` for metrics and probes; empty: none are served.
+        nvidia_cdi_hook: path of NVIDIA's hook program on the host; if empty, the usual places are looked at.
+        metrics_address: ``HOST:PORT`` for metrics and probes; if empty, none are served.
         device_metadata: containers get files that describe their devices (KEP-5304).
         nvidia_smi: sets time slices; a path, or a name to be found in PATH.
-        mps_control: NVIDIA's MPS control daemon; likewise. Where it is not there, nothing is shared by MPS.
+        mps_control: NVIDIA's MPS control daemon; likewise. If it is missing, nothing is shared by MPS.
         passthrough: claims may have devices bound to vfio-pci.
-        publish: who publishes the node's slices: ``controller`` or ``node``.
+        publish: which part publishes the node's slices: ``controller`` or ``node``.
         beside_device_plugin: with ``node``: whether devices that a device plugin hands out are withheld.
-        mps_launcher: who keeps the daemons: ``systemd``, ``session`` or ``auto``.
+        mps_launcher: what keeps the daemons running: ``systemd``, ``session`` or ``auto``.
     """
 
     node_name: str
@@ -119,12 +119,12 @@ class Configuration:
 
     @property
     def dra_socket(self) -> Path:
-        """Where the kubelet calls us; absolute, because the kubelet connects to it as it stands."""
+        """Path of the socket that the kubelet calls; absolute, because the kubelet uses it as it is."""
         return self.dra_socket_of(self.instance)
 
     @property
     def registrar_socket(self) -> Path:
-        """Where the kubelet finds us."""
+        """Path of the socket by which the kubelet finds the plugin."""
         return self.registrar_socket_of(self.instance)
 
     @property
@@ -136,11 +136,11 @@ class Configuration:
         return hashlib.sha256(self.instance_id.encode()).hexdigest()[:10]
 
     def dra_socket_of(self, instance: str) -> Path:
-        """``dra_socket`` of any instance."""
+        """Return ``dra_socket`` of any instance."""
         return self.plugin_dir / f"dra{'-' if instance else ''}{instance}.sock"
 
     def registrar_socket_of(self, instance: str) -> Path:
-        """``registrar_socket`` of any instance."""
+        """Return ``registrar_socket`` of any instance."""
         name = f"{self.driver_name}{'-' if instance else ''}{instance}-reg.sock"
         return self.registry_dir.absolute() / name
 
@@ -156,22 +156,22 @@ class Configuration:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint."""
+        """Path of the checkpoint."""
         return self.state / "checkpoint.json"
 
     @property
     def health_memory(self) -> Path:
-        """What is known of the devices' health beyond what can be asked for."""
+        """Path of the file that keeps health conditions which hardware does not report twice."""
         return self.state / "health.json"
 
     def findings(self) -> tuple[str, ...]:
-        """Everything that is wrong. Looks at the file system, leaves nothing behind."""
+        """Return everything that is wrong. Looks at the file system and leaves nothing behind."""
         names = tuple(self._name_findings())
         # A name that is wrong must not become a path.
         return names or (*self._value_findings(), *self._directory_findings())
 
     def create_directories(self) -> None:
-        """Creates the directories that are missing.
+        """Create the directories that are missing.
 
         Raises:
             ConfigurationError: one cannot be created.

@@ -33,7 +33,7 @@ _VERSIONS: Final = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0
 
 
 def qualified_name(kind: str, device: str) -> str:
-    """``vendor/class=device``, as a container runtime gets it.
+    """Return ``vendor/class=device``, by which a container runtime knows a device.
 
     Raises:
         InvalidInput: the kind or the name cannot stand in a CDI document.
@@ -45,7 +45,7 @@ def qualified_name(kind: str, device: str) -> str:
 
 
 def split_qualified_name(name: str) -> tuple[str, str]:
-    """Kind and device of ``vendor/class=device``.
+    """Return kind and device of ``vendor/class=device``.
 
     Raises:
         InvalidInput: it is not such a name.
@@ -58,17 +58,17 @@ def split_qualified_name(name: str) -> tuple[str, str]:
 
 
 def minimum_version(spec: Spec) -> str:
-    """The oldest CDI version whose rules allow the content; 0.3.0 at least."""
+    """Return the oldest CDI version whose rules allow the content; 0.3.0 at least."""
     return max(("0.3.0", *_needs(spec)), key=_VERSIONS.index)
 
 
 def with_minimum_version(spec: Spec) -> Spec:
-    """The same document under ``minimum_version``."""
+    """Return the same document under ``minimum_version``."""
     return msgspec.structs.replace(spec, cdi_version=minimum_version(spec))
 
 
 def validate(spec: Spec) -> tuple[str, ...]:
-    """Every reason why a runtime would refuse the document; empty where it is valid."""
+    """Return every reason why a runtime would refuse the document; empty where it is valid."""
     return tuple(_findings(spec))
 
 

@@ -23,7 +23,7 @@ _CLOSING: Final = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
 def json_of_yaml(data: bytes) -> bytes:
-    """The same document in JSON.
+    """Return the same document in JSON.
 
     Aliases are refused: a few hundred bytes of them stand for gigabytes. So are tags, by which a document
     says that its text is of another type than it looks like.

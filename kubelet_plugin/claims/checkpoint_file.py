@@ -40,7 +40,7 @@ class CheckpointFile:
     at once do not cost sixteen times the fsyncs.
 
     ``FILE.previous`` is the version before the last write; ``FILE.corrupt`` is the last one that could not be
-    read, for whoever wants to know why.
+    read, for people to find out why.
 
     Costs: one fsync for completions, and one more (of the directory) where something begins or is forgotten.
     """
@@ -102,7 +102,7 @@ class CheckpointFile:
         await change.done
 
     async def _flush(self) -> None:
-        """Writes everything that is pending. Runs under the lock, by whoever came first."""
+        """Write everything that is pending, under the lock, for all who wait for it."""
         batch, self._pending = self._pending, []
         candidate = self._current
         for change in batch:
@@ -138,7 +138,7 @@ class CheckpointFile:
         self._usable = True
 
     def _reread(self) -> bool:
-        """Takes over what another instance wrote; keeps what is in memory where the file cannot be read."""
+        """Take over what another instance wrote; keep what is in memory if the file cannot be read."""
         identity = _identity(self._path)
         try:
             self._current = Checkpoint.decode(self._path.read_bytes())
@@ -176,7 +176,7 @@ class CheckpointFile:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Differs between any two versions of the file: each is a new inode or a later time."""
+    """Return what differs between any two versions of the file: each is a new inode or a later time."""
     try:
         found = path.stat()
     except OSError:
@@ -185,7 +185,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 
 async def _finish(future: asyncio.Future[None]) -> bool:
-    """Waits for a thread, which cannot be called back, even when we are cancelled; says whether we were."""
+    """Wait for a thread, which cannot be called back, even when cancelled; return whether that happened."""
     cancelled = False
     while not future.done():
         try:

@@ -28,10 +28,10 @@ _MOST_LINKS: Final = 40
 
 
 class Host(Protocol):
-    """What the engine asks for."""
+    """What is on the host, as far as documents depend on it."""
 
     async def document(self, record: PreparedClaim) -> cdi.Spec:
-        """The document of a claim that has one, without the nodes and files that are not there.
+        """Return the document of a claim that has one, without the nodes and files that are not there.
 
         Raises:
             DeviceNodeAbsent: the node of a device is not there; the document must not be in force.
@@ -40,7 +40,7 @@ class Host(Protocol):
 
 
 class EverythingThere:
-    """Implements ``Host`` where nothing is looked at."""
+    """Implements ``Host`` without looking: everything counts as there."""
 
     async def document(self, record: PreparedClaim) -> cdi.Spec:
         """See ``Host``."""
@@ -53,7 +53,7 @@ class HostFiles:
 
     Args:
         dev_root: where the host's device nodes are.
-        host_root: where the host's file system is; ``/`` says that nobody has told, and no file is judged.
+        host_root: where the host's file system is; if it is ``/``, that is not known, and no file is judged.
         mounts: the agent's table of mounts, ``/proc/self/mountinfo``.
         executor: for calls that block.
     """
@@ -94,7 +94,7 @@ class HostFiles:
         return absent
 
     def _shown(self) -> tuple[Path, ...]:
-        """Mount points at or below the host's root: what is in them is the host's."""
+        """Return the mount points at or below the host's root: what is in them is the host's."""
         try:
             lines = self._mounts.read_text("utf-8", "surrogateescape").splitlines()
         except OSError:
@@ -109,7 +109,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _there(root: Path, path: str) -> tuple[bool, Path]:
-    """Whether a path exists below a root, and the deepest directory of the way to it that does.
+    """Return whether a path exists below a root, and the deepest directory of the way to it that does.
 
     Links are followed as on the host: an absolute one leads below the root again. What cannot be looked at
     counts as there.

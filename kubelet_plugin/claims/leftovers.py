@@ -1,7 +1,8 @@
-"""Looks now and then for what no claim holds: MIG instances that strangers made, MPS daemons of ours.
+"""Looks now and then for what no claim holds: unmanaged MIG instances, and MPS daemons of this driver.
 
-Strangers' instances are reported and left alone. A daemon in our directory is ours, and is ended. What is
-being prepared just now is in no record that we see, so that only what is found twice counts.
+Instances that this driver did not make are reported and left alone. A daemon in this driver's directory is
+its own, and is ended. What is being prepared just now is in no record that is seen here, so that only what is
+found twice counts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 import structlog
 
 from dra_driver.errors import DraError
+from dra_driver.hardware import GpuInstance
 from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.core.notices import FOREIGN_INSTANCE, IDLE_DAEMON
 from kubelet_plugin.devices.table import DeviceTable
@@ -30,10 +32,14 @@ CONFIRM_SECONDS: Final = 60.0
 
 
 class Leftovers:
-    """Runs beside the calls.
+    """The look at what no claim holds, beside the kubelet's calls.
+
+    Args:
+        leads: whether this instance of the plugin represents the node; another one's claims are its own.
+        report: called with the kind (see ``notices``) and the text of what is found.
 
     Attributes:
-        strangers: number of instances that no claim holds, as of the last round.
+        unmanaged: number of instances that no claim holds, as of the last round.
     """
 
     def __init__(
@@ -43,16 +49,16 @@ class Leftovers:
         hardware: GpuHardware,
         table: DeviceTable,
         leads: Callable[[], bool] = lambda: True,
-        tell: Callable[[str, str], None] = lambda *_: None,
+        report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._engine = engine
         self._hardware = hardware
         self._table = table
         self._leads = leads
         self._seen: set[tuple[str, str]] = set()
-        self._told: set[tuple[str, str]] = set()
-        self.strangers = 0
+        self._reported: set[tuple[str, str]] = set()
+        self.unmanaged = 0
 
     async def run(
         self,
@@ -60,7 +66,7 @@ class Leftovers:
         every: float = EVERY_SECONDS,
         confirm: float = CONFIRM_SECONDS,
     ) -> None:
-        """Works until cancelled. Times are in seconds: after the start, between rounds, after a finding."""
+        """Look until cancelled. Times are in seconds: after the start, between rounds, after a finding."""
         await asyncio.sleep(first)
         while True:
             before = self._seen
@@ -71,48 +77,58 @@ class Leftovers:
             await asyncio.sleep(every if self._seen <= before else min(every, confirm))
 
     async def look(self) -> None:
-        """One round.
+        """Look once, report what is found for the second time, and end daemons that serve no claim.
 
         Raises:
-            DraError: the hardware or the node's memory cannot be asked.
+            DraError: the hardware or the node's records cannot be read.
             OSError: likewise.
         """
         if not self._leads():
             return
+        # Before the hardware: a claim has its record before it changes anything.
         records = await self._engine.prepared()
-        uuids = {d.device.name: d.uuid for d in self._table.devices}
         gpus = [d.uuid for d in self._table.devices if d.device.partitions]
-        found = await self._hardware.strangers(gpus, records)
-        idle = await self._hardware.idle_daemons(records)
-        now = {("instance", f"{gpu}/{i.instance_id}/{i.uuid}") for gpu, i in found}
-        now |= {("daemon", device) for device in idle}
+        instances = {
+            ("instance", f"{gpu}/{i.instance_id}/{i.uuid}"): (gpu, i)
+            for gpu, i in await self._hardware.strangers(gpus, records)
+        }
+        daemons = {("daemon", device) for device in await self._hardware.idle_daemons(records)}
+        now = instances.keys() | daemons
         confirmed = now & self._seen
         self._seen = now
-        for gpu, instance in found:
-            key = ("instance", f"{gpu}/{instance.instance_id}/{instance.uuid}")
-            if key in confirmed and key not in self._told:
-                log.warning(
-                    "a MIG instance belongs to no claim; it is left alone, and partitions that overlap it "
-                    "cannot be prepared",
-                    gpu=gpu,
-                    instance=instance.instance_id,
-                    uuid=instance.uuid,
-                    placement=f"{instance.start}:{instance.size}",
-                )
-                self._tell(
-                    FOREIGN_INSTANCE,
-                    f"GPU {gpu}: partition {instance.uuid or instance.instance_id} at "
-                    f"{instance.start}:{instance.size} belongs to no claim; it is left alone, and claims of "
-                    "partitions that overlap it cannot be prepared",
-                )
-        self._told = {key for key in confirmed | self._told if key in now}
-        self.strangers = sum(1 for kind, _ in confirmed if kind == "instance")
-        for kind, device in confirmed:
-            if kind == "daemon" and self._is_idle(device):
-                log.warning("an MPS daemon serves no claim; ending it", device=device)
-                self._tell(IDLE_DAEMON, f"device {device}: its MPS daemon serves no claim and is ended")
-                idle_still = functools.partial(self._is_idle, device)
-                await self._hardware.stop_daemon(device, uuids.get(device, device), idle_still)
+        for key, (gpu, instance) in instances.items():
+            if key in confirmed and key not in self._reported:
+                self._report_unmanaged(gpu, instance)
+        self._reported = (confirmed | self._reported) & now
+        self.unmanaged = len(confirmed & instances.keys())
+        for _, device in confirmed & daemons:
+            await self._end_daemon(device)
+
+    def _report_unmanaged(self, gpu: str, instance: GpuInstance) -> None:
+        log.warning(
+            "a MIG instance belongs to no claim; it is left alone, and partitions that overlap it "
+            "cannot be prepared",
+            gpu=gpu,
+            instance=instance.instance_id,
+            uuid=instance.uuid,
+            placement=f"{instance.start}:{instance.size}",
+        )
+        self._report(
+            FOREIGN_INSTANCE,
+            f"GPU {gpu}: partition {instance.uuid or instance.instance_id} at "
+            f"{instance.start}:{instance.size} belongs to no claim; it is left alone, and claims of "
+            "partitions that overlap it cannot be prepared",
+        )
+
+    async def _end_daemon(self, device: str) -> None:
+        if not self._is_idle(device):
+            return
+        log.warning("an MPS daemon serves no claim; ending it", device=device)
+        self._report(IDLE_DAEMON, f"device {device}: its MPS daemon serves no claim and is ended")
+        uuids = {d.device.name: d.uuid for d in self._table.devices}
+        # Asked again when nothing else changes the GPU: a claim may want the daemon meanwhile.
+        idle_still = functools.partial(self._is_idle, device)
+        await self._hardware.stop_daemon(device, uuids.get(device, device), idle_still)
 
     def _is_idle(self, device: str) -> bool:
         # A claim has its record before it starts a daemon.

@@ -1,4 +1,4 @@
-"""Who may act: one call at a time for a claim, one instance at a time for the node's memory."""
+"""Locks: one call at a time for a claim, one instance of the plugin at a time for the checkpoint."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ Taken = Callable[[], Awaitable[None]]
 
 
 class NodeLock(Protocol):
-    """The right to change the node's memory, as the engine sees it."""
+    """The right to change the node's reservations and their checkpoint."""
 
     def on_taken(self, taken: Taken) -> None:
-        """What is awaited each time the right comes from elsewhere, before anybody acts."""
+        """Set what is awaited each time the lock comes from another instance, before anything else."""
         ...
 
     def held(self, deadline: float) -> AbstractAsyncContextManager[None]:
-        """Around a transaction; several of one process go on together.
+        """Hold the lock around a transaction; several of one process run side by side.
 
         Raises:
-            PrepareError: it did not come before ``deadline`` (of the loop's clock).
+            PrepareError: another instance holds it beyond ``deadline``, a time of the loop's clock.
         """
         ...
 
 
 class NoNodeLock:
-    """Implements ``NodeLock`` where there is one instance only."""
+    """Implements ``NodeLock`` for a single instance."""
 
     def on_taken(self, taken: Taken) -> None:
-        """Never comes from elsewhere."""
+        """Do nothing: there is no other instance."""
 
     @asynccontextmanager
     async def held(self, deadline: float) -> AsyncIterator[None]:
-        """At once."""
+        """Hold it at once."""
         yield
 
 
@@ -54,8 +54,9 @@ class StateLock:
     """Implements ``NodeLock`` with ``flock``, which ends with the process that holds it.
 
     During a rolling update two instances share one state directory. A process holds the lock while any of its
-    transactions runs, and lets it go in between; it is never held while something is waited for. A second
-    file says that somebody waits, so that an instance with calls all the time makes way after a second.
+    transactions runs, and releases it in between; it is never held while the API server or a device is waited
+    for. A second file, locked by whichever instance waits, makes one with calls all the time give way after a
+    second.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +80,7 @@ class StateLock:
                 await self._enter()
         except TimeoutError:
             raise PrepareError(
-                f"another instance of the plugin has not let go of {self._path} in time", retryable=True
+                f"another instance of the plugin has not released {self._path} in time", retryable=True
             ) from None
         try:
             yield
@@ -87,7 +88,7 @@ class StateLock:
             self._leave()
 
     def close(self) -> None:
-        """Lets go for good."""
+        """Release it for good."""
         if self._files is not None:
             for descriptor in self._files:
                 os.close(descriptor)
@@ -136,7 +137,7 @@ class StateLock:
         said = False
         try:
             while not _flock(lock, fcntl.LOCK_EX):
-                # Not at once where the other one is just looking whether somebody waits.
+                # Not granted at once while the other instance is just looking whether one waits.
                 said = said or _flock(wanted, fcntl.LOCK_SH)
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
@@ -155,7 +156,7 @@ class StateLock:
 
 
 def _flock(descriptor: int, how: int) -> bool:
-    """Tries to lock; never blocks."""
+    """Try to lock, without blocking; return whether it is locked."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -164,17 +165,17 @@ def _flock(descriptor: int, how: int) -> bool:
 
 
 class ClaimLocks:
-    """One call at a time for one claim; different claims do not wait for each other."""
+    """One lock for each claim that a call is under way for; different claims do not wait for each other."""
 
     def __init__(self) -> None:
         self._locks: dict[Uid, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
     async def held(self, uid: Uid, deadline: float) -> AsyncIterator[None]:
-        """Around everything that is done for the claim.
+        """Hold the claim's lock around everything that is done for it.
 
         Raises:
-            PrepareError: another call for it did not end before ``deadline`` (of the loop's clock).
+            PrepareError: another call for it does not end before ``deadline``, a time of the loop's clock.
         """
         lock, users = self._locks.get(uid, (asyncio.Lock(), 0))
         self._locks[uid] = (lock, users + 1)

@@ -27,10 +27,10 @@ _T = TypeVar("_T")
 
 
 class Metadata(Protocol):
-    """Where metadata files are, as the engine sees it."""
+    """The metadata files of claims."""
 
     async def write(self, uid: Uid, content: Mapping[str, bytes]) -> None:
-        """Makes the files of a claim what they should be; those that are right are left alone.
+        """Make the files of a claim what they should be; those that are right are left alone.
 
         Raises:
             OSError: a file is as it was before.
@@ -38,7 +38,7 @@ class Metadata(Protocol):
         ...
 
     async def remove(self, uid: Uid) -> None:
-        """Removes the files of a claim; success where there are none.
+        """Remove the files of a claim; success if there are none.
 
         Raises:
             OSError: some are still there.
@@ -46,7 +46,7 @@ class Metadata(Protocol):
         ...
 
     async def ours(self) -> Set[Uid]:
-        """Claims that have files.
+        """Return the claims that have files.
 
         Raises:
             OSError: the directory cannot be read.
@@ -55,16 +55,16 @@ class Metadata(Protocol):
 
 
 class NoMetadata:
-    """Implements ``Metadata`` where there is none."""
+    """Implements ``Metadata`` without files."""
 
     async def write(self, uid: Uid, content: Mapping[str, bytes]) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     async def remove(self, uid: Uid) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     async def ours(self) -> Set[Uid]:
-        """None."""
+        """Return no claim."""
         return frozenset()
 
 

@@ -1,7 +1,8 @@
-"""Compares what the node remembers with what there is: API server, CDI directory, every few minutes.
+"""Compares the node's records with the CDI directory and the API server, every few minutes.
 
 Nothing is removed because the API server is away, slow or refuses. A claim counts as gone only when the
-server says so twice with a good while in between, and the kubelet, which unprepares what it knows, was there.
+server says so twice with a good while in between, while the kubelet, which unprepares what it knows, has the
+plugin registered.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class Intervals:
 
 
 def why_gone(record: PreparedClaim, claim: ResourceClaim | None, driver: str, pool: PoolName) -> str:
-    """Why nobody can be using what the record holds; empty where somebody may.
+    """Return why no pod can be using what the record holds; empty if one may.
 
     Args:
         record: a prepared claim.
-        claim: what the API server has under its name; None: it says that there is nothing.
+        claim: what the API server has under its name; None if it says that there is nothing.
         driver: ours.
         pool: this node's.
     """
@@ -70,12 +71,12 @@ def why_gone(record: PreparedClaim, claim: ResourceClaim | None, driver: str, po
 
 
 class Reconciler:
-    """Runs beside the calls and takes the same locks.
+    """The comparison, beside the kubelet's calls and under the same locks.
 
     Args:
         unprepare: as the kubelet calls it; answers with an error, or None, by UID.
         live: whether the kubelet has this plugin registered right now.
-        tell: called with kind (see ``notices``) and text of what was put in order.
+        report: called with the kind (see ``notices``) and the text of what was put in order.
 
     Attributes:
         unprepared: how many claims were unprepared because they are gone.
@@ -92,10 +93,10 @@ class Reconciler:
         pool: PoolName,
         live: Callable[[], bool],
         intervals: Intervals | None = None,
-        tell: Callable[[str, str], None] = lambda *_: None,
+        report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._engine = engine
-        self._tell = tell
+        self._report = report
         self._unprepare = unprepare
         self._client = client
         self._driver = driver
@@ -107,20 +108,20 @@ class Reconciler:
         self.rounds = 0
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Compare until cancelled."""
         await asyncio.sleep(self._intervals.first)
         while True:
             try:
                 await self._engine.tidy()
                 await self._compare()
             except (OSError, DraError) as e:
-                log.error("the node's memory could not be compared with what there is", error=str(e))
+                log.error("the node's records could not be compared with what there is", error=str(e))
             self.rounds += 1
             times = self._intervals
             await asyncio.sleep(min(times.every, times.confirm) if self._suspects else times.every)
 
     async def _compare(self) -> None:
-        """Checkpoint against API."""
+        """Compare the records with the API server, and unprepare what is gone twice."""
         if not self._live():
             self._suspects.clear()
             return
@@ -148,7 +149,7 @@ class Reconciler:
             reference = ClaimReference(record.namespace, record.name, record.uid)
             if (await self._unprepare([reference]))[record.uid] is None:
                 self.unprepared += 1
-                self._tell(
+                self._report(
                     CLAIM_GONE,
                     f"{self._driver}: claim {record.key} ({record.uid}) was unprepared without the kubelet: "
                     f"{why}",

@@ -6,7 +6,7 @@ __all__ = ["parse_address"]
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; ``:PORT`` is every address, IPv6 goes in brackets.
+    """Return host and port of ``HOST:PORT``; ``:PORT`` is every address, IPv6 goes in brackets.
 
     Raises:
         ValueError: it is none.

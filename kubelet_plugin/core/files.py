@@ -21,7 +21,7 @@ __all__ = [
 
 
 def write(path: Path, data: bytes, mode: int, *, content: bool = True, name: bool = True) -> None:
-    """Replaces a file: temporary file beside it, fsync, rename, fsync of the directory.
+    """Replace a file: temporary file beside it, fsync, rename, fsync of the directory.
 
     The temporary name begins with a dot and ends with ``.tmp``, which CDI readers ignore.
 
@@ -57,7 +57,7 @@ def write(path: Path, data: bytes, mode: int, *, content: bool = True, name: boo
 
 
 def keep_previous(path: Path, previous: Path) -> None:
-    """Makes ``previous`` another name of what ``path`` is now; nothing where there is no such file.
+    """Make ``previous`` another name of what ``path`` is now; do nothing if there is no such file.
 
     Raises:
         OSError: ``previous`` is as it was before.
@@ -75,7 +75,7 @@ def keep_previous(path: Path, previous: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Removes a file; False where there was none. A power failure may bring it back.
+    """Remove a file; return whether there was one. A power failure may bring it back.
 
     Raises:
         OSError: it could not be removed.
@@ -88,7 +88,7 @@ def remove(path: Path) -> bool:
 
 
 def remove_temporary(folder: Path, prefix: str) -> None:
-    """Removes what a crash left of ``write`` and ``keep_previous`` for files whose names begin so.
+    """Remove what a crash left of ``write`` and ``keep_previous`` for files whose names begin so.
 
     Raises:
         OSError: the folder cannot be read or written.
@@ -99,7 +99,7 @@ def remove_temporary(folder: Path, prefix: str) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes renames and removals in a directory durable.
+    """Make renames and removals in a directory durable.
 
     Raises:
         OSError: the device reports an error.
@@ -112,7 +112,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path, mode: int) -> None:
-    """Creates a directory and its parents (0755); a directory that exists keeps its mode.
+    """Create a directory and its parents (0755); a directory that exists keeps its mode.
 
     Raises:
         OSError: it is not there and cannot be made, or is no directory.
@@ -124,7 +124,7 @@ def make_directory(path: Path, mode: int) -> None:
 
 
 def probe(path: Path) -> None:
-    """Writes and removes a file, because permission bits say nothing to root or about read-only mounts.
+    """Write and remove a file: permission bits say nothing to root or about read-only mounts.
 
     Where the directory is not there, its nearest ancestor is tried; nothing is created that stays.
 

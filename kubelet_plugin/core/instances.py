@@ -1,4 +1,4 @@
-"""The plugins of one driver on one node: who lives, who was killed, who speaks for the node.
+"""The plugins of one driver on one node: which run, which were killed, which one represents the node.
 
 During a rolling update there are two for a while. Each holds a lock on a file of its own in the state
 directory, so that its death is seen however it comes. The kubelet calls the one that it registered last; that
@@ -34,7 +34,7 @@ class Instances:
 
     Args:
         folder: the state directory.
-        name: of this instance; the empty one is a name too.
+        name: of this instance; may be empty.
     """
 
     def __init__(self, folder: Path, name: str, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class Instances:
 
     @contextlib.asynccontextmanager
     async def entered(self, seconds: float) -> AsyncIterator[None]:
-        """Around the life of the instance.
+        """Hold the instance's lock file as long as it runs.
 
         Args:
             seconds: how long one of the same name, which is ending, is waited for.
@@ -68,7 +68,7 @@ class Instances:
             self._leave()
 
     def registered(self, is_so: bool) -> None:
-        """Notes whether the kubelet has this instance registered; the last one that says so leads."""
+        """Note whether the kubelet has this instance registered; the one that noted it last leads."""
         now = int(self._clock.monotonic() * 1e9) if is_so else 0
         if self._descriptor is None or not (now or self._confirmed):
             return
@@ -77,11 +77,11 @@ class Instances:
         os.pwrite(self._descriptor, str(now).encode(), 0)
 
     def leads(self) -> bool:
-        """Whether this instance speaks for the node: no other one that lives was registered later."""
+        """Return whether this instance represents the node: no running one was registered later."""
         return all(confirmed <= self._confirmed for confirmed in self._others())
 
     def dead(self) -> Iterator[str]:
-        """Names of instances that were killed. Each is forgotten when the loop around it goes on."""
+        """Yield the names of killed instances. Each one's file is removed when the caller's loop goes on."""
         for name in self._names():
             if name == self._name:
                 continue
@@ -102,7 +102,7 @@ class Instances:
                 yield rest[1:]
 
     def _others(self) -> Iterator[int]:
-        """When every other instance that lives was registered; 0 where it is not."""
+        """Yield when each other running instance was registered; 0 if it is not."""
         for name in self._names():
             if name == self._name:
                 continue
@@ -147,7 +147,7 @@ def _opened(path: Path) -> Iterator[int | None]:
 
 
 def _locked(descriptor: int) -> bool:
-    """Tries to lock; the lock ends with the descriptor."""
+    """Try to lock, without blocking; the lock ends with the descriptor."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -156,7 +156,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def remove_stale_socket(path: Path) -> bool:
-    """Removes a socket on which nobody listens any more; says whether it did."""
+    """Remove a socket on which no process listens any more; return whether it was removed."""
     if not path.is_socket():
         return False
     with socket.socket(socket.AF_UNIX) as probe:

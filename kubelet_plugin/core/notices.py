@@ -1,6 +1,6 @@
-"""What the node agent found and put in order by itself, told to people: Events on the Node, and numbers.
+"""Reports of what the node agent found and put in order by itself: Events on the Node, and counters.
 
-The log says the same, but nobody reads the log of every node.
+The log says the same; Events and counters can be seen without reading the log of every node.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ log = structlog.get_logger(__name__)
 
 
 class Notices:
-    """Notes at once, writes in the background: nobody waits for the API server to say that a file was bad.
+    """Reports that are noted at once and written in the background: no caller waits for the API server.
 
     Attributes:
-        counts: how often what was found since the start, by kind.
+        counts: number of findings since the start, by kind.
     """
 
     def __init__(self, client: KubeClient, clock: Clock, node_name: str) -> None:
@@ -69,8 +69,8 @@ class Notices:
         self._waiting: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_WAITING)
         self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
 
-    def tell(self, kind: str, message: str) -> None:
-        """Counts it and queues a Warning on the Node.
+    def report(self, kind: str, message: str) -> None:
+        """Count a finding and queue a Warning on the Node.
 
         Args:
             kind: one of ``KINDS``; the Event's reason.
@@ -83,7 +83,7 @@ class Notices:
             log.debug("no Event: too many are waiting", kind=kind)
 
     async def run(self) -> None:
-        """Writes until cancelled. What was noted while the API server was away is written when it is back."""
+        """Write until cancelled. What was noted while the API server was away is written when it is back."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._recorder.run())
             tasks.create_task(self._write())

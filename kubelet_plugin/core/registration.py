@@ -1,4 +1,4 @@
-"""Whether the kubelet knows us: what the gRPC services note and the inventory keeper writes down."""
+"""Whether the kubelet has the plugin registered: noted by the gRPC services, written to the inventory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ log = structlog.get_logger(__name__)
 
 
 class RegistrationState:
-    """The kubelet's view of us, as far as it tells.
+    """The plugin's registration with the kubelet, as far as the kubelet reports it.
 
     Args:
         sockets_present: whether the sockets are where the kubelet looks.
-        note: told whenever the kubelet takes us or drops us.
+        note: called with whether the plugin is registered, whenever the kubelet says so.
 
     Attributes:
         changes: notified at each change.
@@ -38,26 +38,26 @@ class RegistrationState:
 
     @property
     def registered(self) -> bool | None:
-        """What the kubelet said last; None where it has said nothing since we started."""
+        """What the kubelet said last; None if it has said nothing since the start."""
         return self._registered
 
     @property
     def confirmations(self) -> int:
-        """How often the kubelet has confirmed a registration since we started."""
+        """How often the kubelet has confirmed a registration since the start."""
         return self._confirmations
 
     @property
     def live(self) -> bool:
-        """Whether the kubelet can be taken to know us right now.
+        """Whether the kubelet can be taken to have the plugin registered right now.
 
-        The kubelet does not say when it drops us. Signs that it has not: our sockets are where it looks, and
-        the health stream is open, with kubelets that open one.
+        The kubelet does not say when it drops a plugin. Signs that it has not: the sockets are where it
+        looks, and the health stream is open, with kubelets that open one.
         """
         streaming = self._streams > 0 or not self._had_stream
         return self._registered is True and streaming and self._sockets_present()
 
     def confirmed(self) -> None:
-        """The kubelet has accepted us."""
+        """Note that the kubelet has accepted the plugin."""
         self._registered = True
         self._confirmations += 1
         self._note(True)
@@ -65,27 +65,27 @@ class RegistrationState:
         self.changes.notify()
 
     def rejected(self, error: str) -> None:
-        """The kubelet has refused us; it will ask again."""
+        """Note that the kubelet has refused the plugin; it will ask again."""
         self._registered = False
         self._note(False)
         log.error("the kubelet refuses the plugin", error=error[:1024])
         self.changes.notify()
 
     def withdrawn(self) -> None:
-        """Our sockets are gone, on purpose or not."""
+        """Note that the sockets are gone, on purpose or not."""
         self._registered = False
         self._note(False)
         self.changes.notify()
 
     def silent(self) -> None:
-        """Nobody has asked for us for a good while after the start."""
+        """Note that no kubelet has asked for the plugin for a good while after the start."""
         if self._registered is None:
             self._registered = False
             self.changes.notify()
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Around a health stream."""
+        """Count a health stream as open inside the block."""
         self._had_stream = True
         self._streams += 1
         self.changes.notify()

@@ -1,4 +1,4 @@
-"""Telling several tasks that something has changed, without losing a change."""
+"""Signals to several tasks that something has changed, none of which is lost."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class Changes:
 
     @property
     def count(self) -> int:
-        """How many changes there were."""
+        """Number of changes so far."""
         return self._count
 
     def notify(self) -> None:
-        """Something has changed."""
+        """Count a change and wake every task that waits."""
         self._count += 1
         event, self._event = self._event, asyncio.Event()
         event.set()
 
     async def wait_beyond(self, count: int) -> int:
-        """Waits until there were more than ``count`` changes; gives the new number."""
+        """Wait until there were more than ``count`` changes; return the new number."""
         while self._count <= count:
             await self._event.wait()
         return self._count
 
     async def wait(self, count: int, seconds: float) -> int:
-        """Like ``wait_beyond``, but gives up after so many seconds."""
+        """Do what ``wait_beyond`` does, for at most so many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 return await self.wait_beyond(count)

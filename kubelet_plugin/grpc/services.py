@@ -1,4 +1,4 @@
-"""The gRPC services that the kubelet calls. They translate; ``engine`` decides."""
+"""The gRPC services that the kubelet calls. They translate; what is done is in ``claims``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     async def GetInfo(  # noqa: N802 - name of the RPC
         self, request: pluginregistration_pb2.InfoRequest, context: object
     ) -> pluginregistration_pb2.PluginInfo:
-        """Says what we are."""
+        """Return name, socket and supported services of the plugin."""
         return pluginregistration_pb2.PluginInfo(
             type="DRAPlugin",
             name=self._driver,
@@ -76,7 +76,7 @@ class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     async def NotifyRegistrationStatus(  # noqa: N802 - name of the RPC
         self, request: pluginregistration_pb2.RegistrationStatus, context: object
     ) -> pluginregistration_pb2.RegistrationStatusResponse:
-        """Notes what the kubelet says; the API server is told by another task, the kubelet waits 5 s only."""
+        """Note what the kubelet says. Another task tells the API server: the kubelet waits 5 s only."""
         if request.plugin_registered:
             self._state.confirmed()
         else:
@@ -85,18 +85,18 @@ class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
 
 
 class Calls:
-    """Runs the claims of a call side by side, each to its end.
+    """The kubelet's calls: the claims of one run side by side, each to its end.
 
     A kubelet that gives up on a call cancels it; the transaction behind it goes on, and the repetition of the
     call finds its result.
 
     Args:
-        engine: what does the work.
+        engine: prepares and unprepares.
         seconds: after which a call is answered in any case.
         observe: called after each claim with prepare or unprepare, success or error, and the seconds it took.
     """
 
-    # The kubelet's deadline is 45 s, and it does not show what we say after it.
+    # The kubelet's deadline is 45 s, and an answer after it is not shown.
     SECONDS: Final = 43.0
 
     def __init__(
@@ -114,27 +114,27 @@ class Calls:
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        """Owns the transactions until cancelled."""
+        """Own the tasks of the calls until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await asyncio.get_running_loop().create_future()
 
     async def answered(self, seconds: float) -> None:
-        """Waits until what is under way now has ended, ``seconds`` at most; not for what comes meanwhile."""
+        """Wait until what is under way now has ended, ``seconds`` at most; not for what comes meanwhile."""
         if self._under_way:
             await asyncio.wait(set(self._under_way), timeout=seconds)
             await asyncio.sleep(_SENDING_SECONDS)
 
     async def drain(self) -> None:
-        """Waits until no transaction is under way."""
+        """Wait until no call is under way."""
         await self._idle.wait()
 
     async def prepare(self, claims: Iterable[_Claim]) -> dict[str, tuple[PreparedDevice, ...] | str]:
-        """Devices, or the reason why not, by claim UID."""
+        """Return the devices, or the reason why there are none, by claim UID."""
         return await self._each(claims, "prepare", self._engine.prepare)
 
     async def unprepare(self, claims: Iterable[_Claim]) -> dict[str, str | None]:
-        """None, or the reason why not, by claim UID."""
+        """Return None, or the reason why it is not unprepared, by claim UID."""
         return await self._each(claims, "unprepare", self._engine.unprepare)
 
     async def _each(
@@ -184,7 +184,7 @@ class Calls:
             bound.warning(f"{verb} failed", error=str(e))
             return _reason(e)
         except Exception as e:
-            # A bug of ours costs this claim, not the others and not the plugin.
+            # A bug costs this claim, not the others and not the plugin.
             bound.exception(f"{verb} failed unexpectedly")
             return f"internal error of the driver: {type(e).__name__}: {e}"
         finally:
@@ -206,7 +206,7 @@ class DraV1(dra_v1_pb2_grpc.DRAPluginServicer):
     async def NodePrepareResources(  # noqa: N802 - name of the RPC
         self, request: dra_v1_pb2.NodePrepareResourcesRequest, context: object
     ) -> dra_v1_pb2.NodePrepareResourcesResponse:
-        """Every claim of the request is answered, with devices or with an error."""
+        """Answer every claim of the request, with devices or with an error."""
         response = dra_v1_pb2.NodePrepareResourcesResponse()
         for uid, outcome in (await self._calls.prepare(request.claims)).items():
             if isinstance(outcome, str):
@@ -228,7 +228,7 @@ class DraV1(dra_v1_pb2_grpc.DRAPluginServicer):
     async def NodeUnprepareResources(  # noqa: N802 - name of the RPC
         self, request: dra_v1_pb2.NodeUnprepareResourcesRequest, context: object
     ) -> dra_v1_pb2.NodeUnprepareResourcesResponse:
-        """Every claim of the request is answered."""
+        """Answer every claim of the request."""
         response = dra_v1_pb2.NodeUnprepareResourcesResponse()
         for uid, outcome in (await self._calls.unprepare(request.claims)).items():
             response.claims[uid].error = outcome or ""
@@ -244,7 +244,7 @@ class DraV1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
     async def NodePrepareResources(  # noqa: N802 - name of the RPC
         self, request: dra_v1beta1_pb2.NodePrepareResourcesRequest, context: object
     ) -> dra_v1beta1_pb2.NodePrepareResourcesResponse:
-        """Every claim of the request is answered, with devices or with an error."""
+        """Answer every claim of the request, with devices or with an error."""
         response = dra_v1beta1_pb2.NodePrepareResourcesResponse()
         for uid, outcome in (await self._calls.prepare(request.claims)).items():
             if isinstance(outcome, str):
@@ -264,7 +264,7 @@ class DraV1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
     async def NodeUnprepareResources(  # noqa: N802 - name of the RPC
         self, request: dra_v1beta1_pb2.NodeUnprepareResourcesRequest, context: object
     ) -> dra_v1beta1_pb2.NodeUnprepareResourcesResponse:
-        """Every claim of the request is answered."""
+        """Answer every claim of the request."""
         response = dra_v1beta1_pb2.NodeUnprepareResourcesResponse()
         for uid, outcome in (await self._calls.unprepare(request.claims)).items():
             response.claims[uid].error = outcome or ""
@@ -302,14 +302,14 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Ends all streams."""
+        """End all streams."""
         self._stopping.set()
         self._table.changes.notify()
 
     async def NodeWatchResources(  # noqa: N802 - name of the RPC
         self, request: health_v1alpha1_pb2.NodeWatchResourcesRequest, context: object
     ) -> AsyncIterator[health_v1alpha1_pb2.NodeWatchResourcesResponse]:
-        """Runs until the kubelet goes or the plugin stops."""
+        """Send until the kubelet closes the stream or the plugin stops."""
         with self._state.stream():
             while not self._stopping.is_set():
                 seen = self._table.changes.count
@@ -344,7 +344,7 @@ def _sentence(parts: Iterable[str]) -> str:
 
 
 def register(server: grpc.aio.Server, servicers: Sequence[object]) -> None:
-    """Adds servicers to a server, each by its kind."""
+    """Add servicers to a server, each by its kind."""
     for servicer in servicers:
         match servicer:
             case Registrar():

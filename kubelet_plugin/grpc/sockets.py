@@ -21,7 +21,7 @@ _CLOSING_SECONDS: Final = 0.2
 
 
 class SocketServer:
-    """Serves on ``path`` until stopped; the file is there exactly while it serves.
+    """A server on ``path``; the file is there exactly while it serves.
 
     Args:
         path: an absolute path that fits a Unix socket.
@@ -40,7 +40,7 @@ class SocketServer:
         return self._server is not None and self._path.is_socket()
 
     async def start(self) -> None:
-        """Listens; a stale file of a plugin that was killed is removed first.
+        """Listen; a stale file of a plugin that was killed is removed first.
 
         Raises:
             ConfigurationError: it cannot listen there.
@@ -59,12 +59,12 @@ class SocketServer:
         except RuntimeError as e:
             raise ConfigurationError(f"{self._path}: cannot listen: {e}") from e
         await server.start()
-        # Whoever can connect can prepare claims.
+        # A process that can connect can prepare claims.
         self._path.chmod(0o600)
         self._server = server
 
     async def restart(self, tasks: asyncio.TaskGroup) -> None:
-        """Listens anew where the file was removed under us; calls in flight end on the old server.
+        """Listen anew after the file was removed; calls in flight end on the old server.
 
         Args:
             tasks: where the old server ends.
@@ -82,7 +82,7 @@ class SocketServer:
         await self.start()
 
     async def stop(self, grace: float) -> None:
-        """Refuses new calls, lets those in flight end for up to ``grace`` seconds, removes the file."""
+        """Refuse new calls, let those in flight end for up to ``grace`` seconds, remove the file."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(grace)

@@ -340,10 +340,10 @@ def test_leftovers_are_found_twice_before_they_count(tmp_path: Path, state: Path
                 engine=node.plugin._engine, hardware=setup.hardware, table=node.plugin._table
             )
             await leftovers.look()
-            assert leftovers.strangers == 0
+            assert leftovers.unmanaged == 0
             assert setup.daemons.present() == [THIRD]
             await leftovers.look()
-            assert leftovers.strangers == 1
+            assert leftovers.unmanaged == 1
             assert setup.daemons.present() == []
             assert len(control.instances(machine.uuid(GPU))) == 1
             assert len(control.instances(machine.uuid(OTHER))) == 1
