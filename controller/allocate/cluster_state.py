@@ -82,7 +82,7 @@ class ClusterState:
         if self._nodes:
             snapshot = snapshot.with_nodes(*self._nodes.take())
         self.snapshot = snapshot
-        owners = {pool: self._owner(pool) for pool in touched}
+        owners = {pool: self.owner(pool) for pool in touched}
         for pool, owner in owners.items():
             if owner is Owner.OURS:
                 self.own.add(pool)
@@ -125,7 +125,8 @@ class ClusterState:
                 del self._protected[pool]
         return pool
 
-    def _owner(self, pool: PoolID) -> Owner | None:
+    def owner(self, pool: PoolID) -> Owner | None:
+        """Return who allocates from the pool; None if it has no devices."""
         slices = self._protected.get(pool)
         if slices is None:
             return None

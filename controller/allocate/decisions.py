@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 from controller.allocate.assume_cache import AssumeCache, node_of
 from controller.allocate.cluster_state import ClusterState
-from controller.allocate.ownership import ClaimOwnership, OwnedClaim
+from controller.allocate.ownership import ClaimOwnership, OwnedClaim, Owner
 from controller.allocate.placement import NodeUsage, Placements
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
@@ -41,6 +42,8 @@ from dra_driver.structured import (
 )
 
 __all__ = ["Decider", "Decision", "Proceed", "Refuse", "Wait", "Write"]
+
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +151,11 @@ class Decider:
             inventories=inventories,
             taint_rules=taint_rules,
         )
-        # Our pools with their rules; every pool with its rule; those for which both are to be asked anew.
+        # Our pools with their rules; every pool with its rule; why pools are not used; pools of which all
+        # three are to be worked out anew.
         self._ours: PoolPolicies = PersistentMap()
         self._every: PoolPolicies = PersistentMap()
+        self._withheld: PersistentMap[PoolID, str] = PersistentMap()
         self._stale: set[PoolID] = set()
 
     def forget_pool(self, pool: PoolID) -> None:
@@ -164,8 +169,10 @@ class Decider:
             # Maps that come from one another: the allocator looks at the pools that differ, and no others.
             known = {p: self._rule(p) for p in self._stale if p in cluster.pools}
             ours = {p: rule for p, rule in known.items() if p in cluster.own and not self._blocked(p)}
+            withheld = {p: _why_withheld(cluster.owner(p)) for p in known if p not in ours}
             self._every = _changed(self._every, known, self._stale)
             self._ours = _changed(self._ours, ours, self._stale)
+            self._withheld = _changed(self._withheld, withheld, self._stale)
             self._stale = set()
         return cluster
 
@@ -310,6 +317,7 @@ class Decider:
             nodes=nodes,
             ignore_taint=is_controller_taint,
             pools=self._ours,
+            withheld=self._withheld,
             budget=budget,
         )
 
@@ -367,12 +375,26 @@ class Decider:
 
 
 def _changed(
-    rules: PoolPolicies, now: Mapping[PoolID, PoolPolicy], asked: Collection[PoolID]
-) -> PoolPolicies:
-    """The rules, where those pools have these and no others; the same object where nothing differs."""
-    set_ = {p: rule for p, rule in now.items() if rules.get(p) != rule}
-    gone = [p for p in asked if p not in now and p in rules]
-    return rules.updated(set_, gone) if set_ or gone else rules
+    known: PersistentMap[PoolID, _V], now: Mapping[PoolID, _V], asked: Collection[PoolID]
+) -> PersistentMap[PoolID, _V]:
+    """Return what is known, where those pools have these values and no others.
+
+    Where nothing differs, it is the same object.
+    """
+    set_ = {p: value for p, value in now.items() if known.get(p) != value}
+    gone = [p for p in asked if p not in now and p in known]
+    return known.updated(set_, gone) if set_ or gone else known
+
+
+def _why_withheld(owner: Owner | None) -> str:
+    """Return why this controller does not allocate from a pool, as a predicate."""
+    match owner:
+        case Owner.OTHERS:
+            return "allocated by kube-scheduler"
+        case Owner.OTHER_CONTROLLER:
+            return "allocated by another controller"
+        case _:
+            return "blocked during republishing or handover"
 
 
 def _first_problem(owned: Sequence[OwnedClaim]) -> str:

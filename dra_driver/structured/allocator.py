@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Final
 
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
-from dra_driver.structured.explain import reasons
+from dra_driver.structured.explain import reasons, summaries
 from dra_driver.structured.index.fleet import Fleet
 from dra_driver.structured.index.request_classes import Choice, RequestClass, Role
 from dra_driver.structured.matching.plan import ClaimPlan, FatalError, compile_claims
@@ -27,6 +27,7 @@ from dra_driver.structured.model.types import (
     NodePolicy,
     NodeReasons,
     Outcome,
+    PoolID,
     PoolPolicies,
     PoolPolicy,
     Strategy,
@@ -55,10 +56,11 @@ def allocate(
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
     pools: PoolPolicies | None = None,
+    withheld: Mapping[PoolID, str] | None = None,
     policy: NodePolicy = NodePolicy.PACK,
     budget: Budget | None = None,
 ) -> Outcome:
-    """Finds a node and devices for all claims of one pod together.
+    """Find a node and devices for all claims of one pod together.
 
     Args:
         snapshot: the cluster.
@@ -70,6 +72,8 @@ def allocate(
         ignore_taint: taints that do not count, for example our own that keeps kube-scheduler away.
         pools: those that this allocation may use, and how; None: all of them, with ``strategy`` and
             ``policy``. Make the next map with ``updated``: then a change costs work for its pools only.
+        withheld: why pools that ``pools`` lacks may not be used, as a predicate ("allocated by
+            kube-scheduler"); said in the reasons of a refusal, without influence on the answer.
         policy: for best fit, which of several nodes that are equally good, where ``pools`` does not say.
         budget: what the question may cost; if None, ``Budget()``. Questions that belong together (the members
             of a group) share one. When it is used up, the answer is the best one so far, or ``Failed`` with
@@ -82,7 +86,7 @@ def allocate(
     the better score is given, of equal ones that of the first node by name. So what fits does not depend on
     strategies.
     """
-    options = Options(ignore_taint, pools, PoolPolicy(strategy, policy))
+    options = Options(ignore_taint, pools, PoolPolicy(strategy, policy), withheld)
     question = _Question(snapshot, claims, nodes, options, budget or Budget())
     try:
         question.budget.spend(STEPS_PER_QUESTION)
@@ -345,30 +349,30 @@ class _Question:
     def _tell(self, fleet: Fleet, request_class: RequestClass) -> str:
         """The summary, from a look at one node of each class, and at most at ``_MOST_CLASSES``."""
         if not request_class.index.shows(self._snapshot, self._rules):
-            return reasons.summary(self._explain())  # the index has gone on to another snapshot since
+            return summaries.summary(self._explain())  # the index has gone on to another snapshot since
         known = fleet.classes(request_class, self._allowed())
         if len(known) > _MOST_CLASSES:
             known.sort(key=lambda item: (-len(item[0]), item[0][0]))
         shown = sorted((names for names, _ in known[:_MOST_CLASSES]), key=lambda names: names[0])
         budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
         left = sum(len(names) for names, _ in known[_MOST_CLASSES:])
-        alike = []
+        classes = []
         for names in shown:
             looked = self._look(names[0], budget)
             if looked is None:
                 left += len(names)
             else:
-                alike.append(reasons.Alike(looked, names))
+                classes.append(summaries.SimilarNodes(looked, names))
         if self._is_held:
             refused = [node for node in self._candidates() if not self._admitted(node)]
             if refused:
                 names = [node.metadata.name for node in refused]
-                alike.append(reasons.Alike(reasons.refused_node(refused[0], self.plans), names))
+                classes.append(summaries.SimilarNodes(reasons.refused_node(refused[0], self.plans), names))
 
-        def look(name: str) -> NodeReasons:
+        def examine(name: str) -> NodeReasons:
             return self._look(name, budget) or NodeReasons(name, ())
 
-        return reasons.summary_of(alike, look, left)
+        return summaries.summary_by_class(classes, examine, left)
 
     def _look(self, name: str, budget: Budget) -> NodeReasons | None:
         """Return the reasons on a node; None where there are too many of them."""
@@ -383,7 +387,7 @@ class _Question:
         budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
         names = self._sample(request_class)
         some = [found for name in names if (found := self._look(name, budget)) is not None]
-        text = reasons.summary(some)
+        text = summaries.summary(some)
         return text if len(some) >= number else f"0 of {number} nodes; for example {text}"
 
     def _sample(self, request_class: RequestClass) -> list[str]:
@@ -406,7 +410,7 @@ class _Question:
         """The refusal where every node was looked at anyway."""
 
         def summarize() -> str:
-            return reasons.summary(self._explain())
+            return summaries.summary(self._explain())
 
         return self._refuse(summarize, summarize)
 

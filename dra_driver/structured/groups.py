@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from dra_driver.api.resource import (
     ResourceClaim,
 )
 from dra_driver.structured.allocator import allocate
-from dra_driver.structured.explain import reasons
+from dra_driver.structured.explain.summaries import summary
 from dra_driver.structured.matching.constraints import attribute_of
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.snapshot import Snapshot
@@ -26,6 +27,8 @@ from dra_driver.structured.model.types import (
     DoesNotFit,
     Failed,
     NodePolicy,
+    Outcome,
+    PoolID,
     PoolPolicies,
     Strategy,
 )
@@ -72,10 +75,11 @@ def allocate_group(
     nodes: Collection[str] | None = None,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
     pools: PoolPolicies | None = None,
+    withheld: Mapping[PoolID, str] | None = None,
     policy: NodePolicy = NodePolicy.PACK,
     budget: Budget | None = None,
 ) -> GroupAllocated | DoesNotFit | Failed:
-    """Finds nodes and devices for all members, or for none.
+    """Find nodes and devices for all members, or for none.
 
     Args:
         snapshot: the cluster.
@@ -84,19 +88,29 @@ def allocate_group(
         domain: what the nodes have in common. Of the domains that hold the whole group the one with the
             fewest nodes is taken, then the first by name.
         strategy: how to choose for each member.
-        nodes: as for ``allocate``.
-        ignore_taint: as for ``allocate``.
-        pools: as for ``allocate``.
-        policy: as for ``allocate``.
+        nodes: as for ``allocate``; so are the next four.
+        ignore_taint: taints that do not count.
+        pools: those that may be used, and how.
+        withheld: why others may not be used.
+        policy: which of several nodes that are equally good.
         budget: what the whole group may cost, in all domains together; if None, ``Budget()``.
 
     Returns:
         ``DoesNotFit`` with the reasons of the member that was not served (in the last domain that was tried).
     """
     budget = budget or Budget()
+    ask = partial(
+        allocate,
+        strategy=strategy,
+        ignore_taint=ignore_taint,
+        pools=pools,
+        withheld=withheld,
+        policy=policy,
+        budget=budget,
+    )
     worst: DoesNotFit | Failed | None = None
     for value, names, narrowed in _domains(snapshot, members, domain, nodes):
-        group = _Group(snapshot, narrowed, strategy, names, ignore_taint, pools, policy, budget)
+        group = _Group(snapshot, narrowed, names, ask)
         found = group.solve()
         if found is not None:
             return GroupAllocated(found, value)
@@ -108,7 +122,7 @@ def allocate_group(
 
 
 def _no_domain() -> DoesNotFit:
-    return DoesNotFit(tuple, lambda: reasons.summary(()), lambda: reasons.summary(()))
+    return DoesNotFit(tuple, lambda: summary(()), lambda: summary(()))
 
 
 def _domains(
@@ -172,27 +186,26 @@ def _narrowed(claim: ResourceClaim, attribute: str, value: str) -> ResourceClaim
 
 
 class _Group:
-    """The search in one domain."""
+    """The search for a group in one domain.
+
+    Args:
+        snapshot: the cluster.
+        members: the claims of each, as they have to be asked in the domain.
+        nodes: of the domain; if None, all.
+        ask: ``allocate`` with everything but a snapshot, claims and nodes.
+    """
 
     def __init__(
         self,
         snapshot: Snapshot,
         members: Sequence[Sequence[ResourceClaim]],
-        strategy: Strategy,
         nodes: Collection[str] | None,
-        ignore_taint: Callable[[DeviceTaint], bool] | None,
-        pools: PoolPolicies | None,
-        policy: NodePolicy,
-        budget: Budget,
+        ask: Callable[..., Outcome],
     ) -> None:
         self._snapshot = snapshot
         self._members = members
-        self._strategy = strategy
         self._nodes = nodes
-        self._ignore_taint = ignore_taint
-        self._pools = pools
-        self._policy = policy
-        self._budget = budget
+        self._ask = ask
         self._tries = _MOST_TRIES
         self._failed = 0
         self.refusal: DoesNotFit | Failed | None = None
@@ -223,7 +236,7 @@ class _Group:
         snapshot = self._snapshot
         found: dict[int, Allocated] = {}
         for i in order:
-            outcome = self._one(snapshot, self._claims(i, found), self._nodes)
+            outcome = self._ask(snapshot, self._claims(i, found), nodes=self._nodes)
             if not isinstance(outcome, Allocated):
                 self.refusal, self._failed = outcome, i
                 return None
@@ -242,7 +255,7 @@ class _Group:
             left = set(self._snapshot.nodes if self._nodes is None else self._nodes)
             while self._tries > 0 and left:
                 self._tries -= 1
-                outcome = self._one(snapshot, self._claims(i, found), left)
+                outcome = self._ask(snapshot, self._claims(i, found), nodes=left)
                 if not isinstance(outcome, Allocated):
                     return False
                 found[i] = outcome
@@ -279,20 +292,6 @@ class _Group:
             if c.status.allocation is None and c.key not in before
         ]
         return snapshot.with_allocated(snapshot.allocated.with_allocations(made))
-
-    def _one(
-        self, snapshot: Snapshot, claims: Sequence[ResourceClaim], nodes: Collection[str] | None
-    ) -> Allocated | DoesNotFit | Failed:
-        return allocate(
-            snapshot,
-            claims,
-            strategy=self._strategy,
-            nodes=nodes,
-            ignore_taint=self._ignore_taint,
-            pools=self._pools,
-            policy=self._policy,
-            budget=self._budget,
-        )
 
 
 def _weight(claims: Sequence[ResourceClaim]) -> int:

@@ -38,7 +38,7 @@ from dra_driver.structured import (
     Strategy,
     allocate,
 )
-from dra_driver.structured.explain.reasons import summary
+from dra_driver.structured.explain.summaries import summary
 
 G = "gpu.example.com"
 MODELS = {"small": "24Gi", "middle": "40Gi", "large": "80Gi"}

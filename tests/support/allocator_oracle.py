@@ -21,7 +21,7 @@ from dra_driver.structured import (
     Snapshot,
     Strategy,
 )
-from dra_driver.structured.explain import reasons
+from dra_driver.structured.explain import reasons, summaries
 from dra_driver.structured.matching.plan import FatalError, compile_claims
 from dra_driver.structured.matching.problem import NodeProblem, Options
 from dra_driver.structured.model.budget import BudgetExhausted
@@ -174,7 +174,7 @@ class _Scan:
             return Failed(GAVE_UP, gave_up=True)
 
         def summarize() -> str:
-            return reasons.summary(self._explain())
+            return summaries.summary(self._explain())
 
         return DoesNotFit(self._explain, summarize, summarize)
 

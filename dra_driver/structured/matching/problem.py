@@ -36,12 +36,15 @@ class Options:
 
     Attributes:
         ignore_taint: taints that do not count.
-        pools: those that may be used, and how; None: all of them, by ``default``.
+        pools: those that may be used, and how; if None, all of them, by ``default``.
+        default: how pools are used if ``pools`` is None.
+        withheld: why pools that ``pools`` lacks may not be used, for the reasons of a refusal.
     """
 
     ignore_taint: Callable[[DeviceTaint], bool] | None = None
     pools: Mapping[PoolID, PoolPolicy] | None = None
     default: PoolPolicy = DEFAULT_POLICY
+    withheld: Mapping[PoolID, str] | None = None
 
     def rule(self, pool: PoolID) -> PoolPolicy | None:
         """How a pool is used; None: not at all."""

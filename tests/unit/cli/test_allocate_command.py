@@ -121,7 +121,9 @@ def test_explain_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = write(tmp_path, CLUSTER, claim("a", large), claim("b"))
     assert main(["explain", "-f", file]) == 0
     out = capsys.readouterr().out
-    assert "default/a does not fit: 0 of 1 node: 1 has 2 devices with memory below 96Gi (largest 80Gi)" in out
+    assert (
+        "default/a does not fit: 0 of 1 node: n1 has 2 devices with memory below 96Gi (largest 80Gi)" in out
+    )
     assert "gpu.dra-driver.dev/n1/small   capacity      memory 96Gi   40Gi" in out
     assert "default/b fits on node n1:" in out
 

@@ -43,7 +43,7 @@ def test_only_the_given_nodes_are_looked_at(strategy: Strategy) -> None:
     assert outcome.node == "n1"
     nowhere = allocate(two_nodes(), [claim("c", exactly())], nodes=[], strategy=strategy)
     assert isinstance(nowhere, DoesNotFit)
-    assert nowhere.summary() == "0 of 0 nodes: there is no node to look at"
+    assert nowhere.summary() == "0 of 0 nodes: there are no candidate nodes"
 
 
 def test_when_a_taint_was_added_tells_no_nodes_apart() -> None:
@@ -120,9 +120,42 @@ def test_the_caller_can_restrict_the_pools(strategy: Strategy) -> None:
     assert outcome.node == "n1"
     refused = allocate(two_nodes(), [claim("c", exactly())], strategy=strategy, pools=PersistentMap())
     assert isinstance(refused, DoesNotFit)
-    assert refused.summary() == (
-        "0 of 2 nodes: 2 have devices only in pools that may not be used here "
-        "(gpu.example.com/n1, gpu.example.com/n2)"
+    assert refused.summary() == ("0 of 2 nodes: n1, n2: their pools are not among those that may be used")
+
+
+def refused_pools(nodes: int, withheld: dict[PoolID, str]) -> str:
+    cluster = snapshot(*(pool(f"n{i:02}", device("d")) for i in range(nodes)))
+    refused = allocate(cluster, [claim("c", exactly())], pools=PersistentMap(), withheld=withheld)
+    assert isinstance(refused, DoesNotFit)
+    return refused.summary()
+
+
+def gpu_pool(name: str) -> PoolID:
+    return PoolID(DriverName("gpu.example.com"), PoolName(name))
+
+
+def test_a_node_whose_pool_may_not_be_used_is_named_with_the_reason() -> None:
+    why = {
+        gpu_pool("n00"): "allocated by another controller",
+        gpu_pool("n01"): "allocated by kube-scheduler",
+        gpu_pool("n02"): "allocated by kube-scheduler",
+    }
+    assert refused_pools(1, why) == "0 of 1 node: n00: its pool is allocated by another controller"
+    assert refused_pools(3, why) == (
+        "0 of 3 nodes: n01, n02: their pools are allocated by kube-scheduler; "
+        "n00: its pool is allocated by another controller"
+    )
+
+
+def test_many_nodes_whose_pools_may_not_be_used_are_counted() -> None:
+    why = {gpu_pool(f"n{i:02}"): "allocated by kube-scheduler" for i in range(40)}
+    assert refused_pools(40, why) == (
+        "0 of 40 nodes: n00, n01, n02 and 37 more: their pools are allocated by kube-scheduler"
+    )
+    why[gpu_pool("n01")] = "changing hands"
+    assert refused_pools(40, why) == (
+        "0 of 40 nodes: n00, n01, n02 and 37 more: "
+        "their pools are allocated by kube-scheduler or changing hands"
     )
 
 

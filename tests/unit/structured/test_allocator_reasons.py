@@ -18,7 +18,7 @@ from dra_driver.structured import (
     Strategy,
     allocate,
 )
-from dra_driver.structured.explain.reasons import summary
+from dra_driver.structured.explain.summaries import summary
 from dra_driver.structured.model.budget import Budget
 
 TAINT = {"key": "broken", "value": "yes", "effect": "NoSchedule"}
@@ -47,7 +47,7 @@ def test_the_sentence_counts_nodes_and_names_what_is_there() -> None:
     )
     assert refusal(cluster, claim("c", exactly(memory="32Gi"))).summary() == (
         "0 of 3 nodes: 2 have 3 devices with memory below 32Gi (largest 24Gi); "
-        "1 has 2 devices that fit, all allocated: by claims team-a/train, team-b/serve"
+        "n3 has 2 devices that fit, all allocated: by claims team-a/train, team-b/serve"
     )
 
 
@@ -102,7 +102,7 @@ def test_kinds_of_nodes_beyond_many_are_counted_only() -> None:
     text = refusal(cluster, claim("c", exactly(memory="200Gi"))).summary()
     assert text == (
         "0 of 150 nodes: 128 have 128 devices with memory below 200Gi (largest 128Gi); "
-        "22 others, which differ from these, were not looked into"
+        "22 others, which differ from these, were not examined"
     )
 
 
@@ -110,7 +110,7 @@ def test_reasons_asked_for_later_are_those_of_their_snapshot() -> None:
     before = snapshot(pool("n1", device("d", "24Gi")))
     refused = refusal(before, claim("c", exactly(memory="32Gi")))
     refusal(before.with_slices([pool("n1", device("d", "8Gi"))]), claim("c", exactly(memory="32Gi")))
-    assert refused.summary() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
+    assert refused.summary() == "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -121,7 +121,7 @@ def test_what_the_caller_changes_afterwards_does_not_change_the_reasons(strategy
     assert isinstance(refused, DoesNotFit)
     nodes.add("n2")
     claims[0] = claim("other", exactly(memory="64Gi"))
-    sentence = "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
+    sentence = "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
     assert (refused.summary(), refused.brief()) == (sentence, sentence)
     assert [(r.node, [e.claim for e in r.exclusions]) for r in refused.reasons] == [("n1", ["default/c"])]
 
@@ -131,14 +131,14 @@ def test_a_brief_reason_asked_for_later_is_one_of_its_snapshot() -> None:
     refused = refusal(before, claim("c", exactly(memory="32Gi")))
     after = before.with_slices([pool("n0", device("d", "8Gi"))])
     refusal(after.with_nodes([node("n0")], ["n1"]), claim("c", exactly(memory="32Gi")))
-    assert refused.brief() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
+    assert refused.brief() == "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
 
 
 def test_a_brief_reason_is_of_the_nodes_that_were_asked_about() -> None:
     cluster = snapshot(pool("n1", device("d", "24Gi")), pool("n2", device("d", "16Gi")))
     refused = allocate(cluster, [claim("c", exactly(memory="32Gi"))], nodes={"n2"})
     assert isinstance(refused, DoesNotFit)
-    assert refused.brief() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 16Gi)"
+    assert refused.brief() == "0 of 1 node: n2 has 1 device with memory below 32Gi (largest 16Gi)"
 
 
 EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
@@ -151,25 +151,25 @@ EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
             [device("d", attributes={"model": "a"})],
             exactly(selectors=[{"cel": {"expression": EXPRESSION}}]),
             ExclusionReason.SELECTOR,
-            f"1 has 1 device of the class, none selected by {EXPRESSION}",
+            f"n1 has 1 device of the class, none selected by {EXPRESSION}",
         ),
         (
             [device("d", "8Gi")],
             exactly(capacity={"requests": {"cores": "4"}}),
             ExclusionReason.CAPACITY,
-            "1 has 1 device without capacity cores",
+            "n1 has 1 device without capacity cores",
         ),
         (
             [device("d", taints=[TAINT])],
             exactly(),
             ExclusionReason.TAINT,
-            "1 has 1 device that fits, tainted broken=yes:NoSchedule",
+            "n1 has 1 device that fits, tainted broken=yes:NoSchedule",
         ),
         (
             [device("d"), device("e")],
             exactly(3),
             ExclusionReason.CONSTRAINT,
-            "1 has only 2 free devices that fit, 3 are needed",
+            "n1 has only 2 free devices that fit, 3 are needed",
         ),
     ],
 )
@@ -185,7 +185,7 @@ def test_constraints_are_named() -> None:
     gpus = [device(f"d{i}", attributes={"model": m}) for i, m in enumerate("ab")]
     wanted = claim("c", exactly(2), constraints=[{"matchAttribute": "gpu.example.com/model"}])
     assert refusal(snapshot(pool("n1", *gpus)), wanted).summary() == (
-        "0 of 1 node: 1 has 2 free devices that fit one by one, not together "
+        "0 of 1 node: n1 has 2 free devices that fit one by one, not together "
         "(2 devices, the same gpu.example.com/model)"
     )
 
@@ -199,7 +199,7 @@ def test_partitions_in_use_are_named() -> None:
         snapshot(partitioned_pool("n1", {"gpu-0": {"memory": "80Gi"}}, *parts)), ("n1", "part", "x/y")
     )
     assert refusal(cluster, claim("c", exactly(memory="40Gi"))).summary() == (
-        "0 of 1 node: 1 has 1 device that fits, excluded by partitions in use "
+        "0 of 1 node: n1 has 1 device that fits, excluded by partitions in use "
         "(counter memory of gpu-0 used up)"
     )
 
@@ -208,11 +208,11 @@ def test_an_incomplete_pool_is_told() -> None:
     cluster = snapshot(pool("n1", device("d"), pool={"name": "n1", "generation": 2, "resourceSliceCount": 2}))
     refused = refusal(cluster, claim("c", exactly()))
     assert refused.reasons[0].exclusions[0].rule is ExclusionReason.POOL_INCOMPLETE
-    assert "1 has 1 device in a pool that is being updated (gpu.example.com/n1)" in refused.summary()
+    assert "n1 has 1 device in a pool that is being updated (gpu.example.com/n1)" in refused.summary()
 
 
 def test_the_request_that_is_farthest_from_being_served_speaks() -> None:
     cluster = snapshot(pool("n1", device("d", "24Gi")))
     refused = refusal(cluster, claim("c", exactly(), exactly(memory="32Gi")))
-    assert refused.summary() == "0 of 1 node: 1 has 1 device with memory below 32Gi (largest 24Gi)"
+    assert refused.summary() == "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
     assert [e.request for e in refused.reasons[0].exclusions] == ["req-0", "req-1"]
