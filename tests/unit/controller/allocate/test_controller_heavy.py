@@ -135,9 +135,9 @@ def hard_claim(cluster, name: str, kind: str = "x") -> None:
     cluster.edit(RESOURCE_CLAIMS, name, {"spec": {"devices": {"constraints": constraints}}}, "default")
 
 
-def numbered(cluster, name: str) -> None:
+def numbered(cluster, name: str, memory: int = 40) -> None:
     """A pool whose devices have seven values of ``x``."""
-    pool(cluster, name, *[40] * 8)
+    pool(cluster, name, *[memory] * 8)
     raw = cluster.raw(RESOURCE_SLICES, f"{name}-{OURS}")
     devices = [{**d, "attributes": {"x": {"int": i % 7}}} for i, d in enumerate(raw["spec"]["devices"])]
     cluster.edit(RESOURCE_SLICES, f"{name}-{OURS}", {"spec": {"devices": devices}})
@@ -282,9 +282,10 @@ def test_a_pod_whose_claim_is_allocated_meanwhile_does_not_wait_for_the_pause():
 
 def test_a_group_that_was_given_up_is_decided_again_although_nothing_has_changed():
     cluster = cluster_of()
-    for name in ("n1", "n2"):
-        node(cluster, name)
-        numbered(cluster, name)
+    # So many that differ that the steps of the whole decision run out, and not only those of each node.
+    for i in range(5):
+        node(cluster, f"n{i}")
+        numbered(cluster, f"n{i}", 40 + i)
     for i in range(2):
         hard_claim(cluster, f"m{i}")
         pod(cluster, f"m{i}", f"m{i}")
