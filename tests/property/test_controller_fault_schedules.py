@@ -18,6 +18,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster, unreachable
 
 from controller.app import Controller
@@ -365,7 +366,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def controller(cluster: FakeCluster):
     timings = Timings(avoid=0.1, longest_avoid=0.3, drain=0.1, settle=0.02)
     config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, timings=timings)
-    task = asyncio.create_task(Controller(cluster, config).run())
+    task = asyncio.create_task(Controller(cluster, config, virtual_time.LoopClock()).run())
     try:
         yield
     finally:
@@ -394,4 +395,4 @@ def test_invariants_hold_after_every_schedule(first):
                 group.create_task(one(seed, failures))
         assert failures == {}
 
-    asyncio.run(main())
+    virtual_time.run(main())

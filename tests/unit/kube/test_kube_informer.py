@@ -5,6 +5,7 @@ import contextlib
 import itertools
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster
 
 from dra_driver.api.core import EVENTS, NODES, PODS
@@ -17,7 +18,6 @@ from dra_driver.kube import (
     Informer,
     LeaderConfig,
     LeaderElector,
-    SystemClock,
     WorkQueue,
 )
 from dra_driver.kube.clock import micro_time, rfc3339
@@ -54,7 +54,7 @@ def run(main) -> None:
         async with asyncio.timeout(20):
             await main()
 
-    asyncio.run(bounded())
+    virtual_time.run(bounded())
 
 
 def test_an_informer_follows_and_indexes():
@@ -214,7 +214,7 @@ def elector(cluster: FakeCluster, identity: str) -> LeaderElector:
     config = LeaderConfig(
         "ns", "lease", identity, lease_seconds=1, renew_deadline_seconds=0.6, retry_seconds=0.1
     )
-    return LeaderElector(cluster, config, SystemClock())
+    return LeaderElector(cluster, config, virtual_time.LoopClock())
 
 
 def test_one_leads_and_the_next_takes_over_at_once_when_it_ends():

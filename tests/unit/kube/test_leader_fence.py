@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster, unreachable
 
 from dra_driver.api.core import NODES
@@ -132,7 +133,7 @@ def run(main) -> None:
         async with asyncio.timeout(20):
             await main()
 
-    asyncio.run(bounded())
+    virtual_time.run(bounded())
 
 
 async def stalled(leader: Leader, seconds: float, *jobs) -> None:

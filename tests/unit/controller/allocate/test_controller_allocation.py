@@ -5,6 +5,7 @@ import contextlib
 import itertools
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster, unreachable
 
 from controller.app import Controller
@@ -182,7 +183,7 @@ def run(cluster: FakeCluster, scenario, **config: object) -> None:
         async with asyncio.timeout(30), controlling(cluster, **config) as harness:
             await scenario(harness)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 async def nothing(_):

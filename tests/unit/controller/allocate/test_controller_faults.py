@@ -9,6 +9,7 @@ import contextlib
 import random
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster, unreachable
 
 from controller.app import Controller
@@ -173,4 +174,4 @@ def test_invariants_hold_under_random_faults(seed):
         async with asyncio.timeout(40):
             await main()
 
-    asyncio.run(bounded())
+    virtual_time.run(bounded())

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster
 from test_controller_allocation import OURS, Clock, claim, classes, node, pod, pool
 
@@ -94,7 +95,7 @@ def test_a_leader_that_was_stopped_at_work_writes_nothing_after_the_next_one_lea
             assert cluster.sent == []
             assert cluster.obj(LEASES, LEASE, SYSTEM_NAMESPACE).spec.holder_identity == "b"
 
-    asyncio.run(main())
+    virtual_time.run(main())
     log = capsys.readouterr().out
     assert "not written" not in log
     assert "will be tried again" not in log
@@ -115,5 +116,5 @@ def test_a_leader_that_was_stopped_and_not_replaced_goes_on_after_its_renewal():
                 await asyncio.sleep(0.02)
             assert not running.done()
 
-    asyncio.run(main())
+    virtual_time.run(main())
     assert cluster.sent[0][2] > before[0]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster
 from test_controller_allocation import NS, OURS, claim, cluster_of, pod, pool, request, run
 
@@ -115,7 +116,7 @@ def test_what_both_have_reserved_is_told_and_left_to_the_node():
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_reservation_that_comes_in_between_wins():

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support import virtual_time
 from test_controller_allocation import (
     NS,
     claim,
@@ -260,7 +261,7 @@ def test_a_group_of_which_a_part_is_allocated_gives_it_back_while_others_are_hel
             await until(lambda: h.devices("single") == [("n1", "gpu-0")])
             assert h.devices("a") == []
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 # --- what people are told -----------------------------------------------------------------------------------

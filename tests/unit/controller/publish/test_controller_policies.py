@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster
 
 from controller.app import Controller
@@ -146,7 +147,7 @@ class Harness:
 def run(cluster: FakeCluster, scenario, **config) -> None:
     async def main():
         settings = ControllerConfig(drivers=(DRIVER,), leader_elect=False, **{"timings": QUICK, **config})
-        controller = Controller(cluster, settings)
+        controller = Controller(cluster, settings, virtual_time.LoopClock())
         task = asyncio.create_task(controller.run())
         harness = Harness(cluster)
         try:
@@ -159,7 +160,7 @@ def run(cluster: FakeCluster, scenario, **config) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 SCHEDULER = {"allocator": PoolAllocator.SCHEDULER}
@@ -540,7 +541,7 @@ def test_who_tolerates_the_taint_is_told_only_where_it_makes_a_difference():
         for task in tasks:
             task.cancel()
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 # --- how the allocator chooses, pool by pool ----------------------------------------------------------------

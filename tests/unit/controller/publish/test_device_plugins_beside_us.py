@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster
 
 from controller.app import Controller
@@ -21,7 +22,7 @@ from dra_driver.api.meta import DriverName
 from dra_driver.api.names import ALLOCATION_GATE
 from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.kube import EventRecorder, Informer, SystemClock
+from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import PoolAllocator
 from dra_driver.publishing import LeavingPlugins
 
@@ -113,7 +114,7 @@ def run(
 
     async def main() -> None:
         config = ControllerConfig(drivers=(DRIVER,), allocator=allocator, leader_elect=False)
-        controller = Controller(made, config)
+        controller = Controller(made, config, virtual_time.LoopClock())
         task = asyncio.create_task(controller.run())
         try:
             async with asyncio.timeout(30):
@@ -124,7 +125,7 @@ def run(
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def run_publisher(
@@ -136,18 +137,18 @@ def run_publisher(
         inventories = Informer(made, DEVICE_INVENTORIES)
         slices = Informer(made, RESOURCE_SLICES, indices={POOL_INDEX: pool_of})
         nodes, classes = Informer(made, NODES), Informer(made, DEVICE_CLASSES)
-        recorder = EventRecorder(made, "test", SystemClock())
+        recorder = EventRecorder(made, "test", virtual_time.LoopClock())
         publisher = Publisher(
             made,
             ControllerConfig(drivers=(DRIVER,), allocator=PoolAllocator.SCHEDULER),
-            SystemClock(),
+            virtual_time.LoopClock(),
             recorder,
             inventories=inventories,
             slices=slices,
             nodes=nodes,
             device_plugins=DevicePlugins(
                 classes,
-                LeavingPlugins(SystemClock(), leaving_seconds),
+                LeavingPlugins(virtual_time.LoopClock(), leaving_seconds),
                 changed=lambda: publisher.all_again(),  # noqa: PLW0108 - made here
             ),
         )
@@ -163,7 +164,7 @@ def run_publisher(
             for task in tasks:
                 task.cancel()
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 # --- by default ---------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ def test_a_heartbeat_of_a_node_costs_nothing() -> None:
 
 def test_only_resources_that_matter_make_a_node_worth_looking_at() -> None:
     asked = DevicePlugins(
-        Informer(FakeCluster(), DEVICE_CLASSES), LeavingPlugins(SystemClock()), lambda: None
+        Informer(FakeCluster(), DEVICE_CLASSES), LeavingPlugins(virtual_time.LoopClock()), lambda: None
     )
 
     def node(**capacity: str) -> Node:

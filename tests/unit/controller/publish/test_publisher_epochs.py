@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from support import virtual_time
 from support.fake_cluster import FakeCluster, unreachable
 
 from controller.config import ControllerConfig
@@ -119,7 +120,7 @@ def run(scenario, cluster: FakeCluster) -> None:
         async with asyncio.timeout(20), publishing(cluster) as harness:
             await scenario(harness)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_registered_node_is_published_once_and_noted():
