@@ -8,6 +8,9 @@ STAMP := $(VENV)/.installed
 # Tests of processes and sockets wait more than they compute, yet more than 4 at once slow each other down.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
 
+# Container images like to set it. Each of the hundreds of processes that tests start would compile us again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint fmt types proto proto-check crash-test fault-test bench e2e chart-test manifests wheel image sbom docs constraints clean
 
