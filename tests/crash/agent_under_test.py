@@ -7,6 +7,7 @@ The agent is the real command line; only ``faults`` is put under it, as the vari
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -20,15 +21,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 import crash_gpus
 from faults import PLAN, Injector, Plan
 
+# Imported before the first fork, so that an agent costs no imports; nothing here starts a thread.
+import dra_driver.cli.kubelet_plugin
+import dra_driver.discovery.simulated.backend  # noqa: F401
+from dra_driver.cli.main import main as command
+
 
 def main() -> None:
-    # Imported before the first fork; nothing here starts a thread.
-
     readable, writable = os.pipe()
     for end in (readable, writable):
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writable)
+    # The collector would write to the pages of everything that agents share with us.
+    gc.freeze()
     agents: dict[int, int] = {}
     pending = b""
     tell({"ready": True})
@@ -67,8 +73,6 @@ def reap(agents: dict[int, int]) -> None:
 
 def agent(request: dict[str, Any]) -> NoReturn:
     """The forked process."""
-    from dra_driver.cli.main import main as command
-
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 70
