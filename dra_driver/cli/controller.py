@@ -12,7 +12,7 @@ import structlog
 
 from controller.admission.config import OBJECT_NAME, AdmissionConfig
 from controller.app import Controller
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, Timings
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_FIELD_MANAGER, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.kube import KubeApi
@@ -122,8 +122,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs until SIGTERM or SIGINT (exit 0), or until the lease is lost (exit 1)."""
+def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
+    """Run until SIGTERM or SIGINT (exit 0), or until the lease is lost (exit 1).
+
+    Args:
+        args: of the command line.
+        timings: in place of the usual ones; for tests.
+    """
     admission: AdmissionConfig | None = None
     if args.admission_port is not None:
         admission = AdmissionConfig(
@@ -150,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         group_seconds=args.group_timeout,
         node_labels=args.node_labels,
+        timings=timings or Timings(),
     )
     asyncio.run(_main(config))
     return 0

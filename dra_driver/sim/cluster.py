@@ -324,7 +324,7 @@ class EmbeddedCluster:
         )
 
     def _process(self, name: str, command: Sequence[str]) -> ManagedProcess:
-        process = ManagedProcess(name, command, self.root / f"{name}.log")
+        process = ManagedProcess(name, command, self.root / f"{name}.log", spawn=self.config.spawn)
         self._processes.append(process)
         return process
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
 from dra_driver.sim.kubelet import KubeletSettings
+from dra_driver.sim.processes import Spawn, spawn
 
 __all__ = ["ClusterConfig", "NodeConfig"]
 
@@ -43,6 +44,7 @@ class ClusterConfig:
         log_level: of the child processes.
         plugin_flags: more flags of the node agents of GPUs.
         manifests: objects that are there before anything runs.
+        spawn: starts the child processes.
     """
 
     profiles: tuple[NodeConfig | str, ...] = ("l4x4",)
@@ -54,6 +56,7 @@ class ClusterConfig:
     log_level: str = "info"
     plugin_flags: tuple[str, ...] = ()
     manifests: tuple[dict[str, Any], ...] = ()
+    spawn: Spawn = spawn
 
     @property
     def nodes(self) -> tuple[NodeConfig, ...]:

@@ -8,12 +8,13 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from dra_driver.errors import DraError
 
-__all__ = ["ManagedProcess", "ProcessFailed", "dra_driver_command"]
+__all__ = ["Child", "ManagedProcess", "ProcessFailed", "Spawn", "dra_driver_command", "spawn"]
 
 # Runs before the real command, in the same process: asks the kernel (PR_SET_PDEATHSIG) to kill it should the
 # parent die without a chance to clean up. A preexec_fn would do the same, but runs Python code between fork
@@ -36,6 +37,48 @@ def dra_driver_command(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "dra_driver.cli.main", *arguments)
 
 
+class Child(Protocol):
+    """A process that was started; ``asyncio.subprocess.Process`` is one."""
+
+    pid: int
+
+    @property
+    def stdout(self) -> asyncio.StreamReader | None:
+        """What it writes to stdout and stderr."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, the negative number of the signal that ended it, or None while it runs."""
+
+    async def wait(self) -> int:
+        """Wait for its end; return its exit status."""
+
+    def send_signal(self, signal: int) -> None:
+        """Send a signal."""
+
+
+Spawn = Callable[[Sequence[str], Mapping[str, str]], Awaitable[Child]]
+"""Starts a command with more variables in its environment, in a session of its own."""
+
+
+async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Child:
+    """Start a process that the kernel kills should we die."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-ISc",
+        _LAUNCHER,
+        str(os.getpid()),
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        # Not the file itself: as in a container, a full disk must not take the log away.
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, **environment},
+        # Ctrl-C in a terminal is for us; we stop our children in our own order.
+        start_new_session=True,
+    )
+
+
 class ManagedProcess:
     """One child process.
 
@@ -44,16 +87,23 @@ class ManagedProcess:
         command: absolute path of the program and its arguments.
         log: file that gets stdout and stderr.
         environment: added to ours.
+        spawn: starts it.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        spawn: Spawn = spawn,
     ) -> None:
         self.name = name
         self.command = tuple(command)
         self.log = log
         self._environment = dict(environment or {})
-        self._process: asyncio.subprocess.Process | None = None
+        self._spawn = spawn
+        self._process: Child | None = None
         self._logging: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -70,23 +120,10 @@ class ManagedProcess:
     async def start(self) -> None:
         """Starts it; output is appended to the log."""
         self._stopping = False
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-ISc",
-            _LAUNCHER,
-            str(os.getpid()),
-            *self.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            # Not the file itself: as in a container, a full disk must not take the log away.
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **self._environment},
-            # Ctrl-C in a terminal is for us; we stop our children in our own order.
-            start_new_session=True,
-        )
+        self._process = await self._spawn(self.command, self._environment)
         self._logging = asyncio.get_running_loop().create_task(self._write_log(self._process))
 
-    async def _write_log(self, process: asyncio.subprocess.Process) -> None:
+    async def _write_log(self, process: Child) -> None:
         assert process.stdout is not None
         with self.log.open("ab", buffering=0) as log:
             while chunk := await process.stdout.read(65536):

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import forked
+
 from dra_driver.api.core import PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
@@ -21,7 +23,7 @@ SETTINGS = dataclasses.replace(KubeletSettings.quick(), wipe_delay=0.7, registry
 
 
 def config(*profiles: str, settings: KubeletSettings = SETTINGS, **more: Any) -> ClusterConfig:
-    return ClusterConfig(profiles=profiles or ("l4x4",), kubelet=settings, **more)
+    return ClusterConfig(profiles=profiles or ("l4x4",), kubelet=settings, spawn=forked.spawn, **more)
 
 
 def run(

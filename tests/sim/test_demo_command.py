@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import os
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import yaml
 
@@ -93,10 +95,15 @@ def test_a_temporary_directory_that_is_too_long_is_named(
     assert list(long.iterdir()) == []
 
 
+def forked_demo(nodes: int = DEFAULT_NODES) -> ClusterConfig:
+    """The demo's cluster, whose processes cost no imports; where the command itself runs they do."""
+    return dataclasses.replace(demo_cluster(nodes), spawn=forked.spawn)
+
+
 @pytest.mark.sim
 def test_the_demo_succeeds_and_prints_its_table() -> None:
     out = io.StringIO()
-    demo = Demo(DemoOptions(demo_cluster(), EXAMPLES), out)
+    demo = Demo(DemoOptions(forked_demo(), EXAMPLES), out)
     assert asyncio.run(demo.run()) == 0, out.getvalue()
     text = out.getvalue()
     assert "POD" in text
@@ -111,7 +118,7 @@ def test_the_demo_succeeds_and_prints_its_table() -> None:
 @pytest.mark.sim
 def test_one_node_is_enough_for_all_examples_but_those_that_need_another() -> None:
     out = io.StringIO()
-    demo = Demo(DemoOptions(demo_cluster(1), EXAMPLES), out)
+    demo = Demo(DemoOptions(forked_demo(1), EXAMPLES), out)
     assert asyncio.run(demo.run()) == 0, out.getvalue()
     assert "extended-resource: left out: no node has the label dra-driver.dev/examples=" in out.getvalue()
 
@@ -134,7 +141,7 @@ def test_the_demo_fails_where_a_pod_does_not_get_what_it_was_promised(tmp_path: 
         text = (EXAMPLES / name).read_text().replace('{"devices": 1,', '{"devices": 1, "minMemory": "30Gi",')
         (tmp_path / Path(name).name).write_text(text)
     out = io.StringIO()
-    options = DemoOptions(ClusterConfig(profiles=("l4x4",)), tmp_path)
+    options = DemoOptions(ClusterConfig(profiles=("l4x4",), spawn=forked.spawn), tmp_path)
     assert asyncio.run(Demo(options, out).run()) == 1
     assert "memory, less than 30Gi" in out.getvalue()
     assert "The demo FAILED" in out.getvalue()

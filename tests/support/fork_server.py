@@ -1,0 +1,117 @@
+"""Agents and controllers of the embedded cluster that cost no imports: ``fork_server.py SOCKET``.
+
+Imports them once and forks one process for each connection. A connection brings JSON, ``{"arguments",
+"environment"}``, and the file that gets stdout and stderr; the answers are the process ID and, when it has
+ended, its exit status (negative: the signal). A process whose connection is closed is killed, and so are all
+when our stdin is closed.
+
+They are the real commands, but a controller waits 1 s instead of 15 s before a pool changes hands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+import msgspec
+
+# Imported before the first fork; nothing here starts a thread.
+import dra_driver.cli.controller
+import dra_driver.cli.kubelet_plugin
+import dra_driver.discovery.rdma.backend
+import dra_driver.discovery.simulated.backend
+from controller.config import Timings
+from dra_driver.cli import common
+from dra_driver.cli import main as cli
+
+TIMINGS = Timings(drain=1.0)
+
+
+def main() -> int:
+    """Serve until stdin is closed; return the exit status, in forked processes too."""
+    # The collector would write to the pages of everything that processes share with us.
+    gc.freeze()
+    readable, writable = os.pipe()
+    for end in (readable, writable):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writable)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    listener.listen()
+    print("ready", flush=True)
+    children: dict[int, socket.socket] = {}
+    while True:
+        ready = select.select([0, readable, listener, *children.values()], [], [])[0]
+        if readable in ready:
+            os.read(readable, 4096)
+        if listener in ready:
+            connection = listener.accept()[0]
+            data, (output,), _, _ = socket.recv_fds(connection, 1 << 20, 1)
+            pid = os.fork()
+            if pid == 0:
+                for inherited in (listener, connection, *children.values()):
+                    inherited.close()
+                return child(msgspec.json.decode(data), output)
+            os.close(output)
+            connection.sendall(b"%d\n" % pid)
+            children[pid] = connection
+        for pid, connection in list(children.items()):
+            if connection in ready or 0 in ready:
+                os.kill(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, 0 if 0 in ready else os.WNOHANG)
+            if ended:
+                answer(children.pop(pid), os.waitstatus_to_exitcode(status))
+        if 0 in ready:
+            return 0
+
+
+def answer(connection: socket.socket, status: int) -> None:
+    """Send an exit status, where somebody still listens."""
+    with connection:
+        try:
+            connection.sendall(b"%d\n" % status)
+        except OSError:
+            return
+
+
+def child(request: dict[str, Any], output: int) -> int:
+    """Become the command."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    os.environ.update(request["environment"])
+    random.seed()
+    try:
+        return command(request["arguments"])
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def command(arguments: list[str]) -> int:
+    """Run ``dra-driver``."""
+    if arguments[0] != "controller":
+        return cli.main(arguments)
+    parser = argparse.ArgumentParser()
+    common.add_logging_arguments(parser)
+    dra_driver.cli.controller.add_arguments(parser)
+    args = parser.parse_args(arguments[1:])
+    common.configure_logging(args.log_level, args.log_format)
+    return dra_driver.cli.controller.run(args, TIMINGS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

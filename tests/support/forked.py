@@ -1,0 +1,83 @@
+"""The client of ``fork_server``: starts processes of the embedded cluster without their imports."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dra_driver.sim.processes import dra_driver_command
+
+
+class ForkedChild:
+    """Implements ``processes.Child``."""
+
+    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = pid
+        self.stdout: asyncio.StreamReader | None = None
+        self.returncode: int | None = None
+        self._writer = writer
+        self._ending = asyncio.get_running_loop().create_task(self._end(reader))
+
+    async def _end(self, reader: asyncio.StreamReader) -> int:
+        self.returncode = int(await reader.readline())
+        self._writer.close()
+        return self.returncode
+
+    async def wait(self) -> int:
+        """Wait for its end; return its exit status."""
+        return await asyncio.shield(self._ending)
+
+    def send_signal(self, signal: int) -> None:
+        """Send a signal."""
+        os.kill(self.pid, signal)
+
+
+async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> ForkedChild:
+    """Start a command line of ``dra-driver``; see ``processes.Spawn``."""
+    prefix = dra_driver_command()
+    assert tuple(command[: len(prefix)]) == prefix, command
+    request = {"arguments": command[len(prefix) :], "environment": dict(environment)}
+    readable, writable = os.pipe()
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(_server())
+        socket.send_fds(connection, [json.dumps(request).encode()], [writable])
+    finally:
+        os.close(writable)
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    child = ForkedChild(int(await reader.readline()), reader, writer)
+    child.stdout = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(child.stdout), os.fdopen(readable, "rb", buffering=0)
+    )
+    return child
+
+
+@functools.cache
+def _server() -> str:
+    """Start the server of this process of tests; return its socket."""
+    folder = tempfile.TemporaryDirectory(prefix="dra-fork-")
+    path = str(Path(folder.name) / "s")
+    script = str(Path(__file__).with_name("fork_server.py"))
+    process = subprocess.Popen(
+        [sys.executable, script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+    def stop() -> None:
+        process.communicate()  # closes its stdin
+        folder.cleanup()
+
+    atexit.register(stop)
+    return path
