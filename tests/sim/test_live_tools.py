@@ -1,5 +1,6 @@
 """``status`` and ``explain`` on a live cluster, as ``dra-driver`` and as ``kubectl dra``."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -56,23 +57,36 @@ def add_claim(url, namespace, name, memory):
     )
 
 
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """Kubeconfig and address of an API server with one node and two claims, in two namespaces."""
-    path = tmp_path / "kubeconfig"
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("KUBECONFIG", raising=False)
+@contextlib.contextmanager
+def serving(path):
+    """Address of an API server with one node and two claims, in two namespaces."""
     with _server(path):
         url = yaml.safe_load(path.read_text())["clusters"][0]["cluster"]["server"]
         add_node(url, "n1", 40, 40)
         post(url, "/api/v1/namespaces", {"metadata": {"name": "team"}})
         add_claim(url, "default", "fits", "32Gi")
         add_claim(url, "team", "huge", "200Gi")
-        yield path, url
+        yield url
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Kubeconfig of a server for tests that only read."""
+    path = tmp_path_factory.mktemp("server") / "kubeconfig"
+    with serving(path):
+        yield path
+
+
+@pytest.fixture
+def cluster(shared, tmp_path, monkeypatch):
+    """Kubeconfig in a home of the test's own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    return Path(shutil.copy(shared, tmp_path / "kubeconfig"))
 
 
 def test_the_fleet_and_what_waits(cluster, capsys):
-    path, _ = cluster
+    path = cluster
     assert main(["status", "--kubeconfig", str(path)]) == 0
     table = capsys.readouterr().out
     assert "2 devices on 1 of 1 nodes: 2 free" in table
@@ -83,7 +97,7 @@ def test_the_fleet_and_what_waits(cluster, capsys):
 
 
 def test_why_a_claim_does_not_fit(cluster, capsys):
-    path, _ = cluster
+    path = cluster
     assert main(["explain", "--kubeconfig", str(path)]) == 0
     out = capsys.readouterr().out
     assert "default/fits fits on node n1:" in out
@@ -94,7 +108,7 @@ def test_why_a_claim_does_not_fit(cluster, capsys):
 
 
 def test_the_kubeconfig_is_found_where_kubectl_finds_it(cluster, capsys, monkeypatch):
-    path, _ = cluster
+    path = cluster
     (path.parent / ".kube").mkdir()
     shutil.copy(path, path.parent / ".kube" / "config")
     assert main(["explain"]) == 0
@@ -119,7 +133,7 @@ def test_the_kubeconfig_is_found_where_kubectl_finds_it(cluster, capsys, monkeyp
     ],
 )
 def test_what_cannot_be_shown_is_said(cluster, capsys, monkeypatch, arguments, status, said):
-    monkeypatch.setenv("KUBECONFIG", str(cluster[0]))
+    monkeypatch.setenv("KUBECONFIG", str(cluster))
     assert kubectl_dra(arguments) == status
     err = capsys.readouterr().err
     assert err.startswith(f"kubectl dra {arguments[0]}: ")
@@ -143,10 +157,10 @@ def test_no_server_and_no_kubeconfig(tmp_path, capsys, monkeypatch):
     assert "127.0.0.1:9" in capsys.readouterr().err
 
 
-def test_watching_shows_what_changes(cluster):
-    path, url = cluster
+def test_watching_shows_what_changes(tmp_path):
+    path = tmp_path / "kubeconfig"
     command = [str(PLUGIN), "status", "--kubeconfig", str(path), "--watch", "--interval", "0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with serving(path) as url, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             lines = iter(process.stdout.readline, "")
             assert next(line for line in lines if " nodes: " in line) == "2 devices on 1 of 1 nodes: 2 free\n"
@@ -158,7 +172,7 @@ def test_watching_shows_what_changes(cluster):
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
 def test_kubectl_runs_it_as_its_plugin(cluster):
-    path, _ = cluster
+    path = cluster
     environment = {**os.environ, "KUBECONFIG": str(path), "PATH": f"{PLUGIN.parent}:{os.environ['PATH']}"}
     found = subprocess.run(
         ["kubectl", "dra", "explain", "-n", "team"],
