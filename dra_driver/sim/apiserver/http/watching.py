@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
@@ -62,7 +62,7 @@ class Watch:
             raise StatusError.bad_request(
                 f"timeoutSeconds: {query['timeoutSeconds']!r} is no number"
             ) from None
-        self._deadline = time.monotonic() + (seconds or _DEFAULT_TIMEOUT)
+        self._deadline = _now() + (seconds or _DEFAULT_TIMEOUT)
 
     async def lines(self, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Chunks of one or more lines, until the timeout or until ``stopping``."""
@@ -89,7 +89,7 @@ class Watch:
                 if chunk:
                     yield chunk
                 continue
-            now = time.monotonic()
+            now = _now()
             if now >= self._deadline:
                 return
             if self._bookmarks and now >= next_bookmark:
@@ -100,7 +100,7 @@ class Watch:
 
     def _next_bookmark(self) -> float:
         """In a minute, or two seconds before the end of a watch that lasts."""
-        now = time.monotonic()
+        now = _now()
         early = self._deadline - 2
         return min(now + _BOOKMARKS, early) if early > now + 2 else now + _BOOKMARKS
 
@@ -170,6 +170,11 @@ class Watch:
         oldest = self._registry.collection(self._kind).compacted
         status = StatusError.expired(f"too old resource version: {self._version} ({oldest})").raw()
         return b'{"type":"ERROR","object":%s}\n' % msgspec.json.encode(status)
+
+
+def _now() -> float:
+    """Return the seconds of the event loop, whose timers end the waits of a watch."""
+    return asyncio.get_running_loop().time()
 
 
 def _check_options(query: Mapping[str, str]) -> bool:
