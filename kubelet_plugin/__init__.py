@@ -11,9 +11,9 @@
     gpu            the effects on GPUs: settings, partitions, sharing daemons, kernel drivers
     core           durable files, instances, registration, notices
 
-A room imports those below it only. The agent writes its node's DeviceInventory and the status of claims that it has
-prepared; ResourceSlices only with ``--publish=node``. Unprepare and the repair of CDI files need neither the API
-server nor the hardware.
+A room imports those below it only. The agent writes its node's DeviceInventory and the status of claims that
+it has prepared; ResourceSlices only with ``--publish=node``. Unprepare and the repair of CDI files need neither
+the API server nor the hardware.
 """
 
 from __future__ import annotations

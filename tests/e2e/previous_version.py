@@ -9,8 +9,8 @@ import tarfile
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-# The oldest version from which an update must work, where there is no tag yet. A commit of its own choice, not
-# "some commits back": in between there are commits that do not run by themselves.
+# The oldest version from which an update must work, where there is no tag yet. It is named, not counted back,
+# because not every commit runs by itself.
 OLDEST_SUPPORTED = "7b21f846de4f885d90c6f2d09d17df013ece8574"
 
 

@@ -196,7 +196,7 @@ def test_the_state_lock_is_shared_within_a_process_and_waited_for_between(tmp_pa
                 fcntl.flock(stranger, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with path.open("r+") as stranger:
             fcntl.flock(stranger, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with pytest.raises(PrepareError, match="another instance of the plugin has not let go"):
+            with pytest.raises(PrepareError, match="another instance of the plugin has not released"):
                 async with lock.held(loop.time() + 0.05):
                     pass
             loop.call_later(0.05, lambda: fcntl.flock(stranger, fcntl.LOCK_UN))
