@@ -1,23 +1,25 @@
-"""Devices of our pools that two allocators gave away, and what is done about it.
+"""Devices of our pools that two allocators have allocated, and what is done about it.
 
 kube-scheduler keeps off our devices unless a claim tolerates their taint. Admission refuses such claims, but
 one may be older than the policy, or there is no policy. Then kube-scheduler can allocate a device while the
 controller does: neither sees the other's allocation in time, and the API server accepts both. Then:
 
-* An allocation that nobody has reserved is tentative: its pod is not bound yet. It is taken back under its
+* An allocation that nobody has reserved is tentative: its pod is not bound yet. It is deallocated under its
   resourceVersion, so that a reservation that comes in between wins, and decided anew.
 * Where all of them are reserved, the node's agent prepares the device for the first and refuses the others.
-  Nothing is taken from anybody here; the claims get an Event each, and a metric counts.
+  Nothing is deallocated here; each claim gets an Event, and a metric counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Final
 
 import structlog
 
 from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.deallocation import Deallocator
+from controller.allocate.decide import Decisions, PoolsQuestion
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim, ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
@@ -32,7 +34,7 @@ HELD_INDEX: Final = "pools held"
 
 
 def pools_held(claim: ResourceClaim) -> Iterable[Hashable]:
-    """Index function of the claim informer: the pools that the claim holds devices of."""
+    """Return the pools that a claim holds devices of: the function of ``HELD_INDEX``."""
     return _pools(claim)
 
 
@@ -52,31 +54,31 @@ class DoubleAllocations:
         self,
         drivers: Collection[DriverName],
         assume_cache: AssumeCache,
+        decisions: Decisions,
+        deallocator: Deallocator,
         recorder: EventRecorder,
         *,
         claims: Informer[ResourceClaim],
         slices_of: Callable[[PoolID], Iterable[ResourceSlice]],
-        is_ours: Callable[[AllocationResult], bool],
-        take_back: Callable[[ResourceClaim], Awaitable[None]],
     ) -> None:
         """Connect the parts.
 
         Args:
             drivers: whose pools are looked at.
             assume_cache: the newest version of each claim.
+            decisions: know whose a pool is.
+            deallocator: for what is tentative.
             recorder: for Events.
             claims: with the index ``HELD_INDEX``.
             slices_of: the slices of a pool.
-            is_ours: whether this controller decides on all devices of an allocation.
-            take_back: deallocates; raises ``Conflict`` where somebody has changed the claim.
         """
         self._drivers = frozenset(drivers)
         self._assume_cache = assume_cache
         self._recorder = recorder
         self._claims = claims
         self._slices_of = slices_of
-        self._is_ours = is_ours
-        self._take_back = take_back
+        self._decisions = decisions
+        self._deallocator = deallocator
         self._found: dict[PoolID, int] = {}
         self.queue: WorkQueue[PoolID] = WorkQueue("double allocations", max_delay=30.0)
         claims.add_handler(
@@ -99,10 +101,10 @@ class DoubleAllocations:
             self._seen(claim)
 
     async def reconcile(self, pool: PoolID) -> None:
-        """Look for double allocations in one pool, take back what is tentative and report the rest.
+        """Look for double allocations in one pool, deallocate what is tentative and report the rest.
 
         Raises:
-            ApiError: an allocation cannot be taken back now.
+            ApiError: a claim cannot be deallocated now.
         """
         holders = self._holders(pool)
         allocations = {k: c.status.allocation for k, c in holders.items() if c.status.allocation is not None}
@@ -116,15 +118,21 @@ class DoubleAllocations:
         losers: dict[ObjectKey, str] = {}
         for what, keys in sorted(found.items()):
             for key in self._tentative({k: holders[k] for k in keys if k not in losers}):
-                losers[key] = _told(what, pool, keys - {key}) + "this allocation is taken back"
+                losers[key] = _described(what, pool, keys - {key}) + "this allocation is taken back"
             left = keys - losers.keys()
             for key in left if len(left) > 1 else ():
-                text = _told(what, pool, left - {key}) + "the node lets only the first of them start"
+                text = _described(what, pool, left - {key}) + "the node lets only the first of them start"
                 self._recorder.event(RESOURCE_CLAIMS, holders[key], "Warning", "DoubleAllocation", text)
         for key, text in losers.items():
-            log.warning("taking back a double allocation", claim=str(key), pool=str(pool), reason=text)
-            await self._take_back(holders[key])
+            log.warning(
+                "deallocating one claim of a double allocation", claim=str(key), pool=str(pool), reason=text
+            )
+            await self._deallocator.deallocate(holders[key])
             self._recorder.event(RESOURCE_CLAIMS, holders[key], "Warning", "DoubleAllocation", text)
+
+    def _is_ours(self, allocation: AllocationResult) -> bool:
+        """Return whether this controller decides on all devices of an allocation."""
+        return self._decisions.allocators(PoolsQuestion.about(allocation)).ours
 
     def _holders(self, pool: PoolID) -> dict[ObjectKey, ResourceClaim]:
         newest = (self._assume_cache.get(c.key) for c in self._claims.by_index(HELD_INDEX, pool))
@@ -151,7 +159,7 @@ def _age(claim: ResourceClaim) -> tuple[str, ObjectKey]:
     return (allocation.allocation_timestamp or "" if allocation is not None else "", claim.key)
 
 
-def _told(what: str, pool: PoolID, others: Collection[ObjectKey]) -> str:
+def _described(what: str, pool: PoolID, others: Collection[ObjectKey]) -> str:
     names = sorted(map(str, others))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     several = "s" * (len(names) > 1)

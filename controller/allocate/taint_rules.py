@@ -23,7 +23,7 @@ VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
 
 
 async def served_rules(client: KubeClient) -> Resource[DeviceTaintRule] | None:
-    """The newest version of the kind that is served; None: none is.
+    """Return the newest version of the kind that is served; None where none is.
 
     Raises:
         ApiError, ApiUnavailable: the API server does not say.
@@ -35,7 +35,10 @@ async def served_rules(client: KubeClient) -> Resource[DeviceTaintRule] | None:
 
 
 async def informer_of_rules(client: KubeClient) -> Informer[DeviceTaintRule] | None:
-    """An informer that is not started yet; None: the kind is not served. Asks until there is an answer."""
+    """Return an informer that is not started; None where the kind is not served.
+
+    The API server is asked until it answers.
+    """
     backoff = Backoff(base=0.5, cap=10.0)
     while True:
         try:
@@ -49,7 +52,7 @@ async def informer_of_rules(client: KubeClient) -> Informer[DeviceTaintRule] | N
 
 
 async def until_rules_are_known(client: KubeClient, rules: Informer[DeviceTaintRule]) -> None:
-    """Waits for the informer, or until the server says that we may not read rules."""
+    """Wait for the informer, or until the server says that we may not read rules."""
     while not rules.synced.is_set():
         try:
             await client.list(rules.resource)

@@ -1,4 +1,4 @@
-"""Writes allocations so that kube-scheduler and the controller-manager take them for their own.
+"""Writes allocations in such a way that kube-scheduler and the controller-manager take them for their own.
 
 The recipe was recorded beside a real kube-scheduler: the finalizer first (the controller-manager deallocates
 only claims that have it), then the allocation with ``allocationTimestamp`` (the scheduler would try to add a
@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from controller.allocate.assume_cache import AssumeCache, same_devices
+from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.decide import same_devices
 from dra_driver.api import codec, names
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
@@ -33,7 +34,13 @@ WRITE_SECONDS = 4.0
 
 
 class Writer:
-    """The controller's writes to claims and pods."""
+    """The controller's writes to claims and pods.
+
+    Args:
+        client: of the API server; refuses to write when the lease is lost.
+        assume_cache: takes in the answers.
+        clock: for timestamps.
+    """
 
     def __init__(self, client: KubeClient, assume_cache: AssumeCache, clock: Clock) -> None:
         self._client = client
@@ -41,13 +48,13 @@ class Writer:
         self._clock = clock
 
     async def allocate(self, claim: ResourceClaim, allocation: AllocationResult, bound: Pod | None) -> None:
-        """Writes an assumed allocation, and confirms or releases the assumption.
+        """Write an assumed allocation, and confirm or release the assumption.
 
         A write without an answer may have been done, or may yet be done, so the devices stay taken and the
         same allocation is written again until the server gives a definite answer.
 
         Args:
-            claim: as last read; not allocated.
+            claim: as the decision saw it; not allocated.
             allocation: assumed in the cache.
             bound: a pod that is bound already, for which the claim is reserved at once.
 
@@ -118,7 +125,7 @@ class Writer:
         )
 
     async def _look(self, claim: ResourceClaim, backoff: Backoff) -> ResourceClaim | None:
-        """The claim as the server has it now, however long that takes; None: it is gone."""
+        """Return the claim as the server has it now, however long that takes; None where it is gone."""
         while True:
             try:
                 found = await self._client.get(RESOURCE_CLAIMS, claim.metadata.name, claim.metadata.namespace)
@@ -131,7 +138,7 @@ class Writer:
                 return found if found.metadata.uid == claim.metadata.uid else None
 
     async def deallocate(self, claim: ResourceClaim) -> None:
-        """Takes an allocation back that nobody has reserved.
+        """Deallocate a claim that nobody has reserved.
 
         Raises:
             ApiError: ``Conflict`` where somebody has reserved it in the meantime.
@@ -139,7 +146,7 @@ class Writer:
         self._assume_cache.note(await self._patch(claim, {}, {"allocation": None}))
 
     async def ungate(self, pod: Pod) -> None:
-        """Removes our scheduling gate, and only ours. A pod that is gone needs nothing.
+        """Remove our scheduling gate, and only ours. A pod that is gone needs nothing.
 
         The uid is the precondition, not the resourceVersion: gates can only be removed, so the list cannot
         have grown since, and kube-scheduler writes the status of gated pods at the same time.

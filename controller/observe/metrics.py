@@ -101,11 +101,11 @@ class Metrics:
         )
 
     def watch_queue(self, name: str, depth: Callable[[], float]) -> None:
-        """Reads the length of a queue whenever metrics are read."""
+        """Read the length of a queue whenever metrics are read."""
         self._depth.labels(queue=name).set_function(depth)
 
     def watch_leader(self, leads: Callable[[], bool]) -> None:
-        """Reads whether this process works whenever metrics are read."""
+        """Read whether this process works whenever metrics are read."""
         self._leader.set_function(lambda: float(leads()))
 
     def watch_double_allocations(self, count: Callable[[], float]) -> None:
@@ -117,7 +117,7 @@ class Metrics:
         self._tolerating.set_function(count)
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Return everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

@@ -33,13 +33,13 @@ _current: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
 
 
 def span(name: str, **attributes: str) -> contextlib.AbstractContextManager[object]:
-    """A span of the work that goes on; an exception that leaves it is recorded."""
+    """Open a span of the work that goes on; an exception that leaves it is recorded."""
     tracer = _current.get()
     return _NOTHING if tracer is None else tracer.start_as_current_span(name, attributes=attributes)
 
 
 def traced(name: str, work: Callable[[K], Awaitable[None]]) -> Callable[[K], Awaitable[None]]:
-    """The same work, with a span around it that names the key."""
+    """Return the same work, with a span around it that names the key."""
 
     async def wrapped(key: K) -> None:
         with span(name, **{"dra.key": str(key)}):
@@ -50,7 +50,7 @@ def traced(name: str, work: Callable[[K], Awaitable[None]]) -> Callable[[K], Awa
 
 @contextlib.asynccontextmanager
 async def tracing(endpoint: str) -> AsyncIterator[None]:
-    """Collects spans while the block runs, and sends what is left at its end.
+    """Collect spans while the block runs, and send what is left at its end.
 
     Args:
         endpoint: of a collector that speaks OTLP over HTTP, such as ``http://collector:4318``; empty: none.

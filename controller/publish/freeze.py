@@ -43,11 +43,11 @@ def _form(device: Device) -> tuple[object, ...]:
 class FrozenPools:
     """Which pools are frozen, and for which writes they wait."""
 
-    def __init__(self, changed: Callable[[PoolID], None]) -> None:
-        """Makes it.
+    def __init__(self, changed: Callable[[PoolID, bool], None]) -> None:
+        """Freeze no pool yet.
 
         Args:
-            changed: called at once with a pool that is frozen or let go.
+            changed: called at once with a pool, and whether it is frozen from now on.
         """
         self._changed = changed
         self._pools: dict[PoolID, dict[str, str]] = {}
@@ -61,7 +61,7 @@ class FrozenPools:
         self._writing.add(pool)
         if pool not in self._pools:
             self._pools[pool] = {}
-            self._changed(pool)
+            self._changed(pool, True)
 
     def wrote(self, pool: PoolID, answer: ResourceSlice, seen: ResourceSlice | None) -> None:
         """A slice was written; the informer has ``seen`` at the moment."""
@@ -84,7 +84,7 @@ class FrozenPools:
     def _let_go(self, pool: PoolID) -> None:
         if pool not in self._writing and self._pools.get(pool) == {}:
             del self._pools[pool]
-            self._changed(pool)
+            self._changed(pool, False)
 
 
 def _reached(slice_: ResourceSlice | None, version: str) -> bool:

@@ -84,8 +84,8 @@ class Handover:
         clock: Clock,
         inventories: Informer[DeviceInventory],
         tolerators: Tolerators,
-        assume_cache: Callable[[], AssumeCache | None],
-        changed: Callable[[PoolID], None],
+        assume_cache: AssumeCache,
+        changed: Callable[[PoolID, bool], None],
         *,
         timings: Timings,
     ) -> None:
@@ -96,8 +96,8 @@ class Handover:
             clock: for the time that draining takes.
             inventories: what is noted.
             tolerators: claims and templates that tolerate our taint.
-            assume_cache: what is taken; None while there is no allocator.
-            changed: called at once with a pool for which the answer of ``blocked`` changes.
+            assume_cache: what is taken.
+            changed: called at once with a pool, and whether it is blocked, when that changes.
             timings: how long draining takes.
         """
         self._drain = timings.drain
@@ -125,7 +125,7 @@ class Handover:
         before = self.blocked(pool)
         self._noted[pool] = inventory.status.publication.allocator
         if self.blocked(pool) is not before:
-            self._changed(pool)
+            self._changed(pool, not before)
 
     def _gone(self, inventory: DeviceInventory) -> None:
         pool = pool_of_inventory(inventory)
@@ -135,11 +135,12 @@ class Handover:
             self._stop(pool)
         else:
             self._resume(pool)
+        self._changed(pool, self.blocked(pool))
 
     def _stop(self, pool: PoolID) -> None:
         if pool not in self._stopped:
             self._stopped.add(pool)
-            self._changed(pool)
+            self._changed(pool, True)
 
     async def step(
         self, inventory: DeviceInventory, wanted: PoolAllocator, slices: Iterable[ResourceSlice]
@@ -198,8 +199,7 @@ class Handover:
         controller = PoolAllocator.CONTROLLER
         self._stop(pool)
         left = self._left(pool)
-        assume_cache = self._assume_cache()
-        if left <= 0 and assume_cache is not None and assume_cache.assumed_in(pool):
+        if left <= 0 and self._assume_cache.assumed_in(pool):
             left = _POLL_SECONDS
         if left > 0:
             return Step(controller, controller.value, after=left)
@@ -211,7 +211,7 @@ class Handover:
         self._since.pop(pool, None)
         if pool in self._stopped:
             self._stopped.discard(pool)
-            self._changed(pool)
+            self._changed(pool, self.blocked(pool))
 
     def _left(self, pool: PoolID) -> float:
         since = self._since.setdefault(pool, self._clock.monotonic())
@@ -219,15 +219,12 @@ class Handover:
 
     async def _read_again(self, pool: PoolID) -> bool:
         """Whether every allocation from the pool that the API server has is known here, too."""
-        assume_cache = self._assume_cache()
-        if assume_cache is None:
-            return True
         found = await self._client.list(RESOURCE_CLAIMS)
         for claim in found.items:
             if claim.status.allocation is None:
                 continue
             ours = any(PoolID(r.driver, r.pool) == pool for r in claim.status.allocation.devices.results)
-            if ours and not assume_cache.knows(claim):
+            if ours and not self._assume_cache.knows(claim):
                 log.info("waiting for a claim to be seen", pool=str(pool), claim=str(claim.key))
                 return False
         return True

@@ -58,7 +58,7 @@ class PolicyBook:
         *,
         timings: Timings,
         default: PoolPolicy = DEFAULT_POLICY,
-        rule_changed: Callable[[PoolID], None] = lambda _: None,
+        rule_changed: Callable[[PoolID, PoolPolicy], None] = lambda _pool, _policy: None,
     ) -> None:
         """Connects it.
 
@@ -69,7 +69,7 @@ class PolicyBook:
             policies: all.
             timings: when statuses are written.
             default: how the allocator chooses where no policy says.
-            rule_changed: called at once with a pool for which ``rule`` has another answer.
+            rule_changed: called at once with a pool and its policy, when that is another one.
         """
         self._settle = timings.settle
         self._default = default
@@ -168,7 +168,7 @@ class PolicyBook:
                 del self._rules[pool]
             else:
                 self._rules[pool] = rule
-            self._rule_changed(pool)
+            self._rule_changed(pool, rule)
 
     def _touch(self, old: DesiredPool | None, new: DesiredPool | None) -> None:
         for pool in (old, new):

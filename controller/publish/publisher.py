@@ -138,7 +138,7 @@ class Publisher:
         self._handover = handover
         self._taken = taken
         self._device_plugins = device_plugins
-        self._frozen = frozen or FrozenPools(lambda _: None)
+        self._frozen = frozen or FrozenPools(lambda _pool, _frozen: None)
         self._pending: set[PoolID] = set()
         self._features: ServerFeatures | None = None
         self._probing = asyncio.Lock()

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from controller.web.feed import Feed
+from controller.web.feed import CurrentFeed, Feed
 from controller.web.server import serve
 
-__all__ = ["Feed", "serve"]
+__all__ = ["CurrentFeed", "Feed", "serve"]

@@ -1,4 +1,4 @@
-"""What the page is told: the whole fleet first, then what changed, as fast as its reader reads.
+"""What is sent to the page: the whole fleet first, then what changed, as fast as its reader reads.
 
 Each reader has a set of pools that it has not seen yet. A slow reader therefore costs memory for names of
 pools only, and sees the newest state of each when it comes back.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -20,12 +21,12 @@ from dra_driver.fleet import Fleet, PoolView, WaitingClaim
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolID
 
-__all__ = ["Change", "Feed", "TooManyReaders"]
+__all__ = ["Change", "CurrentFeed", "Feed", "TooManyReaders"]
 
 MOST_READERS: Final = 32
 MOST_WAITING: Final = 200
 PAUSE_SECONDS: Final = 0.25
-"""Between two messages to one reader: changes within it are told together."""
+"""Between two messages to one reader: changes within it are sent together."""
 LOOK_SECONDS: Final = 2.0
 """How often reasons of waiting claims are looked at again; they change without an object changing."""
 BEAT_SECONDS: Final = 15.0
@@ -49,7 +50,7 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
         waiting: claims that are not allocated, at most ``MOST_WAITING``; None: as before.
         waiting_total: how many there are.
         nodes: of the cluster.
-        complete: whether everything has been told now.
+        complete: whether everything has been sent now.
     """
 
     first: bool = False
@@ -71,7 +72,7 @@ class _Reader:
         self.wake.set()
 
     def take(self) -> list[PoolID]:
-        """The next pools to tell, oldest change first."""
+        """Return the next pools to send, oldest change first."""
         keys = list(self.unseen)[:_CHUNK]
         for key in keys:
             del self.unseen[key]
@@ -100,7 +101,7 @@ class Feed:
         pods: Informer[Pod],
         nodes: Informer[Node],
     ) -> None:
-        """Follows the informers from now on."""
+        """Follow the informers from now on."""
         fleet = self._fleet
         slices.add_handler(_handler(fleet.put_slice, fleet.remove_slice))
         inventories.add_handler(_handler(fleet.put_inventory, fleet.remove_inventory))
@@ -115,7 +116,7 @@ class Feed:
             reader.wake.set()
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        """The whole fleet, then changes, until the reader closes.
+        """Yield the whole fleet, then changes, until the reader closes.
 
         Raises:
             TooManyReaders: come again later.
@@ -123,26 +124,26 @@ class Feed:
         loop = asyncio.get_running_loop()
         with self._reading() as reader:
             yield Change(first=True)
-            spoke = loop.time()
+            last = loop.time()
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
                         await reader.wake.wait()
                 reader.wake.clear()
-                told = False
+                sent = False
                 while reader.unseen:
                     change = self._next(reader)
-                    told = True
+                    sent = True
                     yield change
                     await asyncio.sleep(0)  # a fleet of thousands must not hold up the allocator
                 change = self._next(reader)
-                if change.waiting is not None or told or loop.time() - spoke > BEAT_SECONDS:
+                if change.waiting is not None or sent or loop.time() - last > BEAT_SECONDS:
                     yield msgspec.structs.replace(change, complete=True)
-                    spoke = loop.time()
+                    last = loop.time()
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def whole(self) -> dict[str, Any]:
-        """Everything at this moment, as plain data."""
+        """Return everything at this moment, as plain data."""
         for i, key in enumerate(self._fleet.pools(), 1):
             self._fleet.pool(key)  # kept until it changes
             if i % _CHUNK == 0:
@@ -180,6 +181,13 @@ class Feed:
     def _waiting(self) -> tuple[tuple[WaitingClaim, ...], int, int]:
         waiting, total = self._fleet.waiting(self._reason_of, MOST_WAITING)
         return tuple(waiting), total, len(self._nodes) if self._nodes is not None else 0
+
+
+@dataclass(slots=True)
+class CurrentFeed:
+    """The feed of the controller that leads; None while this replica stands by."""
+
+    feed: Feed | None = None
 
 
 def _handler(put: Callable[[Any], None], remove: Callable[[Any], None]) -> Handler[Any]:

@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from controller.web.feed import Feed, TooManyReaders
+from controller.web.feed import CurrentFeed, Feed, TooManyReaders
 from dra_driver.errors import ConfigurationError
 
 __all__ = ["serve"]
@@ -39,13 +39,13 @@ Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
-async def serve(host: str, port: int, feed: Callable[[], Feed | None]) -> AsyncIterator[tuple[str, int]]:
-    """Serves until the block ends; gives host and port.
+async def serve(host: str, port: int, current: CurrentFeed) -> AsyncIterator[tuple[str, int]]:
+    """Serve until the block ends; yield host and port.
 
     Args:
         host: address to listen on.
         port: 0: any.
-        feed: of the fleet; None while this replica stands by.
+        current: the feed of the fleet, which may be another one at each request.
 
     Raises:
         ConfigurationError: it cannot listen there.
@@ -53,13 +53,13 @@ async def serve(host: str, port: int, feed: Callable[[], Feed | None]) -> AsyncI
     stopping = asyncio.Event()
 
     async def get_events(request: web.Request) -> web.StreamResponse:
-        return await _events(request, feed(), stopping)
+        return await _events(request, current.feed, stopping)
 
     async def get_fleet(_: web.Request) -> web.StreamResponse:
-        current = feed()
-        if current is None:
+        feed = current.feed
+        if feed is None:
             return web.json_response({"error": "this replica stands by: another one leads"}, status=503)
-        return web.Response(body=msgspec.json.encode(await current.whole()), content_type="application/json")
+        return web.Response(body=msgspec.json.encode(await feed.whole()), content_type="application/json")
 
     app = web.Application(middlewares=[_guard(host)])
     for path, (name, content_type) in _FILES.items():
@@ -91,7 +91,7 @@ def _file(name: str, content_type: str) -> Handle:
 
 
 def _guard(host: str) -> Middleware:
-    """Sets headers, and refuses other names for a loopback address.
+    """Set headers, and refuse other names for a loopback address.
 
     A web site that somebody visits could otherwise read the page through a name of its own that it points to
     127.0.0.1.

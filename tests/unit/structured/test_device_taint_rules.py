@@ -6,11 +6,13 @@ import pytest
 from support.fake_cluster import FakeCluster
 
 from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.decisions import Decider, Refuse, Write
-from controller.allocate.placement import NodeUsage
+from controller.allocate.decide import Decisions, PodQuestion, Refuse, Settings, Write
+from controller.allocate.following import follow
+from controller.allocate.signal import Signal
 from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
+from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
@@ -82,7 +84,7 @@ def test_several_rules_and_equal_taints():
 
 
 class World:
-    """A decider on a fake API server."""
+    """Decisions on a fake API server."""
 
     def __init__(self, *rules):
         self.cluster = FakeCluster()
@@ -116,13 +118,9 @@ class World:
         self.informers = {k: Informer(self.cluster, r) for k, r in names.items()}
         self.group = asyncio.TaskGroup()
         await self.group.__aenter__()
-        usage = NodeUsage()
-        self.decider = Decider(
-            (DRIVER,),
-            AssumeCache(self.informers["claims"], lambda: None),
-            usage,
-            **{k: self.informers[k] for k in ("slices", "classes", "nodes", "taint_rules")},
-        )
+        self.decisions = Decisions(Settings(drivers=(DRIVER,)), lambda: 0.0)
+        follow(self.decisions.apply, **{k: i for k, i in self.informers.items() if k != "claims"})
+        AssumeCache(self.informers["claims"], self.decisions.apply, Signal())
         self.tasks = [self.group.create_task(i.run()) for i in self.informers.values()]
         for informer in self.informers.values():
             await informer.synced.wait()
@@ -134,7 +132,7 @@ class World:
         await self.group.__aexit__(None, None, None)
 
     def decide(self):
-        return self.decider.decide(self.informers["pods"].get_by_name("p", NS))
+        return self.decisions.decide(PodQuestion(ObjectKey(NS, "p"), 0.0)).decision
 
 
 def test_rules_keep_devices_from_claims_and_are_named():

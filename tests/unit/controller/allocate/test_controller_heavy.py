@@ -7,24 +7,13 @@ import pytest
 from test_controller_allocation import OURS, claim, cluster_of, node, pod, pool, request, run
 from test_controller_groups import member
 
-from controller.allocate.gangs import LARGEST_GROUP
-from controller.allocate.heavy import DECISION_SECONDS, HeavyQuestions
+from controller.allocate.decide.gangs import LARGEST_GROUP
+from controller.allocate.decide.heavy import DECISION_SECONDS, HeavyQuestions
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.structured import Budget
 from dra_driver.structured.model.budget import BudgetExhausted
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
 
 
 class Work:
@@ -42,67 +31,66 @@ def use_up(budget: Budget) -> None:
 
 
 def test_a_question_that_was_cheap_may_be_asked_again_at_once() -> None:
-    clock, work = Clock(), Work()
-    heavy = HeavyQuestions(clock, work)
-    budget = heavy.budget("team-a")
+    now, work = 1000.0, Work()
+    heavy = HeavyQuestions(work)
+    budget = heavy.budget("team-a", now)
     work.time += 0.005
-    assert heavy.refused("team-a", "q", budget, "no device") == 0.0
+    assert heavy.refused("team-a", "q", budget, "no device", now) == 0.0
     assert not heavy
 
 
 def test_a_refusal_that_took_work_is_not_repeated_before_twenty_times_as_long() -> None:
-    clock, work = Clock(), Work()
-    heavy = HeavyQuestions(clock, work)
+    now, work = 1000.0, Work()
+    heavy = HeavyQuestions(work)
     for _ in range(3):
-        budget = heavy.budget("team-a")
+        budget = heavy.budget("team-a", now)
         work.time += 0.2
-        assert heavy.refused("team-a", "q", budget, "no domain is large enough") == pytest.approx(4.0)
-        assert heavy.left("q") == pytest.approx(4.0)
-        assert heavy.left("other") == 0.0
+        assert heavy.refused("team-a", "q", budget, "no domain is large enough", now) == pytest.approx(4.0)
+        assert heavy.left("q", now) == pytest.approx(4.0)
+        assert heavy.left("other", now) == 0.0
         assert heavy.message("q") == "no domain is large enough"
-        clock.time += 4.0
-        assert heavy.left("q") == 0.0
+        now += 4.0
+        assert heavy.left("q", now) == 0.0
 
 
 def test_the_pause_doubles_where_the_decision_is_given_up_and_has_an_end() -> None:
-    clock, work = Clock(), Work()
-    heavy = HeavyQuestions(clock, work)
+    now, work = 1000.0, Work()
+    heavy = HeavyQuestions(work)
     delays = []
     for _ in range(8):
-        budget = heavy.budget("team-a")
+        budget = heavy.budget("team-a", now)
         work.time += 0.5
         use_up(budget)
-        delays.append(heavy.refused("team-a", "q", budget, "gave up"))
-        clock.time += delays[-1]
+        delays.append(heavy.refused("team-a", "q", budget, "gave up", now))
+        now += delays[-1]
     assert delays == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
-    budget = heavy.budget("team-a")
-    heavy.served("team-a", "q", budget)
-    assert heavy.left("q") == 0.0
+    budget = heavy.budget("team-a", now)
+    heavy.served("team-a", "q", budget, now)
+    assert heavy.left("q", now) == 0.0
     assert not heavy
 
 
 def test_a_namespace_that_asks_for_too_much_gets_less_and_recovers() -> None:
-    clock, work = Clock(), Work()
-    heavy = HeavyQuestions(clock, work)
+    now, work = 1000.0, Work()
+    heavy = HeavyQuestions(work)
     steps = []
     for i in range(100):
-        budget = heavy.budget("team-a")
+        budget = heavy.budget("team-a", now)
         steps.append(budget.steps)
         use_up(budget)
-        heavy.refused("team-a", i, budget, "gave up")
+        heavy.refused("team-a", i, budget, "gave up", now)
     assert steps[:3] == [Budget().steps, Budget().steps // 2, Budget().steps // 4]
     assert min(steps) == Budget().steps // 32
     # A hundred such questions cost less than eight whole ones; other namespaces notice nothing of it.
     assert sum(steps) < 8 * Budget().steps
-    assert heavy.budget("team-b").steps == Budget().steps
-    clock.time += 60.0 * 33
-    assert heavy.budget("team-a").steps == Budget().steps
+    assert heavy.budget("team-b", now).steps == Budget().steps
+    now += 60.0 * 33
+    assert heavy.budget("team-a", now).steps == Budget().steps
 
 
 def test_the_seconds_of_a_budget_are_work_and_not_the_time_of_a_busy_machine() -> None:
-    clock, work = Clock(), Work()
-    budget = HeavyQuestions(clock, work).budget("team-a")
-    clock.time += 100.0
+    work = Work()
+    budget = HeavyQuestions(work).budget("team-a", 1000.0)
     budget.spend(1000)
     work.time += DECISION_SECONDS
     with pytest.raises(BudgetExhausted):
@@ -111,12 +99,12 @@ def test_the_seconds_of_a_budget_are_work_and_not_the_time_of_a_busy_machine() -
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    clock, work = Clock(), Work()
-    heavy = HeavyQuestions(clock, work)
+    now, work = 1000.0, Work()
+    heavy = HeavyQuestions(work)
     for i in range(10_050):
-        budget = heavy.budget(f"ns-{i}")
+        budget = heavy.budget(f"ns-{i}", now)
         use_up(budget)
-        heavy.refused(f"ns-{i}", i, budget, "gave up")
+        heavy.refused(f"ns-{i}", i, budget, "gave up", now)
     assert len(heavy._known) == len(heavy._strikes) == 10_000
 
 

@@ -13,7 +13,7 @@ from test_controller_allocation import NS, claim, cluster_of, pod, pool, request
 
 from controller.app import Controller
 from controller.config import ControllerConfig
-from controller.web import serve
+from controller.web import CurrentFeed, serve
 from controller.web.feed import MOST_READERS
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import ConfigurationError
@@ -138,7 +138,7 @@ def test_a_reader_is_told_everything_and_then_what_changes():
 
 def test_a_standby_says_so_and_too_many_readers_are_told_to_wait():
     async def main():
-        async with serve("127.0.0.1", 0, lambda: None) as (host, port), aiohttp.ClientSession() as session:
+        async with serve("127.0.0.1", 0, CurrentFeed()) as (host, port), aiohttp.ClientSession() as session:
             async with session.get(f"http://{host}:{port}/fleet/events") as response:
                 assert [kind async for kind, _ in changes(response)] == ["standby"]
             async with session.get(f"http://{host}:{port}/fleet") as response:
@@ -159,9 +159,9 @@ def test_a_standby_says_so_and_too_many_readers_are_told_to_wait():
 
 def test_a_taken_port_is_told():
     async def main():
-        async with serve("127.0.0.1", 0, lambda: None) as (host, port):
+        async with serve("127.0.0.1", 0, CurrentFeed()) as (host, port):
             with pytest.raises(ConfigurationError, match=f"--web-port: cannot listen on {host}:{port}"):
-                async with serve(host, port, lambda: None):
+                async with serve(host, port, CurrentFeed()):
                     pass
 
     asyncio.run(main())

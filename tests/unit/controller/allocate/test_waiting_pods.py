@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from controller.allocate.pending import PendingPods, signature_of
+from controller.allocate.decide.decisions import signature_of
+from controller.allocate.pending import PendingPods
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey

@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node_agent import DRIVER, NODE, configuration, device, eventually, inventory, running
 
-from controller.allocate.activity import BUSY_ATTRIBUTE, BusyDevices
+from controller.allocate.decide.activity import BUSY_ATTRIBUTE, BusyDevices
 from dra_driver.api import codec
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES, Activity, DeviceInventory
+from dra_driver.api.inventory import Activity, DeviceInventory
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.hardware import DeviceSample
-from dra_driver.kube import Informer
 from dra_driver.ownership import PoolID
 from kubelet_plugin.devices.activity import ActivityWatch, DeviceActivity
 
@@ -204,15 +203,13 @@ def test_the_inventory_tells_it_and_keeps_it_over_a_restart(tmp_path: Path) -> N
     asyncio.run(lives())
 
 
-def told(kube: FakeKube, node: str, *busy: str, name: str = "") -> None:
-    kube.put(
-        DEVICE_INVENTORIES,
-        {
-            "metadata": {"name": name or f"{node}.{DRIVER}"},
-            "spec": {"nodeName": node, "driver": DRIVER},
-            "status": {"activity": {"busy": list(busy)}},
-        },
-    )
+def reported(node: str, *busy: str, name: str = "") -> DeviceInventory:
+    raw = {
+        "metadata": {"name": name or f"{node}.{DRIVER}"},
+        "spec": {"nodeName": node, "driver": DRIVER},
+        "status": {"activity": {"busy": list(busy)}},
+    }
+    return codec.convert(DeviceInventory, raw)
 
 
 def slice_of(node: str, *devices: str) -> ResourceSlice:
@@ -226,34 +223,27 @@ def slice_of(node: str, *devices: str) -> ResourceSlice:
 
 
 def test_the_allocators_view_of_a_slice_has_it() -> None:
-    async def follow() -> None:
-        kube = FakeKube()
-        told(kube, "a", "gpu-1")
-        informer: Informer[DeviceInventory] = Informer(kube, DEVICE_INVENTORIES)
-        busy = BusyDevices(informer)
-        task = asyncio.get_running_loop().create_task(informer.run())
-        try:
-            await informer.synced.wait()
-            pool = PoolID(DriverName(DRIVER), PoolName("a"))
-            assert busy
-            assert busy.take() == {pool}
-            assert not busy
-            plain = slice_of("a", "gpu-0", "gpu-1")
-            marked = busy.marked(plain)
-            assert [BUSY_ATTRIBUTE in d.attributes for d in marked.spec.devices] == [False, True]
-            assert [BUSY_ATTRIBUTE in d.attributes for d in plain.spec.devices] == [False, False]
-            # Nothing to say: not even a copy.
-            for other in (slice_of("b", "gpu-1"), slice_of("a", "gpu-0")):
-                assert busy.marked(other) is other
-            # A node that speaks for another one is not believed.
-            told(kube, "b", "gpu-1", name="a-evil")
-            await eventually(lambda: len(informer) == 2)
-            assert busy.take() == set()
-            told(kube, "a")
-            await eventually(lambda: bool(busy))
-            assert busy.take() == {pool}
-            assert busy.marked(plain) is plain
-        finally:
-            task.cancel()
-
-    asyncio.run(follow())
+    busy = BusyDevices()
+    busy.put(reported("a", "gpu-1"))
+    pool = PoolID(DriverName(DRIVER), PoolName("a"))
+    assert busy
+    assert busy.take() == {pool}
+    assert not busy
+    plain = slice_of("a", "gpu-0", "gpu-1")
+    marked = busy.marked(plain)
+    assert [BUSY_ATTRIBUTE in d.attributes for d in marked.spec.devices] == [False, True]
+    assert [BUSY_ATTRIBUTE in d.attributes for d in plain.spec.devices] == [False, False]
+    # Nothing to say: not even a copy.
+    for other in (slice_of("b", "gpu-1"), slice_of("a", "gpu-0")):
+        assert busy.marked(other) is other
+    # A node that speaks for another one is not believed.
+    busy.put(reported("b", "gpu-1", name="a-evil"))
+    assert busy.take() == set()
+    busy.put(reported("a"))
+    assert busy.take() == {pool}
+    assert busy.marked(plain) is plain
+    # A node that is gone has no busy devices.
+    busy.put(reported("a", "gpu-1"))
+    busy.remove(f"a.{DRIVER}")
+    busy.take()
+    assert busy.marked(plain) is plain

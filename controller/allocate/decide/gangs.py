@@ -19,43 +19,42 @@ Members are pods of one namespace that carry, themselves or on a claim that they
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-import structlog
-
-from controller.allocate.assume_cache import AssumeCache, node_of
-from controller.allocate.decisions import Decider, Proceed, Refuse, Wait, Write
-from controller.allocate.placement import NodeUsage, is_finished
-from controller.allocate.writer import Writer
-from dra_driver.api.core import PODS, Pod
-from dra_driver.api.meta import ObjectMeta, Uid
+from controller.allocate.decide.claims import ClaimView, node_of
+from controller.allocate.decide.messages import (
+    GroupMembers,
+    GroupWrite,
+    PodID,
+    Proceed,
+    Refuse,
+    Settings,
+    Wait,
+    Write,
+)
+from controller.allocate.decide.node_backoff import NodeBackoff
+from controller.allocate.decide.objects import CLAIM_INDEX, GROUP_INDEX, Objects, claims_of, is_finished
+from controller.allocate.decide.placement import NodeUsage
+from controller.allocate.decide.solving import NoFit, PodDecider, Trial
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
-from dra_driver.api.resource import AllocationResult, ResourceClaim
-from dra_driver.errors import ApiError
-from dra_driver.kube import EventRecorder, Informer
-from dra_driver.ports import Clock
-from dra_driver.resourceclaim import foreign_gates, held_by, is_gated, pod_claims
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.resourceclaim import foreign_gates, held_by, is_gated
 from dra_driver.structured import Budget
 
-__all__ = ["GROUP_INDEX", "Gang", "GroupKey", "GroupProblem", "Groups", "groups_of"]
+__all__ = ["LARGEST_GROUP", "Gang", "Gangs", "GroupKey", "GroupProblem", "signature_of_group"]
 
-log = structlog.get_logger(__name__)
-
-GROUP_INDEX: Final = "group"
 LARGEST_GROUP: Final = 1024
 
 GroupKey = tuple[str, str]
 
 
-def groups_of(item: Pod | ResourceClaim) -> Iterable[GroupKey]:
-    """Index function of pods and of claims: namespace and name of the group on the label."""
-    name = _label(item.metadata, GROUP_LABEL)
-    if name:
-        yield (item.metadata.namespace, name)
+def signature_of_group(key: GroupKey) -> bytes:
+    """Return what makes all members of a group wait together."""
+    return "/".join(("group", *key)).encode()
 
 
 def _label(meta: ObjectMeta, key: str) -> str:
@@ -78,73 +77,60 @@ class Gang:
     members: tuple[Pod, ...]
     domain: str = ""
 
+    def described(self) -> GroupMembers:
+        """Return what the answer says about the group."""
+        return GroupMembers(*self.key, self.size, tuple(map(_id, self.members)))
+
 
 @dataclass(frozen=True, slots=True)
 class GroupProblem:
-    """The labels make no sense."""
+    """Labels that make no sense together."""
 
     key: GroupKey
     message: str
 
 
-class Groups:
-    """Finds the members of groups, decides for all of them, and writes for all of them."""
+class Gangs:
+    """Finds the members of groups and decides for all of them.
+
+    Args:
+        settings: how long a part of a group may hold devices.
+        pods: with the indices ``CLAIM_INDEX`` and ``GROUP_INDEX``.
+        claims: what is taken.
+        decider: for single pods.
+        usage: while a group is tried, its members count where they would go.
+        backoff: nodes that are left out, by pod.
+    """
 
     def __init__(
         self,
-        decider: Decider,
-        assume_cache: AssumeCache,
+        settings: Settings,
+        pods: Objects[Pod],
+        claims: ClaimView,
+        decider: PodDecider,
         usage: NodeUsage,
-        writer: Writer,
-        recorder: EventRecorder,
-        clock: Clock,
-        *,
-        pods: Informer[Pod],
-        claims: Informer[ResourceClaim],
-        users: Callable[[ResourceClaim], Iterable[Pod]],
-        avoided: Callable[[Pod], set[str]],
-        timeout: float = 30.0,
+        backoff: NodeBackoff,
     ) -> None:
-        """Connects the parts.
-
-        Args:
-            decider: for single pods.
-            assume_cache: assumptions of the members decided first are seen by the others.
-            usage: likewise for CPU, memory and pods.
-            writer: of allocations.
-            recorder: for Events.
-            clock: for ``timeout``.
-            pods: with the index ``GROUP_INDEX``.
-            claims: with the index ``GROUP_INDEX``.
-            users: pods that use a claim.
-            avoided: nodes where kube-scheduler could not place a pod a short while ago.
-            timeout: seconds for which members may hold devices while others of their group are missing.
-        """
-        self._timeout = timeout
-        self._decider = decider
-        self._assume_cache = assume_cache
-        self._usage = usage
-        self._writer = writer
-        self._recorder = recorder
-        self._clock = clock
+        self._timeout = settings.group_seconds
         self._pods = pods
         self._claims = claims
-        self._users = users
-        self._avoided = avoided
+        self._decider = decider
+        self._usage = usage
+        self._backoff = backoff
         self._partial_since: dict[GroupKey, float] = {}
         # What was refused, and on what that rests: while it is the same, so is the answer.
         self._refused: dict[GroupKey, tuple[object, Refuse]] = {}
 
-    # --- who is in it ---------------------------------------------------------------------------------------
+    # --- members --------------------------------------------------------------------------------------------
 
     def of(self, pod: Pod) -> Gang | GroupProblem | None:
-        """The group of a pod; None: it has none."""
+        """Return the group of a pod; None where it has none."""
         metas = [pod.metadata, *(c.metadata for c in self._claims_of(pod))]
         names = sorted({_label(m, GROUP_LABEL) for m in metas} - {""})
         if not names:
             return None
         key = (pod.metadata.namespace, names[0])
-        if self._pods.number_by_index(GROUP_INDEX, key) > LARGEST_GROUP:
+        if self._pods.count(GROUP_INDEX, key) > LARGEST_GROUP:
             return GroupProblem(key, f"group {key[1]} has more than {LARGEST_GROUP} pods")
         if len(names) > 1:
             return GroupProblem(key, f"the pod and its claims name several groups: {', '.join(names)}")
@@ -184,8 +170,8 @@ class Groups:
 
     def _members(self, key: GroupKey) -> tuple[Pod, ...]:
         found = {p.key: p for p in self._pods.by_index(GROUP_INDEX, key)}
-        for claim in self._claims.by_index(GROUP_INDEX, key):
-            found.update((p.key, p) for p in self._users(claim))
+        for claim in self._claims.of_group(key):
+            found.update((p.key, p) for p in self._pods.by_index(CLAIM_INDEX, claim.key))
         return tuple(
             p
             for _, p in sorted(found.items())
@@ -193,20 +179,20 @@ class Groups:
         )
 
     def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
-        keys = [used.key for used in pod_claims(pod) if used.key is not None]
-        return [c for c in map(self._assume_cache.get, keys) if c is not None]
+        return [c for c in map(self._claims.get, claims_of(pod)) if c is not None]
 
     # --- what to do -----------------------------------------------------------------------------------------
 
     def decide(
-        self, gang: Gang, budget: Budget, changes: int = 0
-    ) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
-        """Decide for all members on one state. The answers of a list are assumed in the cache already.
+        self, gang: Gang, budget: Budget, changes: int, now: float
+    ) -> Wait | Proceed | Refuse | GroupWrite:
+        """Decide for all members on one state.
 
         Args:
             gang: the group.
             budget: what the decision may cost, over all members, domains and orders together.
             changes: as for ``known_refusal``, which remembers the answer.
+            now: the time.
 
         Returns:
             ``Proceed``: every member is allocated as far as it concerns us. ``Wait``, ``Refuse``: for all.
@@ -214,29 +200,28 @@ class Groups:
         missing = gang.size - len(gang.members)
         if missing > 0:
             reason = f"group {gang.key[1]}: {len(gang.members)} of {gang.size} pods are there"
-            return self._incomplete(gang, reason)
+            return self._incomplete(gang, reason, now)
         waiting = [p for p in gang.members if foreign_gates(p)]
         if waiting:
             reason = f"group {gang.key[1]}: {len(waiting)} of {gang.size} pods are {held_by(waiting)}"
-            return self._incomplete(gang, reason)
-        answer = self._anywhere(gang, budget)
-        if isinstance(answer, Refuse):
+            return self._incomplete(gang, reason, now)
+        answer = self._anywhere(gang, budget, now)
+        if isinstance(answer, NoFit):
             where = f" on nodes of one {gang.domain}" if gang.domain else ""
             text = f"group {gang.key[1]}, all {gang.size} pods together{where}: {answer.message}"
-            refusal = Refuse(text, answer.claims, self._held(gang))
+            refusal = self._refusal(gang, text, answer.claims, self._held(gang))
             # What was given up may be answered the next time, although nothing has changed.
             if not (refusal.undo or budget.exhausted or budget.cut):
-                self._refused[gang.key] = self._rests_on(gang, changes), refusal
+                self._refused[gang.key] = self._rests_on(gang, changes, now), refusal
             return refusal
-        held = self._held(gang) if isinstance(answer, list) else ()
-        if isinstance(answer, list) and held and self._time_left(gang) <= 0:
-            self._retract(answer)
-            return Refuse(f"group {gang.key[1]} was not allocated as a whole in time", (), held)
+        held = self._held(gang) if isinstance(answer, GroupWrite) else ()
+        if held and self._time_left(gang, now) <= 0:
+            return self._refusal(gang, f"group {gang.key[1]} was not allocated as a whole in time", (), held)
         if not held and not isinstance(answer, Wait):
             self._partial_since.pop(gang.key, None)
         return answer
 
-    def known_refusal(self, gang: Gang, changes: int) -> Refuse | None:
+    def known_refusal(self, gang: Gang, changes: int, now: float) -> Refuse | None:
         """Return the answer of the last decision where it was a refusal that still holds.
 
         Each member of a group is looked at after each event of its own; only the first look costs a decision.
@@ -244,37 +229,41 @@ class Groups:
         Args:
             gang: the group.
             changes: another number whenever something has changed that may help a group.
+            now: the time.
         """
         known = self._refused.get(gang.key)
-        if known is not None and known[0] == self._rests_on(gang, changes):
+        if known is not None and known[0] == self._rests_on(gang, changes, now):
             return known[1]
         self._refused.pop(gang.key, None)
         return None
 
-    def _rests_on(self, gang: Gang, changes: int) -> object:
+    def _rests_on(self, gang: Gang, changes: int, now: float) -> object:
         """Return what a refusal depends on, besides the members' claims, which cannot change."""
         members = [
-            (p.metadata.uid, p.spec.tolerations, bool(foreign_gates(p)), sorted(self._avoided(p)))
+            (
+                p.metadata.uid,
+                p.spec.tolerations,
+                bool(foreign_gates(p)),
+                sorted(self._backoff.nodes(p.metadata.uid, now)),
+            )
             for p in gang.members
         ]
         return changes, gang.size, gang.domain, members
 
-    def _anywhere(self, gang: Gang, budget: Budget) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
+    def _anywhere(self, gang: Gang, budget: Budget, now: float) -> Wait | Proceed | NoFit | GroupWrite:
         """Return the first answer of a domain; that of the last one that was tried where none has one."""
-        answer: Wait | Proceed | Refuse | list[tuple[Pod, Write]] = Refuse(
-            f"no node has the label {gang.domain}"
-        )
+        answer: Wait | Proceed | NoFit | GroupWrite = NoFit(f"no node has the label {gang.domain}")
         by_demand = self._by_demand(gang.members)
         orders = (by_demand,) if by_demand == gang.members else (by_demand, gang.members)
         for within in self._domains(gang):
             for order in orders:
-                answer = self._try(order, within, budget)
-                if not isinstance(answer, Refuse) or budget.exhausted:
+                answer = self._try(order, within, budget, now)
+                if not isinstance(answer, NoFit) or budget.exhausted:
                     return answer
         return answer
 
     def _domains(self, gang: Gang) -> list[set[str] | None]:
-        """Sets of nodes of which one must hold the whole group, the smallest first; None: all nodes."""
+        """Return sets of nodes of which one must hold the whole group, smallest first; None: all nodes."""
         if not gang.domain:
             return [None]
         by_value = self._decider.nodes_by_label(gang.domain)
@@ -288,21 +277,25 @@ class Groups:
         fitting = ((len(nodes), value) for value, nodes in by_value.items() if held <= nodes)
         return [by_value[value] for _, value in sorted(fitting)]
 
-    def _incomplete(self, gang: Gang, reason: str) -> Wait | Refuse:
+    def _refusal(
+        self, gang: Gang, message: str, claims: tuple[ResourceClaim, ...], undo: tuple[ResourceClaim, ...]
+    ) -> Refuse:
+        return Refuse(message, claims, undo, signature=signature_of_group(gang.key))
+
+    def _incomplete(self, gang: Gang, reason: str, now: float) -> Wait | Refuse:
         held = self._held(gang)
         if not held:
             self._partial_since.pop(gang.key, None)
             return Wait(reason)
-        left = self._time_left(gang)
-        return Wait(reason, poll=left) if left > 0 else Refuse(reason, (), held)
+        left = self._time_left(gang, now)
+        return Wait(reason, poll=left) if left > 0 else self._refusal(gang, reason, (), held)
 
-    def _time_left(self, gang: Gang) -> float:
-        """Seconds for which a part of the group may go on holding devices."""
-        now = self._clock.monotonic()
+    def _time_left(self, gang: Gang, now: float) -> float:
+        """Return the seconds for which a part of the group may go on holding devices."""
         return self._partial_since.setdefault(gang.key, now) + self._timeout - now
 
     def _held(self, gang: Gang) -> tuple[ResourceClaim, ...]:
-        """What members that have not started hold: allocations that nobody has reserved yet."""
+        """Return what members that have not started hold: allocations that nobody has reserved yet."""
         return tuple(
             {
                 claim.metadata.uid: claim
@@ -311,19 +304,19 @@ class Groups:
                 for claim in self._claims_of(pod)
                 if claim.status.allocation is not None
                 and not claim.status.reserved_for
-                and not self._assume_cache.in_flight(claim)
+                and not self._claims.is_assumed(claim)
                 and self._decider.is_ours(claim.status.allocation)
             }.values()
         )
 
     def forget(self, key: GroupKey) -> None:
-        """The last member is gone."""
+        """Forget what was decided for a group that has no members any more."""
         if not self._members(key):
             self._partial_since.pop(key, None)
             self._refused.pop(key, None)
 
     def _by_demand(self, members: Sequence[Pod]) -> tuple[Pod, ...]:
-        """Those that ask for most first: what is left over is then of more use to the others."""
+        """Return the members, those that ask for most first: the others can use what is left over."""
 
         def demand(pod: Pod) -> int:
             return sum(
@@ -335,71 +328,33 @@ class Groups:
         return tuple(sorted(members, key=lambda p: (-demand(p), p.key)))
 
     def _try(
-        self, members: Sequence[Pod], within: set[str] | None, budget: Budget
-    ) -> Wait | Proceed | Refuse | list[tuple[Pod, Write]]:
+        self, members: Sequence[Pod], within: set[str] | None, budget: Budget, now: float
+    ) -> Wait | Proceed | NoFit | GroupWrite:
+        """Decide for the members in this order, each as if the answers before it had been written."""
         writes: list[tuple[Pod, Write]] = []
-        assumed: dict[Uid, ResourceClaim] = {}
-        answer: Wait | Refuse | None = None
-        for pod in members:
-            if is_finished(pod):
-                continue
-            decision = self._decider.decide(pod, self._avoided(pod), assumed, within, budget)
-            if isinstance(decision, Wait | Refuse):
-                answer = decision
-                break
-            if isinstance(decision, Write):
-                writes.append((pod, decision))
-                self._usage.place(pod, decision.node)
-                for claim, allocation in decision.allocations:
-                    self._assume_cache.assume(claim, allocation)
-                    assumed[claim.metadata.uid] = _with(claim, allocation)
-        if answer is None:
-            return writes or Proceed()
-        self._retract(writes)
-        return answer
-
-    def _retract(self, writes: Sequence[tuple[Pod, Write]]) -> None:
-        """What was assumed while trying is forgotten; nothing of it was written."""
-        self._assume_cache.retract([c for _, w in writes for c, _ in w.allocations])
-        for pod, _ in writes:
-            self._usage.not_placed(pod, pod)
-
-    async def write(self, gang: Gang, writes: Sequence[tuple[Pod, Write]]) -> None:
-        """Writes all allocations. Where one is refused, the next decision completes the group or gives back.
-
-        Raises:
-            ApiError: of the first one that was refused.
-        """
-        written: list[ResourceClaim] = []
-        problems: list[ApiError] = []
-
-        async def one(pod: Pod, claim: ResourceClaim, allocation: AllocationResult) -> None:
-            try:
-                await self._writer.allocate(claim, allocation, pod if pod.spec.node_name else None)
-            except ApiError as e:
-                problems.append(e)
-            else:
-                written.append(claim)
-
-        async with asyncio.TaskGroup() as group:
-            for pod, decision in writes:
-                for claim, allocation in decision.allocations:
-                    group.create_task(one(pod, claim, allocation))
-        log.info(
-            "group allocated" if not problems else "group could not be allocated",
-            group="/".join(gang.key),
-            pods=len(writes),
-            claims=len(written),
-        )
-        if problems:
-            for pod, _ in writes:
-                self._usage.not_placed(pod, self._pods.get(pod.key))
-            raise problems[0]
-        for pod, decision in writes:
-            message = f"allocated on node {decision.node}, with all {gang.size} pods of group {gang.key[1]}"
-            self._recorder.event(PODS, pod, "Normal", "GroupAllocated", message)
+        places: list[tuple[Pod, str | None]] = []
+        trial = Trial(self._claims.allocated)
+        try:
+            for pod in members:
+                if is_finished(pod):
+                    continue
+                avoid = self._backoff.nodes(pod.metadata.uid, now)
+                decision = self._decider.decide(pod, budget, avoid, trial=trial, within=within)
+                if isinstance(decision, Wait | NoFit):
+                    return decision
+                if isinstance(decision, Write):
+                    writes.append((pod, decision))
+                    trial.add(decision)
+                    places.append((pod, self._usage.place_of(pod)))
+                    self._usage.place(pod, decision.node)
+        finally:
+            for pod, place in places:
+                if place is None:
+                    self._usage.gone(pod)
+                else:
+                    self._usage.place(pod, place)
+        return GroupWrite(tuple((_id(pod), write) for pod, write in writes)) if writes else Proceed()
 
 
-def _with(claim: ResourceClaim, allocation: AllocationResult) -> ResourceClaim:
-    status = msgspec.structs.replace(claim.status, allocation=allocation)
-    return msgspec.structs.replace(claim, status=status)
+def _id(pod: Pod) -> PodID:
+    return PodID(pod.key, pod.metadata.uid)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-from controller.allocate.activity import BusyDevices
-from controller.allocate.ownership import Owner, OwnershipIndex
+from controller.allocate.decide.activity import BusyDevices
+from controller.allocate.decide.objects import Collected, Objects
+from controller.allocate.decide.ownership import Owner, OwnershipIndex
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceSlice
-from dra_driver.kube import Changes, Informer
 from dra_driver.ownership import PoolID, is_protected
 from dra_driver.structured import AllocatedState, Snapshot, concerns, with_rules
 
@@ -18,32 +18,25 @@ __all__ = ["ClusterState"]
 
 
 class ClusterState:
-    """Follows the informers; ``refresh`` takes in what has changed.
+    """Slices, classes, nodes, utilisation and taint rules; ``refresh`` takes in what was put or removed.
 
     Attributes:
+        nodes: all nodes, at once.
         snapshot: of the last ``refresh``.
         ownership: answers for it.
         own: pools of ours: every device carries our taint, so that kube-scheduler keeps away.
     """
 
-    def __init__(
-        self,
-        drivers: Collection[DriverName],
-        *,
-        slices: Informer[ResourceSlice],
-        classes: Informer[DeviceClass],
-        nodes: Informer[Node],
-        inventories: Informer[DeviceInventory] | None = None,
-        taint_rules: Informer[DeviceTaintRule] | None = None,
-    ) -> None:
+    def __init__(self, drivers: Collection[DriverName]) -> None:
         self._drivers = drivers
-        self._informer = slices
-        self._busy = BusyDevices(inventories)
-        self._slices, self._classes = Changes(slices), Changes(classes)
-        # Nodes report their health all the time; only their labels matter to devices.
-        self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
+        self.nodes: Objects[Node] = Objects()
+        self._all_slices: Objects[ResourceSlice] = Objects()
+        self._busy = BusyDevices()
+        self._slices: Collected[ResourceSlice] = Collected()
+        self._classes: Collected[DeviceClass] = Collected()
+        self._nodes: Collected[Node] = Collected()
         # Rules add taints to what the slices say. Decisions see them; whose a pool is, they do not change.
-        self._rule_changes = Changes(taint_rules) if taint_rules is not None else None
+        self._rule_changes: Collected[DeviceTaintRule] = Collected()
         self._rules: dict[str, DeviceTaintRule] = {}
         # Slice → pool; pool → slice → whether all its devices are protected (slices with devices only).
         self._pool_of: dict[str, PoolID] = {}
@@ -57,8 +50,43 @@ class ClusterState:
         """All pools with devices."""
         return self._protected.keys()
 
+    # --- changes --------------------------------------------------------------------------------------------
+
+    def put(self, item: Node | DeviceClass | ResourceSlice | DeviceInventory | DeviceTaintRule) -> None:
+        """Note an object that was added or changed."""
+        match item:
+            case Node():
+                old = self.nodes.put(item)
+                # Nodes report their health all the time; only their labels matter to devices.
+                if old is None or old.metadata.labels != item.metadata.labels:
+                    self._nodes.put(item)
+            case ResourceSlice():
+                self._all_slices.put(item)
+                self._slices.put(item)
+            case DeviceClass():
+                self._classes.put(item)
+            case DeviceTaintRule():
+                self._rule_changes.put(item)
+            case DeviceInventory():
+                self._busy.put(item)
+
+    def remove(self, kind: type[object], name: str) -> None:
+        """Note that an object is gone."""
+        if kind is Node:
+            self.nodes.remove(ObjectKey("", name))
+            self._nodes.remove(name)
+        elif kind is ResourceSlice:
+            self._all_slices.remove(ObjectKey("", name))
+            self._slices.remove(name)
+        elif kind is DeviceClass:
+            self._classes.remove(name)
+        elif kind is DeviceTaintRule:
+            self._rule_changes.remove(name)
+        elif kind is DeviceInventory:
+            self._busy.remove(name)
+
     def refresh(self) -> set[PoolID]:
-        """Takes in what has changed.
+        """Take in what has changed.
 
         Returns:
             pools whose slices have changed.
@@ -92,13 +120,13 @@ class ClusterState:
         return touched
 
     def _of_pools(self, pools: Collection[PoolID], known: Collection[str]) -> list[ResourceSlice]:
-        """Slices with devices of some pools, without those that are known already."""
+        """Return the slices with devices of some pools, without those that are known already."""
         names = (name for pool in pools for name in self._protected.get(pool, ()) if name not in known)
-        found = (self._informer.get(ObjectKey("", name)) for name in names)
+        found = map(self._all_slices.by_name, names)
         return [slice_ for slice_ in found if slice_ is not None]
 
     def _of_rules(self, known: Collection[str]) -> list[ResourceSlice]:
-        """Slices that rules concern which have changed, without those that are known already."""
+        """Return the slices that changed rules concern, without those that are known already."""
         if not self._rule_changes:
             return []
         changed, removed = self._rule_changes.take()
@@ -107,7 +135,7 @@ class ClusterState:
         self._rules.update((r.metadata.name, r) for r in changed)
         return [
             s
-            for s in self._informer.items()
+            for s in self._all_slices
             if s.metadata.name not in known and any(concerns(r, s) for r in touched)
         ]
 

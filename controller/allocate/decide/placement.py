@@ -1,9 +1,9 @@
 """Which nodes a pod could go to, apart from its claims.
 
-kube-scheduler decides in the end; this looks at what it will look at, so that devices are mostly chosen where
-the pod can go: node selector, required node affinity, taints, unschedulable nodes, free CPU and memory, the
-number of pods; nothing more. A wrong choice is not a loss: the scheduler deallocates, and another node is
-tried.
+kube-scheduler decides in the end. Here the most important of its conditions are looked at, so that devices
+are mostly chosen where the pod can go: node selector, required node affinity, taints, unschedulable nodes,
+free CPU and memory, the number of pods. A wrong choice is not a loss: kube-scheduler deallocates, and another
+node is tried.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from controller.allocate.decide.objects import Objects, is_finished
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod, Taint, Toleration
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import NodeSelector
-from dra_driver.kube import Handler, Informer
 from dra_driver.structured.model.nodeselection import selector_matches
 
-__all__ = ["Demand", "NodeUsage", "Placement", "Placements", "is_finished"]
+__all__ = ["Demand", "NodeUsage", "Placement", "Placements", "same_for_pods"]
 
 _UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _RESOURCES = ("cpu", "memory")
@@ -30,11 +30,6 @@ _LONGEST_LOG: Final = 1_000
 # Tolerations, and requirements of node affinity with their values: a pod may have a megabyte of them, and
 # each costs a comparison per node.
 _MOST_CONDITIONS: Final = 512
-
-
-def is_finished(pod: Pod) -> bool:
-    """Whether its containers will not run again."""
-    return pod.status.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class Demand:
 
     @classmethod
     def of(cls, pod: Pod) -> Demand:
-        """What kube-scheduler counts for a pod: all containers together, or the largest init container."""
+        """Return what kube-scheduler counts for a pod: all containers, or the largest init container."""
         amounts = []
         for name in _RESOURCES:
             running = sum(_request(c.resources.requests, name) for c in pod.spec.containers)
@@ -82,39 +77,28 @@ class NodeUsage:
         """Called with the name of a node when what is taken of it has changed."""
 
     def on(self, node: str) -> Demand:
-        """What is taken."""
+        """Return what pods take of a node."""
         return self._nodes.get(node, Demand())
 
     def place_of(self, pod: Pod) -> str | None:
-        """The node where the pod counts."""
+        """Return the node where the pod counts."""
         entry = self._pods.get(pod.metadata.uid)
         return None if entry is None else entry[0]
 
     def place(self, pod: Pod, node: str) -> None:
-        """The pod is expected on the node."""
+        """Count a pod on the node where it is expected."""
         self._set(pod.metadata.uid, (node, Demand.of(pod)))
 
     def seen(self, pod: Pod) -> None:
-        """The pod as the API server has it."""
+        """Take in the pod as the API server has it."""
         if is_finished(pod):
             self.gone(pod)
         elif pod.spec.node_name:
             self.place(pod, pod.spec.node_name)
 
     def gone(self, pod: Pod) -> None:
-        """The pod is deleted, finished or no longer expected."""
+        """Stop counting a pod that is deleted, finished or no longer expected."""
         self._set(pod.metadata.uid, None)
-
-    def not_placed(self, pod: Pod, now: Pod | None) -> None:
-        """The pod does not come to where it was expected.
-
-        Args:
-            pod: as it was when it was placed.
-            now: the pod of this name as the API server has it by now, which may be another one, or none.
-        """
-        self.gone(pod)
-        if now is not None and now.metadata.uid == pod.metadata.uid:
-            self.seen(now)
 
     def _set(self, uid: Uid, entry: tuple[str, Demand] | None) -> None:
         old = self._pods.get(uid)
@@ -147,7 +131,7 @@ class Placement:
     rejected: Mapping[str, int]
 
     def summary(self) -> str:
-        """For the Event, when no node is left."""
+        """Return the text for the Event when no node is left."""
         total = len(self.nodes) + sum(self.rejected.values())
         if not total:
             return "there are no nodes"
@@ -175,7 +159,7 @@ class _NodeFit:
     rejected: Counter[str] = field(default_factory=Counter)
 
     def put(self, name: str, reason: str | None) -> None:
-        """Notes the answer for a node; None: there is no such node."""
+        """Note the answer for a node; None where there is no such node."""
         old = self.reasons.pop(name, None)
         if old is not None:
             self.rejected[old] -= 1
@@ -195,11 +179,11 @@ class Placements:
     A changed node, or a pod that comes or goes there, costs a look at that node for each kind of pod.
     """
 
-    def __init__(self, nodes: Informer[Node], usage: NodeUsage) -> None:
-        """Follows them from now on.
+    def __init__(self, nodes: Objects[Node], usage: NodeUsage) -> None:
+        """Look at nodes and usage from now on.
 
         Args:
-            nodes: all of them.
+            nodes: all of them; ``changed`` must be called for each that changes.
             usage: what pods take.
         """
         self._nodes = nodes
@@ -208,18 +192,11 @@ class Placements:
         # Names of nodes that have changed; ``_start`` is the number of the first of them.
         self._log: list[str] = []
         self._start = 0
-        usage.changed = self._log.append
-        nodes.add_handler(
-            Handler(
-                added=lambda node: self._log.append(node.metadata.name),
-                updated=self._updated,
-                deleted=lambda node: self._log.append(node.metadata.name),
-            )
-        )
+        usage.changed = self.changed
 
-    def _updated(self, old: Node, node: Node) -> None:
-        if not _same(old, node):
-            self._log.append(node.metadata.name)
+    def changed(self, node: str) -> None:
+        """Note that a node, or what pods take of it, has changed."""
+        self._log.append(node)
 
     def candidates(self, pod: Pod, avoid: Collection[str] = ()) -> Placement:
         """Return the nodes that can take the pod.
@@ -247,7 +224,7 @@ class Placements:
             rejected=Counter(fit.rejected),
         )
         for name in special:
-            node = self._nodes.get_by_name(name)
+            node = self._nodes.by_name(name)
             if node is None:
                 continue
             reason = _AVOIDED
@@ -266,7 +243,7 @@ class Placements:
         end = self._start + len(self._log)
         if fit is None or fit.seen < self._start:
             fit = self._kept[key] = _NodeFit(pod, demand, not _has_too_many_conditions(pod))
-            changed: Iterable[str] = [n.metadata.name for n in self._nodes.items()]
+            changed: Iterable[str] = [n.metadata.name for n in self._nodes]
         else:
             changed = dict.fromkeys(self._log[fit.seen - self._start :])
         fit.seen = end
@@ -274,7 +251,7 @@ class Placements:
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
         for name in changed:
-            node = self._nodes.get_by_name(name)
+            node = self._nodes.by_name(name)
             reason = None
             if node is not None:
                 used = self._usage.on(name)
@@ -287,10 +264,11 @@ class Placements:
         return fit
 
 
-def _same(old: Node, node: Node) -> bool:
-    """Whether nothing has changed that matters here: nodes report their health all the time."""
+def same_for_pods(old: Node, node: Node) -> bool:
+    """Return whether nothing has changed that matters to pods: nodes report their health all the time."""
     return (
         old.metadata.labels == node.metadata.labels
+        and old.metadata.uid == node.metadata.uid
         and old.metadata.deletion_timestamp == node.metadata.deletion_timestamp
         and old.spec == node.spec
         and old.status.allocatable == node.status.allocatable

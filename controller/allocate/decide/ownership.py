@@ -24,12 +24,12 @@ __all__ = ["ClaimOwnership", "OwnedClaim", "Owner", "OwnershipIndex"]
 
 
 class ClaimOwnership(enum.Enum):
-    """Who serves a claim."""
+    """The allocator that serves a claim."""
 
     OURS = "ours"
     KUBE_SCHEDULER = "theirs"
     OTHER_CONTROLLER = "sibling"
-    """Another controller like this one, for other drivers: its pools carry our taint, the gate is its."""
+    """Another controller like this one, for other drivers: its pools carry our taint, it lifts the gate."""
     MIXED = "mixed"
     UNKNOWN = "unknown"
 
@@ -39,7 +39,7 @@ class OwnedClaim:
     """The answer for one claim.
 
     Attributes:
-        ownership: who serves it.
+        ownership: the allocator that serves it.
         reason: for MIXED (refused) and UNKNOWN (a class is missing).
         elsewhere: OURS, and kube-scheduler has pools with devices of every class that is asked for as well.
     """
@@ -50,7 +50,7 @@ class OwnedClaim:
 
 
 class Owner(enum.Enum):
-    """Who allocates from a pool."""
+    """The allocator that allocates from a pool."""
 
     OURS = "ours"
     OTHER_CONTROLLER = "sibling"
@@ -66,12 +66,14 @@ class _Known:
     owners: Counter[Owner]
 
     def sides(self) -> frozenset[Owner]:
-        """Everybody who has a device of the class."""
+        """Return the allocators that have a device of the class."""
         return frozenset(owner for owner, count in self.owners.items() if count > 0)
 
 
 class OwnershipIndex:
-    """Follows snapshots: a changed pool is looked at once for every class that somebody has asked about.
+    """Which pools have devices of a class, by allocator, kept from snapshot to snapshot.
+
+    A changed pool is looked at once for every class that was asked about.
 
     Attributes:
         version: another one whenever answers may be others than before.
@@ -85,7 +87,7 @@ class OwnershipIndex:
         self._snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
 
     def follow(self, snapshot: Snapshot, pools: Mapping[PoolID, Owner | None]) -> None:
-        """Goes on to another snapshot.
+        """Go on to another snapshot.
 
         Args:
             snapshot: that questions are about from now on.
@@ -121,7 +123,7 @@ class OwnershipIndex:
             known.owners[owner] += 1
 
     def claim(self, claim: ResourceClaim) -> OwnedClaim:
-        """Who serves the claim."""
+        """Return which allocator serves a claim."""
         flags: list[tuple[str, str, bool, bool]] = []
         for request in claim.spec.devices.requests or ():
             for name, class_name in _classes_of(request):
@@ -147,7 +149,7 @@ class OwnershipIndex:
         )
 
     def _class(self, class_: DeviceClass) -> tuple[bool, bool]:
-        """Whether devices of ours, and whether devices of others, are in the class."""
+        """Return whether devices of ours, and whether devices of others, are in the class."""
         owners = self._look(class_).owners
         ours = owners[Owner.OURS] > 0
         others = owners[Owner.OTHER_CONTROLLER] > 0 or owners[Owner.OTHERS] > 0

@@ -1,36 +1,30 @@
-"""Decides, for one pod, what is to be done about its claims. Synchronous: a decision sees one state.
+"""Decides, for one pod, what is to be done about its claims.
 
-``Decider`` reads the informers and the assume cache and gives a ``Decision``; ``controller.allocate.loop``
-carries it out. The claims of a pod are solved together, so that a pod never holds a part of what it needs.
+The claims of a pod are solved together, so that a pod never holds a part of what it needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 
-from controller.allocate.assume_cache import AssumeCache, node_of
-from controller.allocate.cluster_state import ClusterState
-from controller.allocate.ownership import ClaimOwnership, OwnedClaim, Owner
-from controller.allocate.placement import NodeUsage, Placements
-from dra_driver.api.core import Node, Pod
-from dra_driver.api.inventory import DeviceInventory
-from dra_driver.api.meta import DriverName, Uid
-from dra_driver.api.resource import (
-    AllocationResult,
-    DeviceClass,
-    DeviceTaintRule,
-    ResourceClaim,
-    ResourceSlice,
-)
-from dra_driver.kube import Informer
+import msgspec
+
+from controller.allocate.decide.claims import ClaimView, node_of
+from controller.allocate.decide.cluster_state import ClusterState
+from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
+from controller.allocate.decide.ownership import ClaimOwnership, OwnedClaim, Owner
+from controller.allocate.decide.placement import Placement, Placements
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import Uid
+from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.ownership import PoolID, is_controller_taint
 from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
-    DEFAULT_POLICY,
     Allocated,
+    AllocatedState,
     Budget,
     DoesNotFit,
     Failed,
@@ -38,48 +32,23 @@ from dra_driver.structured import (
     PersistentMap,
     PoolPolicies,
     PoolPolicy,
+    Snapshot,
     allocate,
 )
 
-__all__ = ["Decider", "Decision", "Proceed", "Refuse", "Wait", "Write"]
+__all__ = ["NoFit", "PodDecider", "PodDecision", "Trial"]
 
 _V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Something is missing that will come as an event, such as a claim to be generated.
-
-    Attributes:
-        reason: what.
-        poll: seconds after which to look again all the same; 0: not.
-    """
-
-    reason: str
-    poll: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Proceed:
-    """Nothing for us to do (any more): the pod goes to kube-scheduler.
-
-    Attributes:
-        node: where its claims are allocated, as far as they are and it is one node.
-        theirs: it still needs devices, but none that are ours at present.
-    """
-
-    node: str | None = None
-    theirs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The claims cannot be allocated now; people are told, and it is tried again when something changes.
+class NoFit:
+    """The claims cannot be allocated now.
 
     Attributes:
         why: what was asked, what is there, and why it does not fit; or what gives this text, which is to be
             called before the next decision.
-        claims: that are ours and wait.
+        claims: claims of ours that wait.
         undo: allocations of the same pod, written before, that nobody has reserved: they pin the pod to a
             node where the rest does not fit.
         elsewhere: kube-scheduler has what the claims ask for in pools of its own.
@@ -96,70 +65,67 @@ class Refuse:
         return self.why if isinstance(self.why, str) else self.why()
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """The answer: these allocations, all on one node."""
-
-    node: str
-    allocations: tuple[tuple[ResourceClaim, AllocationResult], ...]
+PodDecision = Wait | Proceed | NoFit | Write
 
 
-Decision = Wait | Proceed | Refuse | Write
+@dataclass(slots=True)
+class Trial:
+    """What would be allocated if the answers for some pods of a group were written.
+
+    Attributes:
+        allocated: everything that is taken then.
+        claims: as they will be.
+    """
+
+    allocated: AllocatedState
+    claims: dict[Uid, ResourceClaim] = field(default_factory=dict)
+
+    def add(self, write: Write) -> None:
+        """Count the allocations of an answer as taken."""
+        for claim, allocation in write.allocations:
+            self.allocated = self.allocated.with_allocations([(str(claim.key), allocation)])
+            status = msgspec.structs.replace(claim.status, allocation=allocation)
+            self.claims[claim.metadata.uid] = msgspec.structs.replace(claim, status=status)
 
 
-class Decider:
-    """See the module."""
+class PodDecider:
+    """Decisions for single pods, on the cluster, the claims and the pools as they are now.
+
+    Args:
+        settings: drivers, and the policy of pools that none was named for.
+        cluster: slices, classes and nodes.
+        claims: what is taken.
+        placements: where pods can go.
+    """
 
     def __init__(
-        self,
-        drivers: Collection[DriverName],
-        assume_cache: AssumeCache,
-        usage: NodeUsage,
-        *,
-        slices: Informer[ResourceSlice],
-        classes: Informer[DeviceClass],
-        nodes: Informer[Node],
-        inventories: Informer[DeviceInventory] | None = None,
-        blocked: Callable[[PoolID], bool] = lambda _: False,
-        rule: Callable[[PoolID], PoolPolicy] = lambda _: DEFAULT_POLICY,
-        taint_rules: Informer[DeviceTaintRule] | None = None,
+        self, settings: Settings, cluster: ClusterState, claims: ClaimView, placements: Placements
     ) -> None:
-        """Connects the parts.
-
-        Args:
-            drivers: whose pools may be ours.
-            assume_cache: what is taken.
-            usage: what pods take of nodes.
-            slices: all drivers.
-            classes: all.
-            nodes: all.
-            inventories: source of device utilisation; if None, utilisation is ignored.
-            blocked: pools that are changing hands: protected, yet not ours to decide on.
-            rule: how to choose the devices of a pool; ``forget_pool`` must tell of other answers.
-            taint_rules: taints of admins; None: the API has none.
-        """
-        self._drivers = frozenset(drivers)
-        self._blocked = blocked
-        self._rule = rule
-        self._assume_cache = assume_cache
-        self._placements = Placements(nodes, usage)
-        self._cluster = ClusterState(
-            drivers,
-            slices=slices,
-            classes=classes,
-            nodes=nodes,
-            inventories=inventories,
-            taint_rules=taint_rules,
-        )
-        # Our pools with their rules; every pool with its rule; why pools are not used; pools of which all
-        # three are to be worked out anew.
+        self._drivers = frozenset(settings.drivers)
+        self._default = settings.policy
+        self._cluster = cluster
+        self._claims = claims
+        self._placements = placements
+        # Pools that are changing hands; pools with another policy than the default.
+        self._blocked: set[PoolID] = set()
+        self._policies: dict[PoolID, PoolPolicy] = {}
+        # Our pools with their policies; every pool with its policy; why pools are not used; those for
+        # which all three are made anew.
         self._ours: PoolPolicies = PersistentMap()
         self._every: PoolPolicies = PersistentMap()
         self._withheld: PersistentMap[PoolID, str] = PersistentMap()
         self._stale: set[PoolID] = set()
 
-    def forget_pool(self, pool: PoolID) -> None:
-        """Another answer of ``blocked`` or ``rule`` is due."""
+    def set_pool(self, pool: PoolID, *, blocked: bool, policy: PoolPolicy) -> None:
+        """Take in what the publishing side says about a pool."""
+        if blocked:
+            self._blocked.add(pool)
+        else:
+            self._blocked.discard(pool)
+        if policy == self._default:
+            self._policies.pop(pool, None)
+        else:
+            self._policies[pool] = policy
         self._stale.add(pool)
 
     def _current(self) -> ClusterState:
@@ -167,8 +133,8 @@ class Decider:
         self._stale |= cluster.refresh()
         if self._stale:
             # Maps that come from one another: the allocator looks at the pools that differ, and no others.
-            known = {p: self._rule(p) for p in self._stale if p in cluster.pools}
-            ours = {p: rule for p, rule in known.items() if p in cluster.own and not self._blocked(p)}
+            known = {p: self._policies.get(p, self._default) for p in self._stale if p in cluster.pools}
+            ours = {p: policy for p, policy in known.items() if p in cluster.own and p not in self._blocked}
             withheld = {p: _why_withheld(cluster.owner(p)) for p in known if p not in ours}
             self._every = _changed(self._every, known, self._stale)
             self._ours = _changed(self._ours, ours, self._stale)
@@ -176,19 +142,33 @@ class Decider:
             self._stale = set()
         return cluster
 
-    def is_ours(self, allocation: AllocationResult) -> bool:
-        """Whether every device of an allocation is from a pool of ours."""
-        self._current()
-        return all(PoolID(r.driver, r.pool) in self._ours for r in allocation.devices.results)
+    def _snapshot(self, trial: Trial | None) -> Snapshot:
+        taken = self._claims.allocated if trial is None else trial.allocated
+        return self._current().snapshot.with_allocated(taken)
 
-    def is_left_to_scheduler(self, allocation: AllocationResult) -> bool:
-        """Whether every device is of our drivers, in a pool that kube-scheduler has, and that is there."""
+    # --- pools and nodes ------------------------------------------------------------------------------------
+
+    @property
+    def ownership_version(self) -> int:
+        """Another number whenever a claim may be somebody else's than before."""
+        return self._current().ownership.version
+
+    def are_ours(self, pools: Collection[PoolID]) -> bool:
+        """Return whether every pool is this controller's to allocate from."""
+        self._current()
+        return all(pool in self._ours for pool in pools)
+
+    def is_ours(self, allocation: AllocationResult) -> bool:
+        """Return whether every device of an allocation is from a pool of ours."""
+        return self.are_ours([PoolID(r.driver, r.pool) for r in allocation.devices.results])
+
+    def are_left_to_scheduler(self, pools: Collection[PoolID]) -> bool:
+        """Return whether every pool is of our drivers, has devices, and is kube-scheduler's."""
         cluster = self._current()
-        pools = {PoolID(r.driver, r.pool) for r in allocation.devices.results}
         return all(p.driver in self._drivers and p in cluster.pools and p not in cluster.own for p in pools)
 
     def nodes_by_label(self, label: str) -> dict[str, set[str]]:
-        """The nodes that have a label, by its value."""
+        """Return the nodes that have a label, by its value."""
         found: dict[str, set[str]] = {}
         for name, node in self._current().snapshot.nodes.items():
             value = (node.metadata.labels or {}).get(label)
@@ -199,29 +179,28 @@ class Decider:
     def decide(
         self,
         pod: Pod,
+        budget: Budget,
         avoid: Collection[str] = (),
-        assumed: Mapping[Uid, ResourceClaim] | None = None,
+        *,
+        trial: Trial | None = None,
         within: Set[str] | None = None,
-        budget: Budget | None = None,
-    ) -> Decision:
-        """What to do about a pod that uses claims and is neither finished nor being deleted.
+    ) -> PodDecision:
+        """Decide what to do about a pod that uses claims and is neither finished nor being deleted.
 
         Args:
             pod: the pod.
+            budget: what the decision may cost, together with others that share it.
             avoid: nodes that are left out.
-            assumed: claims as they will be when other pods of its group are allocated; assumed already.
+            trial: what is taken when other pods of its group are allocated; if None, what is taken now.
             within: only these nodes.
-            budget: what the decision may cost, together with others that share it; if None, ``Budget()``.
         """
-        budget = budget or Budget()
-        assumed = assumed or {}
-        claims = self._claims(pod, assumed)
+        claims = self._claims_of(pod, trial)
         if isinstance(claims, Wait):
             return claims
         pending = [c for c in claims if c.status.allocation is None]
         if not pending:
-            nodes = (node_of(c.status.allocation) for c in claims if c.status.allocation is not None)
-            return Proceed(next((n for n in nodes if n is not None), None))
+            held = (node_of(c.status.allocation) for c in claims if c.status.allocation is not None)
+            return Proceed(next((node for node in held if node is not None), None))
         owned = [self._current().ownership.claim(c) for c in pending]
         problem = _first_problem(owned)
         ours = [c for c, i in zip(pending, owned, strict=True) if i.ownership is ClaimOwnership.OURS]
@@ -232,46 +211,47 @@ class Decider:
             return Wait("another controller allocates a claim of the pod", poll=10.0)
         if problem:
             pairs = zip(pending, owned, strict=True)
-            told = tuple(c for c, i in pairs if i.ownership in (ClaimOwnership.OURS, ClaimOwnership.MIXED))
-            return Refuse(problem, told)
-        if any(self._assume_cache.in_flight(c) for c in claims if c.metadata.uid not in assumed):
+            waiting = tuple(c for c, i in pairs if i.ownership in (ClaimOwnership.OURS, ClaimOwnership.MIXED))
+            return NoFit(problem, waiting)
+        if any(map(self._claims.is_assumed, claims)):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
-        decision = self._solve(pod, claims, ours, avoid, within, budget)
+        placement = self._placements.candidates(pod, avoid)
+        nodes = placement.nodes if within is None else within & placement.nodes
+        decision: PodDecision
+        if nodes:
+            decision = self._solve(pod, claims, ours, placement, nodes, trial, budget)
+        else:
+            decision = NoFit(placement.summary(), tuple(ours), self._undo(pod, claims))
         if (
-            isinstance(decision, Refuse)
+            isinstance(decision, NoFit)
             and all(i.elsewhere for i in owned)
-            and self._fit_elsewhere(pending, budget)
+            and self._fit_elsewhere(pending, trial, budget)
         ):
             return replace(decision, elsewhere=True)
         return decision
 
-    def _fit_elsewhere(self, claims: Sequence[ResourceClaim], budget: Budget) -> bool:
-        """Whether kube-scheduler, to which our pools are tainted, has devices for the claims right now.
+    def _fit_elsewhere(self, claims: Sequence[ResourceClaim], trial: Trial | None, budget: Budget) -> bool:
+        """Return whether kube-scheduler, to which our pools are tainted, has devices for the claims now.
 
         If it has not, it need not look at the pod; whatever frees a device has the pod looked at again here.
         """
-        cluster = self._current()
-        snapshot = cluster.snapshot.with_allocated(self._assume_cache.allocated())
-        return isinstance(allocate(snapshot, claims, budget=budget), Allocated)
+        return isinstance(allocate(self._snapshot(trial), claims, budget=budget), Allocated)
 
-    @property
-    def ownership_version(self) -> int:
-        """Another one whenever a claim may be somebody else's than before."""
-        return self._current().ownership.version
-
-    def _claims(self, pod: Pod, assumed: Mapping[Uid, ResourceClaim]) -> list[ResourceClaim] | Wait:
+    def _claims_of(self, pod: Pod, trial: Trial | None) -> list[ResourceClaim] | Wait:
+        """Return the claims of a pod, as they will be after a trial, or what is missing."""
+        tried = trial.claims if trial is not None else {}
         claims: list[ResourceClaim] = []
         for used in pod_claims(pod):
             if not used.entry:
                 continue  # made by kube-scheduler for extended resources: none of ours
             if used.key is None:
                 return Wait(f"the claim for {used.entry} is not generated yet")
-            claim = self._assume_cache.get(used.key)
+            claim = self._claims.get(used.key)
             if claim is None or not is_for_pod(pod, claim):
                 return Wait(f"claim {used.key} does not exist")
             if claim.metadata.deletion_timestamp and claim.status.allocation is None:
                 return Wait(f"claim {used.key} is being deleted")
-            claims.append(assumed.get(claim.metadata.uid, claim))
+            claims.append(tried.get(claim.metadata.uid, claim))
         return claims
 
     def _solve(
@@ -279,19 +259,16 @@ class Decider:
         pod: Pod,
         claims: Sequence[ResourceClaim],
         ours: Sequence[ResourceClaim],
-        avoid: Collection[str],
-        within: Set[str] | None,
+        placement: Placement,
+        nodes: Set[str],
+        trial: Trial | None,
         budget: Budget,
-    ) -> Decision:
-        placement = self._placements.candidates(pod, avoid)
-        nodes = placement.nodes if within is None else within & placement.nodes
-        if not nodes:
-            return Refuse(placement.summary(), tuple(ours), self._undo(pod, claims))
+    ) -> PodDecision:
         pending = [c for c in claims if c.status.allocation is None]
         outcome = (
-            self._own_only(claims, nodes, budget)
+            self._own_only(claims, nodes, trial, budget)
             if len(pending) == len(ours)
-            else self._beside_others(claims, ours, nodes, budget)
+            else self._beside_others(claims, ours, nodes, trial, budget)
         )
         match outcome:
             case Allocated(node, results):
@@ -305,14 +282,15 @@ class Decider:
                     text = outcome.summary()
                     return f"{text}; {placement.summary()}" if placement.rejected else text
 
-                return Refuse(why, tuple(ours), self._undo(pod, claims))
+                return NoFit(why, tuple(ours), self._undo(pod, claims))
             case Failed(message):
-                return Refuse(message, tuple(ours), self._undo(pod, claims))
+                return NoFit(message, tuple(ours), self._undo(pod, claims))
 
-    def _own_only(self, claims: Sequence[ResourceClaim], nodes: Set[str], budget: Budget) -> Outcome:
-        cluster = self._current()
+    def _own_only(
+        self, claims: Sequence[ResourceClaim], nodes: Set[str], trial: Trial | None, budget: Budget
+    ) -> Outcome:
         return allocate(
-            cluster.snapshot.with_allocated(self._assume_cache.allocated()),
+            self._snapshot(trial),
             claims,
             nodes=nodes,
             ignore_taint=is_controller_taint,
@@ -326,14 +304,15 @@ class Decider:
         claims: Sequence[ResourceClaim],
         ours: Sequence[ResourceClaim],
         nodes: Set[str],
+        trial: Trial | None,
         budget: Budget,
     ) -> Outcome:
-        """The pod also has claims of other drivers: a node must suit those too, but only ours are written.
+        """Solve the claims of a pod that also has claims of other drivers: its node must suit those, too.
 
-        Raises nothing; the answer has one result per claim, those of others for the choice of node only.
+        Returns:
+            One result per claim; those of other drivers are for the choice of the node only.
         """
-        cluster = self._current()
-        snapshot = cluster.snapshot.with_allocated(self._assume_cache.allocated())
+        snapshot = self._snapshot(trial)
         left = set(nodes)
         mine = {c.metadata.uid for c in ours}
 
@@ -353,7 +332,7 @@ class Decider:
                 return outcome
             # A class of ours also has devices of others, and those were chosen: our claims alone, here.
             fixed = [c for c in claims if c.metadata.uid in mine or c.status.allocation is not None]
-            alone = self._own_only(fixed, {outcome.node}, budget)
+            alone = self._own_only(fixed, {outcome.node}, trial, budget)
             if isinstance(alone, Allocated):
                 answers.update(zip([c.metadata.uid for c in fixed], alone.results, strict=True))
                 return Allocated(outcome.node, tuple(answers[c.metadata.uid] for c in claims))

@@ -1,0 +1,41 @@
+"""Deallocates what nobody has reserved, and tells it from what kube-scheduler deallocates."""
+
+from __future__ import annotations
+
+from controller.allocate.writer import Writer
+from dra_driver.api.meta import Uid
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.errors import ApiError
+
+__all__ = ["Deallocator"]
+
+
+class Deallocator:
+    """Deallocates claims, and knows which it has deallocated."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._own: set[Uid] = set()
+
+    async def deallocate(self, claim: ResourceClaim) -> None:
+        """Deallocate a claim that nobody has reserved. It is not taken for kube-scheduler's doing.
+
+        Raises:
+            ApiError: ``Conflict`` where somebody has changed the claim in the meantime.
+        """
+        self._own.add(claim.metadata.uid)
+        try:
+            await self._writer.deallocate(claim)
+        except ApiError:
+            self._own.discard(claim.metadata.uid)
+            raise
+
+    def take_note(self, claim: Uid) -> bool:
+        """Return whether the deallocation that was seen is ours, and forget it."""
+        ours = claim in self._own
+        self._own.discard(claim)
+        return ours
+
+    def forget(self, claim: Uid) -> None:
+        """Forget a claim that is gone."""
+        self._own.discard(claim)

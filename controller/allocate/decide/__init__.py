@@ -1,0 +1,81 @@
+"""Everything that decides which pods get which devices, as one piece that could run in another process.
+
+The face is ``Decisions``: changes come in, questions are answered. All that crosses the border is in
+``messages``, plain values that can be pickled. There is no I/O here, no event loop, no API client, no clock
+but the times in the messages, and no way to call the rest of the controller. The sender knows what is
+allocated and assumed, and which pools are blocked; an answer says how many of its changes it has seen.
+"""
+
+from __future__ import annotations
+
+from controller.allocate.decide.claims import ClaimView, node_of, same_devices
+from controller.allocate.decide.decisions import Decisions
+from controller.allocate.decide.messages import (
+    Allocators,
+    Change,
+    ClaimAssumed,
+    ClaimGone,
+    ClaimSeen,
+    Decision,
+    GroupMembers,
+    GroupWrite,
+    NodeTurnedDown,
+    ObjectGone,
+    ObjectSeen,
+    PodAnswer,
+    PodExpected,
+    PodID,
+    PodQuestion,
+    PoolChanged,
+    PoolsQuestion,
+    Proceed,
+    Refuse,
+    Settings,
+    Wait,
+    Watched,
+    Write,
+)
+from controller.allocate.decide.objects import (
+    CLAIM_INDEX,
+    GROUP_INDEX,
+    claims_of,
+    groups_of,
+    is_finished,
+)
+from controller.allocate.decide.placement import same_for_pods
+
+__all__ = [
+    "CLAIM_INDEX",
+    "GROUP_INDEX",
+    "Allocators",
+    "Change",
+    "ClaimAssumed",
+    "ClaimGone",
+    "ClaimSeen",
+    "ClaimView",
+    "Decision",
+    "Decisions",
+    "GroupMembers",
+    "GroupWrite",
+    "NodeTurnedDown",
+    "ObjectGone",
+    "ObjectSeen",
+    "PodAnswer",
+    "PodExpected",
+    "PodID",
+    "PodQuestion",
+    "PoolChanged",
+    "PoolsQuestion",
+    "Proceed",
+    "Refuse",
+    "Settings",
+    "Wait",
+    "Watched",
+    "Write",
+    "claims_of",
+    "groups_of",
+    "is_finished",
+    "node_of",
+    "same_devices",
+    "same_for_pods",
+]

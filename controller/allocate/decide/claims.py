@@ -1,0 +1,110 @@
+"""Claims as decisions see them, and what they hold: allocated, or assumed while the allocation is written."""
+
+from __future__ import annotations
+
+from controller.allocate.decide.objects import GROUP_INDEX, Objects, groups_of
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.ownership import PoolID
+from dra_driver.structured import AllocatedState, Holdings
+
+__all__ = ["ClaimView", "node_of", "same_devices"]
+
+
+def same_devices(a: AllocationResult, b: AllocationResult) -> bool:
+    """Return whether two allocations hold the same devices for the same requests."""
+    return [(r.request, r.driver, r.pool, r.device, r.share_id) for r in a.devices.results] == [
+        (r.request, r.driver, r.pool, r.device, r.share_id) for r in b.devices.results
+    ]
+
+
+def node_of(allocation: AllocationResult) -> str | None:
+    """Return the one node that the allocation can be used on; None where there may be several."""
+    selector = allocation.node_selector
+    if selector is None or len(selector.node_selector_terms) != 1:
+        return None
+    for field in selector.node_selector_terms[0].match_fields:
+        if field.key == "metadata.name" and field.operator == "In" and len(field.values) == 1:
+            return field.values[0]
+    return None
+
+
+class ClaimView:
+    """The newest version of each claim, and which devices are taken.
+
+    Each change returns whether devices may have become free by it.
+    """
+
+    def __init__(self) -> None:
+        self._claims: Objects[ResourceClaim] = Objects({GROUP_INDEX: groups_of})
+        self._assumed: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
+        self._held: dict[Uid, AllocationResult] = {}
+        self._holdings = Holdings()
+
+    def get(self, key: ObjectKey) -> ResourceClaim | None:
+        """Return the newest version of a claim."""
+        return self._claims.get(key)
+
+    def of_group(self, group: tuple[str, str]) -> list[ResourceClaim]:
+        """Return the claims that carry the label of a group, given by namespace and name."""
+        return self._claims.by_index(GROUP_INDEX, group)
+
+    def is_assumed(self, claim: ResourceClaim) -> bool:
+        """Return whether an allocation of the claim is being written."""
+        return claim.metadata.uid in self._assumed
+
+    def assumed_in(self, pool: PoolID) -> bool:
+        """Return whether an allocation from the pool is being written."""
+        return any(
+            PoolID(r.driver, r.pool) == pool
+            for _, allocation in self._assumed.values()
+            for r in allocation.devices.results
+        )
+
+    @property
+    def allocated(self) -> AllocatedState:
+        """Everything that is taken: allocated or assumed."""
+        return self._holdings.state
+
+    def put(self, claim: ResourceClaim) -> bool:
+        """Take in a version of a claim."""
+        self._claims.put(claim)
+        return self._update(claim.key, claim.metadata.uid)
+
+    def remove(self, key: ObjectKey, uid: Uid) -> bool:
+        """Forget a claim; what is assumed of it stays."""
+        known = self._claims.get(key)
+        if known is not None and known.metadata.uid == uid:
+            self._claims.remove(key)
+        return self._update(key, uid)
+
+    def assume(self, key: ObjectKey, uid: Uid, allocation: AllocationResult | None) -> bool:
+        """Count the devices of an allocation as taken; None ends that."""
+        if allocation is not None:
+            self._assumed[uid] = (key, allocation)
+        else:
+            self._assumed.pop(uid, None)
+        return self._update(key, uid)
+
+    def _update(self, key: ObjectKey, uid: Uid) -> bool:
+        allocation = self._effective(key, uid)
+        old = self._held.get(uid)
+        if allocation is None:
+            if old is None:
+                return False
+            del self._held[uid]
+            self._holdings.hold(uid, "", None)
+            return True
+        self._held[uid] = allocation
+        if old is None:
+            self._holdings.hold(uid, str(key), allocation)
+        elif not same_devices(old, allocation):
+            self._holdings.hold(uid, str(key), allocation)
+            return True
+        return False
+
+    def _effective(self, key: ObjectKey, uid: Uid) -> AllocationResult | None:
+        if uid in self._assumed:
+            return self._assumed[uid][1]
+        known = self._claims.get(key)
+        return known.status.allocation if known is not None and known.metadata.uid == uid else None

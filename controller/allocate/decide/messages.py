@@ -1,0 +1,337 @@
+"""Changes, questions and answers: all that crosses the border of this room. Plain values that can be pickled.
+
+Times are seconds of one monotonic clock, that of the sender.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import DriverName, ObjectKey, Uid
+from dra_driver.api.resource import (
+    AllocationResult,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
+from dra_driver.ownership import PoolID
+from dra_driver.structured import DEFAULT_POLICY, PoolPolicy
+
+__all__ = [
+    "Allocators",
+    "Change",
+    "ClaimAssumed",
+    "ClaimGone",
+    "ClaimSeen",
+    "Decision",
+    "GroupMembers",
+    "GroupWrite",
+    "NodeTurnedDown",
+    "ObjectGone",
+    "ObjectSeen",
+    "PodAnswer",
+    "PodExpected",
+    "PodID",
+    "PodQuestion",
+    "PoolChanged",
+    "PoolsQuestion",
+    "Proceed",
+    "Refuse",
+    "Settings",
+    "Wait",
+    "Watched",
+    "Write",
+]
+
+# Timers may be early by a little.
+_SLACK_SECONDS: Final = 0.1
+
+Watched = Node | Pod | DeviceClass | ResourceSlice | DeviceInventory | DeviceTaintRule
+"""Objects of which decisions need no more than what the API server has."""
+
+
+class PodID(NamedTuple):
+    """One pod: another one may get its name later."""
+
+    key: ObjectKey
+    uid: Uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What does not change while the process runs.
+
+    Attributes:
+        drivers: whose pools may be ours.
+        policy: how to choose the devices of a pool, where ``PoolChanged`` has named no other policy.
+        group_seconds: for which members of a group may hold devices while others of it are missing.
+        avoid_seconds: for which a node is left out where kube-scheduler could not place a pod; doubled each
+            time.
+        longest_avoid_seconds: the most that doubling leads to.
+    """
+
+    drivers: tuple[DriverName, ...]
+    policy: PoolPolicy = DEFAULT_POLICY
+    group_seconds: float = 30.0
+    avoid_seconds: float = 15.0
+    longest_avoid_seconds: float = 600.0
+
+
+# --- changes ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSeen:
+    """An object was added or changed."""
+
+    object: Watched
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectGone:
+    """An object was deleted.
+
+    Attributes:
+        kind: its class.
+        key: its namespace and name.
+    """
+
+    kind: type[Watched]
+    key: ObjectKey
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSeen:
+    """The newest version of a claim that is known, answers to our own writes included."""
+
+    claim: ResourceClaim
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGone:
+    """A claim was deleted. What is assumed of it stays until ``ClaimAssumed`` ends that."""
+
+    key: ObjectKey
+    uid: Uid
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAssumed:
+    """An allocation is being written; its devices are taken as if it had been.
+
+    Attributes:
+        allocation: None ends the assumption: from now on the claim holds what its newest version says.
+    """
+
+    key: ObjectKey
+    uid: Uid
+    allocation: AllocationResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChanged:
+    """What the publishing side says about a pool.
+
+    Attributes:
+        pool: which one.
+        blocked: it is changing hands or its form: protected by our taint, yet not ours to decide on.
+        policy: how to choose its devices.
+    """
+
+    pool: PoolID
+    blocked: bool
+    policy: PoolPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class PodExpected:
+    """A pod will run on a node, because its devices are allocated there.
+
+    Attributes:
+        node: None ends the expectation: the pod counts where it is bound, if it is.
+    """
+
+    pod: PodID
+    node: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTurnedDown:
+    """kube-scheduler could not place a pod on the node of its allocation."""
+
+    pod: Uid
+    node: str
+    at: float
+
+
+Change = (
+    ObjectSeen
+    | ObjectGone
+    | ClaimSeen
+    | ClaimGone
+    | ClaimAssumed
+    | PoolChanged
+    | PodExpected
+    | NodeTurnedDown
+)
+
+
+# --- questions and answers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PodQuestion:
+    """What is to be done about a pod that uses claims and is neither finished nor being deleted?
+
+    Attributes:
+        pod: which one.
+        now: when the question is asked.
+    """
+
+    pod: ObjectKey
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsQuestion:
+    """Who allocates from these pools at present?"""
+
+    pools: frozenset[PoolID] = frozenset()
+
+    @classmethod
+    def about(cls, allocation: AllocationResult) -> PoolsQuestion:
+        """Return the question about the pools of an allocation."""
+        return cls(frozenset(PoolID(r.driver, r.pool) for r in allocation.devices.results))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something is missing that will come as an event, such as a claim to be generated.
+
+    Attributes:
+        reason: what.
+        poll: seconds after which to look again all the same; 0: not.
+    """
+
+    reason: str
+    poll: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Nothing is left to be allocated here: the pod goes to kube-scheduler.
+
+    Attributes:
+        node: where its claims are allocated, as far as they are and it is one node.
+        theirs: it still needs devices, but none that are ours at present.
+    """
+
+    node: str | None = None
+    theirs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The claims cannot be allocated now. It is tried again when something changes.
+
+    Attributes:
+        message: what was asked, what is there, and why it does not fit.
+        claims: claims of ours that wait.
+        undo: allocations written before that nobody has reserved, and that keep the rest from fitting: they
+            are to be deallocated, then the pod is looked at again.
+        elsewhere: kube-scheduler has what the claims ask for in pools of its own.
+        signature: pods of one signature are served or not together.
+    """
+
+    message: str
+    claims: tuple[ResourceClaim, ...] = ()
+    undo: tuple[ResourceClaim, ...] = ()
+    elsewhere: bool = False
+    signature: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Allocations to be written, all on one node, each to the version of the claim that the decision saw."""
+
+    node: str
+    allocations: tuple[tuple[ResourceClaim, AllocationResult], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWrite:
+    """Allocations of the members of a group, to be written all or none."""
+
+    writes: tuple[tuple[PodID, Write], ...]
+
+
+Decision = Wait | Proceed | Refuse | Write | GroupWrite
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembers:
+    """The group that a decision is for.
+
+    Attributes:
+        namespace: of all its pods.
+        name: by its label.
+        size: number of members that there must be; 0 where the labels make no sense.
+        pods: members that count, in the order of their names.
+    """
+
+    namespace: str
+    name: str
+    size: int = 0
+    pods: tuple[PodID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodAnswer:
+    """The answer to a ``PodQuestion``.
+
+    Attributes:
+        version: number of changes that the decision has seen.
+        decision: what is to be done, about all members where there is a group.
+        group: of the pod; None: it has none.
+        steps: of work (``Budget``) that the decision took; None: an earlier answer still holds.
+        pause: seconds for which the question will not be worked out again, because it took much work.
+        avoided: nodes that are left out for the pod, with the seconds for which they still are.
+    """
+
+    version: int
+    decision: Decision
+    group: GroupMembers | None = None
+    steps: int | None = None
+    pause: float = 0.0
+    avoided: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def remembered(self) -> bool:
+        """Whether nothing was worked out: an earlier answer still holds."""
+        return self.steps is None
+
+    @property
+    def next_node(self) -> float | None:
+        """Seconds after which another node may be tried; None where none is left out."""
+        return min(seconds for _, seconds in self.avoided) + _SLACK_SECONDS if self.avoided else None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocators:
+    """The answer to a ``PoolsQuestion``.
+
+    Attributes:
+        version: number of changes that the answer has seen.
+        ownership: another number whenever a claim may be somebody else's than before.
+        ours: every pool is this controller's to allocate from and to deallocate in.
+        left_to_scheduler: every pool is of our drivers, has devices, and is kube-scheduler's.
+    """
+
+    version: int
+    ownership: int
+    ours: bool
+    left_to_scheduler: bool

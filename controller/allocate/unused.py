@@ -1,0 +1,80 @@
+"""Allocations of ours that no pod uses."""
+
+from __future__ import annotations
+
+import structlog
+
+from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.deallocation import Deallocator
+from controller.allocate.decide import CLAIM_INDEX, Decisions, PoolsQuestion, is_finished
+from controller.allocate.wakeups import Wakeups
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import DriverName, ObjectKey
+from dra_driver.kube import Informer
+from dra_driver.resourceclaim import foreign_gates
+
+__all__ = ["UnusedAllocations"]
+
+log = structlog.get_logger(__name__)
+
+
+class UnusedAllocations:
+    """Deallocates claims of ours whose pods went away before kube-scheduler reserved them.
+
+    The controller-manager deallocates when a reservation ends, so it never looks at such a claim. A claim is
+    ours also when its pool has gone to kube-scheduler since, which allocates and reserves in one write.
+    """
+
+    def __init__(
+        self,
+        drivers: tuple[DriverName, ...],
+        pods: Informer[Pod],
+        assume_cache: AssumeCache,
+        decisions: Decisions,
+        deallocator: Deallocator,
+        wakeups: Wakeups,
+    ) -> None:
+        """Connect the parts.
+
+        Args:
+            drivers: ours.
+            pods: with the index ``CLAIM_INDEX``.
+            assume_cache: the newest version of each claim.
+            decisions: know whose a pool is.
+            deallocator: does it.
+            wakeups: claims that are looked at again when something changes.
+        """
+        self._drivers = frozenset(drivers)
+        self._pods = pods
+        self._assume_cache = assume_cache
+        self._decisions = decisions
+        self._deallocator = deallocator
+        self._wakeups = wakeups
+
+    async def reconcile(self, key: ObjectKey) -> None:
+        """Deallocate one claim if no pod uses it. A pod with a gate of somebody else does not use it yet.
+
+        Raises:
+            ApiError: it cannot be deallocated now.
+        """
+        claim = self._assume_cache.get(key)
+        if (
+            claim is None
+            or claim.status.allocation is None
+            or claim.status.reserved_for
+            or claim.metadata.deletion_timestamp
+            or self._assume_cache.is_assumed(claim)
+        ):
+            return
+        users = self._pods.by_index(CLAIM_INDEX, key)
+        if any(not (is_finished(pod) or foreign_gates(pod)) for pod in users):
+            return
+        allocation = claim.status.allocation
+        pools = self._decisions.allocators(PoolsQuestion.about(allocation))
+        if not (pools.ours or pools.left_to_scheduler):
+            # The pool may be changing hands, or its node is away: then it is looked at again.
+            if any(r.driver in self._drivers for r in allocation.devices.results):
+                self._wakeups.unused_later.add(key)
+            return
+        log.info("deallocating a claim that no pod uses", claim=str(key))
+        await self._deallocator.deallocate(claim)

@@ -1,0 +1,214 @@
+"""What makes the allocator look at a pod, or at an unused claim: events, and changes for the better."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.deallocation import Deallocator
+from controller.allocate.decide import (
+    CLAIM_INDEX,
+    GROUP_INDEX,
+    Decisions,
+    NodeTurnedDown,
+    PodExpected,
+    PodID,
+    PoolsQuestion,
+    claims_of,
+    groups_of,
+    is_finished,
+    node_of,
+    same_for_pods,
+)
+from controller.allocate.pending import PendingPods
+from controller.config import Timings
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.kube import Handler, Informer, WorkQueue
+from dra_driver.ownership import PoolAllocator
+from dra_driver.ports import Clock
+from dra_driver.resourceclaim import is_gated, uses_claims
+
+__all__ = ["Wakeups"]
+
+log = structlog.get_logger(__name__)
+
+
+class Wakeups:
+    """Queues of what is to be looked at, filled by events.
+
+    Attributes:
+        queue: pods to be looked at.
+        unused: claims that perhaps no pod uses.
+        pending: pods that could not be served; the first of each signature is tried when something changes.
+        passed: pods left to kube-scheduler with claims that are not allocated: what is not ours now may
+            become it.
+        unused_later: claims that no pod uses, in pools that are not ours to decide on for the moment.
+    """
+
+    def __init__(
+        self,
+        timings: Timings,
+        clock: Clock,
+        mode: Callable[[], PoolAllocator],
+        decisions: Decisions,
+        assume_cache: AssumeCache,
+        deallocator: Deallocator,
+        *,
+        pods: Informer[Pod],
+        claims: Informer[ResourceClaim],
+        nodes: Informer[Node],
+        others: tuple[Informer[Any], ...],
+    ) -> None:
+        """Follow the informers.
+
+        Args:
+            timings: how long to wait for what.
+            clock: for the times from which nodes are avoided.
+            mode: who allocates at present.
+            decisions: learn which nodes kube-scheduler turned down.
+            assume_cache: the newest version of each claim.
+            deallocator: knows which deallocations are ours.
+            pods: with the indices ``CLAIM_INDEX`` and ``GROUP_INDEX``.
+            claims: all namespaces.
+            nodes: all.
+            others: objects of which every change may help.
+        """
+        self._timings = timings
+        self._clock = clock
+        self._mode = mode
+        self._decisions = decisions
+        self._assume_cache = assume_cache
+        self._deallocator = deallocator
+        self._informer = pods
+        self._passed_at = (PoolAllocator.CONTROLLER, -1)
+        self._timer: asyncio.TimerHandle | None = None
+        self.queue: WorkQueue[ObjectKey] = WorkQueue("allocator", max_delay=30.0)
+        self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
+        self.pending = PendingPods()
+        self.passed: set[ObjectKey] = set()
+        self.unused_later: set[ObjectKey] = set()
+        pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
+        claims.add_handler(Handler(self._claim_seen, self._claim_updated, self._claim_deleted))
+        for informer in others:
+            informer.add_handler(
+                Handler(lambda _: self.wake(), lambda _old, _new: self.wake(), lambda _: self.wake())
+            )
+        nodes.add_handler(
+            Handler(lambda _: self.wake(), self._node_updated, lambda _: self.wake()),
+        )
+
+    def close(self) -> None:
+        """Cancel timers."""
+        self.queue.close()
+        self.unused.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- changes for the better -----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Look at waiting pods again soon: something has changed for the better, perhaps."""
+        if self._timer is None and (len(self.pending) or self.passed or self.unused_later):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._timings.wake, self._wake_now)
+
+    def _wake_now(self) -> None:
+        self._timer = None
+        for key in self.pending.heads():
+            self.queue.add(key)
+        later, self.unused_later = self.unused_later, set()
+        for key in later:
+            self.unused.add(key)
+        now = (self._mode(), self._decisions.allocators(PoolsQuestion()).ownership)
+        if self.passed and now != self._passed_at:
+            for key in self.passed:
+                self.queue.add(key)
+        self._passed_at = now
+
+    def served(self, key: ObjectKey) -> None:
+        """Note that a pod waits no longer; the next one that asks for the same may be served now as well."""
+        following = self.pending.remove(key)
+        if following is not None:
+            self.queue.add(following)
+
+    # --- pods -----------------------------------------------------------------------------------------------
+
+    def _pod_added(self, pod: Pod) -> None:
+        if uses_claims(pod) or is_gated(pod):
+            self.queue.add(pod.key)
+
+    def _pod_updated(self, old: Pod, pod: Pod) -> None:
+        self._pod_added(pod)
+        if is_finished(pod) and not is_finished(old):
+            self.wake()
+            self._check_claims(pod)
+            self._check_group(pod)
+        elif pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp:
+            self._check_group(pod)
+
+    def _pod_deleted(self, pod: Pod) -> None:
+        self.served(pod.key)
+        self.passed.discard(pod.key)
+        self._check_claims(pod)
+        self._check_group(pod)
+        if pod.spec.node_name:
+            self.wake()
+
+    def _check_group(self, pod: Pod) -> None:
+        """Look at the other members of a group again: their number has changed."""
+        claims = (self._assume_cache.get(key) for key in claims_of(pod))
+        for group in {*groups_of(pod), *(key for c in claims if c is not None for key in groups_of(c))}:
+            for member in self._informer.by_index(GROUP_INDEX, group):
+                self.queue.add(member.key)
+
+    def _check_claims(self, pod: Pod) -> None:
+        for key in claims_of(pod):
+            self.unused.add_after(key, self._timings.unused)
+
+    # --- claims and nodes -----------------------------------------------------------------------------------
+
+    def _claim_seen(self, claim: ResourceClaim) -> None:
+        if claim.status.allocation is not None and not claim.status.reserved_for:
+            self.unused.add_after(claim.key, self._timings.unused)
+        for pod in self._informer.by_index(CLAIM_INDEX, claim.key):
+            self.queue.add(pod.key)
+
+    def _claim_updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
+        gone = old.status.allocation is not None and claim.status.allocation is None
+        if gone and not self._deallocator.take_note(old.metadata.uid):
+            self._turned_down(old)
+        self._claim_seen(claim)
+
+    def _claim_deleted(self, claim: ResourceClaim) -> None:
+        self._deallocator.forget(claim.metadata.uid)
+        self._claim_seen(claim)
+
+    def _turned_down(self, claim: ResourceClaim) -> None:
+        """Avoid the node of an allocation that kube-scheduler has deallocated: it does not suit the pod."""
+        assert claim.status.allocation is not None
+        node = node_of(claim.status.allocation)
+        holders = {r.uid for r in claim.status.reserved_for}
+        for pod in self._informer.by_index(CLAIM_INDEX, claim.key):
+            uid = pod.metadata.uid
+            waits = not (pod.spec.node_name or pod.spec.scheduling_gates or is_finished(pod))
+            # Where the claim was reserved for others only, the controller-manager took it from those.
+            if node is None or not waits or (holders and uid not in holders):
+                continue
+            self._decisions.apply(NodeTurnedDown(uid, node, self._clock.monotonic()))
+            self._decisions.apply(PodExpected(PodID(pod.key, uid), None))
+            log.info(
+                "kube-scheduler could not place the pod and deallocated; trying elsewhere",
+                pod=str(pod.key),
+                claim=str(claim.key),
+                node=node,
+            )
+
+    def _node_updated(self, old: Node, node: Node) -> None:
+        if not same_for_pods(old, node):
+            self.wake()

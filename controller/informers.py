@@ -1,0 +1,113 @@
+"""Everything that the controller watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from controller.allocate.decide import CLAIM_INDEX, GROUP_INDEX, claims_of, groups_of
+from controller.allocate.doubles import HELD_INDEX, pools_held
+from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
+from controller.publish.publisher import POOL_INDEX, pool_of
+from dra_driver.api.core import NODES, PODS, Node, Pod
+from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceClaimTemplate,
+    ResourceSlice,
+)
+from dra_driver.errors import DraError, NotFound
+from dra_driver.kube import Informer
+from dra_driver.ports import KubeClient
+
+__all__ = ["Informers"]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Informers:
+    """Local copies of what is watched; ``taint_rules`` is None where the API server has none."""
+
+    inventories: Informer[DeviceInventory]
+    policies: Informer[DevicePolicy]
+    slices: Informer[ResourceSlice]
+    nodes: Informer[Node]
+    classes: Informer[DeviceClass]
+    claims: Informer[ResourceClaim]
+    templates: Informer[ResourceClaimTemplate]
+    pods: Informer[Pod]
+    taint_rules: Informer[DeviceTaintRule] | None = None
+
+    @classmethod
+    async def of(cls, client: KubeClient) -> Informers:
+        """Return informers that are not started, after the API server has said which kinds it serves."""
+        return cls(
+            inventories=Informer(client, DEVICE_INVENTORIES),
+            policies=Informer(client, DEVICE_POLICIES),
+            slices=Informer(client, RESOURCE_SLICES, indices={POOL_INDEX: pool_of}),
+            nodes=Informer(client, NODES),
+            classes=Informer(client, DEVICE_CLASSES),
+            claims=Informer(client, RESOURCE_CLAIMS, indices={HELD_INDEX: pools_held}),
+            templates=Informer(client, RESOURCE_CLAIM_TEMPLATES),
+            pods=Informer(client, PODS, indices={CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of}),
+            taint_rules=await informer_of_rules(client),
+        )
+
+    def all(self) -> tuple[Informer[Any], ...]:
+        """Return all of them."""
+        optional = (self.policies,) if self.taint_rules is None else (self.policies, self.taint_rules)
+        return (*self._needed(), *optional)
+
+    def _needed(self) -> tuple[Informer[Any], ...]:
+        return (
+            self.inventories,
+            self.slices,
+            self.nodes,
+            self.classes,
+            self.claims,
+            self.templates,
+            self.pods,
+        )
+
+    async def wait(self, client: KubeClient) -> None:
+        """Wait until they are filled: nothing may be decided before.
+
+        Policies and taint rules may be missing altogether: a cluster where their kind is not installed (yet)
+        has none.
+
+        Args:
+            client: asked whether a kind is there.
+        """
+        for informer in self._needed():
+            await informer.synced.wait()
+        await _until_policies(client, self.policies)
+        if self.taint_rules is not None:
+            await until_rules_are_known(client, self.taint_rules)
+        log.info("caches are filled", **{i.resource.plural: len(i) for i in self.all()})
+
+
+async def _until_policies(client: KubeClient, policies: Informer[DevicePolicy]) -> None:
+    """Wait until the policies are known, or until the server says that there is no such kind."""
+    while not policies.synced.is_set():
+        try:
+            await client.list(DEVICE_POLICIES)
+        except NotFound:
+            log.warning("the kind DevicePolicy is not installed: there are no policies")
+            return
+        except DraError:
+            pass  # the informer logs the same and tries again
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await policies.synced.wait()

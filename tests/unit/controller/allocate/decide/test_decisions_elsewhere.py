@@ -1,0 +1,305 @@
+"""Decisions need nothing but the changes and questions that they are sent, as bytes."""
+
+import pickle
+import random
+from collections import Counter
+
+import msgspec
+
+from controller.allocate.decide import (
+    ClaimAssumed,
+    ClaimGone,
+    ClaimSeen,
+    Decisions,
+    GroupWrite,
+    NodeTurnedDown,
+    ObjectGone,
+    ObjectSeen,
+    PodAnswer,
+    PodExpected,
+    PodID,
+    PodQuestion,
+    PoolChanged,
+    PoolsQuestion,
+    Proceed,
+    Refuse,
+    Settings,
+    Wait,
+    Write,
+)
+from dra_driver.api import codec
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import ObjectKey, PoolName, Uid
+from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT, GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice
+from dra_driver.ownership import PoolID
+from dra_driver.structured import NodePolicy, PoolPolicy, Strategy
+
+OURS, OTHER, NS = "gpu.example.com", "nic.example.com", "default"
+NODES = tuple(f"n{i}" for i in range(5))
+SETTINGS = Settings(drivers=(OURS,))
+POLICIES = (PoolPolicy(), PoolPolicy(Strategy.BEST_FIT, NodePolicy.SPREAD))
+
+
+def copied(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+class Both:
+    """Decisions here, and a copy that hears of everything through bytes."""
+
+    def __init__(self) -> None:
+        self.here, self.there = Decisions(SETTINGS, lambda: 0.0), Decisions(copied(SETTINGS), lambda: 0.0)
+        self.changes = 0
+
+    def apply(self, change) -> None:
+        self.changes += 1
+        self.here.apply(change)
+        self.there.apply(copied(change))
+
+    def seen(self, kind: type, body: dict) -> None:
+        self.apply(ObjectSeen(codec.convert(kind, body)))
+
+    def decide(self, pod: ObjectKey, now: float) -> PodAnswer:
+        answer = self.here.decide(PodQuestion(pod, now))
+        assert copied(self.there.decide(copied(PodQuestion(pod, now)))) == answer
+        assert answer.version == self.changes
+        return answer
+
+    def ours(self, pool: PoolID) -> bool:
+        question = PoolsQuestion(frozenset({pool}))
+        answer = self.here.allocators(question)
+        assert copied(self.there.allocators(copied(question))) == answer
+        return answer.ours
+
+
+def node_body(rng: random.Random, name: str) -> dict:
+    return {
+        "metadata": {"name": name, "labels": {"zone": rng.choice("ab")}},
+        "spec": {"unschedulable": rng.random() < 0.1},
+        "status": {"allocatable": {"cpu": str(rng.randrange(2, 9)), "memory": "8Gi", "pods": "9"}},
+    }
+
+
+def slice_body(rng: random.Random, node: str, driver: str, *, protected: bool = True) -> dict:
+    taint = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
+    devices = [
+        {
+            "name": f"d{i}",
+            "capacity": {"memory": {"value": f"{rng.choice([40, 80])}Gi"}},
+            "taints": [taint] if protected else [],
+        }
+        for i in range(rng.randrange(1, 5))
+    ]
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": devices}
+    return {"metadata": {"name": f"{node}-{driver}"}, "spec": spec}
+
+
+def claim_of(name: str, version: int, *classes: str, count: int = 1) -> ResourceClaim:
+    requests = [{"name": c, "exactly": {"deviceClassName": c, "count": count}} for c in classes]
+    body = {
+        "metadata": {"name": name, "namespace": NS, "uid": f"{name}-{version}", "resourceVersion": "1"},
+        "spec": {"devices": {"requests": requests}},
+    }
+    return codec.convert(ResourceClaim, body)
+
+
+def pod_body(rng: random.Random, name: str, version: int, claims: list[str], group: str = "") -> dict:
+    labels = {GROUP_LABEL: group, GROUP_SIZE_LABEL: "2"} if group else {}
+    return {
+        "metadata": {"name": name, "namespace": NS, "uid": f"{name}-{version}", "labels": labels},
+        "spec": {
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": str(rng.randrange(1, 4))}}}],
+            "resourceClaims": [{"name": c, "resourceClaimName": c} for c in claims],
+            "nodeSelector": rng.choice([{}, {}, {"zone": "a"}]),
+            "schedulingGates": [{"name": ALLOCATION_GATE}],
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+class World:
+    """A cluster that changes at random, as the rest of the controller would report it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.both = Both()
+        self.claims: dict[str, ResourceClaim] = {}
+        self.assumed: dict[str, tuple[ResourceClaim, object]] = {}
+        self.pods: dict[str, Pod] = {}
+        self.now = 100.0
+        self.number = 0
+        for name, driver in (("gpu", OURS), ("nic", OTHER), ("any", "")):
+            selectors = [{"cel": {"expression": f'device.driver == "{driver}"'}}] if driver else []
+            self.both.seen(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": selectors}})
+        for node in NODES:
+            self.both.seen(Node, node_body(self.rng, node))
+            self.both.seen(ResourceSlice, slice_body(self.rng, node, OURS))
+        self.both.seen(ResourceSlice, slice_body(self.rng, "n0", OTHER, protected=False))
+
+    def change(self) -> None:
+        self.now += self.rng.random()
+        self.number += 1
+        self.rng.choice(
+            [
+                self.new_pod,
+                self.new_pod,
+                self.new_pod,
+                self.new_group,
+                self.pod_gone,
+                self.allocated,
+                self.allocated,
+                self.not_written,
+                self.deallocated,
+                self.cluster_changes,
+                self.pool_changes,
+            ]
+        )()
+
+    def put_claim(self, claim: ResourceClaim) -> None:
+        self.claims[claim.metadata.name] = claim
+        self.both.apply(ClaimSeen(claim))
+
+    def put_pod(self, body: dict) -> None:
+        pod = self.pods[body["metadata"]["name"]] = codec.convert(Pod, body)
+        self.both.apply(ObjectSeen(pod))
+
+    def new_pod(self) -> None:
+        name = f"p{self.rng.randrange(12)}"
+        if name in self.pods:
+            return
+        kinds = self.rng.choice([("gpu",), ("gpu",), ("gpu", "nic"), ("nic",), ("any",)])
+        if name not in self.claims and self.rng.random() < 0.9:
+            self.put_claim(claim_of(name, self.number, *kinds, count=self.rng.randrange(1, 4)))
+        shared = ["p0"] if self.rng.random() < 0.2 and name != "p0" else []
+        self.put_pod(pod_body(self.rng, name, self.number, [name, *shared]))
+
+    def new_group(self) -> None:
+        group = f"g{self.rng.randrange(2)}"
+        for name in (f"{group}-a", f"{group}-b"):
+            if name not in self.pods and self.rng.random() < 0.8:
+                if name not in self.claims:
+                    self.put_claim(claim_of(name, self.number, "gpu"))
+                self.put_pod(pod_body(self.rng, name, self.number, [name], group))
+
+    def pod_gone(self) -> None:
+        if self.pods:
+            name = self.rng.choice(sorted(self.pods))
+            pod = self.pods.pop(name)
+            self.both.apply(ObjectGone(Pod, pod.key))
+            if name in self.claims and name not in self.assumed:
+                claim = self.claims.pop(name)
+                self.both.apply(ClaimGone(claim.key, claim.metadata.uid))
+
+    def allocated(self) -> None:
+        """The answer to a write, then the end of the assumption."""
+        if self.assumed:
+            claim, allocation = self.assumed.pop(self.rng.choice(sorted(self.assumed)))
+            status = msgspec.structs.replace(claim.status, allocation=allocation)
+            self.put_claim(msgspec.structs.replace(claim, status=status))
+            self.both.apply(ClaimAssumed(claim.key, claim.metadata.uid, None))
+
+    def not_written(self) -> None:
+        if self.assumed:
+            claim, _ = self.assumed.pop(self.rng.choice(sorted(self.assumed)))
+            self.both.apply(ClaimAssumed(claim.key, claim.metadata.uid, None))
+
+    def deallocated(self) -> None:
+        held = [
+            c for n, c in self.claims.items() if c.status.allocation is not None and n not in self.assumed
+        ]
+        if held:
+            claim = self.rng.choice(held)
+            status = msgspec.structs.replace(claim.status, allocation=None)
+            self.put_claim(msgspec.structs.replace(claim, status=status))
+            pod = self.pods.get(claim.metadata.name)
+            if pod is not None:
+                uid = pod.metadata.uid
+                self.both.apply(NodeTurnedDown(uid, self.rng.choice(NODES), self.now))
+                self.both.apply(PodExpected(PodID(pod.key, uid), None))
+
+    def cluster_changes(self) -> None:
+        node = self.rng.choice(NODES)
+        match self.rng.randrange(5):
+            case 0:
+                self.both.seen(Node, node_body(self.rng, node))
+            case 1:
+                self.both.seen(ResourceSlice, slice_body(self.rng, node, OURS, protected=node != "n4"))
+            case 2:
+                self.both.apply(ObjectGone(ResourceSlice, ObjectKey("", f"{node}-{OURS}")))
+            case 3:
+                spec = {"nodeName": node, "driver": OURS}
+                meta = {"name": f"{node}.{OURS}"}
+                self.both.seen(
+                    DeviceInventory,
+                    {"metadata": meta, "spec": spec, "status": {"activity": {"busy": ["d0"]}}},
+                )
+            case 4:
+                taint = {"key": "example.com/sick", "effect": self.rng.choice(["NoSchedule", "None"])}
+                spec = {"deviceSelector": {"pool": node}, "taint": taint}
+                self.both.seen(DeviceTaintRule, {"metadata": {"name": "rule"}, "spec": spec})
+
+    def pool_changes(self) -> None:
+        pool = PoolID(OURS, PoolName(self.rng.choice(NODES)))
+        blocked = self.rng.random() < 0.2
+        self.both.apply(PoolChanged(pool, blocked, self.rng.choice(POLICIES)))
+        assert not (blocked and self.both.ours(pool))
+
+    def decide(self) -> PodAnswer | None:
+        """Ask about a pod, and assume what is answered."""
+        if not self.pods:
+            return None
+        pod = self.pods[self.rng.choice(sorted(self.pods))]
+        answer = self.both.decide(pod.key, self.now)
+        # An answer takes nothing: it is the same until something changes.
+        assert self.both.decide(pod.key, self.now).decision == answer.decision
+        match answer.decision:
+            case Write():
+                self.assume(PodID(pod.key, pod.metadata.uid), answer.decision)
+            case GroupWrite(writes):
+                for pod_id, write in writes:
+                    self.assume(pod_id, write)
+        return answer
+
+    def assume(self, pod: PodID, write: Write) -> None:
+        for claim, allocation in write.allocations:
+            assert claim == self.claims[claim.metadata.name]
+            self.assumed[claim.metadata.name] = claim, allocation
+            self.both.apply(ClaimAssumed(claim.key, claim.metadata.uid, allocation))
+        self.both.apply(PodExpected(pod, write.node))
+
+
+def test_a_copy_that_is_fed_with_bytes_answers_the_same() -> None:
+    kinds: Counter[type] = Counter()
+    for seed in range(4):
+        world = World(seed)
+        for _ in range(150):
+            world.change()
+            answer = world.decide()
+            if answer is not None:
+                kinds[type(answer.decision)] += 1
+    assert all(kinds[kind] > 5 for kind in (Wait, Proceed, Refuse, Write, GroupWrite)), kinds
+
+
+def test_no_device_is_given_twice_while_it_is_assumed_or_allocated() -> None:
+    world = World(7)
+    for _ in range(300):
+        world.change()
+        world.decide()
+        held = [
+            (r.driver, r.pool, r.device)
+            for name, claim in world.claims.items()
+            for allocation in (world.assumed[name][1] if name in world.assumed else claim.status.allocation,)
+            if allocation is not None
+            for r in allocation.devices.results
+        ]
+        assert len(held) == len(set(held))
+
+
+def test_a_pod_that_is_gone_is_not_waited_for() -> None:
+    both = Both()
+    answer = both.decide(ObjectKey(NS, "p"), 0.0)
+    assert answer.decision == Wait("the pod does not exist")
+    both.apply(PodExpected(PodID(ObjectKey(NS, "p"), Uid("u")), "n0"))
