@@ -70,7 +70,7 @@ class State:
     """What publishing and allocating share, and the signals between them.
 
     Attributes:
-        decisions: what pods get; learns every change before anybody else is told.
+        decisions: what pods get; every change is applied to it before it is reported to other parts.
         assume_cache: claims, and what is taken.
         pools: what publishing says to allocating.
         freed: devices may have become free.

@@ -32,7 +32,7 @@ class Timings:
 
     Attributes:
         wake: between a change and the next look at waiting pods, so that a burst of changes costs one look.
-        unused: until an allocation that no pod uses and nobody reserved is taken back.
+        unused: until a claim that no pod uses and that is not reserved is deallocated.
         avoid: for which a node is left out where kube-scheduler could not place a pod; doubled each time.
         longest_avoid: the most that doubling leads to.
         drain: between the last decision of one allocator in a pool and the first of the other. kube-scheduler
@@ -59,20 +59,20 @@ class ControllerConfig:
 
     Attributes:
         drivers: only inventories, slices and claims of these drivers are ours.
-        kubeconfig: None: the KUBECONFIG variable, then the service account.
-        allocator: who allocates: the controller, or kube-scheduler.
+        kubeconfig: file; if None, the KUBECONFIG variable, then the service account.
+        allocator: the controller or kube-scheduler, where no policy says otherwise.
         strategy: of this allocator, where no policy says otherwise.
         node_policy: of this allocator, where no policy says otherwise.
         leader_elect: whether to wait for the lease; off where there is one process for sure.
         namespace: of the lease.
         identity: in the lease.
-        health_port: for /healthz, /readyz and /metrics; None: not served.
+        health_port: for /healthz, /readyz and /metrics; if None, they are not served.
         health_host: address that they are served on.
-        web_port: for the page that draws the fleet; None: not served.
+        web_port: for the page that draws the fleet; if None, it is not served.
         web_host: address that the page is served on.
-        otlp_endpoint: of a collector of traces; empty: none.
+        otlp_endpoint: of a collector of traces; if empty, there are no traces.
         node_labels: ``none``, ``own`` (under dra-driver.dev) or ``nvidia`` (NVIDIA's names as well).
-        admission: webhooks; None: not served.
+        admission: webhooks; if None, they are not served.
         group_seconds: how long members of a group may hold devices while others of it are missing.
         workers: pods whose allocations are written at the same time.
         timings: how long to wait for what.

@@ -38,7 +38,7 @@ class AdmissionConfig:
     url: str = ""
 
     def findings(self) -> list[str]:
-        """Everything that is wrong with the settings."""
+        """Return everything that is wrong with the settings."""
         found: list[str] = []
         if not 0 <= self.port <= 65535:
             found.append(f"--admission-port {self.port}: must be between 0 and 65535 (0: any)")
@@ -56,7 +56,7 @@ class AdmissionConfig:
         return found
 
     def names(self, namespace: str) -> frozenset[str]:
-        """Names and addresses that the serving certificate must be good for."""
+        """Return the names and addresses that the serving certificate must be good for."""
         if self.url:
             return frozenset({urlsplit(self.url).hostname or ""})
         short = f"{self.service}.{namespace}"

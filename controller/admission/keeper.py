@@ -32,7 +32,7 @@ class CertificateKeeper:
     """Reads, renews and hands out the certificates.
 
     Attributes:
-        material: as last read or written; None: not yet.
+        material: as last read or written; None until then.
         changed: set whenever ``material`` is another.
     """
 
@@ -46,7 +46,7 @@ class CertificateKeeper:
         install: Callable[[Material], None],
         trusted: Callable[[Material], Awaitable[bool]],
     ) -> None:
-        """Connects it.
+        """Connect the parts.
 
         Args:
             client: for the Secret.
@@ -66,7 +66,7 @@ class CertificateKeeper:
         self.changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Works until cancelled; errors are logged and tried again."""
+        """Work until cancelled. What fails is logged and tried again."""
         backoff = Backoff(base=0.5, cap=POLL_SECONDS)
         while True:
             delay = POLL_SECONDS
@@ -85,7 +85,7 @@ class CertificateKeeper:
             await asyncio.sleep(delay)
 
     async def once(self) -> None:
-        """Reads the Secret, renews what is due, serves what is there.
+        """Read the Secret, renew what is due, serve what is there.
 
         Raises:
             ApiError, ApiUnavailable: of the API server; ``Conflict``: another replica was faster.

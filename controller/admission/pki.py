@@ -63,7 +63,7 @@ class Material:
 
     @classmethod
     def from_secret(cls, data: Mapping[str, str]) -> Material | None:
-        """Reads ``data`` of the Secret; None: it is empty, or not what we wrote."""
+        """Read ``data`` of the Secret; return None where it is empty, or not what we wrote."""
         try:
             values = {k: base64.b64decode(data[k], validate=True) for k in _KEYS}
             authorities = tuple(map(_pem, x509.load_pem_x509_certificates(values[_CA_CERTIFICATES])))
@@ -76,7 +76,7 @@ class Material:
         return material if good and material.issuer is not None else None
 
     def to_secret(self) -> dict[str, str]:
-        """``data`` of the Secret."""
+        """Return ``data`` of the Secret."""
         values = {
             _CA_CERTIFICATES: self.bundle,
             _CA_KEY: self.authority_key,
@@ -87,17 +87,17 @@ class Material:
 
     @property
     def bundle(self) -> bytes:
-        """Every authority to be trusted."""
+        """Return every authority to be trusted."""
         return b"".join(self.authorities)
 
     @property
     def certificate(self) -> x509.Certificate:
-        """The serving certificate."""
+        """Return the serving certificate."""
         return _certificate(self.leaf)
 
     @property
     def issuer(self) -> bytes | None:
-        """The authority that signed the serving certificate; None: none of ours."""
+        """Return the authority that signed the serving certificate; None where it is not ours."""
         for authority in self.authorities:
             try:
                 self.certificate.verify_directly_issued_by(_certificate(authority))
@@ -108,7 +108,7 @@ class Material:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names and addresses of the serving certificate."""
+        """Return the names and addresses of the serving certificate."""
         try:
             found = self.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
@@ -118,7 +118,7 @@ class Material:
 
     @property
     def ends(self) -> float:
-        """When the serving certificate expires, in seconds since the epoch."""
+        """Return when the serving certificate expires, in seconds since the epoch."""
         return self.certificate.not_valid_after_utc.timestamp()
 
 
@@ -128,10 +128,10 @@ _KEYS: Final = (_CA_CERTIFICATES, _CA_KEY, _LEAF, _LEAF_KEY)
 def renewed(
     material: Material | None, names: Collection[str], now: float, *, trusted: bool
 ) -> Material | None:
-    """What should be in the Secret instead; None: what is there is good.
+    """Return what should be in the Secret instead; None where what is there is good.
 
     Args:
-        material: what is there; None: nothing of use.
+        material: what is there; None where nothing of use is.
         names: that the serving certificate must have.
         now: seconds since the epoch.
         trusted: the API server's configuration has every authority of ``material``.
@@ -184,7 +184,7 @@ def _new_authority(time: datetime.datetime) -> tuple[bytes, bytes]:
 def _new_leaf(
     authority: bytes, authority_key: bytes, names: Collection[str], time: datetime.datetime
 ) -> tuple[bytes, bytes]:
-    """Certificate and key."""
+    """Return a serving certificate and its key, signed by the authority."""
     issuer = _certificate(authority)
     signer = _private_key(authority_key)
     key = ec.generate_private_key(ec.SECP256R1())

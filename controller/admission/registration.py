@@ -57,7 +57,7 @@ class Registration:
     def __init__(
         self, client: KubeClient, config: AdmissionConfig, namespace: str, drivers: Collection[str]
     ) -> None:
-        """Connects it.
+        """Connect the parts.
 
         Args:
             client: for the configurations.
@@ -71,7 +71,7 @@ class Registration:
         self._drivers = sorted(drivers)
 
     async def run(self, keeper: CertificateKeeper) -> None:
-        """Works until cancelled; errors are logged and tried again."""
+        """Work until cancelled. What fails is logged and tried again."""
         backoff = Backoff(base=1.0, cap=POLL_SECONDS)
         while True:
             delay = POLL_SECONDS
@@ -88,7 +88,7 @@ class Registration:
                     await keeper.changed.wait()
 
     async def apply(self, material: Material) -> None:
-        """Fills both configurations; the gate only where no policy can set it.
+        """Fill both configurations; the gate only where no policy can set it.
 
         Raises:
             ApiError, ApiUnavailable: of the API server.
@@ -100,7 +100,7 @@ class Registration:
         await self._apply(MUTATING_WEBHOOKS, [] if policies else [self._gate(material)])
 
     async def trusted(self, material: Material) -> bool:
-        """Whether every webhook that is registered has all authorities.
+        """Return whether every webhook that is registered has all authorities.
 
         Raises:
             ApiError, ApiUnavailable: of the API server.
@@ -142,7 +142,7 @@ class Registration:
         }
 
     def _names_us(self, devices: str) -> str:
-        """CEL: whether an opaque configuration is for one of our drivers."""
+        """Return the CEL expression that is true where an opaque configuration is for one of our drivers."""
         steps = f"object.{devices}.config".split(".")
         there = " && ".join(f"has({'.'.join(steps[:i])})" for i in range(2, len(steps) + 1))
         config = ".".join(steps)

@@ -111,7 +111,7 @@ class Judgement:
 
 
 def read_review(body: bytes) -> AdmissionRequest:
-    """The request of an AdmissionReview.
+    """Return the request of an AdmissionReview.
 
     Raises:
         DecodeError: it is none, or none that we understand.
@@ -129,14 +129,14 @@ def read_review(body: bytes) -> AdmissionRequest:
 
 
 def write_review(response: AdmissionResponse) -> bytes:
-    """The answer as JSON."""
+    """Return the answer as JSON."""
     return msgspec.json.encode(
         AdmissionReview(api_version=API_VERSION, kind="AdmissionReview", response=response)
     )
 
 
 def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
-    """Whether the opaque parameters for our drivers in an object are right.
+    """Judge whether the opaque parameters for our drivers in an object are right.
 
     Everything else is allowed: other kinds, other drivers' parameters, and what an update does not change.
 
@@ -187,7 +187,7 @@ def _refusal(request: AdmissionRequest, causes: list[AdmissionCause]) -> Admissi
 
 
 def _entries(kind: GroupVersionKind, raw: msgspec.Raw) -> list[tuple[str, _Opaque]] | None:
-    """Opaque parameters with the paths of their entries; None: not an object that we can read."""
+    """Return opaque parameters with the paths of their entries; None for an object that we cannot read."""
     if kind.group != _DRA or kind.version not in VERSIONS:
         return None
     entries: list[_Entry] | None = None
@@ -219,7 +219,7 @@ def _config(spec: _ClaimSpec | None) -> list[_Entry] | None:
 
 
 def gate(request: AdmissionRequest) -> Judgement:
-    """Our scheduling gate for new pods with claims that are not bound to a node."""
+    """Add our scheduling gate to new pods with claims that are not bound to a node."""
     allowed = Judgement(AdmissionResponse(uid=request.uid, allowed=True), "allowed")
     if (request.kind.group, request.kind.kind) != ("", "Pod") or request.operation != "CREATE":
         return allowed

@@ -52,7 +52,7 @@ class AdmissionServer:
         metrics: Metrics,
         review_seconds: float = float(TIMEOUT_SECONDS),
     ) -> None:
-        """Connects it.
+        """Connect the parts.
 
         Args:
             client: with which every replica keeps the certificates, whether it leads or not.
@@ -83,14 +83,14 @@ class AdmissionServer:
         )
 
     def _install(self, material: Material) -> None:
-        """Serves another certificate from now on; connections that are open keep theirs."""
+        """Serve another certificate from now on; connections that are open keep theirs."""
         with _as_file(material.leaf) as certificate, _as_file(material.leaf_key) as key:
             self._context.load_cert_chain(certificate, key)
         self._metrics.certificate_expiry.set(material.ends)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Listens, and keeps the certificates, for as long as the block runs.
+        """Listen, and keep the certificates, for as long as the block runs.
 
         Until the first certificate is there, connections fail in their handshake.
 
@@ -147,7 +147,7 @@ class AdmissionServer:
 
 
 def _known(kind: str) -> str:
-    """Values of a label are bounded, whatever is sent."""
+    """Return a bounded value for a label, whatever was sent."""
     return kind if kind in ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "Pod") else "other"
 
 
@@ -164,7 +164,7 @@ async def _background(work: Coroutine[object, object, None]) -> AsyncIterator[No
 
 @contextlib.contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A path to read the content from. OpenSSL's binding wants files; a private key belongs on no disk."""
+    """Yield a path to read the content from: OpenSSL's binding wants files, keys belong on no disk."""
     descriptor = os.memfd_create("dra-driver-admission")
     try:
         os.write(descriptor, content)

@@ -24,7 +24,7 @@ class AssumeCache:
 
     Args:
         claims: followed from now on.
-        apply: takes each change, before anybody else is told.
+        apply: takes each change, before other parts hear of it.
         freed: sent when devices may have become free.
     """
 

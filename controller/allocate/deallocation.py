@@ -1,4 +1,4 @@
-"""Deallocates what nobody has reserved, and tells it from what kube-scheduler deallocates."""
+"""Deallocates claims that are not reserved, and remembers which: kube-scheduler deallocates others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Deallocator:
         self._own: set[Uid] = set()
 
     async def deallocate(self, claim: ResourceClaim) -> None:
-        """Deallocate a claim that nobody has reserved. It is not taken for kube-scheduler's doing.
+        """Deallocate a claim that is not reserved; ``take_note`` recognises the deallocation.
 
         Raises:
-            ApiError: ``Conflict`` where somebody has changed the claim in the meantime.
+            ApiError: ``Conflict`` where the claim has changed in the meantime.
         """
         self._own.add(claim.metadata.uid)
         try:

@@ -4,7 +4,7 @@ kube-scheduler keeps off our devices unless a claim tolerates their taint. Admis
 one may be older than the policy, or there is no policy. Then kube-scheduler can allocate a device while the
 controller does: neither sees the other's allocation in time, and the API server accepts both. Then:
 
-* An allocation that nobody has reserved is tentative: its pod is not bound yet. It is deallocated under its
+* An allocation without a reservation is tentative: its pod is not bound yet. It is deallocated under its
   resourceVersion, so that a reservation that comes in between wins, and decided anew.
 * Where all of them are reserved, the node's agent prepares the device for the first and refuses the others.
   Nothing is deallocated here; each claim gets an Event, and a metric counts.
@@ -118,7 +118,7 @@ class DoubleAllocations:
         losers: dict[ObjectKey, str] = {}
         for what, keys in sorted(found.items()):
             for key in self._tentative({k: holders[k] for k in keys if k not in losers}):
-                losers[key] = _described(what, pool, keys - {key}) + "this allocation is taken back"
+                losers[key] = _described(what, pool, keys - {key}) + "this claim is deallocated"
             left = keys - losers.keys()
             for key in left if len(left) > 1 else ():
                 text = _described(what, pool, left - {key}) + "the node lets only the first of them start"
@@ -139,7 +139,7 @@ class DoubleAllocations:
         return {c.key: c for c in newest if c is not None and c.status.allocation is not None}
 
     def _tentative(self, holders: Mapping[ObjectKey, ResourceClaim]) -> list[ObjectKey]:
-        """Return those of the holders that give way: all that nobody has reserved, but one holder stays."""
+        """Return those of the holders that give way: all that are not reserved, but one holder stays."""
         free = [
             claim
             for claim in holders.values()

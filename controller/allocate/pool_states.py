@@ -17,7 +17,7 @@ class PoolStates:
 
     Args:
         default: the policy of pools that none was set for.
-        apply: takes each change, before anybody else is told.
+        apply: takes each change, before other parts hear of it.
         changed: sent with a pool whose state is another one.
     """
 

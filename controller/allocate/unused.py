@@ -52,7 +52,7 @@ class UnusedAllocations:
         self._wakeups = wakeups
 
     async def reconcile(self, key: ObjectKey) -> None:
-        """Deallocate one claim if no pod uses it. A pod with a gate of somebody else does not use it yet.
+        """Deallocate one claim if no pod uses it. A pod that another controller gates does not use it yet.
 
         Raises:
             ApiError: it cannot be deallocated now.

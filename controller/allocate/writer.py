@@ -59,7 +59,7 @@ class Writer:
             bound: a pod that is bound already, for which the claim is reserved at once.
 
         Raises:
-            Conflict: somebody else changed the claim; look again.
+            Conflict: the claim was changed by another writer; look again.
             ApiError: the server refuses.
         """
         dated = msgspec.structs.replace(allocation, allocation_timestamp=rfc3339(self._clock.now()))
@@ -138,10 +138,10 @@ class Writer:
                 return found if found.metadata.uid == claim.metadata.uid else None
 
     async def deallocate(self, claim: ResourceClaim) -> None:
-        """Deallocate a claim that nobody has reserved.
+        """Deallocate a claim that is not reserved.
 
         Raises:
-            ApiError: ``Conflict`` where somebody has reserved it in the meantime.
+            ApiError: ``Conflict`` where it was reserved in the meantime.
         """
         self._assume_cache.note(await self._patch(claim, {}, {"allocation": None}))
 

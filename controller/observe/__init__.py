@@ -1,1 +1,1 @@
-"""What the controller tells: metrics, traces, labels of nodes."""
+"""What the controller reports: metrics, traces, health, labels of nodes."""

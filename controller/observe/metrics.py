@@ -66,19 +66,19 @@ class Metrics:
         )
         self.decision_seconds = Histogram(
             f"{prefix}_decision_seconds",
-            "How long the allocator thought about one pod.",
+            "How long one decision took, about a pod or about all pods of a group.",
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.admissions = Counter(
             f"{prefix}_admission_reviews",
-            "Objects that the webhook looked at: allowed, refused, gated, unreadable.",
+            "Objects that the webhook reviewed: allowed, refused, gated, unreadable.",
             ["resource", "outcome"],
             registry=self.registry,
         )
         self.certificate_expiry = Gauge(
             f"{prefix}_admission_certificate_expiry_timestamp_seconds",
-            "When the webhook's serving certificate ends; 0: none is served.",
+            "When the webhook's serving certificate ends; 0 where none is served.",
             registry=self.registry,
         )
         self._doubles = Gauge(

@@ -2,7 +2,7 @@
 
 Made of the DeviceInventory, which is not trusted: keys are from a fixed list, values that are no label
 values are left out. Which keys were set is noted in an annotation of the node, so that they go when the facts
-go, and labels that somebody else has set under the same names are never removed.
+go, and labels that others have set under the same names are never removed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MIB: Final = 1 << 20
 
 
 def annotation_of(driver: str) -> str:
-    """Annotation that lists the labels which were set for a driver."""
+    """Return the annotation that lists the labels which were set for a driver."""
     return f"{driver}/node-labels"
 
 
 def labels_of(inventory: DeviceInventory, which: LabelSet) -> dict[str, str]:
-    """The labels of a node. What differs between its GPUs is left out.
+    """Return the labels of a node. What differs between its GPUs is left out.
 
     Args:
         inventory: of one driver.
@@ -99,7 +99,7 @@ class NodeLabeler:
         inventories: Informer[DeviceInventory],
         nodes: Informer[Node],
     ) -> None:
-        """Connects it.
+        """Connect the parts.
 
         Args:
             client: patches nodes.
@@ -144,11 +144,11 @@ class NodeLabeler:
             self._changed(new)
 
     async def run(self) -> None:
-        """Labels until cancelled."""
+        """Label nodes until cancelled."""
         await self.queue.process(traced("label node", self.reconcile))
 
     async def reconcile(self, name: str) -> None:
-        """Brings the labels of one node up to date."""
+        """Bring the labels of one node up to date."""
         node = self._nodes.get_by_name(name)
         if node is None or node.metadata.deletion_timestamp:
             return
@@ -167,7 +167,7 @@ class NodeLabeler:
 
 
 def _patch(node: Node, driver: str, wanted: Mapping[str, str]) -> dict[str, Any]:
-    """What to change in the node's metadata; empty: nothing."""
+    """Return what to change in the node's metadata; empty where nothing is."""
     labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
     key = annotation_of(driver)
     before = {k for k in annotations.get(key, "").split(",") if k in KEYS}

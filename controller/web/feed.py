@@ -47,7 +47,7 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
         first: whatever the reader had is void.
         pools: as they are now.
         gone: ``[driver, pool]`` of pools that are no more.
-        waiting: claims that are not allocated, at most ``MOST_WAITING``; None: as before.
+        waiting: claims that are not allocated, at most ``MOST_WAITING``; None where they are as before.
         waiting_total: how many there are.
         nodes: of the cluster.
         complete: whether everything has been sent now.
@@ -80,7 +80,7 @@ class _Reader:
 
 
 class Feed:
-    """Connects the fleet to those who read it. Nothing is computed while nobody does.
+    """Connects the fleet to its readers. Nothing is computed while there are none.
 
     Args:
         drivers: whose devices.

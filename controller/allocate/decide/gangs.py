@@ -4,7 +4,7 @@ Members are pods of one namespace that carry, themselves or on a claim that they
 ``dra-driver.dev/group`` (a name) and ``dra-driver.dev/group-size`` (their number). What holds:
 
 * No member is allocated, and none loses its gate, before all are there and all fit at the same time.
-* A member that somebody else holds back by a scheduling gate counts as one that is not there yet.
+* A member with a scheduling gate of another controller counts as one that is not there yet.
 * All allocations are decided in one step on one state of the cluster, so two groups never hold a part each.
 * Where some are written and the rest cannot be (a refusal by the API server, a member that is deleted, a
   restart in between and no room afterwards), everything that gated members hold is given back; where the rest
@@ -263,7 +263,7 @@ class Gangs:
         return answer
 
     def _domains(self, gang: Gang) -> list[set[str] | None]:
-        """Return sets of nodes of which one must hold the whole group, smallest first; None: all nodes."""
+        """Return sets of nodes of which one must hold the group, smallest first; None for all nodes."""
         if not gang.domain:
             return [None]
         by_value = self._decider.nodes_by_label(gang.domain)
@@ -295,7 +295,7 @@ class Gangs:
         return self._partial_since.setdefault(gang.key, now) + self._timeout - now
 
     def _held(self, gang: Gang) -> tuple[ResourceClaim, ...]:
-        """Return what members that have not started hold: allocations that nobody has reserved yet."""
+        """Return what members that have not started hold: allocations without a reservation."""
         return tuple(
             {
                 claim.metadata.uid: claim

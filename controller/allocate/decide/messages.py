@@ -241,7 +241,7 @@ class Refuse:
     Attributes:
         message: what was asked, what is there, and why it does not fit.
         claims: claims of ours that wait.
-        undo: allocations written before that nobody has reserved, and that keep the rest from fitting: they
+        undo: allocations written before, without a reservation, that keep the rest from fitting: they
             are to be deallocated, then the pod is looked at again.
         elsewhere: kube-scheduler has what the claims ask for in pools of its own.
         signature: pods of one signature are served or not together.
@@ -296,8 +296,8 @@ class PodAnswer:
     Attributes:
         version: number of changes that the decision has seen.
         decision: what is to be done, about all members where there is a group.
-        group: of the pod; None: it has none.
-        steps: of work (``Budget``) that the decision took; None: an earlier answer still holds.
+        group: of the pod; None where it has none.
+        steps: of work (``Budget``) that the decision took; None where an earlier answer still holds.
         pause: seconds for which the question will not be worked out again, because it took much work.
         avoided: nodes that are left out for the pod, with the seconds for which they still are.
     """
@@ -326,7 +326,7 @@ class Allocators:
 
     Attributes:
         version: number of changes that the answer has seen.
-        ownership: another number whenever a claim may be somebody else's than before.
+        ownership: another number whenever the allocator that serves some claim may have changed.
         ours: every pool is this controller's to allocate from and to deallocate in.
         left_to_scheduler: every pool is of our drivers, has devices, and is kube-scheduler's.
     """

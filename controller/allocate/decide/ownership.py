@@ -91,7 +91,7 @@ class OwnershipIndex:
 
         Args:
             snapshot: that questions are about from now on.
-            pools: those whose slices have changed, with their owners; None: it has no devices any more.
+            pools: those whose slices have changed, with their owners; None where no devices are left.
         """
         classes = snapshot.classes
         before_all = {name: known.sides() for name, known in self._known.items()}

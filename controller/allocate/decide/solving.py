@@ -49,8 +49,8 @@ class NoFit:
         why: what was asked, what is there, and why it does not fit; or what gives this text, which is to be
             called before the next decision.
         claims: claims of ours that wait.
-        undo: allocations of the same pod, written before, that nobody has reserved: they pin the pod to a
-            node where the rest does not fit.
+        undo: allocations of the same pod, written before, without a reservation: they pin the pod to a node
+            where the rest does not fit.
         elsewhere: kube-scheduler has what the claims ask for in pools of its own.
     """
 
@@ -150,7 +150,7 @@ class PodDecider:
 
     @property
     def ownership_version(self) -> int:
-        """Another number whenever a claim may be somebody else's than before."""
+        """Another number whenever the allocator that serves some claim may have changed."""
         return self._current().ownership.version
 
     def are_ours(self, pools: Collection[PoolID]) -> bool:

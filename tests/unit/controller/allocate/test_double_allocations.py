@@ -78,7 +78,7 @@ def test_what_is_not_reserved_yet_is_taken_back_and_allocated_elsewhere():
         (told,) = set(h.events("DoubleAllocation"))
         assert told == (
             "device gpu-0 of pool gpu.example.com/n1 is also allocated to claim default/sly; "
-            "this allocation is taken back"
+            "this claim is deallocated"
         )
 
     run(cluster, scenario)
