@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 
 from controller.admission import AdmissionServer
-from controller.assembly import Allocation, Publishing, State, World, labeler_of
+from controller.assembly import Allocation, Environment, Publishing, State, labeler_of
 from controller.config import ControllerConfig
 from controller.informers import Informers
 from controller.observe.endpoints import serve_health
@@ -102,7 +102,7 @@ class Controller:
     async def _lead(self) -> None:
         """Work, after everything was listed anew: what a predecessor wrote last must be seen."""
         client = self._leader_client
-        world = World(
+        env = Environment(
             config=self._config,
             client=client,
             clock=self._clock,
@@ -110,24 +110,24 @@ class Controller:
             recorder=EventRecorder(client, "dra-driver-controller", self._clock),
             metrics=self.metrics,
         )
-        state = State.of(world)
-        publishing = Publishing.of(world, state)
-        allocation = Allocation.of(world, state, publishing)
-        labeler = labeler_of(world)
+        state = State.of(env)
+        publishing = Publishing.of(env, state)
+        allocation = Allocation.of(env, state, publishing)
+        labeler = labeler_of(env)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for informer in world.informers.all():
+                for informer in env.informers.all():
                     tasks.create_task(informer.run())
-                tasks.create_task(world.recorder.run())
+                tasks.create_task(env.recorder.run())
                 if self.admission is not None:
                     tasks.create_task(self.admission.registration.run(self.admission.keeper))
-                await world.informers.wait(client)
+                await env.informers.wait(client)
                 await publishing.probe()
                 publishing.start(tasks)
                 tasks.create_task(labeler.run())
                 allocation.start(tasks)
                 if self._config.web_port is not None:
-                    self._feed.feed = _feed(world, allocation)
+                    self._feed.feed = _feed(env, allocation)
                 self.ready.set()
         finally:
             self.ready.clear()
@@ -161,13 +161,13 @@ class Controller:
         return self._config.leader_elect or self.ready.is_set()
 
 
-def _feed(world: World, allocation: Allocation) -> Feed:
+def _feed(env: Environment, allocation: Allocation) -> Feed:
     """Return what the page shows, from what the controller has in memory anyway."""
 
     def reason_of(_: ResourceClaim, users: Iterable[Pod]) -> str:
         return next((reason for pod in users if (reason := allocation.allocator.reason(pod.key))), "")
 
-    informers = world.informers
-    feed = Feed(world.config.drivers, reason_of)
+    informers = env.informers
+    feed = Feed(env.config.drivers, reason_of)
     feed.attach(informers.slices, informers.inventories, informers.claims, informers.pods, informers.nodes)
     return feed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -39,13 +40,13 @@ from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import LeavingPlugins
 from dra_driver.structured import PoolPolicy
 
-__all__ = ["Allocation", "Publishing", "State", "World", "labeler_of"]
+__all__ = ["Allocation", "Environment", "Publishing", "State", "labeler_of"]
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Environment:
     """What the parts work with, and do not own.
 
     Attributes:
@@ -86,9 +87,9 @@ class State:
     republish: Signal[[]] = field(default_factory=Signal)
 
     @classmethod
-    def of(cls, world: World) -> State:
+    def of(cls, env: Environment) -> State:
         """Return the state, which follows the informers from now on."""
-        config, informers = world.config, world.informers
+        config, informers = env.config, env.informers
         policy = PoolPolicy(config.strategy, config.node_policy)
         settings = Settings(
             drivers=config.drivers,
@@ -126,10 +127,10 @@ class Publishing:
     publisher: Publisher
 
     @classmethod
-    def of(cls, world: World, state: State) -> Publishing:
+    def of(cls, env: Environment, state: State) -> Publishing:
         """Connect the parts."""
-        config, client, clock = world.config, world.client, world.clock
-        informers, recorder = world.informers, world.recorder
+        config, client, clock = env.config, env.client, env.clock
+        informers, recorder = env.informers, env.recorder
         policies = PolicyBook(
             client,
             clock,
@@ -138,23 +139,6 @@ class Publishing:
             timings=config.timings,
             default=PoolPolicy(config.strategy, config.node_policy),
             rule_changed=state.pools.set_policy,
-        )
-        tolerators = Tolerators(
-            config.drivers,
-            informers.claims,
-            informers.classes,
-            changed=state.republish.send,
-            templates=informers.templates,
-            recorder=recorder,
-        )
-        handover = Handover(
-            client,
-            clock,
-            informers.inventories,
-            tolerators,
-            state.assume_cache,
-            changed=state.pools.set_handed_over,
-            timings=config.timings,
         )
         publisher = Publisher(
             client,
@@ -165,7 +149,7 @@ class Publishing:
             slices=informers.slices,
             nodes=informers.nodes,
             policies=policies,
-            handover=handover,
+            handover=_handover(env, state),
             taken=state.assume_cache.taken,
             frozen=FrozenPools(state.pools.set_frozen),
             device_plugins=DevicePlugins(
@@ -174,9 +158,8 @@ class Publishing:
         )
         state.republish.listen(publisher.all_again)
         state.freed.listen(publisher.pending_again)
-        world.metrics.watch_tolerating_claims(tolerators.count)
         for queue in (publisher.queue, policies.queue):
-            world.metrics.watch_queue(queue.name, queue.__len__)
+            env.metrics.watch_queue(queue.name, queue.__len__)
         return cls(policies, publisher)
 
     async def probe(self) -> None:
@@ -214,57 +197,33 @@ class Allocation:
     workers: int
 
     @classmethod
-    def of(cls, world: World, state: State, publishing: Publishing) -> Allocation:
+    def of(cls, env: Environment, state: State, publishing: Publishing) -> Allocation:
         """Connect the parts."""
-        config, informers, metrics = world.config, world.informers, world.metrics
+        config, informers, metrics = env.config, env.informers, env.metrics
         decisions, assume_cache = state.decisions, state.assume_cache
-        rules = (informers.taint_rules,) if informers.taint_rules is not None else ()
-        writer = Writer(world.client, assume_cache, world.clock)
+        writer = Writer(env.client, assume_cache, env.clock)
         deallocator = Deallocator(writer)
 
         def mode() -> PoolAllocator:
             return publishing.publisher.allocator
 
-        wakeups = Wakeups(
-            config.timings,
-            world.clock,
-            mode,
-            decisions,
-            assume_cache,
-            deallocator,
-            pods=informers.pods,
-            claims=informers.claims,
-            nodes=informers.nodes,
-            others=(informers.slices, informers.classes, *rules),
-        )
+        wakeups = _wakeups(env, state, deallocator, mode)
         allocator = Allocator(
             decisions,
             assume_cache,
             wakeups,
             writer,
             deallocator,
-            world.recorder,
+            env.recorder,
             metrics,
-            world.clock,
+            env.clock,
             mode,
             informers.pods,
         )
         unused = UnusedAllocations(
             config.drivers, informers.pods, assume_cache, decisions, deallocator, wakeups
         )
-        doubles = DoubleAllocations(
-            config.drivers,
-            assume_cache,
-            decisions,
-            deallocator,
-            world.recorder,
-            claims=informers.claims,
-            slices_of=lambda pool: informers.slices.by_index(POOL_INDEX, pool),
-        )
-        state.freed.listen(wakeups.wake)
-        state.pool_changed.listen(lambda _: wakeups.wake())
-        state.pool_changed.listen(doubles.queue.add)
-        metrics.watch_double_allocations(doubles.count)
+        doubles = _doubles(env, state, deallocator)
         for queue in (wakeups.queue, wakeups.unused, doubles.queue):
             metrics.watch_queue(queue.name, queue.__len__)
         return cls(wakeups, allocator, unused, doubles, config.workers)
@@ -282,15 +241,77 @@ class Allocation:
         self.doubles.queue.close()
 
 
-def labeler_of(world: World) -> NodeLabeler:
+def _handover(env: Environment, state: State) -> Handover:
+    """Return the part that hands pools over, which also counts what tolerates our taint."""
+    tolerators = Tolerators(
+        env.config.drivers,
+        env.informers.claims,
+        env.informers.classes,
+        changed=state.republish.send,
+        templates=env.informers.templates,
+        recorder=env.recorder,
+    )
+    env.metrics.watch_tolerating_claims(tolerators.count)
+    return Handover(
+        env.client,
+        env.clock,
+        env.informers.inventories,
+        tolerators,
+        state.assume_cache,
+        changed=state.pools.set_handed_over,
+        timings=env.config.timings,
+    )
+
+
+def _wakeups(
+    env: Environment, state: State, deallocator: Deallocator, mode: Callable[[], PoolAllocator]
+) -> Wakeups:
+    """Return the allocator's queues, which the informers fill from now on."""
+    informers = env.informers
+    rules = (informers.taint_rules,) if informers.taint_rules is not None else ()
+    wakeups = Wakeups(
+        env.config.timings,
+        env.clock,
+        mode,
+        state.decisions,
+        state.assume_cache,
+        deallocator,
+        pods=informers.pods,
+        claims=informers.claims,
+        nodes=informers.nodes,
+        others=(informers.slices, informers.classes, *rules),
+    )
+    state.freed.listen(wakeups.wake)
+    state.pool_changed.listen(lambda _: wakeups.wake())
+    return wakeups
+
+
+def _doubles(env: Environment, state: State, deallocator: Deallocator) -> DoubleAllocations:
+    """Return the part that looks for double allocations, which also counts them."""
+    slices = env.informers.slices
+    doubles = DoubleAllocations(
+        env.config.drivers,
+        state.assume_cache,
+        state.decisions,
+        deallocator,
+        env.recorder,
+        claims=env.informers.claims,
+        slices_of=lambda pool: slices.by_index(POOL_INDEX, pool),
+    )
+    state.pool_changed.listen(doubles.queue.add)
+    env.metrics.watch_double_allocations(doubles.count)
+    return doubles
+
+
+def labeler_of(env: Environment) -> NodeLabeler:
     """Return the part that labels nodes."""
     labeler = NodeLabeler(
-        world.client,
-        world.config.drivers,
-        world.config.node_labels,
+        env.client,
+        env.config.drivers,
+        env.config.node_labels,
         lambda inventory, node: not refusal_of(inventory, node),
-        inventories=world.informers.inventories,
-        nodes=world.informers.nodes,
+        inventories=env.informers.inventories,
+        nodes=env.informers.nodes,
     )
-    world.metrics.watch_queue(labeler.queue.name, labeler.queue.__len__)
+    env.metrics.watch_queue(labeler.queue.name, labeler.queue.__len__)
     return labeler
