@@ -12,8 +12,8 @@
     core           durable files, instances, registration, notices
 
 A room imports those below it only. The agent writes its node's DeviceInventory and the status of claims that
-it has prepared; ResourceSlices only with ``--publish=node``. Unprepare and the repair of CDI files need neither
-the API server nor the hardware.
+it has prepared; ResourceSlices only with ``--publish=node``. Unprepare and the repair of CDI files need
+neither the API server nor the hardware.
 """
 
 from __future__ import annotations
