@@ -10,7 +10,7 @@ A pure library: no I/O, no clock, no logging; everything that goes in and comes 
 from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
-from dra_driver.structured.cluster import Cluster, Holdings
+from dra_driver.structured.cluster import AllocationTracker, Cluster
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
 from dra_driver.structured.matching.contested import contested
 from dra_driver.structured.matching.taintrules import concerns, with_rules
@@ -42,6 +42,7 @@ __all__ = [
     "DEFAULT_POLICY",
     "Allocated",
     "AllocatedState",
+    "AllocationTracker",
     "Budget",
     "Cluster",
     "DeviceID",
@@ -52,7 +53,6 @@ __all__ = [
     "Failed",
     "Features",
     "GroupAllocated",
-    "Holdings",
     "NodePolicy",
     "NodeReasons",
     "Outcome",

@@ -16,10 +16,10 @@ from dra_driver.structured.model.types import (
     Features,
 )
 
-__all__ = ["Cluster", "Holdings"]
+__all__ = ["AllocationTracker", "Cluster"]
 
 
-class Holdings:
+class AllocationTracker:
     """Who holds what: the allocated state, kept up to date holder by holder.
 
     Args:
@@ -89,9 +89,9 @@ class Cluster:
         allocated: AllocatedState | None = None,
         features: Features = DEFAULT,
     ) -> None:
-        self._holdings = Holdings(allocated)
+        self._tracker = AllocationTracker(allocated)
         self._snapshot = Snapshot.build(
-            slices=slices, classes=classes, nodes=nodes, allocated=self._holdings.state, features=features
+            slices=slices, classes=classes, nodes=nodes, allocated=self._tracker.state, features=features
         )
 
     @property
@@ -127,7 +127,7 @@ class Cluster:
             name: ``namespace/name``, for people.
             allocation: replaces what was held before; None for nothing.
         """
-        self._snapshot = self._snapshot.with_allocated(self._holdings.hold(uid, name, allocation))
+        self._snapshot = self._snapshot.with_allocated(self._tracker.hold(uid, name, allocation))
         return self._snapshot
 
 

@@ -6,7 +6,7 @@ from controller.allocate.decide.objects import GROUP_INDEX, Objects, groups_of
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.ownership import PoolID
-from dra_driver.structured import AllocatedState, Holdings
+from dra_driver.structured import AllocatedState, AllocationTracker
 
 __all__ = ["ClaimView", "node_of", "same_devices"]
 
@@ -39,7 +39,7 @@ class ClaimView:
         self._claims: Objects[ResourceClaim] = Objects({GROUP_INDEX: groups_of})
         self._assumed: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
         self._held: dict[Uid, AllocationResult] = {}
-        self._holdings = Holdings()
+        self._tracker = AllocationTracker()
 
     def get(self, key: ObjectKey) -> ResourceClaim | None:
         """Return the newest version of a claim."""
@@ -64,7 +64,7 @@ class ClaimView:
     @property
     def allocated(self) -> AllocatedState:
         """Everything that is taken: allocated or assumed."""
-        return self._holdings.state
+        return self._tracker.state
 
     def put(self, claim: ResourceClaim) -> bool:
         """Take in a version of a claim."""
@@ -93,13 +93,13 @@ class ClaimView:
             if old is None:
                 return False
             del self._held[uid]
-            self._holdings.hold(uid, "", None)
+            self._tracker.hold(uid, "", None)
             return True
         self._held[uid] = allocation
         if old is None:
-            self._holdings.hold(uid, str(key), allocation)
+            self._tracker.hold(uid, str(key), allocation)
         elif not same_devices(old, allocation):
-            self._holdings.hold(uid, str(key), allocation)
+            self._tracker.hold(uid, str(key), allocation)
             return True
         return False
 

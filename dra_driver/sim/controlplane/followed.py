@@ -7,7 +7,7 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.kube import Changes, Handler, Informer
 from dra_driver.ownership import is_newer
-from dra_driver.structured import AllocatedState, Holdings, Snapshot
+from dra_driver.structured import AllocatedState, AllocationTracker, Snapshot
 
 __all__ = ["FollowedCluster"]
 
@@ -32,7 +32,7 @@ class FollowedCluster:
         self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
         self._claims = claims
         self._assumed: dict[ObjectKey, ResourceClaim] = {}
-        self._holdings = Holdings()
+        self._tracker = AllocationTracker()
         self._snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
         claims.add_handler(Handler(self._changed, lambda _, new: self._changed(new), self._changed))
 
@@ -61,9 +61,9 @@ class FollowedCluster:
         """What a claim holds may be another thing now; another one may have taken its name."""
         known = self.claim(claim.key)
         if known is None or known.metadata.uid != claim.metadata.uid:
-            self._holdings.hold(claim.metadata.uid, "", None)
+            self._tracker.hold(claim.metadata.uid, "", None)
         if known is not None:
-            self._holdings.hold(known.metadata.uid, str(known.key), known.status.allocation)
+            self._tracker.hold(known.metadata.uid, str(known.key), known.status.allocation)
 
     def snapshot(self) -> Snapshot:
         """The cluster as it is now."""
@@ -73,4 +73,4 @@ class FollowedCluster:
             self._snapshot = self._snapshot.with_classes(*self._classes.take())
         if self._nodes:
             self._snapshot = self._snapshot.with_nodes(*self._nodes.take())
-        return self._snapshot.with_allocated(self._holdings.state)
+        return self._snapshot.with_allocated(self._tracker.state)
