@@ -40,9 +40,9 @@ from dra_driver.structured.search.search import Pick, Search, SearchLimitError
 __all__ = ["allocate"]
 
 # Nodes of so many kinds are looked at for a brief reason.
-_SAMPLE: Final = 2
+_BRIEF_LAYOUTS: Final = 2
 # Classes of nodes, the largest ones, of which a node is looked at for the summary.
-_MOST_CLASSES: Final = 128
+_MAX_CLASSES: Final = 128
 # What the reasons of a refusal may cost, besides the question.
 _STEPS_FOR_REASONS: Final = 30_000
 _SECONDS_FOR_REASONS: Final = 0.25
@@ -97,7 +97,7 @@ def allocate(
     return question.best_fit()
 
 
-class _Found:
+class _Answer:
     """An answer on one node: the devices of each claim, the alternative of each request, and the result.
 
     Raises:
@@ -130,7 +130,9 @@ class _Question:
     ) -> None:
         self._snapshot = snapshot
         self._claims = tuple(claims)
-        self._wanted: Set[str] | None = nodes if nodes is None or isinstance(nodes, Set) else frozenset(nodes)
+        self._node_names: Set[str] | None = (
+            nodes if nodes is None or isinstance(nodes, Set) else frozenset(nodes)
+        )
         self._options = options
         self.budget = budget
 
@@ -148,7 +150,7 @@ class _Question:
 
     def _candidates(self) -> Iterator[Node]:
         """All that the caller allows, in the order of their names."""
-        for name in self._snapshot.nodes if self._wanted is None else sorted(self._wanted):
+        for name in self._snapshot.nodes if self._node_names is None else sorted(self._node_names):
             node = self._snapshot.nodes.get(name)
             if node is not None:
                 yield node
@@ -202,20 +204,20 @@ class _Question:
     def _by_classes(self) -> Outcome:
         fleet = self._snapshot.memory.of(Fleet)
         request_class = fleet.request_class(
-            self._snapshot, self._claims, self._options, self._rules, self.budget
+            self._snapshot, self._claims, self._options, self._policies, self.budget
         )
         refused: set[str] = set()
         if request_class.index.first_fit:
-            outcome = self._by_rules(fleet, request_class, refused)
+            outcome = self._by_pool_strategies(fleet, request_class, refused)
         else:
             found = self._best(request_class, request_class.best, self._allowed(), refused)
             outcome = None if found is None else found.outcome
         if outcome is not None:
             return outcome
-        return _gave_up() if self.budget.cut else self._last_word_of_classes(fleet, request_class, refused)
+        return _gave_up() if self.budget.cut else self._confirm_refusal(fleet, request_class, refused)
 
     @cached_property
-    def _rules(self) -> PoolPolicies | None:
+    def _policies(self) -> PoolPolicies | None:
         pools = self._options.pools
         return pools if pools is None or isinstance(pools, PersistentMap) else PersistentMap(pools)
 
@@ -225,7 +227,7 @@ class _Question:
         best: Callable[[Snapshot, Callable[[str], bool] | None], Choice | None],
         allowed: Callable[[str], bool] | None,
         refused: set[str],
-    ) -> _Found | None:
+    ) -> _Answer | None:
         """The best answer of which a result can be made; nodes where that is not so are added to refused."""
         while True:
             choice = best(self._snapshot, allowed)
@@ -238,7 +240,9 @@ class _Question:
                 refused.add(choice.node)
                 allowed = _without(allowed, refused)
 
-    def _by_rules(self, fleet: Fleet, request_class: RequestClass, refused: set[str]) -> Outcome | None:
+    def _by_pool_strategies(
+        self, fleet: Fleet, request_class: RequestClass, refused: set[str]
+    ) -> Outcome | None:
         """Some pools are used first-fit: each part of the fleet puts forward an answer. See ``allocate``."""
         snapshot, allowed = self._snapshot, self._allowed()
 
@@ -249,12 +253,10 @@ class _Question:
 
             return in_role
 
-        answers: list[_Found | None] = []
+        answers: list[_Answer | None] = []
         try:
             answers.append(self._best(request_class, request_class.best, only(Role.BEST), refused))
-            answers.append(
-                self._best(request_class, request_class.best_beside_others, only(Role.MIXED), refused)
-            )
+            answers.append(self._best(request_class, request_class.best_mixed, only(Role.MIXED), refused))
             first = self._first_by_classes(fleet, request_class)
             if isinstance(first, Failed):
                 if not any(answers):
@@ -266,40 +268,40 @@ class _Question:
                 raise
         found = [a for a in answers if a is not None]
         if len(found) > 1:
-            found.sort(key=_Found.key)
+            found.sort(key=_Answer.key)
         return found[0].outcome if found else None
 
-    def _first_by_classes(self, fleet: Fleet, request_class: RequestClass) -> _Found | Failed | None:
+    def _first_by_classes(self, fleet: Fleet, request_class: RequestClass) -> _Answer | Failed | None:
         """What Kubernetes answers for the nodes with first-fit pools, one node of each class being asked."""
         for names, nodes in fleet.classes(request_class, self._allowed()):
             if (
-                nodes in request_class.hopeless
+                nodes in request_class.infeasible
                 or request_class.role(self._snapshot, nodes.layout) is not Role.FIRST
             ):
                 continue
             problem = self._problem(self._snapshot.nodes[names[0]])
             found = _search_on_node(problem)
             if found is None:
-                request_class.hopeless.add(nodes)
-            elif isinstance(found, _Found) or not found.only_this_node:
+                request_class.infeasible.add(nodes)
+            elif isinstance(found, _Answer) or not found.only_this_node:
                 return found
             elif found.gave_up:
                 request_class.unsolved.add(nodes)
         return None
 
     def _allowed(self) -> Callable[[str], bool] | None:
-        wanted, nodes = self._wanted, self._snapshot.nodes
-        if self._is_held:
+        wanted, nodes = self._node_names, self._snapshot.nodes
+        if self._has_allocated:
             plans = self.plans
             return lambda name: (wanted is None or name in wanted) and self._admitted_by(plans, nodes[name])
         return None if wanted is None else wanted.__contains__
 
     @property
-    def _is_held(self) -> bool:
+    def _has_allocated(self) -> bool:
         """Whether a claim is allocated, and may exclude nodes."""
         return any(c.status.allocation is not None for c in self._claims)
 
-    def _found(self, request_class: RequestClass, choice: Choice) -> _Found:
+    def _found(self, request_class: RequestClass, choice: Choice) -> _Answer:
         """The answer for these claims and this node, from one for claims and nodes like them."""
         plans = tuple(
             replace(plan, name=str(claim.key), claim=claim, allocation=claim.status.allocation)
@@ -317,9 +319,9 @@ class _Question:
             assert isinstance(candidate, Candidate), candidate
             consumed = candidate.consumption if entry.shareable else None
             picks[place.claim].append(Pick(alternative, candidate, consumed))
-        return _Found(problem, picks, choice.chosen)
+        return _Answer(problem, picks, choice.chosen)
 
-    def _last_word_of_classes(self, fleet: Fleet, request_class: RequestClass, refused: set[str]) -> Outcome:
+    def _confirm_refusal(self, fleet: Fleet, request_class: RequestClass, refused: set[str]) -> Outcome:
         """Nothing fits: where Kubernetes' search might say something else, it is asked, once per class."""
         failures: list[Failed] = []
         number = failed = 0
@@ -330,7 +332,7 @@ class _Question:
             if not (
                 nodes in request_class.unsolved
                 or mine
-                or request_class.doubtful(self._snapshot, nodes.layout)
+                or request_class.may_fail(self._snapshot, nodes.layout)
             ):
                 continue
             outcome = _first_on_node(self._problem(self._snapshot.nodes[names[0]]))
@@ -344,37 +346,37 @@ class _Question:
             return failures[0]
         if gave_up:
             return _gave_up()
-        return self._refuse(lambda: self._tell(fleet, request_class), lambda: self._brief(request_class))
+        return self._refuse(lambda: self._summarize(fleet, request_class), lambda: self._brief(request_class))
 
-    def _tell(self, fleet: Fleet, request_class: RequestClass) -> str:
-        """The summary, from a look at one node of each class, and at most at ``_MOST_CLASSES``."""
-        if not request_class.index.shows(self._snapshot, self._rules):
+    def _summarize(self, fleet: Fleet, request_class: RequestClass) -> str:
+        """The summary, from a look at one node of each class, and at most at ``_MAX_CLASSES``."""
+        if not request_class.index.shows(self._snapshot, self._policies):
             return summaries.summary(self._explain())  # the index has gone on to another snapshot since
         known = fleet.classes(request_class, self._allowed())
-        if len(known) > _MOST_CLASSES:
+        if len(known) > _MAX_CLASSES:
             known.sort(key=lambda item: (-len(item[0]), item[0][0]))
-        shown = sorted((names for names, _ in known[:_MOST_CLASSES]), key=lambda names: names[0])
+        shown = sorted((names for names, _ in known[:_MAX_CLASSES]), key=lambda names: names[0])
         budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
-        left = sum(len(names) for names, _ in known[_MOST_CLASSES:])
+        left = sum(len(names) for names, _ in known[_MAX_CLASSES:])
         classes = []
         for names in shown:
-            looked = self._look(names[0], budget)
+            looked = self._reasons_on(names[0], budget)
             if looked is None:
                 left += len(names)
             else:
                 classes.append(summaries.SimilarNodes(looked, names))
-        if self._is_held:
+        if self._has_allocated:
             refused = [node for node in self._candidates() if not self._admitted(node)]
             if refused:
                 names = [node.metadata.name for node in refused]
                 classes.append(summaries.SimilarNodes(reasons.refused_node(refused[0], self.plans), names))
 
         def examine(name: str) -> NodeReasons:
-            return self._look(name, budget) or NodeReasons(name, ())
+            return self._reasons_on(name, budget) or NodeReasons(name, ())
 
         return summaries.summary_by_class(classes, examine, left)
 
-    def _look(self, name: str, budget: Budget) -> NodeReasons | None:
+    def _reasons_on(self, name: str, budget: Budget) -> NodeReasons | None:
         """Return the reasons on a node; None where there are too many of them."""
         try:
             return reasons.node_reasons(self._problem(self._snapshot.nodes[name], budget))
@@ -383,26 +385,26 @@ class _Question:
 
     def _brief(self, request_class: RequestClass) -> str:
         """The number of nodes, and the reasons on one node of each of a few layouts."""
-        number = len(self._snapshot.nodes if self._wanted is None else self._wanted)
+        number = len(self._snapshot.nodes if self._node_names is None else self._node_names)
         budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
         names = self._sample(request_class)
-        some = [found for name in names if (found := self._look(name, budget)) is not None]
+        some = [found for name in names if (found := self._reasons_on(name, budget)) is not None]
         text = summaries.summary(some)
         return text if len(some) >= number else f"0 of {number} nodes; for example {text}"
 
     def _sample(self, request_class: RequestClass) -> list[str]:
         """A few of the candidates, of layouts that differ."""
-        if not request_class.index.shows(self._snapshot, self._rules):
+        if not request_class.index.shows(self._snapshot, self._policies):
             # The index has gone on to another snapshot since.
-            return [node.metadata.name for node in islice(self._candidates(), _SAMPLE)]
+            return [node.metadata.name for node in islice(self._candidates(), _BRIEF_LAYOUTS)]
         layouts: dict[object, str] = {}
         for nodes in request_class.index.classes:
             if nodes.layout in layouts:
                 continue
-            name = next((n for n in nodes.nodes if self._wanted is None or n in self._wanted), None)
+            name = next((n for n in nodes.nodes if self._node_names is None or n in self._node_names), None)
             if name is not None:
                 layouts[nodes.layout] = name
-            if len(layouts) == _SAMPLE:
+            if len(layouts) == _BRIEF_LAYOUTS:
                 break
         return sorted(layouts.values())
 
@@ -416,8 +418,8 @@ class _Question:
 
     def _refuse(self, summarize: Callable[[], str], shorten: Callable[[], str]) -> DoesNotFit:
         """Refuse. The reasons are asked for later, when the caller may have changed its set of nodes."""
-        if self._wanted is not None:
-            self._wanted = frozenset(self._wanted)
+        if self._node_names is not None:
+            self._node_names = frozenset(self._node_names)
         return DoesNotFit(self._explain, summarize, shorten)
 
     def _explain(self) -> tuple[NodeReasons, ...]:
@@ -448,17 +450,17 @@ def _without(allowed: Callable[[str], bool] | None, refused: Collection[str]) ->
 def _first_on_node(problem: NodeProblem) -> Allocated | Failed | None:
     """What Kubernetes answers for one node; None where nothing fits."""
     found = _search_on_node(problem)
-    return found.outcome if isinstance(found, _Found) else found
+    return found.outcome if isinstance(found, _Answer) else found
 
 
-def _search_on_node(problem: NodeProblem) -> _Found | Failed | None:
+def _search_on_node(problem: NodeProblem) -> _Answer | Failed | None:
     """Kubernetes' search on one node; None where nothing fits."""
     node = problem.node.metadata.name
     try:
         problem.prepare(strict=True)
         search = Search(problem, on_solution=lambda _: True)
         if not too_few_devices(problem) and search.run():
-            return _Found(problem, search.picks, search.chosen)
+            return _Answer(problem, search.picks, search.chosen)
     except FatalError as e:
         return Failed(str(e), only_this_node=e.only_this_node, node=node)
     except SearchLimitError:

@@ -36,7 +36,7 @@ from dra_driver.structured.model.types import (
 __all__ = ["Domain", "GroupAllocated", "allocate_group"]
 
 # Answers that are tried for one group in one domain: the search for a way to fit is bounded.
-_MOST_TRIES: Final = 400
+_MAX_TRIES: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class _Group:
         self._members = members
         self._nodes = nodes
         self._ask = ask
-        self._tries = _MOST_TRIES
+        self._tries = _MAX_TRIES
         self._failed = 0
         self.refusal: DoesNotFit | Failed | None = None
 
@@ -214,7 +214,7 @@ class _Group:
         """Return one answer per member; None where none was found, with ``refusal``."""
         order = sorted(range(len(self._members)), key=lambda i: -_weight(self._members[i]))
         # One after the other is mostly enough. The member that is left over goes first the next time.
-        for _ in range(1 if self._are_alike() else len(order)):
+        for _ in range(1 if self._are_equal() else len(order)):
             found = self._in_order(order)
             if found is not None or isinstance(self.refusal, Failed):
                 return found
@@ -226,7 +226,7 @@ class _Group:
         few = self._snapshot.nodes if self._nodes is None else self._nodes
         return None if len(order) == 1 or len(few) == 1 else self._backtrack(order)
 
-    def _are_alike(self) -> bool:
+    def _are_equal(self) -> bool:
         """Return whether all members ask for the same, each for itself: then their order does not matter."""
         if len({c.key for m in self._members for c in m}) < sum(map(len, self._members)):
             return False

@@ -123,7 +123,7 @@ class _Scan:
                     if strategies not in best or key < best[strategies][0]:
                         best[strategies] = key, _Found(problem, solution.picks, solution.chosen)
                     continue
-                if problem.doubtful():
+                if problem.may_fail():
                     doubtful.append(node)
             except (FatalError, SearchLimitError):
                 doubtful.append(node)
@@ -142,7 +142,7 @@ class _Scan:
 
         FIRST_FIT alone only where every device that serves them is of a first-fit pool.
         """
-        rules = {p.id: problem.options.rule(p.id) for p in problem.pools}
+        rules = {p.id: problem.options.policy(p.id) for p in problem.pools}
         found = frozenset(rule.strategy for rule in rules.values() if rule is not None)
         if len(found) == 2:
             empty = self._problem(problem.node, snapshot=self._snapshot.with_allocated(AllocatedState()))

@@ -366,7 +366,7 @@ def _explained(claim: ResourceClaim, outcome: Outcome, held: str) -> dict[str, A
                     {
                         "request": e.request,
                         "device": str(e.device) if e.device is not None else None,
-                        "rule": e.rule.value,
+                        "rule": e.reason.value,
                         "wanted": e.wanted,
                         "found": e.found,
                     }
@@ -391,7 +391,7 @@ def _told(claim: ResourceClaim, outcome: Outcome, held: str) -> Iterator[str]:
         case DoesNotFit():
             yield f"{claim.key} does not fit: {outcome.summary()}"
             rows = [
-                (n.node, e.request or "-", e.device or "-", e.rule.value, e.wanted or "-", e.found or "-")
+                (n.node, e.request or "-", e.device or "-", e.reason.value, e.wanted or "-", e.found or "-")
                 for n in outcome.reasons
                 for e in n.exclusions
             ]

@@ -1,4 +1,4 @@
-"""Why nothing fits: for each node, request and device the first rule that excluded it.
+"""Why nothing fits: for each node, request and device the first reason that excluded it.
 
 ``explain.summaries`` puts these reasons into words.
 """
@@ -24,7 +24,7 @@ _NOT_GIVEN: Final = "not among those that may be used"
 
 
 def node_reasons(problem: NodeProblem) -> NodeReasons:
-    """Return the first rule that excluded each device, for each request and subrequest.
+    """Return the first reason that excluded each device, for each request and subrequest.
 
     Raises:
         BudgetExhausted: there are more devices and requests than the problem's budget pays for.
@@ -48,8 +48,8 @@ def _without_devices(problem: NodeProblem, alternative: Alternative) -> list[Exc
     """Return why the node has no device in a pool that may be used: one reason per pool that it has."""
     withheld = problem.options.withheld or {}
 
-    def because(rule: ExclusionReason, found: str = "") -> Exclusion:
-        return Exclusion(alternative.claim, alternative.request, None, rule, "", found)
+    def because(reason: ExclusionReason, found: str = "") -> Exclusion:
+        return Exclusion(alternative.claim, alternative.request, None, reason, "", found)
 
     return [
         because(ExclusionReason.POOL_NOT_USABLE, withheld.get(pool.id, _NOT_GIVEN))
@@ -74,12 +74,12 @@ def _exclude(
     pool: PoolView,
     lacking: Callable[[], int],
 ) -> Exclusion:
-    def because(rule: ExclusionReason, wanted: str = "", found: str = "") -> Exclusion:
-        return Exclusion(alternative.claim, alternative.request, entry.id, rule, wanted, found)
+    def because(reason: ExclusionReason, wanted: str = "", found: str = "") -> Exclusion:
+        return Exclusion(alternative.claim, alternative.request, entry.id, reason, wanted, found)
 
     looked = problem.look(alternative, entry, pool)
     if isinstance(looked, Verdict):
-        return because(looked.rule, looked.wanted, looked.found)
+        return because(looked.reason, looked.wanted, looked.found)
     if looked.error is not None:
         return because(ExclusionReason.SELECTOR_ERROR, "", looked.error)
     if pool.invalid or pool.incomplete:

@@ -19,11 +19,11 @@ from dra_driver.structured.model.types import Exclusion, ExclusionReason, NodeRe
 
 __all__ = ["SimilarNodes", "summary", "summary_by_class"]
 
-# From far to near. A device is excluded by the first rule of the check that fails, so the devices that passed
-# most checks say best what is missing; "of the wrong class" says nothing on a node where another one fits.
+# From far to near. A device is excluded by the first check that fails, so the devices that passed
+# most of them say best what is missing; "of the wrong class" says nothing on a node where another one fits.
 _NEARNESS: Final = {
-    rule: i
-    for i, rule in enumerate(
+    reason: i
+    for i, reason in enumerate(
         (
             ExclusionReason.NODE_SELECTOR,
             ExclusionReason.NO_DEVICES,
@@ -46,7 +46,7 @@ _NEARNESS: Final = {
 _LISTED: Final = 3
 # Characters of an expression.
 _EXPRESSION: Final = 120
-# Rules of which ``Exclusion.found`` differs between nodes of one class.
+# Reasons of which ``Exclusion.found`` differs between nodes of one class.
 _DIFFERS_BY_NODE: Final = frozenset(
     {
         ExclusionReason.IN_USE,
@@ -91,13 +91,13 @@ class _Part:
     examined: list[list[Exclusion]]
     complete: bool = True
 
-    def count(self, rule: ExclusionReason | None = None) -> int:
-        """Return how many devices were excluded; by one rule, or by all."""
-        return sum(n for e, n in self.exclusions if rule is None or e.rule is rule)
+    def count(self, reason: ExclusionReason | None = None) -> int:
+        """Return how many devices were excluded; by one reason, or by all."""
+        return sum(n for e, n in self.exclusions if reason is None or e.reason is reason)
 
-    def found(self, *rules: ExclusionReason) -> str:
-        """Return the names that some rules found on the nodes, as a list."""
-        by_node = [{e.found for e in of if e.found and e.rule in rules} for of in self.examined]
+    def found(self, *reasons: ExclusionReason) -> str:
+        """Return the names that some reasons found on the nodes, as a list."""
+        by_node = [{e.found for e in of if e.found and e.reason in reasons} for of in self.examined]
         names = sorted(set().union(*by_node))
         # What is the same on every node that was examined (a pool for all nodes) is taken for all the others.
         if self.complete or (len(by_node) > 1 and all(of == by_node[0] for of in by_node)):
@@ -148,7 +148,7 @@ def _split(similar: SimilarNodes, examine: Callable[[str], NodeReasons]) -> list
 
 
 def _is_withheld(exclusions: Sequence[Exclusion]) -> bool:
-    return any(e.rule is ExclusionReason.POOL_NOT_USABLE for e in exclusions)
+    return any(e.reason is ExclusionReason.POOL_NOT_USABLE for e in exclusions)
 
 
 def _fold(classes: list[SimilarNodes], examine: Callable[[str], NodeReasons]) -> _Part:
@@ -161,7 +161,7 @@ def _fold(classes: list[SimilarNodes], examine: Callable[[str], NodeReasons]) ->
         exclusions=[(e, len(of.nodes)) for of, es in zip(classes, decisive, strict=True) for e in es],
         examined=decisive,
     )
-    if any(e.rule in _DIFFERS_BY_NODE for es in decisive for e in es):
+    if any(e.reason in _DIFFERS_BY_NODE for es in decisive for e in es):
         further = (name for of in classes for name in of.nodes if name != of.first.node)
         for name in itertools.islice(further, max(0, _EXAMINED - len(classes))):
             part.examined.append(_decisive(examine(name)))
@@ -177,13 +177,13 @@ def _decisive(node: NodeReasons) -> list[Exclusion]:
     if not requests:
         return []
     # A pod needs all of its requests, so the one whose nearest device is farthest away decides.
-    worst = min(requests.values(), key=lambda es: (max(_NEARNESS[e.rule] for e in es), len(es)))
-    rule = max((e.rule for e in worst), key=_NEARNESS.__getitem__)
-    if rule is ExclusionReason.CONSTRAINT:
+    worst = min(requests.values(), key=lambda es: (max(_NEARNESS[e.reason] for e in es), len(es)))
+    reason = max((e.reason for e in worst), key=_NEARNESS.__getitem__)
+    if reason is ExclusionReason.CONSTRAINT:
         return [
             e
             for e in worst
-            if e.rule
+            if e.reason
             in (
                 ExclusionReason.CONSTRAINT,
                 ExclusionReason.IN_USE,
@@ -191,7 +191,7 @@ def _decisive(node: NodeReasons) -> list[Exclusion]:
                 ExclusionReason.COUNTERS,
             )
         ]
-    return [e for e in worst if e.rule is rule]
+    return [e for e in worst if e.reason is reason]
 
 
 def _text_key(node: NodeReasons) -> str:
@@ -199,11 +199,11 @@ def _text_key(node: NodeReasons) -> str:
     decisive = _decisive(node)
     if not decisive:
         return ""
-    rules = Counter(e.rule for e in decisive)
-    wanted = sorted({e.wanted for e in decisive if e.rule is not ExclusionReason.IN_USE})
-    withheld = sorted({e.found for e in decisive if e.rule is ExclusionReason.POOL_NOT_USABLE})
-    free = rules.get(ExclusionReason.CONSTRAINT, 0)
-    return "|".join([*sorted(r.value for r in rules), *wanted, *withheld, str(free)])
+    devices = Counter(e.reason for e in decisive)
+    wanted = sorted({e.wanted for e in decisive if e.reason is not ExclusionReason.IN_USE})
+    withheld = sorted({e.found for e in decisive if e.reason is ExclusionReason.POOL_NOT_USABLE})
+    free = devices.get(ExclusionReason.CONSTRAINT, 0)
+    return "|".join([*sorted(r.value for r in devices), *wanted, *withheld, str(free)])
 
 
 # --- a part of the sentence ---------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _sentence(part: _Part) -> str:
         return _withheld(part)
     one = part.number == 1
     who = part.nodes[0] if one else str(part.number)
-    if any(e.rule is ExclusionReason.NODE_SELECTOR for e in exclusions):
+    if any(e.reason is ExclusionReason.NODE_SELECTOR for e in exclusions):
         claims = _list(sorted({e.claim for e in exclusions}))
         return f"{who} {'is' if one else 'are'} outside the node selector of allocated claim {claims}"
     return f"{who} {'has' if one else 'have'} {_offer(part, exclusions)}"
@@ -239,8 +239,8 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion]) -> str:
         return "no device to choose from"
     count = _devices(part.count())
     fit = f"{count} that fit{'s' * (part.count() == 1)}"
-    rule = max((e.rule for e in exclusions), key=_NEARNESS.__getitem__)
-    match rule:
+    reason = max((e.reason for e in exclusions), key=_NEARNESS.__getitem__)
+    match reason:
         case ExclusionReason.NO_DEVICES | ExclusionReason.NODE_SELECTOR | ExclusionReason.POOL_NOT_USABLE:
             return "no devices"
         case ExclusionReason.CLASS:
@@ -251,9 +251,9 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion]) -> str:
         case ExclusionReason.SELECTOR_ERROR:
             return f"{count} on which a selector fails ({exclusions[0].found})"
         case ExclusionReason.POOL_INVALID:
-            return f"{count} in an invalid pool ({part.found(rule)})"
+            return f"{count} in an invalid pool ({part.found(reason)})"
         case ExclusionReason.POOL_INCOMPLETE:
-            return f"{count} in a pool that is being updated ({part.found(rule)})"
+            return f"{count} in a pool that is being updated ({part.found(reason)})"
         case ExclusionReason.CAPACITY:
             return _too_small(exclusions, part.count())
         case ExclusionReason.TAINT:
@@ -310,7 +310,9 @@ def _together(part: _Part) -> str:
     """Return how many free devices that fit each of the nodes has, and what is asked of them together."""
     busy = part.count(ExclusionReason.IN_USE)
     number = part.count(ExclusionReason.CONSTRAINT) // part.number
-    wanted = list(dict.fromkeys(e.wanted for e, _ in part.exclusions if e.rule is ExclusionReason.CONSTRAINT))
+    wanted = list(
+        dict.fromkeys(e.wanted for e, _ in part.exclusions if e.reason is ExclusionReason.CONSTRAINT)
+    )
     fit = f"{number} free device{'s' * (number != 1)} that fit{'s' * (number == 1)}"
     if part.number > 1:
         fit += " each"

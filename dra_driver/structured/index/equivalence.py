@@ -21,7 +21,7 @@ from dra_driver.ownership import PoolID
 from dra_driver.structured.index.columns import BASE, TOPOLOGY_COLUMN, Column, Columns, Facts
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.persistent import PersistentMap
-from dra_driver.structured.model.pools import DeviceEntry, Local, NodeView, PoolView
+from dra_driver.structured.model.pools import DeviceEntry, LocalPools, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState, PoolState
 from dra_driver.structured.model.types import (
@@ -35,7 +35,7 @@ __all__ = ["ComponentClass", "FleetIndex", "Layout", "NodeClass", "state_of"]
 
 
 # More classes than this and four times the number of nodes: those that are empty by now are forgotten.
-_MOST_CLASSES = 10_000
+_MAX_CLASSES = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +69,9 @@ class Layout:
         structure: everything else that a search over plain devices can see.
         plain: there are no counters and no shares.
         sizes: number of devices of each pool.
-        rules: how each pool is used; None: not at all.
+        policies: how each pool is used; None: not at all.
         first_fit: whether a pool is used first-fit.
-        doubtful: Kubernetes' search may end in an error here.
+        may_fail: Kubernetes' search may end in an error here.
     """
 
     kinds: tuple[int, ...]
@@ -80,9 +80,9 @@ class Layout:
     components: tuple[Component, ...]
     plain: bool
     sizes: tuple[int, ...]
-    rules: tuple[PoolPolicy | None, ...]
+    policies: tuple[PoolPolicy | None, ...]
     first_fit: bool
-    doubtful: bool
+    may_fail: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -152,12 +152,12 @@ class FleetIndex:
     def _reset(self) -> None:
         self.generation += 1
         self._nodes: PersistentMap[str, Node] = PersistentMap()
-        self._local: PersistentMap[str, Local] = PersistentMap()
-        self._everywhere: object = None
-        self._rules: PoolPolicies = PersistentMap()
-        self._taken: PersistentMap[PoolID, PoolState] = PersistentMap()
+        self._local: PersistentMap[str, LocalPools] = PersistentMap()
+        self._cluster_wide: object = None
+        self._policies: PoolPolicies = PersistentMap()
+        self._allocated: PersistentMap[PoolID, PoolState] = PersistentMap()
         # Nodes that the snapshot has changed and that are not in their new classes yet.
-        self._left: set[str] = set()
+        self._pending: set[str] = set()
         self._where: dict[str, NodeClass] = {}
         self._layouts: dict[Hashable, Layout] = {}
         self._node_classes: dict[tuple[int, Hashable], NodeClass] = {}
@@ -169,37 +169,37 @@ class FleetIndex:
         # Whether there has been a layout with a pool that is used first-fit.
         self.first_fit = False
 
-    def follow(self, snapshot: Snapshot, budget: Budget, rules: PoolPolicies | None = None) -> None:
+    def follow(self, snapshot: Snapshot, budget: Budget, policies: PoolPolicies | None = None) -> None:
         """Bring the classes up to the snapshot, and to how pools are used where there is no default.
 
         Raises:
             BudgetExhausted: the question has nothing left for expressions that had to be evaluated; the next
                 call goes on with the nodes that are left.
         """
-        rules = self._rules if rules is None else rules
-        if len(self.classes) > max(_MOST_CLASSES, 4 * len(self._where)):
+        policies = self._policies if policies is None else policies
+        if len(self.classes) > max(_MAX_CLASSES, 4 * len(self._where)):
             self._reset()
-        if self.shows(snapshot, rules):
+        if self.shows(snapshot, policies):
             return
         index, taken = snapshot.index, snapshot.allocated.pools
-        self._left |= self._dirty(snapshot, rules)
-        self._rules = rules
+        self._pending |= self._dirty(snapshot, policies)
+        self._policies = policies
         self._nodes, self._local = snapshot.nodes, index.local
-        self._everywhere, self._taken = index.everywhere, taken
-        for name in sorted(self._left):
+        self._cluster_wide, self._allocated = index.cluster_wide, taken
+        for name in sorted(self._pending):
             self._place(snapshot, name, budget)
             self.looks += 1
-            self._left.discard(name)
+            self._pending.discard(name)
 
-    def shows(self, snapshot: Snapshot, rules: PoolPolicies | None = None) -> bool:
+    def shows(self, snapshot: Snapshot, policies: PoolPolicies | None = None) -> bool:
         """Whether the classes are those of the snapshot, with pools used in this way."""
         return (
-            not self._left
+            not self._pending
             and snapshot.nodes is self._nodes
             and snapshot.index.local is self._local
-            and snapshot.index.everywhere is self._everywhere
-            and snapshot.allocated.pools is self._taken
-            and (rules is None or rules is self._rules)
+            and snapshot.index.cluster_wide is self._cluster_wide
+            and snapshot.allocated.pools is self._allocated
+            and (policies is None or policies is self._policies)
         )
 
     @property
@@ -211,16 +211,16 @@ class FleetIndex:
         """The class of a node of the snapshot that was followed."""
         return self._where[node]
 
-    def _dirty(self, snapshot: Snapshot, rules: PoolPolicies) -> set[str]:
+    def _dirty(self, snapshot: Snapshot, policies: PoolPolicies) -> set[str]:
         index = snapshot.index
-        if index.everywhere is not self._everywhere:
+        if index.cluster_wide is not self._cluster_wide:
             return set(snapshot.nodes) | set(self._where)
         dirty = snapshot.nodes.differences(self._nodes) if snapshot.nodes is not self._nodes else set()
         if index.local is not self._local:
             dirty |= index.local.differences(self._local)
-        pools = snapshot.allocated.pools.differences(self._taken)
-        if rules is not self._rules:
-            pools |= rules.differences(self._rules)
+        pools = snapshot.allocated.pools.differences(self._allocated)
+        if policies is not self._policies:
+            pools |= policies.differences(self._policies)
         for pool in pools:
             nodes = index.nodes_of(pool)
             if nodes is None:
@@ -270,17 +270,17 @@ class FleetIndex:
         numbers = [self._columns.number(snapshot, facts, column, budget) for column in self._all]
         pools = facts.view.pools
         default = self._default
-        rules = () if default is not None else tuple([self._rules.get(p.id) for p in pools])
-        key = (*numbers, rules)
+        policies = () if default is not None else tuple([self._policies.get(p.id) for p in pools])
+        key = (*numbers, policies)
         layout = self._layouts.get(key)
         if layout is None:
-            used = rules if default is None else (default,) * len(pools)
+            used = policies if default is None else (default,) * len(pools)
             layout = self._layouts[key] = self._make_layout(facts, numbers, used)
             self.first_fit = self.first_fit or layout.first_fit
         return layout
 
     def _make_layout(
-        self, facts: Facts, numbers: Sequence[int], rules: tuple[PoolPolicy | None, ...]
+        self, facts: Facts, numbers: Sequence[int], policies: tuple[PoolPolicy | None, ...]
     ) -> Layout:
         values = {c: self._columns.value(c, n) for c, n in zip(self._all, numbers, strict=True)}
         base = values.pop(BASE)
@@ -307,13 +307,13 @@ class FleetIndex:
         return Layout(
             kinds=tuple(kinds),
             columns=values,
-            structure=(base[0], topology, rules),
-            components=tuple(_components(pools, kinds, rules)),
+            structure=(base[0], topology, policies),
+            components=tuple(_components(pools, kinds, policies)),
             plain=not any(e.shareable or e.device.consumes_counters for e in entries),
             sizes=tuple(len(p.devices) for p in pools),
-            rules=rules,
-            first_fit=any(r is not None and r.strategy is Strategy.FIRST_FIT for r in rules),
-            doubtful=any(p.incomplete or p.invalid for p in pools)
+            policies=policies,
+            first_fit=any(r is not None and r.strategy is Strategy.FIRST_FIT for r in policies),
+            may_fail=any(p.incomplete or p.invalid for p in pools)
             or any(e.ambiguous_selector for e in entries),
         )
 
@@ -324,7 +324,7 @@ class FleetIndex:
         parts = []
         for component in layout.components:
             pool, state = view.pools[component.pool], states[component.pool]
-            if pool.incomplete or pool.invalid or layout.rules[component.pool] is None:
+            if pool.incomplete or pool.invalid or layout.policies[component.pool] is None:
                 continue
             names = [pool.devices[p - component.offset].id.device for p in component.positions]
             allocated = tuple(name in state.devices for name in names)
@@ -417,7 +417,7 @@ def _bits(pool: PoolView) -> dict[str, int]:
 
 
 def _components(
-    pools: Sequence[PoolView], kinds: Sequence[int], rules: Sequence[PoolPolicy | None]
+    pools: Sequence[PoolView], kinds: Sequence[int], policies: Sequence[PoolPolicy | None]
 ) -> Iterable[Component]:
     offset = 0
     for number, pool in enumerate(pools):
@@ -434,8 +434,8 @@ def _components(
             groups.append((sets, sorted(positions)))
         for sets, positions in groups:
             entries = [pool.devices[p - offset] for p in positions]
-            rule = rules[number]
-            spread = rule is not None and rule.nodes is NodePolicy.SPREAD
+            policy = policies[number]
+            spread = policy is not None and policy.nodes is NodePolicy.SPREAD
             yield Component(
                 number,
                 tuple(positions),

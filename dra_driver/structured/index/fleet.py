@@ -22,17 +22,17 @@ from dra_driver.structured.model.types import DEFAULT_POLICY, PoolPolicies, Pool
 
 __all__ = ["Fleet"]
 
-# How pools are used: all in one way, or as the rules of this number say.
+# How pools are used: all in one way, or as the policies of this number say.
 _Use = PoolPolicy | int
 
-_MOST_SHAPES: Final = 2048
-_MOST_INDEXES: Final = 16
+_MAX_REQUEST_CLASSES: Final = 2048
+_MAX_INDEXES: Final = 16
 # Rules that are asked about in turns, such as those of our pools and those of all pools.
-_MOST_LINES: Final = 2
+_MAX_ORIGINS: Final = 2
 # A projection grows to serve further claims while nodes stay as equal as this many layouts.
-_MOST_LAYOUTS: Final = 256
+_MAX_LAYOUTS: Final = 256
 # An attribute with more values than this tells nodes apart; what an expression makes of it does so less.
-_MOST_VALUES: Final = 64
+_MAX_VALUES: Final = 64
 
 
 class Fleet:
@@ -44,9 +44,9 @@ class Fleet:
         self._request_classes: OrderedDict[Hashable, RequestClass] = OrderedDict()
         self._shared: dict[Hashable, Solved | None] = {}
         # Columns of which it is known how many values they have.
-        self._judged: set[Column] = set()
-        # Where rules come from that an index follows; those that are asked about last at the end.
-        self._lines: OrderedDict[object, int] = OrderedDict()
+        self._counted: set[Column] = set()
+        # Where policies come from that an index follows; those that are asked about last at the end.
+        self._origins: OrderedDict[object, int] = OrderedDict()
         self._classes: object = None
         self._scale: object = None
 
@@ -55,7 +55,7 @@ class Fleet:
         snapshot: Snapshot,
         claims: Sequence[ResourceClaim],
         options: Options,
-        rules: PoolPolicies | None,
+        policies: PoolPolicies | None,
         budget: Budget,
     ) -> RequestClass:
         """What is known about claims like these; its index has followed the snapshot.
@@ -66,22 +66,22 @@ class Fleet:
                 was evaluated is kept.
         """
         self._check(snapshot)
-        use = options.default if rules is None else self._line(rules)
+        use = options.default if policies is None else self._origin_number(policies)
         key = (
-            tuple(None if c.status.allocation is not None else _wanted(c) for c in claims),
+            tuple(None if c.status.allocation is not None else _signature(c) for c in claims),
             options.ignore_taint,
             use,
         )
         request_class = self._request_classes.get(key)
         if request_class is None:
             plans = compile_claims(claims, snapshot.classes, snapshot.features)
-            index = self._index(snapshot, plans, use, rules, budget)
+            index = self._index(snapshot, plans, use, policies, budget)
             request_class = self._request_classes[key] = RequestClass(plans, index, options, self._shared)
-            if len(self._request_classes) > _MOST_SHAPES:
+            if len(self._request_classes) > _MAX_REQUEST_CLASSES:
                 self._request_classes.popitem(last=False)
         else:
             self._request_classes.move_to_end(key)
-        request_class.follow(snapshot, rules, budget)
+        request_class.follow(snapshot, policies, budget)
         return request_class
 
     def prepare(self, snapshot: Snapshot) -> None:
@@ -101,16 +101,19 @@ class Fleet:
         found.sort(key=lambda item: item[0][0])
         return found
 
-    def _line(self, rules: PoolPolicies) -> int:
-        """Which rules these are: an index that follows two of them in turns looks at every node each time."""
-        line = self._lines.get(rules.origin)
-        if line is None:
-            line = len(self._lines)
-            if line == _MOST_LINES:
-                _, line = self._lines.popitem(last=False)
-            self._lines[rules.origin] = line
-        self._lines.move_to_end(rules.origin)
-        return line
+    def _origin_number(self, policies: PoolPolicies) -> int:
+        """Return a number for the map that these policies come from.
+
+        An index follows one origin: one that followed two in turns would look at every node each time.
+        """
+        number = self._origins.get(policies.origin)
+        if number is None:
+            number = len(self._origins)
+            if number == _MAX_ORIGINS:
+                _, number = self._origins.popitem(last=False)
+            self._origins[policies.origin] = number
+        self._origins.move_to_end(policies.origin)
+        return number
 
     def _check(self, snapshot: Snapshot) -> None:
         """Forgets what does not hold any more."""
@@ -129,7 +132,7 @@ class Fleet:
         snapshot: Snapshot,
         plans: Sequence[ClaimPlan],
         use: _Use,
-        rules: PoolPolicies | None,
+        policies: PoolPolicies | None,
         budget: Budget,
     ) -> FleetIndex:
         needed = self._needed(snapshot, plans, budget)
@@ -141,37 +144,37 @@ class Fleet:
             # Claims must not pay for the evaluation of other claims' expressions.
             if any(c[0] == "expression" for c in needed | columns):
                 continue
-            if of == use and index.layouts <= _MOST_LAYOUTS:
-                both = self._make(snapshot, needed | columns, use, rules, budget)
-                if both.layouts <= _MOST_LAYOUTS:
+            if of == use and index.layouts <= _MAX_LAYOUTS:
+                both = self._make(snapshot, needed | columns, use, policies, budget)
+                if both.layouts <= _MAX_LAYOUTS:
                     del self._indexes[columns, of]
-                    self._drop_shapes(index)
+                    self._drop_request_classes(index)
                     return both
                 del self._indexes[needed | columns, use]
                 break
-        return self._make(snapshot, needed, use, rules, budget)
+        return self._make(snapshot, needed, use, policies, budget)
 
     def _make(
         self,
         snapshot: Snapshot,
         columns: frozenset[Column],
         use: _Use,
-        rules: PoolPolicies | None,
+        policies: PoolPolicies | None,
         budget: Budget,
     ) -> FleetIndex:
         default = use if isinstance(use, PoolPolicy) else None
         index = FleetIndex(self._columns, columns, default)
         # Where the budget does not suffice, the columns keep what was evaluated: the next try gets further.
-        index.follow(snapshot, budget, rules)
+        index.follow(snapshot, budget, policies)
         self._indexes[columns, use] = index
-        if len(self._indexes) > _MOST_INDEXES:
+        if len(self._indexes) > _MAX_INDEXES:
             _, old = self._indexes.popitem(last=False)
-            self._drop_shapes(old)
+            self._drop_request_classes(old)
             self._columns.keep({c for of, _ in self._indexes for c in of})
-            self._judged &= self._columns.known
+            self._counted &= self._columns.known
         return index
 
-    def _drop_shapes(self, index: FleetIndex) -> None:
+    def _drop_request_classes(self, index: FleetIndex) -> None:
         for key in [k for k, s in self._request_classes.items() if s.index is index]:
             del self._request_classes[key]
 
@@ -193,16 +196,16 @@ class Fleet:
         if references.everything or references.representation:
             return {("expression", expression)}
         columns: set[Column] = {("attribute", domain, name) for domain, name in references.attributes}
-        for column in columns - self._judged:
-            self._judged.add(column)
+        for column in columns - self._counted:
+            self._counted.add(column)
             for name in snapshot.nodes:
                 self._columns.number(snapshot, self._columns.facts(snapshot.view(name)), column, budget)
-        if any(self._columns.distinct(column) > _MOST_VALUES for column in columns):
+        if any(self._columns.distinct(column) > _MAX_VALUES for column in columns):
             return {("expression", expression)}
         return columns
 
 
-def _wanted(claim: ResourceClaim) -> tuple[bytes, str]:
+def _signature(claim: ResourceClaim) -> tuple[bytes, str]:
     devices = claim.spec.devices
     topology = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
     return codec.encode((devices.requests, devices.constraints)), topology

@@ -155,26 +155,26 @@ class RequestClass:
         self._kinds: dict[int, _Kind] = {}
         self._parts: list[_Part] = []
         self._entries: list[_Entry] = []
-        self._doubtful: dict[Layout, bool] = {}
+        self._may_fail: dict[Layout, bool] = {}
         self._roles: dict[Layout, Role] = {}
         # Node classes whose answer cannot be worked out (too many combinations, pools being updated).
         self.unsolved: set[NodeClass] = set()
         # Node classes where Kubernetes' search finds nothing.
-        self.hopeless: set[NodeClass] = set()
+        self.infeasible: set[NodeClass] = set()
 
-    def follow(self, snapshot: Snapshot, rules: PoolPolicies | None, budget: Budget) -> None:
+    def follow(self, snapshot: Snapshot, policies: PoolPolicies | None, budget: Budget) -> None:
         """Bring the index up to the snapshot; forget what was known of one that started anew.
 
         Args:
             snapshot: of the question.
-            rules: as for ``FleetIndex.follow``.
+            policies: as for ``FleetIndex.follow``.
             budget: of the question; everything that is worked out until the next call is charged to it.
 
         Raises:
             BudgetExhausted: as for ``FleetIndex.follow``.
         """
         self._budget = budget
-        self.index.follow(snapshot, budget, rules)
+        self.index.follow(snapshot, budget, policies)
         if self._generation != self.index.generation:
             self._start()
 
@@ -188,7 +188,7 @@ class RequestClass:
         """
         return self._best_single(snapshot, allowed) if self.single else self._best_class(snapshot, allowed)
 
-    def best_beside_others(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
+    def best_mixed(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
         """The best answer on nodes where pools of both strategies serve the claims."""
         return self._best_class(snapshot, allowed)
 
@@ -196,14 +196,14 @@ class RequestClass:
         """How claims of the shape are served on nodes of a layout."""
         if not layout.first_fit:
             return Role.BEST
-        if all(r is None or r.strategy is Strategy.FIRST_FIT for r in layout.rules):
+        if all(r is None or r.strategy is Strategy.FIRST_FIT for r in layout.policies):
             return Role.FIRST
         known = self._roles.get(layout)
         if known is None:
             found = {
-                rule.strategy
-                for kind, rule in zip(layout.kinds, self._rules_of(layout), strict=True)
-                if rule is not None and any(c is not None for c in self._kind(snapshot, kind).costs)
+                policy.strategy
+                for kind, policy in zip(layout.kinds, self._policies_of(layout), strict=True)
+                if policy is not None and any(c is not None for c in self._kind(snapshot, kind).costs)
             }
             known = Role.MIXED
             if len(found) < 2:
@@ -211,17 +211,17 @@ class RequestClass:
             self._roles[layout] = known
         return known
 
-    def _rules_of(self, layout: Layout) -> Iterator[PoolPolicy | None]:
+    def _policies_of(self, layout: Layout) -> Iterator[PoolPolicy | None]:
         """How the pool of each device is used."""
-        for rule, number in zip(layout.rules, layout.sizes, strict=True):
-            yield from itertools.repeat(rule, number)
+        for policy, number in zip(layout.policies, layout.sizes, strict=True):
+            yield from itertools.repeat(policy, number)
 
-    def doubtful(self, snapshot: Snapshot, layout: Layout) -> bool:
+    def may_fail(self, snapshot: Snapshot, layout: Layout) -> bool:
         """Whether Kubernetes' search may end in an error on nodes of the layout."""
-        known = self._doubtful.get(layout)
+        known = self._may_fail.get(layout)
         if known is None:
-            known = self._doubtful[layout] = (
-                layout.doubtful
+            known = self._may_fail[layout] = (
+                layout.may_fail
                 or self._too_many
                 or any(self._kind(snapshot, k).failing for k in dict.fromkeys(layout.kinds))
             )
@@ -415,7 +415,7 @@ class RequestClass:
         found: list[int] = []
         offset = 0
         for number, pool in enumerate(nodes.view.pools):
-            if nodes.layout.rules[number] is not None and not (pool.incomplete or pool.invalid):
+            if nodes.layout.policies[number] is not None and not (pool.incomplete or pool.invalid):
                 taken = nodes.states[number].devices
                 found += [offset + i for i, e in enumerate(pool.devices) if e.id.device not in taken]
             offset += len(pool.devices)
@@ -463,7 +463,9 @@ class RequestClass:
             SearchLimitError: too many combinations.
             BudgetExhausted: likewise, and the question has nothing left for other classes either.
         """
-        problem = self._problem(snapshot, nodes.view, state_of(nodes.view, nodes.states), nodes.layout.rules)
+        problem = self._problem(
+            snapshot, nodes.view, state_of(nodes.view, nodes.states), nodes.layout.policies
+        )
         try:
             solution = bestfit.best_solution(problem)
         except FatalError:
@@ -511,12 +513,12 @@ class RequestClass:
         snapshot: Snapshot,
         view: NodeView,
         state: AllocatedState,
-        rules: tuple[PoolPolicy | None, ...] | None = None,
+        policies: tuple[PoolPolicy | None, ...] | None = None,
     ) -> NodeProblem:
         options = self._options
-        if rules is not None:
+        if policies is not None:
             # Of the class: the node that stands for it may be one of another class by now.
-            used = {p.id: r for p, r in zip(view.pools, rules, strict=True) if r is not None}
+            used = {p.id: r for p, r in zip(view.pools, policies, strict=True) if r is not None}
             options = replace(options, pools=used)
         return NodeProblem(snapshot.with_allocated(state), self.plans, view, options, self._budget)
 

@@ -46,7 +46,7 @@ class Options:
     default: PoolPolicy = DEFAULT_POLICY
     withheld: Mapping[PoolID, str] | None = None
 
-    def rule(self, pool: PoolID) -> PoolPolicy | None:
+    def policy(self, pool: PoolID) -> PoolPolicy | None:
         """How a pool is used; None: not at all."""
         return self.default if self.pools is None else self.pools.get(pool)
 
@@ -55,7 +55,7 @@ class Options:
 class Verdict:
     """Why a device is no candidate."""
 
-    rule: ExclusionReason
+    reason: ExclusionReason
     wanted: str = ""
     found: str = ""
 
@@ -115,7 +115,7 @@ class NodeProblem:
         self._values: dict[tuple[int, DeviceEntry], Values] = {}
         self._candidates: dict[Alternative, list[Candidate]] = {}
         self._all: dict[Alternative, list[Candidate]] = {}
-        self._twins: dict[DeviceEntry, object] = {}
+        self._interchange_keys: dict[DeviceEntry, object] = {}
 
     def prepare(self, *, strict: bool) -> None:
         """Checks what can be said before the search, in Kubernetes' order.
@@ -287,7 +287,7 @@ class NodeProblem:
         """Whether a request asks for all devices."""
         return any(a.count is None for c in self.claims for r in c.requests for a in r.alternatives)
 
-    def doubtful(self) -> bool:
+    def may_fail(self) -> bool:
         """Whether Kubernetes' search may end in an error where ours finds that nothing fits.
 
         That is so where a selector fails, where "all devices" meet a constraint or a pool that is not
@@ -309,19 +309,19 @@ class NodeProblem:
             return True
         return False
 
-    def twin(self, candidate: Candidate) -> object:
+    def interchange_key(self, candidate: Candidate) -> object:
         """The same value for devices that no part of the claims can tell apart; None: like no other."""
         entry = candidate.entry
         if entry.shareable:
             return None
-        if entry not in self._twins:
-            self._twins[entry] = (
+        if entry not in self._interchange_keys:
+            self._interchange_keys[entry] = (
                 candidate.allocated,
                 tuple((key, amount) for key, amount, _ in candidate.counters),
                 tuple(sorted_values(self._values_of_claim(claim, entry)) for claim in self.claims),
                 tuple(self._membership.get(entry, ())),
             )
-        return self._twins[entry]
+        return self._interchange_keys[entry]
 
     @cached_property
     def _membership(self) -> dict[DeviceEntry, list[tuple[int, bool]]]:

@@ -30,7 +30,7 @@ _RESERVED: Final = 4
 # What a question costs before any device is looked at; the members of a group ask many.
 STEPS_PER_QUESTION: Final = 30
 # The clock is read once in so many steps.
-_STEPS_PER_LOOK: Final = 64
+_STEPS_PER_READING: Final = 64
 
 
 class BudgetExhausted(Exception):
@@ -51,7 +51,7 @@ class Budget:
     __slots__ = (
         "_clock",
         "_deadline",
-        "_look_at",
+        "_read_at",
         "_reserve",
         "_started",
         "cut",
@@ -77,7 +77,7 @@ class Budget:
         self._clock = clock
         self._started = clock() if clock is not None else 0.0
         self._deadline = self._started + seconds
-        self._look_at = max(0, steps - _STEPS_PER_LOOK)
+        self._read_at = max(0, steps - _STEPS_PER_READING)
 
     @property
     def exhausted(self) -> bool:
@@ -101,8 +101,8 @@ class Budget:
             BudgetExhausted: nothing is left. Whoever asks for more gets the same answer.
         """
         self.left -= steps
-        if self.left < self._look_at:
-            self._look()
+        if self.left < self._read_at:
+            self._read_clock()
 
     def grant(self) -> int:
         """Return the steps that the search on one more node may use."""
@@ -112,10 +112,10 @@ class Budget:
         """Return a new budget by the same clock, for work after the answer."""
         return Budget(steps, steps, seconds=seconds, clock=self._clock)
 
-    def _look(self) -> None:
-        self._look_at = max(0, self.left - _STEPS_PER_LOOK)
+    def _read_clock(self) -> None:
+        self._read_at = max(0, self.left - _STEPS_PER_READING)
         if self._clock is not None and self._clock() >= self._deadline:
             self.left = 0
         if self.left <= 0:
-            self.left, self._look_at = 0, 1
+            self.left, self._read_at = 0, 1
             raise BudgetExhausted

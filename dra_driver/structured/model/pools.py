@@ -28,7 +28,7 @@ from dra_driver.structured.model.types import (
     Features,
 )
 
-__all__ = ["DeviceEntry", "Local", "NodeView", "PoolIndex", "PoolView", "SliceEntry"]
+__all__ = ["DeviceEntry", "LocalPools", "NodeView", "PoolIndex", "PoolView", "SliceEntry"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,27 +113,27 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Local:
+class LocalPools:
     """The pools with slices of one node. A new object whenever one of them changes."""
 
     pools: tuple[PoolID, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Everywhere:
+class ClusterWide:
     """What nodes see that have no slice of their own in it. A new object whenever it changes.
 
     Attributes:
-        roaming: pools with slices that are not of one node.
-        foreign: pools whose counters are not complete or not valid show on all nodes.
+        pools: those with slices that are not of one node.
+        broken: pools whose counters are not complete or not valid show on all nodes.
     """
 
-    roaming: frozenset[PoolID]
-    foreign: Mapping[PoolID, PoolView]
+    pools: frozenset[PoolID]
+    broken: Mapping[PoolID, PoolView]
 
 
-_NO_POOLS = Local(())
-_NOWHERE = Node(metadata=ObjectMeta(name=""))
+_NO_POOLS = LocalPools(())
+_NO_NODE = Node(metadata=ObjectMeta(name=""))
 Sizes = Mapping[str, Mapping[int, int]]
 
 
@@ -141,7 +141,7 @@ Sizes = Mapping[str, Mapping[int, int]]
 class _Caches:
     """Answers that are kept; each is checked against what it was made of."""
 
-    views: dict[str, tuple[Local, _Everywhere, NodeView]]
+    views: dict[str, tuple[LocalPools, ClusterWide, NodeView]]
     # For each pool the last answer, and the state of the pool that it is for.
     counters: WeakKeyDictionary[PoolView, tuple[PoolState, Mapping[tuple[str, str], int]]]
     consumers: WeakKeyDictionary[PoolView, dict[str, list[DeviceEntry]]]
@@ -158,8 +158,8 @@ class PoolIndex:
         self._caches = _Caches({}, WeakKeyDictionary(), WeakKeyDictionary())
         self._by_name: PersistentMap[str, tuple[PoolID, ResourceSlice]] = PersistentMap()
         self._pools: PersistentMap[PoolID, tuple[SliceEntry, ...]] = PersistentMap()
-        self.local: PersistentMap[str, Local] = PersistentMap()
-        self.everywhere = _Everywhere(frozenset(), {})
+        self.local: PersistentMap[str, LocalPools] = PersistentMap()
+        self.cluster_wide = ClusterWide(frozenset(), {})
         self._sizes: Sizes = {}
         named: dict[str, ResourceSlice] = {}
         for slice_ in slices:
@@ -181,7 +181,7 @@ class PoolIndex:
 
     def nodes_of(self, pool: PoolID) -> Collection[str] | None:
         """The nodes that see the pool; None: possibly all."""
-        if pool in self.everywhere.roaming:
+        if pool in self.cluster_wide.pools:
             return None
         return {s.node_name for s in self._pools.get(pool) or () if s.node_name}
 
@@ -221,7 +221,7 @@ class PoolIndex:
 
     def _replace_pools(self, pools: Mapping[PoolID, tuple[SliceEntry, ...]]) -> None:
         local: dict[str, set[PoolID]] = {}
-        roaming, foreign = set(self.everywhere.roaming), dict(self.everywhere.foreign)
+        wide, broken = set(self.cluster_wide.pools), dict(self.cluster_wide.broken)
         elsewhere = False
         for pool, slices in pools.items():
             old = self._pools.get(pool) or ()
@@ -232,29 +232,29 @@ class PoolIndex:
                 local[name].discard(pool)
             for name in {s.node_name for s in slices if s.node_name and not s.counter_sets}:
                 local[name].add(pool)
-            if pool in roaming or any(_roams(s) for s in slices):
+            if pool in wide or any(_is_cluster_wide(s) for s in slices):
                 elsewhere = True
-                roaming.discard(pool)
-                if any(_roams(s) for s in slices):
-                    roaming.add(pool)
+                wide.discard(pool)
+                if any(_is_cluster_wide(s) for s in slices):
+                    wide.add(pool)
         self._pools = self._pools.updated(
             {p: s for p, s in pools.items() if s}, [p for p, s in pools.items() if not s]
         )
         for pool, slices in pools.items():
-            view = self._pool_view(pool, _NOWHERE) if slices and any(s.counter_sets for s in slices) else None
-            if pool in foreign or (view is not None and (view.incomplete or view.invalid)):
+            view = self._pool_view(pool, _NO_NODE) if slices and any(s.counter_sets for s in slices) else None
+            if pool in broken or (view is not None and (view.incomplete or view.invalid)):
                 elsewhere = True
-                foreign.pop(pool, None)
+                broken.pop(pool, None)
                 if view is not None and (view.incomplete or view.invalid):
-                    foreign[pool] = view
+                    broken[pool] = view
         self.local = self.local.updated(
-            {n: Local(tuple(sorted(p))) for n, p in local.items() if p},
+            {n: LocalPools(tuple(sorted(p))) for n, p in local.items() if p},
             [n for n, p in local.items() if not p],
         )
         for name in (n for n, p in local.items() if not p):
             self._caches.views.pop(name, None)
         if elsewhere:
-            self.everywhere = _Everywhere(frozenset(roaming), foreign)
+            self.cluster_wide = ClusterWide(frozenset(wide), broken)
 
     def _resize(self, delta: Counter[tuple[str, int]]) -> None:
         """Counts the amounts of capacities anew that come or go."""
@@ -274,10 +274,15 @@ class PoolIndex:
         name = node.metadata.name
         local = self.local.get(name) or _NO_POOLS
         known = self._caches.views.get(name)
-        if known is not None and known[0] is local and known[1] is self.everywhere and known[2].node is node:
+        if (
+            known is not None
+            and known[0] is local
+            and known[1] is self.cluster_wide
+            and known[2].node is node
+        ):
             return known[2]
         view = self._node_view(node, local)
-        self._caches.views[name] = (local, self.everywhere, view)
+        self._caches.views[name] = (local, self.cluster_wide, view)
         return view
 
     def forget(self, nodes: Iterable[str]) -> None:
@@ -322,12 +327,12 @@ class PoolIndex:
                     known.setdefault(consumed.counter_set, []).append(entry)
         return known
 
-    def _node_view(self, node: Node, local: Local) -> NodeView:
+    def _node_view(self, node: Node, local: LocalPools) -> NodeView:
         # Pools of a device-bearing slice anywhere, plus those that no slice of this node belongs to but that
         # are relevant for every node because of their counters.
-        relevant = {*local.pools, *self.everywhere.roaming}
+        relevant = {*local.pools, *self.cluster_wide.pools}
         views = [v for pool in relevant if (v := self._pool_view(pool, node)) is not None]
-        views += [view for pool, view in self.everywhere.foreign.items() if pool not in relevant]
+        views += [view for pool, view in self.cluster_wide.broken.items() if pool not in relevant]
         views.sort(key=lambda v: (v.binding_conditions, v.id))
         return NodeView(node, tuple(views))
 
@@ -349,7 +354,7 @@ class PoolIndex:
         return _make_view(pool, mine, others, node, incomplete=incomplete)
 
 
-def _roams(entry: SliceEntry) -> bool:
+def _is_cluster_wide(entry: SliceEntry) -> bool:
     return not entry.counter_sets and not entry.node_name
 
 

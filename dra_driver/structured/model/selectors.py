@@ -14,8 +14,8 @@ __all__ = ["SelectorCache"]
 
 # Claims bring their own expressions: what the cache holds is bounded, whoever writes them. Selectors that are
 # kept weigh 64 MiB at most, thousands of ordinary ones; results, which take some 250 bytes each, as much.
-_MOST_BYTES: Final = 64 << 20
-_MOST_RESULTS: Final = 1 << 18
+_MAX_BYTES: Final = 64 << 20
+_MAX_RESULTS: Final = 1 << 18
 # A unit of an evaluation's cost takes 0.2 µs at worst, a character of an expression 5 µs to compile.
 _COST_PER_STEP: Final = 25
 _STEPS_TO_COMPILE: Final = 20
@@ -38,7 +38,7 @@ class SelectorCache:
     """Compiled expressions and their results. Shared by all snapshots of a cluster."""
 
     def __init__(
-        self, features: Features, *, most_bytes: int = _MOST_BYTES, most_results: int = _MOST_RESULTS
+        self, features: Features, *, most_bytes: int = _MAX_BYTES, most_results: int = _MAX_RESULTS
     ) -> None:
         """Make an empty cache for so many bytes of selectors and so many results."""
         self._most_bytes = most_bytes

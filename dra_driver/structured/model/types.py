@@ -165,7 +165,7 @@ class Exclusion:
         claim: ``namespace/name``.
         request: ``name`` or ``name/subrequest``.
         device: None where the rule holds for the node or the pool as a whole.
-        rule: what excluded it.
+        reason: what excluded it.
         wanted: what was asked, in words that people know from their manifests (``memory 32Gi``).
         found: what was there (``24Gi``; for devices in use the claims that hold it).
     """
@@ -173,7 +173,7 @@ class Exclusion:
     claim: str
     request: str
     device: DeviceID | None
-    rule: ExclusionReason
+    reason: ExclusionReason
     wanted: str = ""
     found: str = ""
 

@@ -118,8 +118,8 @@ class _BestFit:
             pool.id
             for pool in problem.pools
             if not every
-            and (rule := problem.options.rule(pool.id)) is not None
-            and rule.strategy is Strategy.FIRST_FIT
+            and (policy := problem.options.policy(pool.id)) is not None
+            and policy.strategy is Strategy.FIRST_FIT
         )
         self._best: Solution | None = None
         self._single = _most_devices(problem) <= 1
@@ -127,7 +127,7 @@ class _BestFit:
             entry: i for i, entry in enumerate(entry for pool in problem.pools for entry in pool.devices)
         }
         self._ordered: dict[Alternative, list[Candidate]] = {}
-        self._near: dict[DeviceEntry, object] = {}
+        self._best_fit_keys: dict[DeviceEntry, object] = {}
 
     def run(self) -> Solution | None:
         everywhere = self._run(None, None)
@@ -150,8 +150,8 @@ class _BestFit:
             self._problem,
             on_solution=self._consider,
             order=order,
-            twin=self._twin,
-            promising=self._promising,
+            interchange_key=self._interchange_key,
+            can_improve=self._can_improve,
             strict=False,
             max_steps=steps,
         )
@@ -185,22 +185,22 @@ class _BestFit:
             return _FREE
         return self._costs.of(alternative, candidate)
 
-    def _twin(self, candidate: Candidate) -> object:
-        base = self._problem.twin(candidate)
+    def _interchange_key(self, candidate: Candidate) -> object:
+        base = self._problem.interchange_key(candidate)
         if base is None:
             return None
         entry = candidate.entry
-        if entry not in self._near:
+        if entry not in self._best_fit_keys:
             device = entry.device
-            self._near[entry] = (
+            self._best_fit_keys[entry] = (
                 tuple(sorted((n, c.value.nano) for n, c in device.capacity.items())),
                 bool(device.binding_conditions),
                 tuple(sorted(topology_of(entry).items(), key=lambda item: item[0])),
                 candidate.pool.id if candidate.counters else None,
             )
-        return base, self._near[entry]
+        return base, self._best_fit_keys[entry]
 
-    def _promising(self, search: Search) -> bool:
+    def _can_improve(self, search: Search) -> bool:
         if self._best is None:
             return True
         best = self._best.score
@@ -260,8 +260,8 @@ class _BestFit:
         return _by_policy(used, remaining, spread=spread)
 
     def _spreads(self, pool: PoolView) -> bool:
-        rule = self._problem.options.rule(pool.id)
-        return rule is not None and rule.nodes is NodePolicy.SPREAD
+        policy = self._problem.options.policy(pool.id)
+        return policy is not None and policy.nodes is NodePolicy.SPREAD
 
     def _distance(self, picks: Sequence[Sequence[Pick]]) -> int:
         """Groups beyond the first over which claims are spread on the levels that they prefer."""

@@ -159,11 +159,11 @@ def topology_spread(entries: Sequence[DeviceEntry]) -> tuple[int, ...]:
     for level in TOPOLOGY:
         drivers = {driver for driver, topology in facts if level in topology}
         groups: set[object] = set()
-        lonely = 0
+        ungrouped = 0
         for driver, topology in facts:
             if level in topology:
                 groups.add(topology[level])
             elif driver in drivers:
-                lonely += 1
-        spread.append(max(0, len(groups) + lonely - 1))
+                ungrouped += 1
+        spread.append(max(0, len(groups) + ungrouped - 1))
     return tuple(spread)

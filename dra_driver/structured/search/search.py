@@ -55,7 +55,7 @@ class Pick:
 
 
 @dataclass(slots=True, eq=False)
-class _Taken:
+class _Usage:
     """What the devices chosen so far take."""
 
     whole: Counter[DeviceEntry] = field(default_factory=Counter)
@@ -71,9 +71,9 @@ class Search:
         problem: the claims with the candidates of this node.
         on_solution: called for every solution, which ``picks`` and ``chosen`` then hold; True ends it.
         order: gives the candidates of an alternative in the order in which they are tried.
-        twin: devices for which it gives the same value (other than None) are interchangeable: where one
-            leads to nothing, the others are not tried.
-        promising: whether the devices chosen so far can still become a better solution.
+        interchange_key: devices with the same value (other than None) are interchangeable: if one leads to no
+            solution, the others are not tried.
+        can_improve: whether the devices chosen so far can still become a better solution.
         strict: whether a selector that fails, or a constraint that "all devices" violate, ends the search,
             as in Kubernetes; otherwise it makes the device unsuitable, and the set impossible.
     """
@@ -84,8 +84,8 @@ class Search:
         *,
         on_solution: Callable[[Search], bool],
         order: Callable[[Alternative], Sequence[Candidate]] | None = None,
-        twin: Callable[[Candidate], object] | None = None,
-        promising: Callable[[Search], bool] | None = None,
+        interchange_key: Callable[[Candidate], object] | None = None,
+        can_improve: Callable[[Search], bool] | None = None,
         strict: bool = True,
         max_steps: int | None = None,
     ) -> None:
@@ -94,14 +94,16 @@ class Search:
         self._on_solution = on_solution
         self._order = order or problem.candidates
         # The order of "all devices" decides which of two refusals comes first, null or an error.
-        self._twin = twin or (problem.twin if not problem.has_all_requests else _no_twin)
-        self._promising = promising
+        self._interchange_key = interchange_key or (
+            problem.interchange_key if not problem.has_all_requests else _never_interchangeable
+        )
+        self._can_improve = can_improve
         self._strict = strict
         self._budget = problem.budget
         most = problem.budget.per_node if max_steps is None else max_steps
         self._steps = min(most, problem.budget.grant())
         self._cut = self._steps < most
-        self._taken = _Taken()
+        self._used = _Usage()
         self._constraints: list[list[Constraint]] = [
             [make_constraint(c) for c in claim.constraints] for claim in problem.claims
         ]
@@ -161,7 +163,7 @@ class Search:
             found = self._request(ci, ri + 1)
         if not found:
             while len(self.picks[ci]) > before:
-                self._give_back(ci)
+                self._undo_last(ci)
         return found
 
     def _fill(
@@ -190,25 +192,25 @@ class Search:
                 if self._strict:
                     raise FatalError(candidate.error)
                 continue
-            twin = self._twin(candidate)
-            if twin in tried:
+            key = self._interchange_key(candidate)
+            if key in tried:
                 continue
             if not self._take(ci, alternative, candidate, must=False):
                 continue
             self._at = (ci, ri)
-            if (self._promising is None or self._promising(self)) and self._fill(
+            if (self._can_improve is None or self._can_improve(self)) and self._fill(
                 ci, ri, alternative, candidates, missing - 1, i + 1
             ):
                 return True
-            self._give_back(ci)
-            if twin is not None:
-                tried.add(twin)
+            self._undo_last(ci)
+            if key is not None:
+                tried.add(key)
         return False
 
     def _in_use(self, ci: int, alternative: Alternative, candidate: Candidate) -> bool:
         if alternative.admin:
-            return (ci, candidate.entry) in self._taken.by_claim
-        return candidate.allocated or self._taken.whole[candidate.entry] > 0
+            return (ci, candidate.entry) in self._used.by_claim
+        return candidate.allocated or self._used.whole[candidate.entry] > 0
 
     def _take(self, ci: int, alternative: Alternative, candidate: Candidate, *, must: bool) -> bool:
         """Chooses the device if nothing speaks against it; False leaves everything as it was."""
@@ -219,7 +221,7 @@ class Search:
         entry = candidate.entry
         if self._in_use(ci, alternative, candidate) or candidate.tainted:
             return False
-        counts = bool(candidate.counters) and not (entry.shareable and self._taken.shares[entry])
+        counts = bool(candidate.counters) and not (entry.shareable and self._used.shares[entry])
         if counts and not self._counters_left(candidate):
             return False
         if not self._constrain(ci, alternative, candidate):
@@ -234,35 +236,35 @@ class Search:
             return False
         if counts:
             for key, amount, _ in candidate.counters:
-                self._taken.counters[key] += amount
+                self._used.counters[key] += amount
         if entry.shareable:
-            self._taken.shares[entry].append(consumed or _NONE)
+            self._used.shares[entry].append(consumed or _NONE)
         else:
-            self._taken.whole[entry] += 1
-            self._taken.by_claim.add((ci, entry))
+            self._used.whole[entry] += 1
+            self._used.by_claim.add((ci, entry))
         self.picks[ci].append(Pick(alternative, candidate, consumed))
         return True
 
-    def _give_back(self, ci: int) -> None:
+    def _undo_last(self, ci: int) -> None:
         pick = self.picks[ci].pop()
         entry = pick.entry
         if entry.shareable:
-            self._taken.shares[entry].pop()
+            self._used.shares[entry].pop()
         else:
-            self._taken.whole[entry] -= 1
-            self._taken.by_claim.discard((ci, entry))
-        if pick.candidate.counters and not (entry.shareable and self._taken.shares[entry]):
+            self._used.whole[entry] -= 1
+            self._used.by_claim.discard((ci, entry))
+        if pick.candidate.counters and not (entry.shareable and self._used.shares[entry]):
             for key, amount, _ in pick.candidate.counters:
-                self._taken.counters[key] -= amount
+                self._used.counters[key] -= amount
         self._release(ci, pick.alternative, pick.candidate)
 
     def _counters_left(self, candidate: Candidate) -> bool:
-        taken = self._taken.counters
+        taken = self._used.counters
         return all(taken[key] + amount <= left for key, amount, left in candidate.counters)
 
     def _share_fits(self, candidate: Candidate, consumed: Amounts) -> bool:
         used: Amounts = candidate.used
-        for share in self._taken.shares[candidate.entry]:
+        for share in self._used.shares[candidate.entry]:
             used = _sum(used, share)
         return fits(consumed, candidate.entry.device.capacity, used)
 
@@ -281,7 +283,7 @@ class Search:
             self._constraints[ci][index].remove(candidate.values[index])
 
 
-def _no_twin(_: Candidate) -> object:
+def _never_interchangeable(_: Candidate) -> object:
     return None
 
 

@@ -168,7 +168,7 @@ def test_an_allocated_claim_keeps_its_devices_and_decides_the_node() -> None:
     cluster = cluster.with_allocated(AllocatedState.from_claims([held]))
     second = allocate(cluster, [held, claim("second", exactly())])
     assert isinstance(second, DoesNotFit)
-    assert {r.node: r.exclusions[0].rule for r in second.reasons} == {
+    assert {r.node: r.exclusions[0].reason for r in second.reasons} == {
         "n1": ExclusionReason.IN_USE,
         "n2": ExclusionReason.NODE_SELECTOR,
     }
@@ -297,7 +297,7 @@ def test_nodes_without_slices_have_nothing_to_offer() -> None:
     cluster = snapshot(pool("n1", device("d", "10Gi")), nodes=[node("n0")])
     outcome = allocate(cluster, [claim("c", exactly(memory="32Gi"))])
     assert isinstance(outcome, DoesNotFit)
-    assert [(r.node, r.exclusions[0].rule) for r in outcome.reasons] == [
+    assert [(r.node, r.exclusions[0].reason) for r in outcome.reasons] == [
         ("n0", ExclusionReason.NO_DEVICES),
         ("n1", ExclusionReason.CAPACITY),
     ]

@@ -177,7 +177,7 @@ def test_each_rule_has_its_words(
     devices: list[dict[str, Any]], request_: dict[str, Any], rule: ExclusionReason, text: str
 ) -> None:
     refused = refusal(snapshot(pool("n1", *devices)), claim("c", request_))
-    assert {e.rule for e in refused.reasons[0].exclusions} == {rule}
+    assert {e.reason for e in refused.reasons[0].exclusions} == {rule}
     assert refused.summary() == f"0 of 1 node: {text}"
 
 
@@ -207,7 +207,7 @@ def test_partitions_in_use_are_named() -> None:
 def test_an_incomplete_pool_is_told() -> None:
     cluster = snapshot(pool("n1", device("d"), pool={"name": "n1", "generation": 2, "resourceSliceCount": 2}))
     refused = refusal(cluster, claim("c", exactly()))
-    assert refused.reasons[0].exclusions[0].rule is ExclusionReason.POOL_INCOMPLETE
+    assert refused.reasons[0].exclusions[0].reason is ExclusionReason.POOL_INCOMPLETE
     assert "n1 has 1 device in a pool that is being updated (gpu.example.com/n1)" in refused.summary()
 
 
