@@ -1,1 +1,1 @@
-"""What the allocator works on: pools, devices, what is allocated, and the snapshot of a moment."""
+"""What the allocator works on: pools and devices, their allocations, and the snapshot of a cluster."""

@@ -1,9 +1,9 @@
-"""Limits of one question: work counted in steps, and in seconds where the caller passes a clock.
+"""Limits of one question: work counted in steps, and in seconds if the caller passes a clock.
 
-A claim is written by anybody who may create pods, and some claims allow more combinations of devices than can
-be tried. So everything that the allocator does for one question (of one pod, or of one group of pods) is
-charged to one ``Budget``; when it is used up, the question ends with the best answer so far, or with
-``Failed``. What was worked out until then is kept, so the same question gets further the next time.
+Anyone who may create pods writes claims, and some claims allow more combinations of devices than can be
+tried. So everything that the allocator does for one question (about one pod, or one group of pods) is charged
+to one ``Budget``. When it is exhausted, the question ends with the best answer so far, or with ``Failed``.
+Results worked out until then stay cached, so the same question gets further the next time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = [
 
 # A step is a device that the search tries, or that is looked at for a request: 2 to 7 µs of one core.
 MAX_STEPS_IN_ALL: Final = 120_000
-# One node must not use up what the others need.
+# Of these for one node: it must not use up what the others need.
 MAX_STEPS: Final = 30_000
-# What a node gets when only the reserve is left: enough for every claim without a trap in it.
+# For a node when only the reserve is left: enough where no combination has to be tried twice.
 LEAST_STEPS: Final = 300
 _RESERVED: Final = 4
-# What a question costs before any device is looked at; the members of a group ask many.
+# For what a question costs before any device is examined; a group asks many questions.
 STEPS_PER_QUESTION: Final = 30
-# The clock is read once in so many steps.
+# Reading the clock takes as long as some steps, so it is read once in this many.
 _STEPS_PER_READING: Final = 64
 
 
@@ -38,14 +38,18 @@ class BudgetExhausted(Exception):
 
 
 class Budget:
-    """What one question may cost.
+    """Steps and seconds that one question may use.
 
     Args:
-        steps: of all its searches together; a quarter of them is kept for nodes that are looked at last.
-        per_node: of the search on one node.
-        seconds: of work, by ``clock``; ignored without one.
-        clock: seconds from any start. CPU time of the thread suits best: a busy machine then changes no
+        steps: limit for all searches of the question together; a quarter is reserved for the nodes that are
+            searched last.
+        per_node: limit for the search on one node.
+        seconds: limit by ``clock``; ignored if there is no clock.
+        clock: seconds from any start. CPU time of the thread is best: then the load of the machine changes no
             answer.
+
+    Attributes:
+        cut: whether a search ended earlier than it would have with the whole budget for itself.
     """
 
     __slots__ = (
@@ -72,7 +76,6 @@ class Budget:
         self.left = steps
         self.per_node = per_node
         self.cut = False
-        """Whether a search ended earlier than it would have with the whole budget for itself."""
         self._reserve = steps // _RESERVED
         self._clock = clock
         self._started = clock() if clock is not None else 0.0
@@ -86,19 +89,19 @@ class Budget:
 
     @property
     def spent(self) -> int:
-        """Steps that were made."""
+        """Steps used so far."""
         return self.steps - max(0, self.left)
 
     @property
     def seconds(self) -> float:
-        """Work since the start by the clock; 0 without one."""
+        """Seconds since the start by the clock; 0 without a clock."""
         return self._clock() - self._started if self._clock is not None else 0.0
 
     def spend(self, steps: int = 1) -> None:
-        """Take steps off.
+        """Charge steps.
 
         Raises:
-            BudgetExhausted: nothing is left. Whoever asks for more gets the same answer.
+            BudgetExhausted: no steps or no time are left; so does every later call.
         """
         self.left -= steps
         if self.left < self._read_at:
@@ -117,5 +120,6 @@ class Budget:
         if self._clock is not None and self._clock() >= self._deadline:
             self.left = 0
         if self.left <= 0:
+            # Whatever is charged from now on comes here and raises again.
             self.left, self._read_at = 0, 1
             raise BudgetExhausted

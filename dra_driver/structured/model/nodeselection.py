@@ -1,4 +1,4 @@
-"""Node selectors of ``core/v1``, as far as slices and allocations use them."""
+"""Node selectors of ``core/v1``, as far as ResourceSlices and allocations use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ NODE_NAME_FIELD = "metadata.name"
 
 
 def selector_matches(selector: NodeSelector, node: Node) -> bool:
-    """Whether one of the terms holds. No terms, and a term without requirements, match nothing."""
+    """Return whether one of the terms holds.
+
+    A selector without terms, and a term without requirements, match nothing.
+    """
     return any(_term_matches(term, node) for term in selector.node_selector_terms)
 
 
@@ -56,13 +59,13 @@ def _compares(requirement: NodeSelectorRequirement, value: str | None) -> bool:
 
 
 def selector_for_node(name: str) -> NodeSelector:
-    """A selector that only this node matches, in the form that Kubernetes' allocator writes."""
+    """Return a selector that only this node matches, in the form that Kubernetes' allocator writes."""
     requirement = NodeSelectorRequirement(key=NODE_NAME_FIELD, operator="In", values=(name,))
     return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(requirement,)),))
 
 
 def merge_requirements(into: list[NodeSelectorRequirement], more: Iterable[NodeSelectorRequirement]) -> None:
-    """Appends requirements that ``into`` does not have yet; the order of values does not count."""
+    """Append the requirements that ``into`` lacks; the order of their values does not count."""
     for new in more:
         if not any(
             old.key == new.key and old.operator == new.operator and set(old.values) == set(new.values)

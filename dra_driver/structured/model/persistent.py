@@ -1,4 +1,4 @@
-"""An immutable mapping of which changed versions share almost everything with the one they come from."""
+"""An immutable mapping whose changed versions share almost everything with the version they come from."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["PersistentMap"]
 K = TypeVar("K", bound=str | tuple[str, ...])
 V = TypeVar("V")
 
-# With 5,000 to 40,000 entries a change copies one of so many dicts: a few microseconds.
+# A change copies one of so many dicts: a few microseconds with 5,000 to 40,000 entries.
 _BUCKETS: Final = 128
 
 
 class PersistentMap(Mapping[K, V], Generic[K, V]):
-    """A mapping that is never changed; ``updated`` makes another. Iterates in the order of the keys.
+    """An immutable mapping, iterated in the order of its keys; ``updated`` returns a changed version.
 
     Attributes:
-        origin: the same object in all maps that come from one another.
+        origin: the same object in all versions that come from one another.
     """
 
     __slots__ = ("_buckets", "_size", "origin")
@@ -37,7 +37,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return self._buckets[hash(key) % _BUCKETS][key]
 
     def get(self, key: K, default: V | None = None) -> V | None:  # type: ignore[override]
-        """The value, or the default."""
+        """Return the value, or the default."""
         return self._buckets[hash(key) % _BUCKETS].get(key, default)
 
     def __contains__(self, key: object) -> bool:
@@ -50,7 +50,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return iter(sorted(key for bucket in self._buckets for key in bucket))
 
     def updated(self, changed: Mapping[K, V], removed: Iterable[K] = ()) -> PersistentMap[K, V]:
-        """This mapping with some entries set and some removed (absent ones are ignored)."""
+        """Return a version with some entries set and some removed; absent keys in ``removed`` are ignored."""
         buckets = list(self._buckets)
         own: set[int] = set()
         size = self._size
@@ -78,7 +78,10 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return made
 
     def differences(self, other: PersistentMap[K, V]) -> set[K]:
-        """Keys whose values are not the same object in both; fast where the two share their past."""
+        """Return the keys whose values are not the same object in both.
+
+        Costs work for the buckets that differ only, which are few where one map comes from the other.
+        """
         if self is other:
             return set()
         found: set[K] = set()

@@ -1,9 +1,9 @@
 """ResourceSlices, indexed: which devices of which pools a node can use.
 
-The rules are those of Kubernetes' ``GatherPools``. A pool is looked at from a node: only slices that concern
-the node count, and slices with shared counters concern every node. A pool with fewer slices than it says is
-incomplete, unless the missing ones are those of other nodes; where other nodes have a newer generation, an
-incomplete old one is dropped.
+The rules are those of Kubernetes' ``GatherPools``. A pool is seen from a node: only slices that select the
+node count, and slices with shared counters count on every node. A pool with fewer slices than its
+``resourceSliceCount`` is incomplete, unless the missing slices are those of other nodes; where other nodes
+have a newer generation, an incomplete older one is dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ __all__ = ["DeviceEntry", "LocalPools", "NodeView", "PoolIndex", "PoolView", "Sl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceEntry:
-    """One slice with its devices."""
+    """A ResourceSlice with its devices.
+
+    Attributes:
+        per_device: whether each device has a node selection of its own (``perDeviceNodeSelection``).
+    """
 
     name: str
     pool: PoolID
@@ -49,11 +53,12 @@ class SliceEntry:
 
 @dataclass(slots=True, eq=False)
 class DeviceEntry:
-    """One device; compared by identity.
+    """A device; compared by identity.
 
     Attributes:
-        shareable: allocated several times, each time a part of its capacity.
-        node_name, node_selector: where an allocation of it can be used, wherever that is said.
+        shareable: whether it can be allocated several times, each time a part of its capacity (KEP-5075).
+        node_name, node_selector, all_nodes: where it can be used, as its slice or the device itself says.
+        content: what selectors see; made when the first selector is evaluated.
     """
 
     id: DeviceID
@@ -63,11 +68,10 @@ class DeviceEntry:
     node_selector: NodeSelector | None
     all_nodes: bool
     content: cel.DeviceView | None = None
-    """What selectors see; made when the first one looks."""
 
     @property
     def ambiguous_selector(self) -> bool:
-        """Whether its node selector has several terms: an allocation can carry one only."""
+        """Whether its node selector has several terms: an allocation can carry only one."""
         return (
             not self.node_name
             and self.node_selector is not None
@@ -75,7 +79,7 @@ class DeviceEntry:
         )
 
     def on_node(self, node: Node) -> bool:
-        """Whether the device's own node selection includes the node."""
+        """Return whether the device's own node selection includes the node."""
         return _selects(self.node_name, self.all_nodes, self.node_selector, node)
 
 
@@ -86,7 +90,10 @@ class PoolView:
     Attributes:
         devices: of the newest generation, in the order of slice names; of slices with node selection per
             device also those of other nodes, which ``off_node`` names.
-        elsewhere: devices of the same generation in slices of other nodes; they take counters.
+        elsewhere: devices of the same generation in slices of other nodes; they consume counters, too.
+        counter_sets: shared counters by name of the set (KEP-4815).
+        incomplete: whether slices of the generation are missing.
+        invalid: whether slices contradict each other: equal device names, or counters that do not exist.
         binding_conditions: whether a device has binding conditions; such pools are tried last.
     """
 
@@ -102,7 +109,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeView:
-    """Everything that one node can use.
+    """The pools that one node sees.
 
     Attributes:
         pools: in the order in which they are tried.
@@ -121,36 +128,44 @@ class LocalPools:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterWide:
-    """What nodes see that have no slice of their own in it. A new object whenever it changes.
+    """What nodes see without a slice of their own in it. A new object whenever it changes.
 
     Attributes:
-        pools: those with slices that are not of one node.
-        broken: pools whose counters are not complete or not valid show on all nodes.
+        pools: pools with slices that are not of one node.
+        broken: pools with counters that are incomplete or invalid; as in Kubernetes, that shows on all nodes.
     """
 
     pools: frozenset[PoolID]
     broken: Mapping[PoolID, PoolView]
 
 
+# Shared by all nodes without a slice: views are compared by the identity of this object.
 _NO_POOLS = LocalPools(())
+# Only slices with counters are seen from it.
 _NO_NODE = Node(metadata=ObjectMeta(name=""))
+# Number of devices by capacity (last part of its name) and amount in 1e-9 units.
 Sizes = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(slots=True)
 class _Caches:
-    """Answers that are kept; each is checked against what it was made of."""
+    """Cached results. Each entry is compared with the objects that it was made of before it is used.
+
+    Attributes:
+        views: by node.
+        counters: by pool the last result of ``counters_left``, with the state of the pool that it is for.
+        consumers: by pool.
+    """
 
     views: dict[str, tuple[LocalPools, ClusterWide, NodeView]]
-    # For each pool the last answer, and the state of the pool that it is for.
     counters: WeakKeyDictionary[PoolView, tuple[PoolState, Mapping[tuple[str, str], int]]]
     consumers: WeakKeyDictionary[PoolView, dict[str, list[DeviceEntry]]]
 
 
 class PoolIndex:
-    """All slices of a cluster. Immutable but for views that are made on demand and kept.
+    """All slices of a cluster. Immutable but for its caches.
 
-    ``with_slices`` makes the next index, at the cost of the pools and nodes that change.
+    ``with_slices`` returns the next index, at the cost of the pools and nodes that change.
     """
 
     def __init__(self, slices: Iterable[ResourceSlice], features: Features) -> None:
@@ -169,24 +184,24 @@ class PoolIndex:
         self._change(named, ())
 
     def with_slices(self, changed: Iterable[ResourceSlice], removed: Iterable[str] = ()) -> PoolIndex:
-        """This index with some slices added or replaced, and some removed by name."""
+        """Return an index with some slices added or replaced, and some removed by name."""
         made = copy(self)
         made._change({s.metadata.name: s for s in changed}, removed)
         return made
 
     def devices(self, pool: PoolID) -> Iterator[DeviceEntry]:
-        """The devices of all slices of a pool, whichever node or generation they are of."""
+        """Iterate over the devices of all slices of a pool, of all nodes and generations."""
         for entry in self._pools.get(pool) or ():
             yield from entry.devices
 
     def nodes_of(self, pool: PoolID) -> Collection[str] | None:
-        """The nodes that see the pool; None: possibly all."""
+        """Return the nodes that see the pool; None if that may be all of them."""
         if pool in self.cluster_wide.pools:
             return None
         return {s.node_name for s in self._pools.get(pool) or () if s.node_name}
 
     def _change(self, changed: Mapping[str, ResourceSlice], removed: Iterable[str]) -> None:
-        """Only while the index is being made."""
+        """Replace slices. Called only while the index is being made."""
         partial = self._features.partitionable_devices
         entries = [
             _slice_entry(name, slice_, self._features)
@@ -201,10 +216,11 @@ class PoolIndex:
                 by_pool[pool] = {s.name: s for s in self._pools.get(pool) or ()}
             return by_pool[pool]
 
+        # Differences, not new sums: a change of one slice must not cost a look at the whole cluster.
         delta: Counter[tuple[str, int]] = Counter()
         for name in gone:
             known = self._by_name.get(name)
-            # A slice that the features exclude is in no pool.
+            # A slice that the features exclude has a name but is in no pool.
             old = None if known is None else slices_of(known[0]).pop(name, None)
             if old is not None:
                 delta.subtract(_amounts(old))
@@ -228,6 +244,8 @@ class PoolIndex:
             for entry in (*old, *slices):
                 if entry.node_name and entry.node_name not in local:
                     local[entry.node_name] = set((self.local.get(entry.node_name) or _NO_POOLS).pools)
+            # Slices of one node change the view of that node alone, so that is all that is replaced. A pool
+            # with other slices replaces ``cluster_wide``, which makes every view of the cluster stale.
             for name in {s.node_name for s in old if s.node_name}:
                 local[name].discard(pool)
             for name in {s.node_name for s in slices if s.node_name and not s.counter_sets}:
@@ -240,6 +258,8 @@ class PoolIndex:
         self._pools = self._pools.updated(
             {p: s for p, s in pools.items() if s}, [p for p, s in pools.items() if not s]
         )
+        # After ``_pools``, from which the view is made. The slices with devices are those of other nodes, but
+        # incomplete or invalid counters make the pool incomplete or invalid for every node.
         for pool, slices in pools.items():
             view = self._pool_view(pool, _NO_NODE) if slices and any(s.counter_sets for s in slices) else None
             if pool in broken or (view is not None and (view.incomplete or view.invalid)):
@@ -257,7 +277,7 @@ class PoolIndex:
             self.cluster_wide = ClusterWide(frozenset(wide), broken)
 
     def _resize(self, delta: Counter[tuple[str, int]]) -> None:
-        """Counts the amounts of capacities anew that come or go."""
+        """Add to the number of devices by amount of each capacity, of which ``capacity_scale`` is made."""
         changed: dict[str, dict[int, int]] = {}
         for (bare, nano), number in delta.items():
             if number:
@@ -267,13 +287,15 @@ class PoolIndex:
                     del sizes[nano]
         if changed:
             self._sizes = {**self._sizes, **changed}
+            # A cached property, copied with the index that this one comes from.
             self.__dict__.pop("capacity_scale", None)
 
     def view(self, node: Node) -> NodeView:
-        """What the node can use."""
+        """Return what the node can use; the same object as long as that is the same."""
         name = node.metadata.name
         local = self.local.get(name) or _NO_POOLS
         known = self._caches.views.get(name)
+        # By identity: what a view is made of is replaced by a new object whenever it changes.
         if (
             known is not None
             and known[0] is local
@@ -286,12 +308,12 @@ class PoolIndex:
         return view
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """The nodes are gone: what is kept for them is of no use."""
+        """Drop the cached views of nodes that no longer exist."""
         for name in nodes:
             self._caches.views.pop(name, None)
 
     def counters_left(self, pool: PoolView, taken: PoolState) -> Mapping[tuple[str, str], int]:
-        """What allocated devices leave of a pool's counters, by (set, counter), in 1e-9."""
+        """Return what allocated devices leave of a pool's counters, by (set, counter), in 1e-9 units."""
         known = self._caches.counters.get(pool)
         if known is not None and known[0] is taken:
             return known[1]
@@ -314,11 +336,11 @@ class PoolIndex:
 
     @cached_property
     def capacity_scale(self) -> Mapping[str, int]:
-        """The largest amount of each capacity in the cluster, by the last part of its name, in 1e-9."""
+        """The largest amount of each capacity in the cluster, by the last part of its name, in 1e-9 units."""
         return {bare: max(1, *sizes) if sizes else 1 for bare, sizes in self._sizes.items()}
 
     def consumers(self, pool: PoolView) -> Mapping[str, Sequence[DeviceEntry]]:
-        """The devices that take from each counter set of a pool."""
+        """Return the devices that consume counters of each counter set of a pool."""
         known = self._caches.consumers.get(pool)
         if known is None:
             known = self._caches.consumers[pool] = {}
@@ -328,8 +350,6 @@ class PoolIndex:
         return known
 
     def _node_view(self, node: Node, local: LocalPools) -> NodeView:
-        # Pools of a device-bearing slice anywhere, plus those that no slice of this node belongs to but that
-        # are relevant for every node because of their counters.
         relevant = {*local.pools, *self.cluster_wide.pools}
         views = [v for pool in relevant if (v := self._pool_view(pool, node)) is not None]
         views += [view for pool, view in self.cluster_wide.broken.items() if pool not in relevant]
@@ -345,6 +365,9 @@ class PoolIndex:
         mine = [s for s in mine if s.generation == generation]
         same = [s for s in every if s.generation == generation]
         incomplete = False
+        # ``resourceSliceCount`` counts the slices of all nodes, so a pool with slices of several nodes is
+        # complete although one node sees fewer. A node with an old generation, incomplete, waits for its new
+        # slices.
         if len(mine) != mine[0].slice_count:
             if max(s.generation for s in every) > generation:
                 return None
@@ -382,6 +405,7 @@ def _make_view(
         elsewhere=elsewhere,
         counter_sets=sets,
         incomplete=incomplete,
+        # What an incomplete pool lacks may be the missing slices'.
         invalid=not incomplete and (ambiguous or _is_invalid((*devices, *elsewhere), sets)),
         binding_conditions=any(d.device.binding_conditions for d in devices),
     )
@@ -429,7 +453,7 @@ def _slice_entry(name: str, slice_: ResourceSlice, features: Features) -> SliceE
 
 
 def _supported(device: Device, features: Features) -> bool:
-    """Whether the device can be used without a feature that is off."""
+    """Return whether the device can be used without a feature that is disabled."""
     if device.binding_conditions and not features.device_binding_and_status:
         return False
     return not device.consumes_counters or features.partitionable_devices

@@ -1,4 +1,4 @@
-"""CEL selectors on devices, evaluated once per distinct content that the expression can see."""
+"""Results of CEL selectors on devices; each is evaluated once per distinct content that it can see."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from dra_driver.structured.model.types import Features
 
 __all__ = ["SelectorCache"]
 
-# Claims bring their own expressions: what the cache holds is bounded, whoever writes them. Selectors that are
-# kept weigh 64 MiB at most, thousands of ordinary ones; results, which take some 250 bytes each, as much.
+# Anyone who may create claims writes expressions, so the cache is bounded: 64 MiB of compiled selectors,
+# which are thousands of ordinary ones, and as much of results, at some 250 bytes each.
 _MAX_BYTES: Final = 64 << 20
 _MAX_RESULTS: Final = 1 << 18
-# A unit of an evaluation's cost takes 0.2 µs at worst, a character of an expression 5 µs to compile.
+# Measured against a step of 2 to 7 µs: a unit of CEL cost takes 0.2 µs at worst to evaluate, a character of
+# an expression 5 µs to compile.
 _COST_PER_STEP: Final = 25
 _STEPS_TO_COMPILE: Final = 20
 
 
 class _Known:
-    """An expression: the selector, or why it does not compile; its results by what it can see of a device."""
+    """An expression with its selector (or why it does not compile) and its results.
+
+    Attributes:
+        selector: compiled, or the error.
+        weight: estimated size in bytes.
+        results: by what the selector can see of a device.
+        outcomes: equal outcomes as one object: there are few, for however many devices.
+    """
 
     __slots__ = ("outcomes", "results", "selector", "weight")
 
@@ -30,17 +38,22 @@ class _Known:
         self.selector = selector
         self.weight = weight
         self.results: dict[Hashable, cel.Outcome] = {}
-        # There are few different outcomes, for however many devices.
         self.outcomes: dict[cel.Outcome, cel.Outcome] = {}
 
 
 class SelectorCache:
-    """Compiled expressions and their results. Shared by all snapshots of a cluster."""
+    """Compiled expressions and their results, shared by all snapshots of a cluster. Both are bounded."""
 
     def __init__(
         self, features: Features, *, most_bytes: int = _MAX_BYTES, most_results: int = _MAX_RESULTS
     ) -> None:
-        """Make an empty cache for so many bytes of selectors and so many results."""
+        """Create an empty cache.
+
+        Args:
+            features: decide what expressions may use.
+            most_bytes: of compiled selectors.
+            most_results: of all selectors together.
+        """
         self._most_bytes = most_bytes
         self._most_results = most_results
         self._lists = features.list_type_attributes
@@ -53,21 +66,21 @@ class SelectorCache:
         self._results = 0
 
     def matches(self, expression: str, entry: DeviceEntry, budget: Budget | None = None) -> bool | str:
-        """Return the result, or why there is none (it does not compile, or an attribute is absent …).
+        """Return whether the device is selected, or the error (does not compile, an attribute is absent …).
 
         Args:
             expression: CEL.
             entry: the device.
-            budget: of the question that pays for an evaluation; if None, it is free (classes, which admins
-                write, are judged without a question).
+            budget: pays for the evaluation; if None, it is free (for DeviceClasses outside of any question:
+                admins write them).
 
         Raises:
-            BudgetExhausted: the question has no steps or no time left. The result is kept all the same.
+            BudgetExhausted: no steps or no time are left. The result is cached all the same.
         """
         return self.evaluate(expression, entry, budget).value
 
     def evaluate(self, expression: str, entry: DeviceEntry, budget: Budget | None = None) -> cel.Outcome:
-        """Return the result with its cost, which the budget pays once. As for ``matches``."""
+        """Return the result with its cost, which the first evaluation charges. As for ``matches``."""
         known = self._known.get(expression)
         if known is None:
             known = self._compile(expression, budget)
@@ -81,6 +94,8 @@ class SelectorCache:
         outcome = known.results.get(key)
         if outcome is None:
             outcome = selector.evaluate(view)
+            # Kept before it is paid for: a question that has no steps left gets further when it is asked
+            # again.
             self._keep(known, key, known.outcomes.setdefault(outcome, outcome))
             if budget is not None:
                 budget.spend(1 + outcome.cost // _COST_PER_STEP)
@@ -88,6 +103,7 @@ class SelectorCache:
 
     def _keep(self, known: _Known, key: Hashable, outcome: cel.Outcome) -> None:
         if self._results >= self._most_results:
+            # Of the expressions compiled first, and half of all at once: making room is rare.
             for other in self._known.values():
                 if self._results <= self._most_results // 2:
                     break
@@ -119,7 +135,7 @@ class SelectorCache:
         return known
 
     def references(self, expression: str, budget: Budget | None = None) -> cel.References | None:
-        """Return what of a device the result depends on; None where the expression does not compile.
+        """Return what of a device the result depends on; None if the expression does not compile.
 
         Raises:
             BudgetExhausted: as for ``matches``.
@@ -128,7 +144,7 @@ class SelectorCache:
         return None if isinstance(known.selector, str) else known.selector.references
 
     def view(self, entry: DeviceEntry) -> cel.DeviceView:
-        """What selectors see of the device."""
+        """Return what selectors see of the device."""
         view = entry.content
         if view is None:
             view = entry.content = cel.DeviceView(entry.id.driver, entry.device, list_attributes=self._lists)

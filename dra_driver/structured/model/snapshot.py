@@ -1,4 +1,4 @@
-"""The cluster as the allocator sees it: immutable, indexed by node and pool."""
+"""The cluster that the allocator decides on: immutable, indexed by node and pool."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _T = TypeVar("_T")
 
 
 class Memory:
-    """A place for what is worked out once for many snapshots. Nothing in it changes an answer."""
+    """Caches of many snapshots, one object per type. Nothing in them changes an answer."""
 
     def __init__(self) -> None:
         self._kept: dict[type, object] = {}
 
     def of(self, kind: type[_T]) -> _T:
-        """The one object of this type; made when it is first asked for."""
+        """Return the object of this type; create it on the first call."""
         found = self._kept.get(kind)
         if not isinstance(found, kind):
             found = self._kept[kind] = kind()
@@ -35,19 +35,18 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Slices, classes, nodes and what is allocated, at one moment. Make it with ``build``.
+    """Slices, classes, nodes and allocations at one moment. Make it with ``build``.
 
-    Never changes; the ``with_…`` methods make the next snapshot at the cost of what changes, and both share
-    the rest.
+    Immutable; the ``with_…`` methods return the next one at the cost of what changes, and share the rest.
 
     Attributes:
-        allocated: what is taken.
+        allocated: what is allocated.
         features: which semantics apply.
         nodes: by name, in the order of the names.
         classes: by name.
         index: the slices.
         selectors: results of selectors, shared by all snapshots that come from one another.
-        memory: what earlier questions have found out; shared in the same way.
+        memory: results of earlier questions, shared in the same way.
     """
 
     allocated: AllocatedState
@@ -68,7 +67,7 @@ class Snapshot:
         allocated: AllocatedState,
         features: Features = DEFAULT,
     ) -> Snapshot:
-        """Indexes a cluster. Slices that contradict each other make their pool invalid; nothing is raised."""
+        """Index a cluster. Slices that contradict each other make their pool invalid; nothing is raised."""
         return cls(
             allocated=allocated,
             features=features,
@@ -80,29 +79,32 @@ class Snapshot:
         )
 
     def with_allocated(self, allocated: AllocatedState) -> Snapshot:
-        """The same cluster with other allocations."""
+        """Return a snapshot with other allocations."""
         return replace(self, allocated=allocated)
 
     def with_slices(self, changed: Iterable[ResourceSlice], removed: Iterable[str] = ()) -> Snapshot:
-        """With some slices added or replaced, and some removed by name."""
+        """Return a snapshot with some slices added or replaced, and some removed by name."""
         return replace(self, index=self.index.with_slices(changed, removed))
 
     def with_nodes(self, changed: Iterable[Node], removed: Iterable[str] = ()) -> Snapshot:
-        """With some nodes added or replaced, and some removed by name."""
+        """Return a snapshot with some nodes added or replaced, and some removed by name."""
         gone = tuple(removed)
         self.index.forget(gone)
         return replace(self, nodes=self.nodes.updated({n.metadata.name: n for n in changed}, gone))
 
     def with_classes(self, changed: Iterable[DeviceClass], removed: Iterable[str] = ()) -> Snapshot:
-        """With some classes added or replaced, and some removed by name."""
+        """Return a snapshot with some classes added or replaced, and some removed by name."""
         gone = frozenset(removed)
         kept = {name: c for name, c in self.classes.items() if name not in gone}
         return replace(self, classes=kept | {c.metadata.name: c for c in changed})
 
     def view(self, node: str) -> NodeView:
-        """What one node can use."""
+        """Return what one node can use."""
         return self.index.view(self.nodes[node])
 
     def counters_left(self, pool: PoolView) -> Mapping[tuple[str, str], int]:
-        """What is left of a pool's counters, by (set, counter), in 1e-9; below 0 if over-committed."""
+        """Return what is left of a pool's counters, by (set, counter), in 1e-9 units.
+
+        Less than 0 where counters are over-committed.
+        """
         return self.index.counters_left(pool, self.allocated.pool(pool.id))

@@ -1,4 +1,4 @@
-"""What is allocated: devices, shares of devices, and the capacity that the shares take."""
+"""What is allocated: whole devices, shares of devices, and the capacity that the shares consume."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _EMPTY: Mapping[str, Quantity] = {}
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What is taken of one pool, by name of the device.
+    """What is allocated of one pool, by name of the device.
 
     Attributes:
         devices: devices that are allocated as a whole → the claim that holds it.
         shares: devices of which shares are allocated → the claims that hold them, one entry per share.
-        capacity: what the shares of a device take together, by name of the capacity.
+        capacity: what the shares of a device consume together, by name of the capacity.
     """
 
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ EMPTY_POOL = PoolState()
 
 @dataclass(frozen=True, slots=True)
 class AllocatedState:
-    """What is taken, by pool. Immutable; ``with_allocation`` makes the next state.
+    """What is allocated, by pool. Immutable; the ``with_…`` methods return the next state.
 
     Attributes:
         pools: pools without allocations are absent.
@@ -46,7 +46,7 @@ class AllocatedState:
 
     @classmethod
     def from_claims(cls, claims: Iterable[ResourceClaim]) -> AllocatedState:
-        """The allocations of these claims. Results with admin access take nothing."""
+        """Return the allocations of these claims. Results with admin access allocate nothing."""
         return cls().with_allocations(
             (str(claim.key), claim.status.allocation)
             for claim in claims
@@ -54,11 +54,11 @@ class AllocatedState:
         )
 
     def pool(self, pool: PoolID) -> PoolState:
-        """What is taken of one pool."""
+        """Return what is allocated of one pool."""
         return self.pools.get(pool) or EMPTY_POOL
 
     def with_allocations(self, allocations: Iterable[tuple[str, AllocationResult]]) -> AllocatedState:
-        """This state and some more allocations, each with the holder's ``namespace/name``."""
+        """Return a state with some more allocations, each with its holder's ``namespace/name``."""
         changed: dict[PoolID, PoolState] = {}
         for holder, allocation in allocations:
             for result in allocation.devices.results:
@@ -73,7 +73,7 @@ class AllocatedState:
         return AllocatedState(self.pools.updated(changed)) if changed else self
 
     def with_pool(self, pool: PoolID, state: PoolState) -> AllocatedState:
-        """This state with another content of one pool."""
+        """Return a state with another content of one pool."""
         if state.devices or state.shares or state.capacity:
             return AllocatedState(self.pools.updated({pool: state}))
         return AllocatedState(self.pools.updated({}, [pool]))
@@ -81,7 +81,7 @@ class AllocatedState:
     def with_devices(
         self, devices: Iterable[tuple[DeviceID, str]], shares: Iterable[tuple[DeviceID, str]] = ()
     ) -> AllocatedState:
-        """This state and some more devices, taken as a whole or shared, each with its holder."""
+        """Return a state with some more devices, allocated as a whole or shared, each with its holder."""
         changed: dict[PoolID, PoolState] = {}
 
         def state_of(pool: PoolID) -> PoolState:
@@ -97,7 +97,7 @@ class AllocatedState:
         return AllocatedState(self.pools.updated(changed))
 
     def with_capacity(self, capacity: Mapping[DeviceID, Mapping[str, Quantity]]) -> AllocatedState:
-        """This state and consumed capacity of devices."""
+        """Return a state with some more consumed capacity of devices."""
         changed: dict[PoolID, PoolState] = {}
         for device, amounts in capacity.items():
             old = changed.get(device.pool_id) or self.pool(device.pool_id)

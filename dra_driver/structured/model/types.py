@@ -1,4 +1,4 @@
-"""What goes into the allocator and what comes out: identities, feature switches, strategies, outcomes."""
+"""Input and output of the allocator: identities, feature switches, strategies, outcomes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class DeviceID(NamedTuple):
-    """A device in the cluster."""
+    """A device in the cluster: driver, pool and name."""
 
     driver: DriverName
     pool: PoolName
@@ -52,11 +52,9 @@ class DeviceID(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Which of Kubernetes' optional semantics apply.
+    """Feature gates of Kubernetes whose semantics apply; the defaults are those of Kubernetes 1.36.
 
-    A field of a disabled feature is an error or ignored, as there.
-
-    The defaults are those of Kubernetes 1.36.
+    A field of a disabled feature is an error or ignored, as in Kubernetes.
 
     Attributes:
         admin_access: DRAAdminAccess.
@@ -78,7 +76,7 @@ class Features:
 
     @classmethod
     def from_names(cls, switches: Mapping[str, bool]) -> Features:
-        """Switches by Kubernetes' names (``AdminAccess`` …); absent ones keep the default.
+        """Return the features by Kubernetes' names (``AdminAccess`` …); absent names keep the default.
 
         Raises:
             InvalidInput: a name that does not exist.
@@ -94,30 +92,30 @@ DEFAULT = Features()
 
 
 class Strategy(enum.Enum):
-    """How to choose among the allocations that are possible."""
+    """How to choose among several possible allocations."""
 
     FIRST_FIT = "first-fit"
-    """The devices that Kubernetes' allocator takes: the first that fit, on the first node where they do."""
+    """The devices that Kubernetes' allocator takes: the first ones that fit, on the first node by name."""
     BEST_FIT = "best-fit"
-    """Over all nodes and devices: least left unused, then tightest topology, then fewest nodes opened."""
+    """Over all nodes and devices: least capacity unused, then tightest topology, then fewest idle nodes."""
 
 
 class NodePolicy(enum.Enum):
-    """Which node best fit takes of those where devices are equally good."""
+    """Which node best fit prefers of those whose devices are equally good."""
 
     PACK = "pack"
-    """One that is in use already, and of these the fullest: whole nodes stay free."""
+    """A node that is in use already, and of these the fullest, so that whole nodes stay free."""
     SPREAD = "spread"
-    """The one with the most free devices."""
+    """The node with the most free devices."""
 
 
 class PoolPolicy(NamedTuple):
-    """How the devices of a pool are chosen.
+    """How devices of a pool are chosen.
 
     Attributes:
         strategy: which devices.
-        nodes: for best fit, which of several nodes that are equally good. Those whose pools say SPREAD come
-            before those that say PACK.
+        nodes: for best fit, which of several nodes that are equally good. Nodes whose pools say SPREAD come
+            before those whose pools say PACK.
     """
 
     strategy: Strategy = Strategy.BEST_FIT
@@ -131,30 +129,30 @@ PoolPolicies = PersistentMap[PoolID, PoolPolicy]
 
 
 class ExclusionReason(enum.Enum):
-    """The first thing that excluded a device (or a whole node) for a request, in the order of the checks."""
+    """The first check that excluded a device (or a whole node) for a request."""
 
     NODE_SELECTOR = "node selector"
     """A claim is already allocated and its node selector excludes the node."""
     NO_DEVICES = "no devices"
-    """The node has no device at all in a usable pool."""
+    """The node has no device."""
     POOL_INCOMPLETE = "pool incomplete"
     POOL_INVALID = "pool invalid"
     POOL_NOT_USABLE = "pool not usable"
-    """The caller does not let this allocation use the pool."""
+    """The caller withholds the pools of the node."""
     CLASS = "device class"
-    """A selector of the DeviceClass says no."""
+    """A selector of the DeviceClass is false."""
     SELECTOR = "selector"
-    """A selector of the request says no."""
+    """A selector of the request is false."""
     SELECTOR_ERROR = "selector error"
     CAPACITY = "capacity"
     TAINT = "taint"
     IN_USE = "in use"
     CAPACITY_IN_USE = "capacity in use"
-    """The device is shared, and what other claims left of it is too little."""
+    """The device is shared, and the capacity that other claims leave is too little."""
     COUNTERS = "counters"
-    """Partitions in use take what this one needs of the physical device."""
+    """Partitions that are allocated consume counters that this one needs."""
     CONSTRAINT = "constraint"
-    """It would fit by itself; the claim's constraints or its other requests leave no room for it."""
+    """The device would fit by itself, not together with the claim's constraints and other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +162,10 @@ class Exclusion:
     Attributes:
         claim: ``namespace/name``.
         request: ``name`` or ``name/subrequest``.
-        device: None where the rule holds for the node or the pool as a whole.
-        reason: what excluded it.
-        wanted: what was asked, in words that people know from their manifests (``memory 32Gi``).
-        found: what was there (``24Gi``; for devices in use the claims that hold it).
+        device: None if the reason holds for the node or the pool as a whole.
+        reason: the check that excluded it.
+        wanted: what was asked for, in the words of manifests (``memory 32Gi``).
+        found: what was there (``24Gi``; the claim that holds a device; why a pool may not be used).
     """
 
     claim: str
@@ -188,10 +186,10 @@ class NodeReasons:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """It fits.
+    """The claims fit.
 
     Attributes:
-        node: where.
+        node: name of the node.
         results: one per claim, in the order of the claims; ``allocation_timestamp`` is None. A claim that
             was allocated before keeps its allocation.
     """
@@ -202,12 +200,12 @@ class Allocated:
 
 @dataclass(frozen=True)
 class DoesNotFit:
-    """Nothing fits now. The reasons are worked out when somebody asks for them.
+    """Nothing fits now. The reasons are worked out on demand.
 
     Attributes:
-        explain: gives the reasons of every node.
-        summarize: gives one sentence over all nodes.
-        shorten: gives one from a few nodes.
+        explain: returns the reasons of every node.
+        summarize: returns one sentence over all nodes.
+        shorten: returns one sentence over a few nodes.
     """
 
     explain: Callable[[], tuple[NodeReasons, ...]]
@@ -216,7 +214,7 @@ class DoesNotFit:
 
     @cached_property
     def reasons(self) -> tuple[NodeReasons, ...]:
-        """Per node that was looked at, the first rule that excluded each device."""
+        """For each node that was examined, the first reason that excluded each device."""
         return self.explain()
 
     def summary(self) -> str:
@@ -224,19 +222,19 @@ class DoesNotFit:
         return self.summarize()
 
     def brief(self) -> str:
-        """Return the like from a few nodes that differ; its cost does not grow with the cluster."""
+        """Return one sentence over a few nodes that differ; its cost does not grow with the cluster."""
         return self.shorten()
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The question cannot be answered, for example because a class does not exist.
+    """The question cannot be answered, for example because a DeviceClass does not exist.
 
     Attributes:
-        message: what is wrong, with claim and request.
-        only_this_node: other nodes may give an answer (invalid pools).
-        node: where it was found; empty where the claims themselves are wrong.
-        gave_up: there may be an answer: the question had too many combinations to try them all.
+        message: the problem, with claim and request.
+        only_this_node: whether other nodes may give an answer (the pool is invalid on this one).
+        node: where it was found; empty if the claims themselves are wrong.
+        gave_up: whether there may be an answer: the claims allow more combinations than could be tried.
     """
 
     message: str
