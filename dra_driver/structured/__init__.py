@@ -1,10 +1,11 @@
-"""The allocator: which devices on which node serve the claims of a pod.
+"""The structured allocator: which devices on which node serve the claims of a pod.
 
-``Snapshot.build`` indexes a cluster, ``allocate`` answers for one pod. The semantics are those of the
-structured allocator of Kubernetes 1.36 (KEP-4381 and those that extend it); ``Strategy`` says which of
-several possible answers is taken. "It does not fit" is a value with reasons, not an exception.
+``Snapshot.build`` indexes a cluster, ``allocate`` answers for one pod, ``allocate_group`` for several. The
+semantics are those of the structured allocator of Kubernetes 1.36 (KEP-4381 and those that extend it);
+``Strategy`` says which of several possible answers is taken. "It does not fit" is a value with reasons, not
+an exception.
 
-A pure library: no I/O, no clock, no logging; everything that goes in and comes out is immutable.
+A pure library: no I/O, no clock but the budget's, no logging. Input and output are immutable.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What may serve a request: selectors, capacity, taints and constraints, before any choice."""
+"""Which devices may serve a request, before any choice: selectors, capacity, taints and constraints."""

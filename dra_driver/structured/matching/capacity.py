@@ -1,4 +1,4 @@
-"""What a request takes of a device's capacity (KEP-5075, ``requestPolicy``).
+"""What a request consumes of a device's capacity (KEP-5075, ``requestPolicy``).
 
 Quantities are exact; a step rounds up on whole numbers, as the API defines it (``Quantity.Value()``).
 """
@@ -17,11 +17,16 @@ _NOTHING: Amounts = {}
 
 
 def consumption(requested: Amounts, capacity: Mapping[str, DeviceCapacity]) -> dict[str, Quantity] | None:
-    """What the device gives to this request, by name of the capacity.
+    """Return what the request consumes of each capacity of the device, after its request policy.
+
+    Args:
+        requested: amounts that the request names.
+        capacity: of the device; of a capacity that is not named, its policy's default or all of it is
+            consumed.
 
     Returns:
-        None where the device cannot serve it: it does not have a requested capacity, or its policy does not
-        allow the amount.
+        None if the device cannot serve it: a requested capacity is missing, or the policy does not allow the
+        amount.
     """
     if not requested.keys() <= capacity.keys():
         return None
@@ -37,14 +42,14 @@ def consumption(requested: Amounts, capacity: Mapping[str, DeviceCapacity]) -> d
 def fits(
     taken: Amounts, capacity: Mapping[str, DeviceCapacity], used: Amounts, also_used: Amounts = _NOTHING
 ) -> bool:
-    """Whether ``taken`` is there on top of what is used already."""
+    """Return whether ``taken`` is left beside what is used already."""
     return shortfall(taken, capacity, used, also_used) is None
 
 
 def shortfall(
     taken: Amounts, capacity: Mapping[str, DeviceCapacity], used: Amounts, also_used: Amounts = _NOTHING
 ) -> str | None:
-    """The first capacity of which there is too little, or None."""
+    """Return the first capacity of which too little is left, or None."""
     for name, amount in taken.items():
         total = amount
         if name in used:

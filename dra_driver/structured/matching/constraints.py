@@ -1,4 +1,4 @@
-"""``matchAttribute`` and ``distinctAttribute``: what the devices of a claim must have in common, or not.
+"""``matchAttribute`` and ``distinctAttribute``: what devices of a claim must, or must not, have in common.
 
 A device without the attribute never satisfies a constraint. Values of different types are different.
 ``distinctAttribute`` holds pairwise over all devices, as the API documents it.
@@ -26,15 +26,16 @@ __all__ = [
 
 Value = tuple[str, object]
 
-# Instead of a domain: the attribute of this name in whatever domain it is, the standard one first.
+# In place of a domain in the constraints that a topology annotation adds: the attribute of this name in any
+# domain, the standard one first.
 ANY_DOMAIN: Final = "*/"
 STANDARD: Final = {"pcieRoot": names.PCIE_ROOT, "numaNode": names.NUMA_NODE}
-# From the tightest: devices with the same value are close.
+# Levels of topology, the tightest first: devices with the same value are close to each other.
 TOPOLOGY: Final = ("nvlinkGroup", "xgmiHive", "pcieRoot", "numaNode")
 
 
 def attribute_of(device: Device, driver: str, name: str) -> DeviceAttribute | None:
-    """The attribute by its qualified name; a bare name on the device belongs to the driver's domain."""
+    """Return the attribute by its qualified name; a bare name on a device is in its driver's domain."""
     found = device.attributes.get(name)
     if found is not None:
         return found
@@ -54,11 +55,11 @@ def _of_any_domain(device: Device, bare: str) -> DeviceAttribute | None:
 
 
 def attribute_values(attribute: DeviceAttribute | None, *, lists: bool) -> frozenset[Value]:
-    """The values with their types; empty where there is none that can be compared.
+    """Return the values with their types; empty if there is none that can be compared.
 
     Args:
-        attribute: may be None: the device does not have it.
-        lists: whether list-typed attributes count (feature ListTypeAttributes).
+        attribute: None if the device lacks it.
+        lists: whether list-typed attributes count (feature DRAListTypeAttributes).
     """
     if attribute is None:
         return frozenset()
@@ -82,14 +83,14 @@ def attribute_values(attribute: DeviceAttribute | None, *, lists: bool) -> froze
 
 
 class Constraint(Protocol):
-    """The state of one constraint during a search: devices are added and removed like on a stack."""
+    """State of one constraint during a search: devices are added and removed as on a stack."""
 
     def add(self, values: frozenset[Value]) -> bool:
-        """Adds a device with these values; False (and nothing added) where that violates the constraint."""
+        """Add a device with these values; return False, and add nothing, if that violates the constraint."""
         ...
 
     def remove(self, values: frozenset[Value]) -> None:
-        """Removes the device that was added last."""
+        """Remove the device that was added last, with the same values."""
         ...
 
 
@@ -97,7 +98,8 @@ class _Match:
     __slots__ = ("_common",)
 
     def __init__(self) -> None:
-        # What all devices up to here have in common, one entry per device: removing restores the former.
+        # Per device what it has in common with all before it, so that removing one is a pop. Values are sets
+        # because of list-typed attributes: devices match while one value is in all of their lists.
         self._common: list[frozenset[Value]] = []
 
     def add(self, values: frozenset[Value]) -> bool:
@@ -128,5 +130,5 @@ class _Distinct:
 
 
 def make_constraint(constraint: DeviceConstraint) -> Constraint:
-    """Fresh state for one constraint of a claim."""
+    """Return the state of a constraint before any device is chosen."""
     return _Match() if constraint.match_attribute is not None else _Distinct()

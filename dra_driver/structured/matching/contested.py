@@ -1,6 +1,6 @@
-"""Devices, and counters of partitions, that several claims hold although one can have them.
+"""Devices, and counters of partitions, that several claims hold although only one can have them.
 
-No single allocator does that. Two that decide on one pool do, because each sees the other's work late.
+One allocator never does that. Two that decide on the same pool do, because each sees the other's work late.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ H = TypeVar("H")
 def contested(
     pool: PoolID, slices: Iterable[ResourceSlice], holders: Mapping[H, AllocationResult]
 ) -> dict[str, set[H]]:
-    """Return who holds together what one can have.
+    """Return which claims together hold what one alone can have.
 
-    Results with admin access take nothing. Shares of a device go together; whether its capacity is enough for
-    them is not looked at.
+    Results with admin access allocate nothing. Shares of a device do not conflict; whether its capacity is
+    enough for all of them is not checked.
 
     Args:
-        pool: of which devices are looked at.
+        pool: the pool whose devices are checked.
         slices: of the pool, of any generation.
-        holders: allocations, by whatever names their claims.
+        holders: allocations, by any identity of their claims.
 
     Returns:
-        ``device NAME`` or ``counters SET``, with at least two holders each.
+        claims by ``device NAME`` or ``counters SET``, at least two each.
     """
     whole: dict[str, set[H]] = defaultdict(set)
     shared: dict[str, set[H]] = defaultdict(set)
@@ -47,7 +47,7 @@ def contested(
 
 
 def _overdrawn(slices: Iterable[ResourceSlice], users: Mapping[str, set[H]]) -> dict[str, set[H]]:
-    """Return the counter sets of which more is taken than there is, with all that take from them."""
+    """Return the counter sets that are over-committed, with all claims whose devices consume them."""
     left: dict[tuple[str, str], int] = {}
     takers: dict[str, set[H]] = defaultdict(set)
     current = newest_generation(slices)
@@ -56,7 +56,7 @@ def _overdrawn(slices: Iterable[ResourceSlice], users: Mapping[str, set[H]]) -> 
             left.update(((set_.name, name), c.value.nano) for name, c in set_.counters.items())
     for slice_ in current:
         for device in slice_.spec.devices:
-            # The shares of one device take its counters once.
+            # However many shares a device has, it consumes its counters once.
             for consumed in device.consumes_counters if device.name in users else ():
                 takers[consumed.counter_set] |= users[device.name]
                 for name, counter in consumed.counters.items():

@@ -1,4 +1,4 @@
-"""Claims, checked and taken apart for the search. Nothing here depends on a node."""
+"""Claims, validated and prepared for the search. Nothing here depends on a node."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dra_driver.structured.model.types import Features
 
 __all__ = ["MAX_RESULTS", "Alternative", "ClaimPlan", "FatalError", "RequestPlan", "compile_claims"]
 
-# AllocationResultsMaxSize of the API.
+# AllocationResultsMaxSize of the API: devices of one claim.
 MAX_RESULTS: Final = 32
 
 
 class FatalError(Exception):
-    """The search cannot go on; becomes ``Failed``."""
+    """A reason for which the search cannot go on; becomes ``Failed``."""
 
     def __init__(self, message: str, *, only_this_node: bool = False) -> None:
         super().__init__(message)
@@ -41,10 +41,13 @@ class Alternative:
     """A request, or one of the subrequests of ``firstAvailable``.
 
     Attributes:
-        request: the name that results carry, ``request`` or ``request/subrequest``.
-        selectors: expressions, those of the class first, each with what it belongs to.
+        claim_index: position of its claim among the claims of the pod.
+        claim: ``namespace/name``.
+        request: name in results, ``request`` or ``request/subrequest``.
+        parent: name of the request.
+        selectors: CEL expressions, those of the class first.
         class_selectors: how many of them are the class's.
-        count: number of devices; None for all of them.
+        count: number of devices; None for all of them (allocation mode All).
         constraints: indices of the claim's constraints that cover it.
     """
 
@@ -67,7 +70,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestPlan:
-    """A request: its alternatives in order of preference (one where there is no ``firstAvailable``)."""
+    """A request with its alternatives in order of preference; one if there is no ``firstAvailable``."""
 
     name: str
     alternatives: tuple[Alternative, ...]
@@ -75,7 +78,14 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClaimPlan:
-    """A claim. One that is allocated has no requests to solve."""
+    """A claim; one that is allocated has no requests to solve.
+
+    Attributes:
+        index: position among the claims of the pod.
+        name: ``namespace/name``.
+        constraints: those of the claim and those that its topology annotation requires.
+        preferred: levels of ``TOPOLOGY`` that the annotation prefers.
+    """
 
     index: int
     name: str
@@ -89,7 +99,7 @@ class ClaimPlan:
 def compile_claims(
     claims: Sequence[ResourceClaim], classes: Mapping[str, DeviceClass], features: Features
 ) -> tuple[ClaimPlan, ...]:
-    """Checks claims against the classes that exist.
+    """Validate claims against the classes that exist, and return their plans.
 
     Raises:
         FatalError: a class does not exist, or a field asks for something that is not supported.
@@ -185,10 +195,10 @@ def _alternative(
 
 
 def _topology(name: str, claim: ResourceClaim) -> tuple[list[str], tuple[str, ...]]:
-    """The levels on which all devices must, and on which they should, have the same value.
+    """Return the topology levels on which all devices must, and on which they should, have the same value.
 
     Raises:
-        FatalError: the annotation does not say that.
+        FatalError: the annotation has another form.
     """
     levels: dict[str, list[str]] = {"required": [], "preferred": []}
     text = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
@@ -224,7 +234,7 @@ def _check_features(
 def _count(spec: ExactDeviceRequest | DeviceSubRequest, where: str) -> int | None:
     match spec.allocation_mode:
         case "" | "ExactCount":
-            # The API server writes these defaults into claims; manifests do not have them.
+            # The API server writes the defaults; manifests that are read from files lack them.
             return spec.count or 1
         case "All":
             return None

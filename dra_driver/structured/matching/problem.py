@@ -1,4 +1,7 @@
-"""The claims of a pod on one node: which devices can serve which request, before any choice is made."""
+"""The claims of a pod on one node: which devices can serve which request, before any choice is made.
+
+A ``NodeProblem`` works everything out on demand and once, so a search that ends early pays for little.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from dra_driver.structured.model.types import (
 
 __all__ = ["Candidate", "CounterNeed", "NodeProblem", "Options", "Verdict"]
 
-# (pool, counter set, counter), what the device takes of it, and what is left of it: in 1e-9.
+# (pool, counter set, counter), what the device consumes of it, and what is left of it, both in 1e-9 units.
 CounterNeed = tuple[tuple[PoolID, str, str], int, int]
 Values = Mapping[int, frozenset[Value]]
 
@@ -47,13 +50,13 @@ class Options:
     withheld: Mapping[PoolID, str] | None = None
 
     def policy(self, pool: PoolID) -> PoolPolicy | None:
-        """How a pool is used; None: not at all."""
+        """Return how devices of a pool are chosen; None if it may not be used."""
         return self.default if self.pools is None else self.pools.get(pool)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a device is no candidate."""
+    """Why a device is not a candidate; the fields are those of ``Exclusion``."""
 
     reason: ExclusionReason
     wanted: str = ""
@@ -65,13 +68,13 @@ class Candidate:
     """A device that may serve a request.
 
     Attributes:
-        allocated: in use as a whole by another claim (admin access may still have it).
-        tainted: a taint is not tolerated.
-        error: a selector cannot be evaluated.
-        consumption: what a share gives to this request.
-        used: what other claims' shares take.
-        counters: what it takes of shared counters; empty where it takes nothing more.
-        values: of the attributes that constraints of the claim look at, by index of the constraint.
+        allocated: allocated as a whole to another claim (admin access may have it all the same).
+        used: what other claims' shares consume of its capacity.
+        counters: counters that it would consume; empty if it consumes none or no more of them.
+        consumption: what a share would consume for this request.
+        values: of the attributes that constraints of the claim compare, by index of the constraint.
+        tainted: whether a taint is not tolerated.
+        error: why a selector cannot be evaluated.
     """
 
     entry: DeviceEntry
@@ -87,13 +90,20 @@ class Candidate:
 
 @dataclass(slots=True, eq=False)
 class _State:
+    """What other claims leave of a device, whatever is requested: fields of ``Candidate``."""
+
     allocated: bool
     used: Amounts
     counters: tuple[CounterNeed, ...]
 
 
 class NodeProblem:
-    """The claims, with the devices of one node; devices are looked at when somebody asks for them."""
+    """The claims with the devices of one node; devices are examined on demand.
+
+    Attributes:
+        pools: those that may be used, in the order in which they are tried.
+        unusable: those that the caller withholds.
+    """
 
     def __init__(
         self,
@@ -118,7 +128,10 @@ class NodeProblem:
         self._interchange_keys: dict[DeviceEntry, object] = {}
 
     def prepare(self, *, strict: bool) -> None:
-        """Checks what can be said before the search, in Kubernetes' order.
+        """Check what can be decided before the search, in Kubernetes' order.
+
+        Args:
+            strict: whether a selector that fails on a device of "all devices" is an error.
 
         Raises:
             FatalError: "all devices" of a pool that is not complete, or too many devices.
@@ -143,7 +156,7 @@ class NodeProblem:
         return len(devices)
 
     def candidates(self, alternative: Alternative) -> Sequence[Candidate]:
-        """Devices for a request with a count, in the order of the pools. Those in use are left out."""
+        """Return the free devices for a request with a count, in the order of the pools."""
         found = self._candidates.get(alternative)
         if found is None:
             found = self._candidates[alternative] = [
@@ -158,7 +171,7 @@ class NodeProblem:
         return found
 
     def all_devices(self, alternative: Alternative) -> Sequence[Candidate]:
-        """What "all devices" means for the request; devices whose selector fails are left out.
+        """Return the devices of a request for all devices, without those whose selector fails.
 
         Raises:
             FatalError: a pool of the node is being updated or invalid.
@@ -175,12 +188,14 @@ class NodeProblem:
         return [c for c in self._all[alternative] if c.error is None]
 
     def bare_candidate(self, entry: DeviceEntry, pool: PoolView) -> Candidate:
-        """What other claims leave of a device, whatever is asked of it."""
+        """Return a device with what other claims leave of it, without any request."""
         state = self._state(entry, pool)
         return Candidate(entry, pool, state.allocated, state.used, state.counters, _NONE, {})
 
     def look(self, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Candidate | Verdict:
-        """Everything about a device and a request that does not depend on what else is chosen.
+        """Return everything about a device and a request that does not depend on other choices.
+
+        The order of the checks is that of ``ExclusionReason``: the first that fails is reported.
 
         Raises:
             BudgetExhausted: the question has no steps or no time left.
@@ -201,6 +216,8 @@ class NodeProblem:
             result = matches.matches(expression, entry, self.budget)
             if result is True:
                 continue
+            # A selector that fails is no verdict: Kubernetes' search ends with an error, but only if it gets
+            # as far as this device.
             of_class = i < alternative.class_selectors
             if result is False:
                 return (
@@ -221,7 +238,7 @@ class NodeProblem:
         return candidate
 
     def _measure(self, alternative: Alternative, candidate: Candidate) -> bool:
-        """Whether the device's capacity is enough for the request, other claims' shares considered."""
+        """Return whether the device's capacity is enough for the request beside other claims' shares."""
         device = candidate.entry.device
         if not self.snapshot.features.consumable_capacity or not (device.capacity or alternative.capacity):
             return True
@@ -233,6 +250,7 @@ class NodeProblem:
         return capacity.fits(taken, device.capacity, candidate.used)
 
     def _too_small(self, alternative: Alternative, candidate: Candidate) -> Verdict:
+        """Return which capacity is too small: the device's, or what other claims leave of it."""
         device = candidate.entry.device
         taken = capacity.consumption(alternative.capacity, device.capacity)
         if taken is not None and capacity.fits(taken, device.capacity, _NONE):
@@ -248,7 +266,10 @@ class NodeProblem:
         return Verdict(ExclusionReason.CAPACITY)
 
     def serves(self, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Candidate | None:
-        """The device as a candidate for a claim with one device, whether or not it is in use as a whole."""
+        """Return the device as a candidate for a claim with one device, whether or not it is allocated.
+
+        None if it is no candidate.
+        """
         looked = self.look(alternative, entry, pool)
         if (
             isinstance(looked, Verdict)
@@ -269,11 +290,11 @@ class NodeProblem:
         )
 
     def blocking_taints(self, alternative: Alternative, entry: DeviceEntry) -> tuple[DeviceTaint, ...]:
-        """The taints that exclude the device."""
+        """Return the taints that exclude the device."""
         return tuple(t for t in entry.device.taints if self._taint_counts(alternative, t))
 
     def has_errors(self, alternative: Alternative) -> bool:
-        """Whether a selector fails on one of the candidates."""
+        """Return whether a selector fails on one of the candidates."""
         if alternative not in self._errors:
             self._errors[alternative] = any(c.error is not None for c in self.candidates(alternative))
         return self._errors[alternative]
@@ -288,10 +309,10 @@ class NodeProblem:
         return any(a.count is None for c in self.claims for r in c.requests for a in r.alternatives)
 
     def may_fail(self) -> bool:
-        """Whether Kubernetes' search may end in an error where ours finds that nothing fits.
+        """Return whether Kubernetes' search may end in an error where ours finds that nothing fits.
 
-        That is so where a selector fails, where "all devices" meet a constraint or a pool that is not
-        complete, and where a pool is invalid. Otherwise both look at everything and agree.
+        That is so if a selector fails, if "all devices" meet a constraint or an incomplete pool, and if a
+        pool is invalid. Otherwise both searches are exhaustive and agree.
         """
         if any(pool.invalid or pool.incomplete for pool in self.pools):
             return True
@@ -310,8 +331,14 @@ class NodeProblem:
         return False
 
     def interchange_key(self, candidate: Candidate) -> object:
-        """The same value for devices that no part of the claims can tell apart; None: like no other."""
+        """Return a value that is equal for interchangeable devices; None if there is no other like this one.
+
+        Devices with equal values are candidates of the same requests, have the same values for every
+        constraint and consume the same counters, so in any solution one can be replaced by another that is
+        free.
+        """
         entry = candidate.entry
+        # Shares are left apart: what is left of a device changes with each of them.
         if entry.shareable:
             return None
         if entry not in self._interchange_keys:
@@ -325,7 +352,7 @@ class NodeProblem:
 
     @cached_property
     def _membership(self) -> dict[DeviceEntry, list[tuple[int, bool]]]:
-        """For each device the alternatives that it is a candidate of, and whether a selector fails."""
+        """For each device the alternatives (numbered) that it is a candidate of; whether a selector fails."""
         members: dict[DeviceEntry, list[tuple[int, bool]]] = {}
         number = 0
         for claim in self.claims:
@@ -342,7 +369,7 @@ class NodeProblem:
         return members
 
     def values(self, claim: ClaimPlan, constraint: int, entry: DeviceEntry) -> frozenset[Value]:
-        """What a device has for one constraint of a claim."""
+        """Return the values of a device for one constraint of a claim."""
         return self._values_of_claim(claim, entry)[constraint]
 
     def _state(self, entry: DeviceEntry, pool: PoolView) -> _State:
@@ -352,6 +379,7 @@ class NodeProblem:
             name = entry.id.device
             shared = name in taken.shares
             counters: tuple[CounterNeed, ...] = ()
+            # A device of which a share is allocated has consumed its counters already.
             if entry.device.consumes_counters and not (entry.shareable and shared):
                 counters = self._counter_needs(entry, pool)
             used = taken.capacity.get(name, _NONE) if entry.shareable else _NONE
@@ -395,5 +423,5 @@ class NodeProblem:
 
 
 def sorted_values(values: Values) -> tuple[frozenset[Value], ...]:
-    """The values in the order of the constraints, to compare them."""
+    """Return the values in the order of the constraints, so that they can be compared."""
     return tuple(values[i] for i in sorted(values))

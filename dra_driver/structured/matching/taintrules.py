@@ -1,4 +1,4 @@
-"""DeviceTaintRules (KEP-5055): taints that an admin puts on devices, beside those in the slices."""
+"""DeviceTaintRules (KEP-5055): taints that an admin sets on devices, beside those in the slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["concerns", "with_rules"]
 
 
 def concerns(rule: DeviceTaintRule, slice_: ResourceSlice) -> bool:
-    """Whether the rule may select a device of the slice. A rule without a selector selects none."""
+    """Return whether the rule may select a device of the slice. A rule without a selector selects none."""
     selector = rule.spec.device_selector
     return (
         selector is not None
@@ -22,10 +22,10 @@ def concerns(rule: DeviceTaintRule, slice_: ResourceSlice) -> bool:
 
 
 def with_rules(slice_: ResourceSlice, rules: Collection[DeviceTaintRule]) -> ResourceSlice:
-    """The slice with the taints of the rules on its devices; the same object where none selects any.
+    """Return the slice with the taints of the rules on its devices; the same object if no rule selects any.
 
-    Fields of a selector that versions before v1beta2 had beyond driver, pool and device are not looked at:
-    such a rule then taints more than it says, which costs devices for a while and never a pod.
+    Of a selector, driver, pool and device are evaluated. Versions before v1beta2 have further fields; a rule
+    that uses them taints more devices than it says, which withholds devices for a while and evicts no pod.
     """
     mine = [r for r in rules if concerns(r, slice_)]
     if not mine:

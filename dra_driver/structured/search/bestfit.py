@@ -1,12 +1,12 @@
-"""Best fit: of all allocations that are possible on a node the best, and a score to compare nodes.
+"""Best fit: the best of all allocations that are possible on a node, and a score to compare nodes.
 
-On a node the search runs several times: once over all devices, from the cheapest, and, where a claim gets
-several devices, once within each group of devices that are close to each other or that share the value of a
-``matchAttribute``. Each run improves on the best answer so far until it has seen everything or used up its
+On a node the search runs several times: once over all devices, from the cheapest, and, if claims get several
+devices, once within each group of devices that are close to each other or that share the value of a
+``matchAttribute``. Each run improves on the best answer so far until it has tried everything or used up its
 steps, so small nodes are solved exactly and large ones well.
 
-Devices of pools that are to be used first-fit cost nothing here, so that the first of them in Kubernetes'
-order is taken.
+Devices of pools that are used first-fit cost nothing here, so that the first of them in Kubernetes' order is
+taken.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from dra_driver.structured.search.search import Pick, Search, SearchLimitError
 
 __all__ = ["Score", "Solution", "best_solution", "score_of"]
 
-# Devices that a run tries after it has found an answer, to find a better one.
+# Steps of a run after its first solution, in search of better ones.
 IMPROVEMENT_STEPS: Final = 2_000
-# What working out the score of an answer costs, in steps.
+# Steps that a score costs.
 _STEPS_PER_SOLUTION: Final = 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Score:
-    """Smaller is better; the fields in the order of their weight.
+    """The quality of an allocation. Less is better; the fields are compared in their order.
 
     Attributes:
         ranks: the alternative of ``firstAvailable`` that each request gets.
-        binding: devices with binding conditions.
-        preferred: how far the devices of claims with a preference are from what they prefer.
+        binding: number of devices with binding conditions.
+        preferred: topology groups beyond the first, on the levels that claims prefer.
         waste, destroyed, busy, other_waste: sums of ``DeviceCost``.
-        spread: how far the devices are from each other, from NVLink to NUMA.
-        broken: 1 where a node of which nothing is in use is used in part.
-        remaining: devices of the same pools that stay free; where the policy is to spread, less is worse (and
-            ``broken`` is 0).
-        order: positions of the devices, for a deterministic end.
+        spread: topology groups beyond the first, by level of ``TOPOLOGY``.
+        broken: 1 if a node of which nothing is in use would be used in part.
+        remaining: devices of the same pools that stay free; negative if the policy is to spread (``broken``
+            is 0 then).
+        order: positions of the devices, so that equal answers are decided in one way.
     """
 
     ranks: tuple[int, ...]
@@ -64,7 +64,7 @@ class Score:
 
     @property
     def between_nodes(self) -> tuple[object, ...]:
-        """What counts between nodes: everything but the positions. Of equal nodes the first by name wins."""
+        """The score without positions, which differ between nodes; of equal nodes the first by name wins."""
         return (
             self.ranks,
             self.binding,
@@ -81,7 +81,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """An allocation on one node."""
+    """An allocation on one node: the devices and the alternatives of each claim."""
 
     score: Score
     picks: tuple[tuple[Pick, ...], ...]
@@ -89,11 +89,11 @@ class Solution:
 
 
 def best_solution(problem: NodeProblem) -> Solution | None:
-    """The best allocation on the node.
+    """Return the best allocation on the node, or None if nothing fits.
 
     Raises:
         SearchLimitError: there are too many combinations, and none of those that were tried fits.
-        BudgetExhausted: likewise, and the question has nothing left for other nodes either.
+        BudgetExhausted: likewise, and nothing is left for other nodes either.
         FatalError: ``problem.prepare`` refuses the claims on this node.
     """
     problem.prepare(strict=False)
@@ -103,7 +103,7 @@ def best_solution(problem: NodeProblem) -> Solution | None:
 
 
 def score_of(problem: NodeProblem, picks: Sequence[Sequence[Pick]], ranks: tuple[int, ...]) -> Score:
-    """The score of an allocation, however it was found; every device counts."""
+    """Return the score of an allocation that some search found; devices of first-fit pools count as well."""
     return _BestFit(problem, every=True).score(picks, ranks)
 
 
@@ -111,6 +111,13 @@ _FREE: Final = DeviceCost(0, 0, 0, 0, 0)
 
 
 class _BestFit:
+    """The searches on one node, and the best solution so far.
+
+    Args:
+        problem: the claims on the node.
+        every: whether devices of first-fit pools are scored like all others.
+    """
+
     def __init__(self, problem: NodeProblem, *, every: bool = False) -> None:
         self._problem = problem
         self._costs = Costs(problem)
@@ -136,11 +143,16 @@ class _BestFit:
                 for group in self._groups():
                     self._run(group, IMPROVEMENT_STEPS)
             except BudgetExhausted:
-                pass  # there is an answer already; the caller sees that its budget is exhausted
+                pass  # there is an answer; ``Budget.exhausted`` says that it may not be the best
         return self._best
 
     def _run(self, within: Callable[[DeviceEntry], bool] | None, steps: int | None) -> bool:
-        """One search; True where there is an answer by now."""
+        """Run one search; return whether there is an answer by now.
+
+        Args:
+            within: restricts the devices.
+            steps: limit; if None, that of the budget.
+        """
 
         def order(alternative: Alternative) -> Sequence[Candidate]:
             candidates = self._by_cost(alternative)
@@ -163,12 +175,14 @@ class _BestFit:
         return self._best is not None
 
     def _by_cost(self, alternative: Alternative) -> list[Candidate]:
+        """Return the candidates, cheapest first; without those that an allocation cannot carry."""
         ordered = self._ordered.get(alternative)
         if ordered is None:
 
             def key(candidate: Candidate) -> tuple[DeviceCost, tuple[int, int], int]:
                 cost = self._cost(alternative, candidate)
-                # The first of the order is taken where it is about one device, so all of the score counts.
+                # For a single device the first solution is taken, so the order has to be that of the whole
+                # score.
                 place = self._pool_use(candidate.pool) if self._single else (0, 0)
                 return cost, place, self._position[candidate.entry]
 
@@ -186,6 +200,7 @@ class _BestFit:
         return self._costs.of(alternative, candidate)
 
     def _interchange_key(self, candidate: Candidate) -> object:
+        """Return a key of devices that are interchangeable for the score, too."""
         base = self._problem.interchange_key(candidate)
         if base is None:
             return None
@@ -201,10 +216,16 @@ class _BestFit:
         return base, self._best_fit_keys[entry]
 
     def _can_improve(self, search: Search) -> bool:
+        """Return whether what is chosen so far can still become better than the best solution.
+
+        Compared are the fields of ``Score`` that never decrease as devices are added, in their order: cutting
+        off where they exceed the best solution's loses nothing.
+        """
         if self._best is None:
             return True
         best = self._best.score
         ranks = search.ranks()
+        # Only the requests served so far are compared, so equal ranks leave the decision to the other fields.
         if ranks != best.ranks[: len(ranks)]:
             return ranks < best.ranks[: len(ranks)]
         binding = waste = 0
@@ -215,20 +236,21 @@ class _BestFit:
         return (binding, self._distance(search.picks), waste) <= (best.binding, best.preferred, best.waste)
 
     def _consider(self, search: Search) -> bool:
+        """Keep the solution of the search if it is the best; return whether the search may stop."""
         self._problem.budget.spend(_STEPS_PER_SOLUTION)
         score = self.score(search.picks, search.ranks())
         if self._best is None or score < self._best.score:
             self._best = Solution(
                 score, tuple(tuple(p) for p in search.picks), tuple(tuple(c) for c in search.chosen)
             )
-        # A single device comes from the cheapest: nothing better follows.
+        # Candidates are tried from the cheapest, so no better single device follows.
         if self._single:
             return True
         search.limit(IMPROVEMENT_STEPS)
         return False
 
     def score(self, picks_of: Sequence[Sequence[Pick]], ranks: tuple[int, ...]) -> Score:
-        """The score of picks, one list per claim."""
+        """Return the score of picks, one list per claim."""
         picks = list(_flat(picks_of))
         counting = [p for p in picks if p.candidate.pool.id not in self._in_order]
         costs = [self._costs.of(p.alternative, p.candidate) for p in counting]
@@ -248,7 +270,7 @@ class _BestFit:
         )
 
     def _node_use(self, picks: Sequence[Pick]) -> tuple[int, int]:
-        """Whether an untouched node is used in part, and how many devices of the pools stay free."""
+        """Return ``broken`` and ``remaining`` of ``Score``."""
         pools = {id(p.candidate.pool): p.candidate.pool for p in picks}
         total = used = 0
         for pool in pools.values():
@@ -264,7 +286,7 @@ class _BestFit:
         return policy is not None and policy.nodes is NodePolicy.SPREAD
 
     def _distance(self, picks: Sequence[Sequence[Pick]]) -> int:
-        """Groups beyond the first over which claims are spread on the levels that they prefer."""
+        """Return ``preferred`` of ``Score``."""
         total = 0
         for claim, chosen in zip(self._problem.claims, picks, strict=True):
             if claim.preferred:
@@ -273,7 +295,7 @@ class _BestFit:
         return total
 
     def _pool_use(self, pool: PoolView) -> tuple[int, int]:
-        """The same for one device of a pool."""
+        """Return ``broken`` and ``remaining`` of ``Score`` for one device of a pool."""
         if pool.id in self._in_order:
             return 0, 0
         state = self._problem.snapshot.allocated.pool(pool.id)
@@ -281,7 +303,7 @@ class _BestFit:
         return _by_policy(used, max(0, len(pool.devices) - used - 1), spread=self._spreads(pool))
 
     def _groups(self) -> Iterator[Callable[[DeviceEntry], bool]]:
-        """Restrictions to devices that have something in common, the tightest first."""
+        """Iterate over restrictions to devices that have something in common, the tightest first."""
         entries: dict[DeviceEntry, Candidate] = {}
         for claim in self._problem.claims:
             for request in claim.requests:
@@ -293,6 +315,7 @@ class _BestFit:
             by_value: dict[frozenset[Value], set[DeviceEntry]] = {}
             for entry, values in facts.items():
                 by_value.setdefault(values, set()).add(entry)
+            # One group of all devices is what the first run searched.
             if len(by_value) < 2 and len(facts) == len(entries):
                 continue
             for members in by_value.values():
@@ -300,6 +323,7 @@ class _BestFit:
                     yield _within(members, drivers)
 
     def _facts(self, entries: dict[DeviceEntry, Candidate]) -> Iterator[dict[DeviceEntry, frozenset[Value]]]:
+        """Iterate over topology levels, then constraints: the values of the devices that have one."""
         topology = {entry: topology_of(entry) for entry in entries}
         for level in TOPOLOGY:
             yield {e: t[level] for e, t in topology.items() if level in t}
@@ -310,10 +334,12 @@ class _BestFit:
 
 
 def _within(members: set[DeviceEntry], drivers: set[DriverName]) -> Callable[[DeviceEntry], bool]:
+    """Return the restriction to a group; devices of drivers that lack the attribute are not restricted."""
     return lambda entry: entry in members or entry.id.driver not in drivers
 
 
 def _by_policy(used: int, remaining: int, *, spread: bool) -> tuple[int, int]:
+    """Return ``broken`` and ``remaining`` of ``Score`` from the number of devices in use and left."""
     return (0, -remaining) if spread else (int(used == 0 and remaining > 0), remaining)
 
 
@@ -323,7 +349,10 @@ def _flat(picks: Sequence[Sequence[Pick]]) -> Iterator[Pick]:
 
 
 def _most_devices(problem: NodeProblem) -> int:
-    """At most so many devices are chosen one by one ("all" leaves no choice, but has company)."""
+    """Return the largest number of devices that may be chosen one by one.
+
+    "All devices" leave no choice, but count as 2: what is chosen beside them depends on them.
+    """
     return sum(
         max(2 if a.count is None else a.count for a in request.alternatives)
         for claim in problem.claims

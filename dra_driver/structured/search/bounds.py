@@ -1,4 +1,4 @@
-"""What can be said before any search: that there are fewer devices than are asked for."""
+"""Bounds before any search: whether there are fewer devices than are asked for."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ __all__ = ["devices_needed", "too_few_devices"]
 
 
 def devices_needed(problem: NodeProblem) -> int:
-    """Return how many devices the requests need at least."""
+    """Return the least number of devices that the requests need."""
     return sum(min(a.count or 0 for a in r.alternatives) for c in problem.claims for r in c.requests)
 
 
 def too_few_devices(problem: NodeProblem) -> bool:
     """Return whether the requests need more devices than can serve them, whichever are chosen.
 
-    A device serves one request, so the requests have to be matched with devices (a maximum matching, found by
-    augmenting paths). Where there is none, the depth-first search would try every combination to find that
-    out: 8 alternatives to the power of 9 requests, say. Constraints and counters are left to the search, and
-    so are requests that do not use devices up: with admin access, for all devices, or served by shared ones.
+    A device serves one request, so requests have to be matched with devices: a maximum bipartite matching,
+        found
+    with augmenting paths in O(units x edges). If it is incomplete, the depth-first search would try every
+    combination to find that out: 8 alternatives to the power of 9 requests, say.
+
+    Only a necessary condition is checked. Constraints and counters are left to the search, and so are
+    requests that do not use devices up: with admin access, for all devices, or served by shareable ones.
 
     Raises:
         BudgetExhausted: the question has no steps or no time left.
     """
     alternatives = [a for c in problem.claims for r in c.requests for a in r.alternatives]
     if problem.has_all_requests or any(problem.has_errors(a) for a in alternatives):
-        return False  # the search may end in an error, as in Kubernetes
+        return False  # Kubernetes' search may end in an error here, so ours has to run
     wanted: list[Sequence[DeviceEntry]] = []
     for claim in problem.claims:
         for request in claim.requests:
@@ -40,9 +43,10 @@ def too_few_devices(problem: NodeProblem) -> bool:
 
 
 def _units(problem: NodeProblem, request: RequestPlan) -> list[Sequence[DeviceEntry]]:
-    """Return what each device of the request can be: once for every device that it needs at least."""
+    """Return the devices that can serve the request, once for every device that it needs at least."""
     if any(a.admin for a in request.alternatives):
         return []
+    # Of alternatives, the union of devices and the least count: the search cannot do with less than that.
     candidates = dict.fromkeys(c.entry for a in request.alternatives for c in problem.candidates(a))
     if any(entry.shareable for entry in candidates):
         return []
@@ -51,6 +55,8 @@ def _units(problem: NodeProblem, request: RequestPlan) -> list[Sequence[DeviceEn
 
 
 class _Matching:
+    """A matching of units (one per device needed) with devices."""
+
     def __init__(self, wanted: Sequence[Sequence[DeviceEntry]]) -> None:
         self._wanted = wanted
         self._holder: dict[DeviceEntry, int] = {}
@@ -66,7 +72,13 @@ class _Matching:
         return True
 
     def _place(self, unit: int, seen: set[DeviceEntry]) -> bool:
-        """Give the unit a device, moving those that hold one as far as needed."""
+        """Give the unit a device, moving the units that hold one if needed.
+
+        Args:
+            unit: without a device so far.
+            seen: devices on the augmenting path; each is tried once per unit.
+        """
+        # Free devices first: an augmenting path is needed only where all of them are held.
         for entry in self._wanted[unit]:
             if entry not in self._holder:
                 self._holder[entry] = unit

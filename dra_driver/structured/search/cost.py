@@ -1,6 +1,6 @@
 """What best fit minimises: unused capacity, destroyed partitions, distance between devices.
 
-All numbers are integers, so that sums are exact and ties are ties.
+All costs are integers, so that sums are exact and equal costs compare as equal.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from dra_driver.structured.model.pools import DeviceEntry, PoolView
 
 __all__ = ["Costs", "DeviceCost", "is_busy", "topology_of", "topology_spread"]
 
-# An attribute (bool) by which a driver says that somebody uses the device without a claim: of devices that
-# are equally good an idle one is taken.
+# An attribute (bool) with which a driver reports that the device is in use without a claim: of devices that
+# are equally good an idle one is preferred.
 BUSY: Final = "busy"
 
-# Resolution of a fraction of the largest amount in the cluster.
+# Resolution of amounts: parts of the largest amount of the capacity in the cluster. That makes bytes and
+# cores comparable, and integer sums exact.
 _PARTS: Final = 10**6
 _PRIMARY: Final = "memory"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceCost:
-    """What it costs to take a device; the fields in the order of their weight.
+    """The cost of choosing a device; the fields are compared in their order.
 
     Attributes:
-        binding: 1 where the device has binding conditions (it may not become ready).
+        binding: 1 if the device has binding conditions (it may never become ready).
         waste: unused part of the capacity that counts: what was asked for, else memory, else everything.
         destroyed: capacity of the partitions that become impossible.
-        busy: 1 where the device is known not to be idle.
-        other_waste: unused part of the rest.
+        busy: 1 if the device is known to be in use without a claim.
+        other_waste: unused part of the other capacity.
     """
 
     binding: int
@@ -45,7 +46,7 @@ class DeviceCost:
 
 
 class Costs:
-    """Costs of the candidates of one node, computed when needed."""
+    """Costs of the candidates of one node, computed on demand."""
 
     def __init__(self, problem: NodeProblem) -> None:
         self._problem = problem
@@ -53,7 +54,7 @@ class Costs:
         self._known: dict[tuple[Alternative, DeviceEntry], DeviceCost] = {}
 
     def of(self, alternative: Alternative, candidate: Candidate) -> DeviceCost:
-        """The cost of serving this request with this device."""
+        """Return the cost of serving this request with this device."""
         key = (alternative, candidate.entry)
         cost = self._known.get(key)
         if cost is None:
@@ -68,7 +69,7 @@ class Costs:
         return cost
 
     def waste(self, alternative: Alternative, candidate: Candidate) -> tuple[int, int]:
-        """Unused parts of the capacity that counts, and of the rest."""
+        """Return the unused capacity that counts, and the unused rest, in parts of the largest device."""
         device = candidate.entry.device
         primary = {n for n in device.capacity if n in alternative.capacity}
         if not primary:
@@ -90,7 +91,10 @@ class Costs:
         return waste, other
 
     def destroyed(self, candidate: Candidate) -> int:
-        """Capacity (parts of the largest device) of the partitions that fit now and would not any more."""
+        """Return the capacity of the partitions that fit now and would not fit any more.
+
+        In parts of the largest device, and 1 for each partition, so that those without memory count, too.
+        """
         left = self._problem.snapshot.counters_left(candidate.pool)
         total = 0
         touched = {key[1] for key, _, _ in candidate.counters}
@@ -98,6 +102,7 @@ class Costs:
         for entry in self._partitions(candidate.pool, touched):
             if entry is candidate.entry:
                 continue
+            # Becomes impossible: enough counters are left for it now, and too few after this choice.
             needs = [
                 ((c.counter_set, name), amount.value.nano)
                 for c in entry.device.consumes_counters
@@ -110,6 +115,7 @@ class Costs:
         return total
 
     def _partitions(self, pool: PoolView, sets: set[str]) -> Sequence[DeviceEntry]:
+        # With several sets a partition may be in more than one of them; it is counted once.
         by_set = self._problem.snapshot.index.consumers(pool)
         if len(sets) == 1:
             return by_set.get(next(iter(sets)), ())
@@ -128,12 +134,12 @@ def _bare(name: str) -> str:
 
 
 def is_busy(entry: DeviceEntry) -> bool:
-    """Whether the driver says so."""
+    """Return whether the driver reports that the device is in use without a claim."""
     return any(a.bool_value is True and _bare(n) == BUSY for n, a in entry.device.attributes.items())
 
 
 def topology_of(entry: DeviceEntry) -> Mapping[str, frozenset[Value]]:
-    """The topology attributes that the device has, by their name in ``TOPOLOGY``."""
+    """Return the topology attributes of the device, by their name in ``TOPOLOGY``."""
     found: dict[str, frozenset[Value]] = {}
     for name, attribute in entry.device.attributes.items():
         bare = _bare(name)
@@ -147,10 +153,10 @@ def topology_of(entry: DeviceEntry) -> Mapping[str, frozenset[Value]]:
 
 
 def topology_spread(entries: Sequence[DeviceEntry]) -> tuple[int, ...]:
-    """For each level of ``TOPOLOGY`` how many groups the devices are spread over, beyond the first.
+    """Return, for each level of ``TOPOLOGY``, over how many groups the devices are spread, beyond the first.
 
-    A device without the attribute is a group of its own where other devices of its driver have it; elsewhere
-    the level says nothing about it (a network card has no NVLink).
+    A device without the attribute is a group of its own if other devices of its driver have it; otherwise the
+    level does not apply to it (a network card has no NVLink).
     """
     if len(entries) < 2:
         return (0,) * len(TOPOLOGY)

@@ -1,4 +1,4 @@
-"""From chosen devices to ``status.allocation``."""
+"""Allocation results (``status.allocation``) from chosen devices."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["allocation_results"]
 def allocation_results(
     problem: NodeProblem, picks: Sequence[Sequence[Pick]], chosen: Sequence[Sequence[int]]
 ) -> tuple[AllocationResult, ...]:
-    """One result per claim.
+    """Return one result per claim.
 
     Raises:
-        FatalError: a device has a node selector that cannot be carried into a claim.
+        FatalError: a device has a node selector that an allocation cannot carry.
     """
     return tuple(
         claim.allocation
@@ -74,9 +74,10 @@ def _device(problem: NodeProblem, claim: ClaimPlan, pick: Pick, number: int) -> 
 
 
 def _share_id(claim: ClaimPlan, pick: Pick, number: int) -> Uid:
-    """A UUID (version 8) that only this result of this claim has.
+    """Return a UUID (version 8) for a share.
 
-    Made of the claim's UID, so that the same decision gives the same ID: no randomness in the core.
+    It is a digest of the claim's UID and the result, so that the same decision gives the same ID without
+    randomness in the core.
     """
     identity = "\0".join((claim.claim.metadata.uid, claim.name, str(number), *pick.entry.id))
     digits = bytearray(hashlib.sha256(identity.encode()).digest()[:16])
@@ -87,7 +88,7 @@ def _share_id(claim: ClaimPlan, pick: Pick, number: int) -> Uid:
 
 
 def _class_config(alternatives: Sequence[Alternative]) -> list[DeviceAllocationConfiguration]:
-    """Configuration of the classes, in the order of first use, each class once with all its requests."""
+    """Return the configuration of the classes in the order of first use, each with all its requests."""
     requests: dict[str, list[str]] = {}
     classes = {}
     for alternative in alternatives:
@@ -106,7 +107,7 @@ def _class_config(alternatives: Sequence[Alternative]) -> list[DeviceAllocationC
 def _claim_config(
     claim: ClaimPlan, alternatives: Sequence[Alternative]
 ) -> list[DeviceAllocationConfiguration]:
-    """Configuration of the claim. Kubernetes repeats an entry for each request that it names; so do we."""
+    """Return the configuration of the claim: as in Kubernetes, once per request that an entry names."""
     configs: list[DeviceAllocationConfiguration] = []
     for config in claim.claim.spec.devices.config:
         if config.requests:
@@ -121,6 +122,7 @@ def _claim_config(
 
 
 def _node_selector(problem: NodeProblem, claim: ClaimPlan, picks: Sequence[Pick]) -> NodeSelector | None:
+    """Return where the devices can be used together: a single node, or the requirements of all of them."""
     fields: list[NodeSelectorRequirement] = []
     expressions: list[NodeSelectorRequirement] = []
     binding = problem.snapshot.features.device_binding_and_status

@@ -1,8 +1,11 @@
 """Depth-first search for devices on one node, over all claims of a pod.
 
 The order is that of Kubernetes' allocator: claims, requests, subrequests and devices in their order, and
-within a request only forward. What differs is that everything is given back on the way back: counters, shares
-and constraints are exactly what the devices that are chosen at that moment take.
+within a request only forward. Unlike there, backtracking restores everything: counters, shares and
+constraints are at any time exactly what the devices chosen at that time consume.
+
+The worst case is exponential in the number of devices asked for. It is kept in bounds by steps, by not trying
+interchangeable devices again, and by ``too_few_devices`` before the search.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class SearchLimitError(Exception):
     """Too many combinations on one node.
 
     Attributes:
-        cut: the search had fewer steps than a node gets otherwise, because the question has few left.
+        cut: whether the search had fewer steps than a node gets otherwise, because the question has few left.
     """
 
     def __init__(self, *, cut: bool) -> None:
@@ -41,7 +44,7 @@ class Pick:
     """A chosen device.
 
     Attributes:
-        consumed: what a share takes of it; None for a device that is allocated as a whole.
+        consumed: what a share consumes of it; None for a device that is allocated as a whole.
     """
 
     alternative: Alternative
@@ -56,7 +59,14 @@ class Pick:
 
 @dataclass(slots=True, eq=False)
 class _Usage:
-    """What the devices chosen so far take."""
+    """What the devices chosen so far consume.
+
+    Attributes:
+        whole: how often a device is chosen as a whole; more than once with admin access only.
+        by_claim: devices by index of the claim that chose them as a whole.
+        shares: what each share of a device consumes, as a stack.
+        counters: by (pool, counter set, counter), in 1e-9 units.
+    """
 
     whole: Counter[DeviceEntry] = field(default_factory=Counter)
     by_claim: set[tuple[int, DeviceEntry]] = field(default_factory=set)
@@ -69,13 +79,19 @@ class Search:
 
     Args:
         problem: the claims with the candidates of this node.
-        on_solution: called for every solution, which ``picks`` and ``chosen`` then hold; True ends it.
-        order: gives the candidates of an alternative in the order in which they are tried.
+        on_solution: called for every solution, which ``picks`` and ``chosen`` then hold; True ends the
+            search.
+        order: returns the candidates of an alternative in the order in which they are tried.
         interchange_key: devices with the same value (other than None) are interchangeable: if one leads to no
             solution, the others are not tried.
         can_improve: whether the devices chosen so far can still become a better solution.
-        strict: whether a selector that fails, or a constraint that "all devices" violate, ends the search,
-            as in Kubernetes; otherwise it makes the device unsuitable, and the set impossible.
+        strict: whether a selector that fails, or a constraint that "all devices" violate, ends the search, as
+            in Kubernetes; otherwise the device is unsuitable, or the set impossible.
+        max_steps: limit; if None, that of the budget for one node.
+
+    Attributes:
+        picks: the devices chosen so far, by claim.
+        chosen: the alternative of each request, by claim; valid up to the request that is being served.
     """
 
     def __init__(
@@ -93,7 +109,8 @@ class Search:
         self._claims = problem.claims
         self._on_solution = on_solution
         self._order = order or problem.candidates
-        # The order of "all devices" decides which of two refusals comes first, null or an error.
+        # With "all devices" Kubernetes' search may end with "does not fit" or with an error, depending on
+        # which device it reaches first; leaving devices out would change that.
         self._interchange_key = interchange_key or (
             problem.interchange_key if not problem.has_all_requests else _never_interchangeable
         )
@@ -107,15 +124,16 @@ class Search:
         self._constraints: list[list[Constraint]] = [
             [make_constraint(c) for c in claim.constraints] for claim in problem.claims
         ]
+        # The request that is being served: claim index, request index.
         self._at = (0, 0)
         self.picks: list[list[Pick]] = [[] for _ in problem.claims]
         self.chosen: list[list[int]] = [[0] * len(claim.requests) for claim in problem.claims]
 
     def run(self) -> bool:
-        """Searches.
+        """Run the search.
 
         Returns:
-            Whether ``on_solution`` ended the search.
+            Whether ``on_solution`` ended it.
 
         Raises:
             FatalError: with ``strict``, the search reached something that Kubernetes refuses.
@@ -125,7 +143,7 @@ class Search:
         return self._request(0, 0)
 
     def ranks(self) -> tuple[int, ...]:
-        """The alternative of each request, up to the one that is being served."""
+        """Return the alternative of each request, up to the one that is being served."""
         ci, ri = self._at
         done = [rank for claim in self.chosen[:ci] for rank in claim]
         return (*done, *(self.chosen[ci][: ri + 1] if ci < len(self.chosen) else ()))
@@ -135,6 +153,7 @@ class Search:
         self._steps = min(steps, self._steps)
 
     def _request(self, ci: int, ri: int) -> bool:
+        """Serve requests from this one on (claim index, request index)."""
         while ci < len(self._claims) and ri == len(self._claims[ci].requests):
             ci, ri = ci + 1, 0
         if ci == len(self._claims):
@@ -152,6 +171,7 @@ class Search:
         return False
 
     def _fill_all(self, ci: int, ri: int, alternative: Alternative, candidates: Sequence[Candidate]) -> bool:
+        """Choose all devices for a request of mode All; there is nothing to try in place of any of them."""
         if len(self.picks[ci]) + len(candidates) > MAX_RESULTS:
             return False
         before = len(self.picks[ci])
@@ -175,11 +195,14 @@ class Search:
         missing: int,
         start: int,
     ) -> bool:
+        """Choose the missing devices of a request among the candidates from ``start`` on."""
         if missing == 0:
             return self._request(ci, ri + 1)
         if len(self.picks[ci]) + missing > MAX_RESULTS:
             return False
-        # Without devices whose selector fails, too few candidates need no look at each of them.
+        # Devices are chosen forward only (sets, not sequences), so the last candidates cannot start a set of
+        # the missing size. Where a selector fails, Kubernetes reaches them all the same and ends with an
+        # error.
         last = len(candidates)
         if not (self._strict and self._problem.has_errors(alternative)):
             last -= missing - 1
@@ -192,6 +215,8 @@ class Search:
                 if self._strict:
                     raise FatalError(candidate.error)
                 continue
+            # At this depth with the same devices chosen, an interchangeable device leads where this one led:
+            # to no solution, or for best fit to none that is better.
             key = self._interchange_key(candidate)
             if key in tried:
                 continue
@@ -213,7 +238,14 @@ class Search:
         return candidate.allocated or self._used.whole[candidate.entry] > 0
 
     def _take(self, ci: int, alternative: Alternative, candidate: Candidate, *, must: bool) -> bool:
-        """Chooses the device if nothing speaks against it; False leaves everything as it was."""
+        """Choose the device if nothing excludes it; otherwise return False and change nothing.
+
+        Args:
+            ci: index of the claim.
+            alternative: the request.
+            candidate: the device.
+            must: whether it is one of "all devices".
+        """
         self._steps -= 1
         if self._steps < 0:
             raise SearchLimitError(cut=self._cut)
@@ -221,6 +253,7 @@ class Search:
         entry = candidate.entry
         if self._in_use(ci, alternative, candidate) or candidate.tainted:
             return False
+        # Only the first share of a device consumes its counters.
         counts = bool(candidate.counters) and not (entry.shareable and self._used.shares[entry])
         if counts and not self._counters_left(candidate):
             return False
@@ -246,6 +279,7 @@ class Search:
         return True
 
     def _undo_last(self, ci: int) -> None:
+        """Undo the last choice for a claim; the exact inverse of ``_take``."""
         pick = self.picks[ci].pop()
         entry = pick.entry
         if entry.shareable:
@@ -269,6 +303,7 @@ class Search:
         return fits(consumed, candidate.entry.device.capacity, used)
 
     def _constrain(self, ci: int, alternative: Alternative, candidate: Candidate) -> bool:
+        """Add the device to its constraints; otherwise return False and change nothing."""
         done: list[int] = []
         for index in alternative.constraints:
             if not self._constraints[ci][index].add(candidate.values[index]):
