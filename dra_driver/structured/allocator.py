@@ -12,8 +12,9 @@ from typing import Final
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
 from dra_driver.structured.explain import reasons, summaries
+from dra_driver.structured.index.demand import Choice
 from dra_driver.structured.index.fleet import Fleet
-from dra_driver.structured.index.request_classes import Choice, RequestClass, Role
+from dra_driver.structured.index.request_classes import RequestClass, Role
 from dra_driver.structured.matching.plan import ClaimPlan, FatalError, compile_claims
 from dra_driver.structured.matching.problem import Candidate, NodeProblem, Options
 from dra_driver.structured.model import nodeselection

@@ -1,1 +1,1 @@
-"""Classes of equal nodes and what is known about each: the fleet without a look at every node."""
+"""Classes of equal nodes with what is known about each, so that a question does not examine every node."""

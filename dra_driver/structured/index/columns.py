@@ -1,4 +1,8 @@
-"""Contents of nodes, column by column: what the expressions and constraints of claims can see of devices."""
+"""Contents of nodes as columns: what the expressions and constraints of claims can see of devices.
+
+A column is one attribute, expression or constraint; its value on a node has one entry per device. Equal
+values have equal numbers, so two nodes are compared by a few integers.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,19 @@ __all__ = ["BASE", "TOPOLOGY_COLUMN", "Column", "Columns", "Facts"]
 Column = tuple[str, ...]
 
 BASE: Final[Column] = ("base",)
-"""Everything about devices and pools but attributes: at 0 the pools, then one entry per device."""
+"""Everything about pools and devices but attributes: the pools at 0, then one entry per device."""
 TOPOLOGY_COLUMN: Final[Column] = ("topology",)
 
 
 @dataclass(slots=True, eq=False)
 class Facts:
-    """What is known about one node, as long as its view is the same."""
+    """What is known about one node while its view is the same object.
+
+    Attributes:
+        entries: its devices, pool by pool.
+        bits: by pool, a bit per device name; filled when a device is in use.
+        columns: number of the value of each column that was computed.
+    """
 
     view: NodeView
     entries: tuple[DeviceEntry, ...]
@@ -37,7 +47,7 @@ class Facts:
 
 
 class Columns:
-    """Contents of nodes, column by column, each computed once per node and shared by all projections."""
+    """Values of columns, each computed once per node and shared by all projections."""
 
     def __init__(self) -> None:
         self._facts: dict[str, Facts] = {}
@@ -46,7 +56,7 @@ class Columns:
         self._contents: dict[Hashable, int] = {}
 
     def facts(self, view: NodeView) -> Facts:
-        """What is known about the node."""
+        """Return what is known about the node; nothing if its view is new."""
         name = view.node.metadata.name
         known = self._facts.get(name)
         if known is None or known.view is not view:
@@ -54,15 +64,15 @@ class Columns:
         return known
 
     def forget(self, node: str) -> None:
-        """The node is gone."""
+        """Drop what is known about a node that no longer exists."""
         self._facts.pop(node, None)
 
     def value(self, column: Column, number: int) -> tuple[Hashable, ...]:
-        """The values, by position, that stand behind a number."""
+        """Return the value that stands behind a number, one entry per device."""
         return self._values[column][number]
 
     def number(self, snapshot: Snapshot, facts: Facts, column: Column, budget: Budget) -> int:
-        """Return a number for the values of a column: nodes with equal values have equal numbers.
+        """Return the number of a node's value of a column; equal values have equal numbers.
 
         Raises:
             BudgetExhausted: an expression had to be evaluated, and the question has nothing left for it.
@@ -80,11 +90,11 @@ class Columns:
 
     @property
     def known(self) -> Set[Column]:
-        """The columns of which values are kept."""
+        """The columns of which values are cached."""
         return self._ids.keys()
 
     def keep(self, columns: Set[Column]) -> None:
-        """Forget all columns but these and those of every projection: claims bring ever new ones."""
+        """Forget all columns but these and those of every projection."""
         for column in self._ids.keys() - columns - {BASE, TOPOLOGY_COLUMN}:
             del self._ids[column]
             self._values.pop(column, None)
@@ -92,7 +102,7 @@ class Columns:
                 facts.columns.pop(column, None)
 
     def distinct(self, column: Column) -> int:
-        """How many different values a column has."""
+        """Return how many different values a column has."""
         return len(self._ids.get(column, ()))
 
     def _compute(
@@ -106,6 +116,8 @@ class Columns:
                 return tuple(snapshot.selectors.matches(text, e, budget) for e in facts.entries)
             case ("same", name):
                 lists = snapshot.features.list_type_attributes
+                # Constraints compare devices of one node, so only which values are equal counts, not what
+                # they are.
                 numbers: dict[object, int] = {}
                 return tuple(
                     frozenset(
@@ -141,7 +153,7 @@ def _attribute(entry: DeviceEntry, domain: str, name: str, full: str) -> Hashabl
 
 
 def _topology(entries: Sequence[DeviceEntry]) -> tuple[Hashable, ...]:
-    """Which devices are close to each other; the names of the groups do not count."""
+    """Return which devices are in one group, by level of ``TOPOLOGY``; groups are numbered, not named."""
     numbers: dict[object, int] = {}
     found: list[Hashable] = []
     for entry in entries:
@@ -177,8 +189,9 @@ def _needs(entry: DeviceEntry) -> tuple[Hashable, ...]:
 
 
 def _content(snapshot: Snapshot, entry: DeviceEntry, off_node: bool) -> Hashable:
-    """Everything about a device but its attributes."""
+    """Return everything about a device but its attributes."""
     device = entry.device
+    # An attribute that selectors cannot read fails all of them, even those that do not use it.
     error = None
     if any(_is_odd(a) for a in device.attributes.values()):
         error = snapshot.selectors.view(entry).error
@@ -188,7 +201,7 @@ def _content(snapshot: Snapshot, entry: DeviceEntry, off_node: bool) -> Hashable
         entry.shareable,
         device.allow_multiple_allocations,
         bool(device.binding_conditions),
-        # Without their times, which the API server sets: they would tell every node apart from every other.
+        # Without their times, which the API server sets: they would differ on every node.
         tuple([(t.key, t.value, t.effect) for t in device.taints]),
         device.consumes_counters and _needs(entry),
         entry.ambiguous_selector,

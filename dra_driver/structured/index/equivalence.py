@@ -1,12 +1,15 @@
-"""Equivalence classes of nodes: those with the same visible devices and free state are solved once.
+"""Equivalence classes of nodes: nodes with the same visible devices and free state are solved once.
 
 A *projection* names what the expressions and constraints of some claims can see. Under it devices of equal
-content are of one *kind*; nodes with the same kinds in the same places are one *layout*; nodes of one layout
-with the same things in use are one *node class*. Devices that share counters (the partitions of a GPU) form a
-*component*, every other device is one by itself; components of equal kinds and state are one *component
+content are of one *kind*; nodes with the same kinds in the same places have one *layout*; nodes of one layout
+with the same devices in use are one *node class*. Devices that share counters (the partitions of a GPU) form
+a *component*, every other device is one by itself; components of equal kinds and state are one *component
 class*, on whatever nodes they are.
 
-``FleetIndex`` keeps the classes of one projection. It follows snapshots: going from one to another costs work
+The invariant is that no claim of the projection can distinguish two nodes of a class: an answer for one of
+them, as positions of devices, holds for all. Names of devices and pools are left out for that reason.
+
+``FleetIndex`` holds the classes of one projection. It follows snapshots: going from one to another costs work
 for the nodes that differ.
 """
 
@@ -34,20 +37,23 @@ from dra_driver.structured.model.types import (
 __all__ = ["ComponentClass", "FleetIndex", "Layout", "NodeClass", "state_of"]
 
 
-# More classes than this and four times the number of nodes: those that are empty by now are forgotten.
+# Classes are never removed, because request classes refer to them by position. With more than this, and more
+# than four per node, most are of states that are gone: the index starts anew.
 _MAX_CLASSES = 10_000
 
 
 @dataclass(slots=True, eq=False)
 class Component:
-    """Devices of a layout that share counters, or one device.
+    """Devices of a layout that share counters, or a single device.
 
     Attributes:
         pool: position of the pool in the view.
         positions: of the devices, among all devices of the node.
         offset: position of the pool's first device.
-        content: kinds of the devices, the sets that they take from, and how the pool is used.
-        spread: the policy for nodes of the pool.
+        content: kinds of the devices, counter sets that they consume, and how the pool is used.
+        sets: counter sets that the devices consume.
+        shareable: whether shares of a device can be allocated.
+        spread: whether the policy for nodes of the pool is to spread.
     """
 
     pool: int
@@ -67,11 +73,11 @@ class Layout:
         kinds: of the devices.
         columns: values of the projection's columns, one entry per device.
         structure: everything else that a search over plain devices can see.
-        plain: there are no counters and no shares.
+        plain: whether there are neither counters nor shares.
         sizes: number of devices of each pool.
-        policies: how each pool is used; None: not at all.
+        policies: how each pool is used; None if it may not be used.
         first_fit: whether a pool is used first-fit.
-        may_fail: Kubernetes' search may end in an error here.
+        may_fail: whether Kubernetes' search may end in an error here.
     """
 
     kinds: tuple[int, ...]
@@ -87,15 +93,16 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class ComponentClass:
-    """Components that are equal, and where they are.
+    """Components that are equal, and the nodes that have them.
 
     Attributes:
-        view, states: of one node where it is, or was.
-        component: there.
-        allocated: by device, whether it is in use as a whole.
-        nodes: names in order, by (1 where a node without anything in use is used in part, devices of the
-            pool that would stay free).
-        counters: what is known about taking a device: what becomes impossible, None where it does not fit.
+        view, states: of a node that has one, or had one.
+        component: on that node.
+        allocated: by device, whether it is allocated as a whole.
+        nodes: names in order, by (1 if a node of which nothing is in use would be used in part, devices of
+            the pool that would stay free).
+        counters: by device, the capacity of partitions that choosing it makes impossible; None if it lacks
+            counters.
     """
 
     view: NodeView
@@ -108,13 +115,14 @@ class ComponentClass:
 
 @dataclass(slots=True, eq=False)
 class NodeClass:
-    """Nodes of one layout with the same things in use.
+    """Nodes of one layout with the same devices in use.
 
     Attributes:
-        view, states: of one of them. (What is in use is told by names, and those differ.)
+        view, states: of one of them; names of devices differ on the others.
+        in_use: what is in use, by positions.
         nodes: names in order.
-        parts: the components that have something to give, with the key of their node's place in ``nodes``.
-        distinct: classes and keys of the parts, each once.
+        parts: the components with a free device, with the key of their node in ``ComponentClass.nodes``.
+        distinct: component classes and keys of the parts, each once.
     """
 
     layout: Layout
@@ -127,16 +135,19 @@ class NodeClass:
 
 
 class FleetIndex:
-    """The classes of one projection. Follows the snapshot that is asked about.
+    """The classes of one projection, for the snapshot that it followed last.
 
     Args:
-        columns: shared by all projections.
+        columns: values, shared by all projections.
         projection: what claims can see.
-        default: how every pool is used; None: as ``follow`` is told.
+        default: how every pool is used; if None, as the policies say that ``follow`` gets.
 
     Attributes:
         kinds: a device of each kind, with its view and pool.
-        components, classes: in the order in which they came up; ``generation`` changes when they start anew.
+        components, classes: in the order in which they were found; positions in them stay valid while
+            ``generation`` is the same.
+        looks: number of times that a node was classified.
+        first_fit: whether a layout so far has a pool that is used first-fit.
     """
 
     def __init__(self, columns: Columns, projection: Iterable[Column], default: PoolPolicy | None) -> None:
@@ -145,7 +156,6 @@ class FleetIndex:
         self._columns = columns
         self._default = default
         self._all = (BASE, TOPOLOGY_COLUMN, *self.projection)
-        # Nodes that were put into their classes, each time anew: what following snapshots has cost.
         self.looks = 0
         self._reset()
 
@@ -156,7 +166,8 @@ class FleetIndex:
         self._cluster_wide: object = None
         self._policies: PoolPolicies = PersistentMap()
         self._allocated: PersistentMap[PoolID, PoolState] = PersistentMap()
-        # Nodes that the snapshot has changed and that are not in their new classes yet.
+        # Nodes that differ in the snapshot and are not in their new classes yet: a question whose budget ends
+        # here leaves the rest to the next one.
         self._pending: set[str] = set()
         self._where: dict[str, NodeClass] = {}
         self._layouts: dict[Hashable, Layout] = {}
@@ -166,15 +177,14 @@ class FleetIndex:
         self.kinds: list[tuple[NodeView, PoolView, DeviceEntry]] = []
         self.components: list[ComponentClass] = []
         self.classes: list[NodeClass] = []
-        # Whether there has been a layout with a pool that is used first-fit.
         self.first_fit = False
 
     def follow(self, snapshot: Snapshot, budget: Budget, policies: PoolPolicies | None = None) -> None:
-        """Bring the classes up to the snapshot, and to how pools are used where there is no default.
+        """Bring the classes up to the snapshot, and to the policies of pools if there is no default.
 
         Raises:
             BudgetExhausted: the question has nothing left for expressions that had to be evaluated; the next
-                call goes on with the nodes that are left.
+                call goes on with the remaining nodes.
         """
         policies = self._policies if policies is None else policies
         if len(self.classes) > max(_MAX_CLASSES, 4 * len(self._where)):
@@ -182,6 +192,7 @@ class FleetIndex:
         if self.shows(snapshot, policies):
             return
         index, taken = snapshot.index, snapshot.allocated.pools
+        # Compared with the snapshot before by identity, so it has to be noted together with what differs.
         self._pending |= self._dirty(snapshot, policies)
         self._policies = policies
         self._nodes, self._local = snapshot.nodes, index.local
@@ -192,7 +203,7 @@ class FleetIndex:
             self._pending.discard(name)
 
     def shows(self, snapshot: Snapshot, policies: PoolPolicies | None = None) -> bool:
-        """Whether the classes are those of the snapshot, with pools used in this way."""
+        """Return whether the classes are those of the snapshot under these policies."""
         return (
             not self._pending
             and snapshot.nodes is self._nodes
@@ -204,14 +215,15 @@ class FleetIndex:
 
     @property
     def layouts(self) -> int:
-        """How many layouts there have been."""
+        """Number of layouts so far."""
         return len(self._layouts)
 
     def class_of(self, node: str) -> NodeClass:
-        """The class of a node of the snapshot that was followed."""
+        """Return the class of a node of the snapshot that was followed last."""
         return self._where[node]
 
     def _dirty(self, snapshot: Snapshot, policies: PoolPolicies) -> set[str]:
+        """Return the nodes that may be in other classes than before."""
         index = snapshot.index
         if index.cluster_wide is not self._cluster_wide:
             return set(snapshot.nodes) | set(self._where)
@@ -229,12 +241,14 @@ class FleetIndex:
         return dirty
 
     def _place(self, snapshot: Snapshot, name: str, budget: Budget) -> None:
+        """Move a node from its class to the one that it belongs to now."""
         node = snapshot.nodes.get(name)
         now = None if node is None else self._class(snapshot, snapshot.index.view(node), budget)
         before = self._where.get(name)
         if now is before:
             return
         if before is not None:
+            # By bisection in sorted lists: O(log n) to find, and copying names is cheap.
             _remove(before.nodes, name)
             for component, key in before.distinct:
                 names = component.nodes[key]
@@ -252,6 +266,7 @@ class FleetIndex:
             _insert(component.nodes.setdefault(key, []), name)
 
     def _class(self, snapshot: Snapshot, view: NodeView, budget: Budget) -> NodeClass:
+        """Return the class of a node, a new one if there is no equal node."""
         facts = self._columns.facts(view)
         layout = self._layout(snapshot, facts, budget)
         states = tuple(snapshot.allocated.pool(p.id) for p in view.pools)
@@ -267,6 +282,7 @@ class FleetIndex:
         return known
 
     def _layout(self, snapshot: Snapshot, facts: Facts, budget: Budget) -> Layout:
+        """Return the layout of a node, a new one if there is no equal node."""
         numbers = [self._columns.number(snapshot, facts, column, budget) for column in self._all]
         pools = facts.view.pools
         default = self._default
@@ -292,7 +308,7 @@ class FleetIndex:
         position = 0
         for pool in facts.view.pools:
             for entry in pool.devices:
-                # Of constraints a single device has only this: whether there is a value at all.
+                # A constraint compares devices; of a single one it decides only whether there is a value.
                 content = (
                     base[position + 1],
                     tuple(column[position] for column in shown),
@@ -320,6 +336,7 @@ class FleetIndex:
     def _add_parts(
         self, snapshot: Snapshot, of: NodeClass, view: NodeView, states: tuple[PoolState, ...]
     ) -> None:
+        """Fill in the components of a new class that have a free device in a usable pool."""
         layout = of.layout
         parts = []
         for component in layout.components:
@@ -327,6 +344,7 @@ class FleetIndex:
             if pool.incomplete or pool.invalid or layout.policies[component.pool] is None:
                 continue
             names = [pool.devices[p - component.offset].id.device for p in component.positions]
+            # A component with nothing to give is in no list, so that full nodes cost nothing.
             allocated = tuple(name in state.devices for name in names)
             if all(allocated):
                 continue
@@ -346,6 +364,7 @@ class FleetIndex:
         names: Sequence[str],
         allocated: tuple[bool, ...],
     ) -> ComponentClass:
+        """Return the class of a component, a new one if there is no equal component."""
         pool, state = view.pools[component.pool], states[component.pool]
         left: Hashable = ()
         if component.sets:
@@ -371,7 +390,7 @@ class FleetIndex:
 
 
 def state_of(view: NodeView, states: Sequence[PoolState]) -> AllocatedState:
-    """What is in use on one node, as if there were no other."""
+    """Return what is allocated on one node, without all others."""
     return AllocatedState(
         PersistentMap(
             (p.id, s) for p, s in zip(view.pools, states, strict=True) if s.devices or s.shares or s.capacity
@@ -380,8 +399,9 @@ def state_of(view: NodeView, states: Sequence[PoolState]) -> AllocatedState:
 
 
 def _in_use(snapshot: Snapshot, facts: Facts, number: int, pool: PoolView, state: PoolState) -> Hashable:
-    """What is in use of a pool, by positions."""
+    """Return what is in use of a pool, by positions, so that nodes with other names are comparable."""
     plain = not (state.shares or state.capacity)
+    # Devices of other nodes consume counters, too; those of this node are covered by what is in use here.
     counted = (
         tuple(sorted(snapshot.index.counters_left(pool, state).items()))
         if any(e.device.consumes_counters for e in pool.elsewhere)
@@ -410,6 +430,7 @@ def _in_use(snapshot: Snapshot, facts: Facts, number: int, pool: PoolView, state
 
 
 def _bits(pool: PoolView) -> dict[str, int]:
+    """Return a bit per device; equal names, which an invalid pool may have, share their bits."""
     bits: dict[str, int] = {}
     for i, entry in enumerate(pool.devices):
         bits[entry.id.device] = bits.get(entry.id.device, 0) | 1 << i
@@ -419,12 +440,15 @@ def _bits(pool: PoolView) -> dict[str, int]:
 def _components(
     pools: Sequence[PoolView], kinds: Sequence[int], policies: Sequence[PoolPolicy | None]
 ) -> Iterable[Component]:
+    """Iterate over the components of a layout: devices connected by counter sets that they have in common."""
     offset = 0
     for number, pool in enumerate(pools):
         groups: list[tuple[set[str], list[int]]] = []
         for i, entry in enumerate(pool.devices):
             sets = {c.counter_set for c in entry.device.consumes_counters}
             positions = [offset + i]
+            # Union of the groups that this device connects; the lists are short, a GPU has some dozen
+            # partitions.
             if sets:
                 touching = [g for g in groups if g[0] & sets]
                 for group in touching:

@@ -1,6 +1,6 @@
-"""Best fit over a whole fleet without looking at every node.
+"""Best fit over a whole fleet without examining every node.
 
-Everything here is memory: it makes answers cheap and changes none. What is kept is bounded.
+Everything here is a cache: it makes answers cheap and changes none. Its size is bounded.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Final
 from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured.index.columns import Column, Columns
+from dra_driver.structured.index.demand import Solved
 from dra_driver.structured.index.equivalence import FleetIndex, NodeClass
-from dra_driver.structured.index.request_classes import RequestClass, Solved
+from dra_driver.structured.index.request_classes import RequestClass
 from dra_driver.structured.matching.plan import ClaimPlan, compile_claims
 from dra_driver.structured.matching.problem import Options
 from dra_driver.structured.model.budget import Budget
@@ -22,16 +23,20 @@ from dra_driver.structured.model.types import DEFAULT_POLICY, PoolPolicies, Pool
 
 __all__ = ["Fleet"]
 
-# How pools are used: all in one way, or as the policies of this number say.
+# How pools are used: all in one way, or by the policies of this origin (a number).
 _Use = PoolPolicy | int
 
+# Bounds of the caches; what was used least recently goes first. A request class is small, an index is as
+# large as the fleet has different nodes.
 _MAX_REQUEST_CLASSES: Final = 2048
 _MAX_INDEXES: Final = 16
-# Rules that are asked about in turns, such as those of our pools and those of all pools.
+# Policies that are asked about in turns, such as those of our pools and those of all pools.
 _MAX_ORIGINS: Final = 2
-# A projection grows to serve further claims while nodes stay as equal as this many layouts.
+# A projection grows to serve further claims while the nodes have at most so many layouts. Few classes are
+# what makes answers cheap, few indexes what makes a change of the cluster cheap.
 _MAX_LAYOUTS: Final = 256
-# An attribute with more values than this tells nodes apart; what an expression makes of it does so less.
+# An attribute with more values than this (a serial number) splits nodes into classes of one; the results of
+# an expression on it do not.
 _MAX_VALUES: Final = 64
 
 
@@ -43,9 +48,9 @@ class Fleet:
         self._indexes: OrderedDict[tuple[frozenset[Column], _Use], FleetIndex] = OrderedDict()
         self._request_classes: OrderedDict[Hashable, RequestClass] = OrderedDict()
         self._shared: dict[Hashable, Solved | None] = {}
-        # Columns of which it is known how many values they have.
+        # Attributes whose number of different values in the fleet is known.
         self._counted: set[Column] = set()
-        # Where policies come from that an index follows; those that are asked about last at the end.
+        # Numbers of the origins of policies; the most recently used last.
         self._origins: OrderedDict[object, int] = OrderedDict()
         self._classes: object = None
         self._scale: object = None
@@ -58,12 +63,12 @@ class Fleet:
         policies: PoolPolicies | None,
         budget: Budget,
     ) -> RequestClass:
-        """What is known about claims like these; its index has followed the snapshot.
+        """Return what is known about claims with these requests; its index has followed the snapshot.
 
         Raises:
             FatalError: the claims ask for something that does not exist.
             BudgetExhausted: the fleet has too many different devices for the selectors of the claims. What
-                was evaluated is kept.
+                was evaluated stays cached.
         """
         self._check(snapshot)
         use = options.default if policies is None else self._origin_number(policies)
@@ -85,14 +90,14 @@ class Fleet:
         return request_class
 
     def prepare(self, snapshot: Snapshot) -> None:
-        """Does now what the first question would have to do: looks at every device."""
+        """Classify every node now, which the first question would have to do otherwise."""
         self._check(snapshot)
         self._index(snapshot, (), DEFAULT_POLICY, None, Budget())
 
     def classes(
         self, request_class: RequestClass, allowed: Callable[[str], bool] | None
     ) -> list[tuple[list[str], NodeClass]]:
-        """The node classes that have nodes that are allowed, with their names; by the first name."""
+        """Return the node classes with allowed nodes, and their names, in the order of the first name."""
         found = []
         for nodes in request_class.index.classes:
             names = nodes.nodes if allowed is None else list(filter(allowed, nodes.nodes))
@@ -116,12 +121,12 @@ class Fleet:
         return number
 
     def _check(self, snapshot: Snapshot) -> None:
-        """Forgets what does not hold any more."""
+        """Drop what other DeviceClasses, or other largest amounts, make wrong."""
         scale = snapshot.index.capacity_scale
         if snapshot.classes is self._classes and (scale is self._scale or scale == self._scale):
             return
         if scale != self._scale:
-            # Costs are fractions of the largest amounts.
+            # Costs are fractions of the largest amounts, so all of them have changed.
             self._indexes.clear()
             self._shared.clear()
         self._request_classes.clear()
@@ -135,13 +140,14 @@ class Fleet:
         policies: PoolPolicies | None,
         budget: Budget,
     ) -> FleetIndex:
+        """Return an index that shows what the claims can see: one that exists, one extended, or a new one."""
         needed = self._needed(snapshot, plans, budget)
         for (columns, of), index in reversed(self._indexes.items()):
             if of == use and needed <= columns:
                 self._indexes.move_to_end((columns, of))
                 return index
         for (columns, of), index in reversed(self._indexes.items()):
-            # Claims must not pay for the evaluation of other claims' expressions.
+            # Only attributes are merged: claims must not pay for the evaluation of other claims' expressions.
             if any(c[0] == "expression" for c in needed | columns):
                 continue
             if of == use and index.layouts <= _MAX_LAYOUTS:
@@ -162,6 +168,7 @@ class Fleet:
         policies: PoolPolicies | None,
         budget: Budget,
     ) -> FleetIndex:
+        """Build an index, in place of the one that was used least recently if there are too many."""
         default = use if isinstance(use, PoolPolicy) else None
         index = FleetIndex(self._columns, columns, default)
         # Where the budget does not suffice, the columns keep what was evaluated: the next try gets further.
@@ -179,6 +186,7 @@ class Fleet:
             del self._request_classes[key]
 
     def _needed(self, snapshot: Snapshot, plans: Sequence[ClaimPlan], budget: Budget) -> frozenset[Column]:
+        """Return the columns that the constraints and expressions of the claims can see."""
         columns: set[Column] = set()
         for plan in plans:
             for constraint in plan.constraints:
@@ -190,6 +198,7 @@ class Fleet:
         return frozenset(columns)
 
     def _of_expression(self, snapshot: Snapshot, expression: str, budget: Budget) -> set[Column]:
+        """Return the columns that stand for an expression: its attributes, or its own results."""
         references = snapshot.selectors.references(expression, budget)
         if references is None:
             return set()
@@ -206,6 +215,7 @@ class Fleet:
 
 
 def _signature(claim: ResourceClaim) -> tuple[bytes, str]:
+    """Return what decides how a claim is allocated; equal for claims that can share all results."""
     devices = claim.spec.devices
     topology = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
     return codec.encode((devices.requests, devices.constraints)), topology
