@@ -1,4 +1,9 @@
-"""``allocate``: the one question that the allocator answers."""
+"""``allocate``: a node and devices for the claims of a pod, or the reasons for which nothing fits.
+
+First fit asks one node after the other, as Kubernetes does. Best fit asks the ``Fleet``, which solves each
+class of equal nodes once; a refusal is then checked against Kubernetes' search on one node of each class
+where that may end in an error.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +45,9 @@ from dra_driver.structured.search.search import Pick, Search, SearchLimitError
 
 __all__ = ["allocate"]
 
-# Nodes of so many kinds are looked at for a brief reason.
+# Layouts of which a node is examined for a brief reason.
 _BRIEF_LAYOUTS: Final = 2
-# Classes of nodes, the largest ones, of which a node is looked at for the summary.
+# Classes of nodes, the largest ones, of which a node is examined for the summary.
 _MAX_CLASSES: Final = 128
 # What the reasons of a refusal may cost, besides the question.
 _STEPS_FOR_REASONS: Final = 30_000
@@ -65,13 +70,12 @@ def allocate(
 
     Args:
         snapshot: the cluster.
-        claims: solved together. Those that have an allocation keep it and restrict the node only.
+        claims: solved together. Those that are allocated keep their devices and only restrict the node.
         strategy: how to choose among several answers, where ``pools`` does not say.
-        nodes: candidates, by name; None for every node of the snapshot. Names that the snapshot does not
-            have are ignored. A set is copied for a refusal only, so that reasons that are asked for later are
-            those of the question.
+        nodes: names of candidates; if None, every node of the snapshot. Unknown names are ignored. A set is
+            copied for a refusal only, so that reasons asked for later are those of the question.
         ignore_taint: taints that do not count, for example our own that keeps kube-scheduler away.
-        pools: those that this allocation may use, and how; None: all of them, with ``strategy`` and
+        pools: those that this allocation may use, and how; if None, all of them, with ``strategy`` and
             ``policy``. Make the next map with ``updated``: then a change costs work for its pools only.
         withheld: why pools that ``pools`` lacks may not be used, as a predicate ("allocated by
             kube-scheduler"); said in the reasons of a refusal, without influence on the answer.
@@ -80,12 +84,11 @@ def allocate(
             of a group) share one. When it is used up, the answer is the best one so far, or ``Failed`` with
             ``gave_up``.
 
-    Where pools have different strategies, a node is judged by those pools of it that have a device for the
-    claims. Nodes with first-fit pools only put forward one answer, the one that Kubernetes gives: the first
-    devices of the first node where they fit. All other nodes put forward their best; there, devices of
-    first-fit pools are taken in Kubernetes' order and the others by score. Of the two answers the one with
-    the better score is given, of equal ones that of the first node by name. So what fits does not depend on
-    strategies.
+    Where pools have different strategies, a node counts by those of its pools that have a device for the
+    claims. Nodes with first-fit pools only give one answer, that of Kubernetes: the first devices of the
+    first node where they fit. All other nodes give their best; there, devices of first-fit pools are taken in
+    Kubernetes' order and the others by score. Of the two answers the one with the better score is returned,
+    of equal ones that of the first node by name. So what fits does not depend on strategies.
     """
     options = Options(ignore_taint, pools, PoolPolicy(strategy, policy), withheld)
     question = _Question(snapshot, claims, nodes, options, budget or Budget())
@@ -99,7 +102,7 @@ def allocate(
 
 
 class _Answer:
-    """An answer on one node: the devices of each claim, the alternative of each request, and the result.
+    """An answer on one node, with the allocation results made.
 
     Raises:
         FatalError: a node selector that an allocation cannot carry.
@@ -114,13 +117,15 @@ class _Answer:
         self.outcome = Allocated(problem.node.metadata.name, allocation_results(problem, picks, chosen))
 
     def key(self) -> tuple[object, ...]:
-        """What decides between answers of different parts of a fleet; less is better."""
+        """Return what decides between answers of different parts of a fleet; less is better."""
         ranks = tuple(rank for claim in self._chosen for rank in claim)
         score = bestfit.score_of(self._problem, self._picks, ranks)
         return (*score.between_nodes, self.outcome.node)
 
 
 class _Question:
+    """One call of ``allocate``: its claims, the nodes that it allows, and its budget."""
+
     def __init__(
         self,
         snapshot: Snapshot,
@@ -139,25 +144,25 @@ class _Question:
 
     @cached_property
     def plans(self) -> tuple[ClaimPlan, ...]:
-        """The claims, taken apart. Raises FatalError."""
+        """The claims, compiled. Raises FatalError."""
         return compile_claims(self._claims, self._snapshot.classes, self._snapshot.features)
 
     def _nodes(self) -> Iterator[Node]:
-        """Candidates in the order of their names."""
+        """Iterate over the candidates that allocated claims admit, in the order of their names."""
         plans = self.plans
         for node in self._candidates():
             if self._admitted_by(plans, node):
                 yield node
 
     def _candidates(self) -> Iterator[Node]:
-        """All that the caller allows, in the order of their names."""
+        """Iterate over the nodes that the caller allows, in the order of their names."""
         for name in self._snapshot.nodes if self._node_names is None else sorted(self._node_names):
             node = self._snapshot.nodes.get(name)
             if node is not None:
                 yield node
 
     def _admitted(self, node: Node) -> bool:
-        """Whether the claims that are allocated already can be used on the node."""
+        """Return whether the claims that are allocated already can be used on the node."""
         return self._admitted_by(self.plans, node)
 
     def _admitted_by(self, plans: Sequence[ClaimPlan], node: Node) -> bool:
@@ -173,11 +178,11 @@ class _Question:
         return NodeProblem(self._snapshot, self.plans, view, self._options, budget or self.budget)
 
     def first_fit(self) -> Outcome:
-        """The first node with an answer. Kubernetes' fatal errors end the search, as there."""
+        """Return the answer of the first node that has one; a fatal error ends the search."""
         failures: list[Failed] = []
         number = 0
         try:
-            assert self.plans is not None
+            assert self.plans is not None  # compiled here: the error is the claims', not a node's
         except FatalError as e:
             return Failed(str(e))
         for node in self._nodes():
@@ -193,13 +198,14 @@ class _Question:
         return failures[0] if failures and len(failures) == number else self._does_not_fit()
 
     def best_fit(self) -> Outcome:
-        """The best answer of all nodes, by classes of equal nodes."""
+        """Return the best answer of all nodes."""
         try:
             return self._by_classes()
         except FatalError as e:
             return Failed(str(e))
         except (BudgetExhausted, RecursionError):
-            # Thousands of requests that are all served by a few shared devices nest deeper than Python can.
+            # The search recurses once per device: thousands of requests served by a few shared devices nest
+            # deeper than Python can.
             return _gave_up()
 
     def _by_classes(self) -> Outcome:
@@ -229,7 +235,7 @@ class _Question:
         allowed: Callable[[str], bool] | None,
         refused: set[str],
     ) -> _Answer | None:
-        """The best answer of which a result can be made; nodes where that is not so are added to refused."""
+        """Return the best answer of which an allocation can be made; add other nodes to ``refused``."""
         while True:
             choice = best(self._snapshot, allowed)
             if choice is None:
@@ -237,14 +243,14 @@ class _Question:
             try:
                 return self._found(request_class, choice)
             except FatalError:
-                # A node selector that an allocation cannot carry: seen only when the result is made.
+                # A node selector that an allocation cannot carry is met only when the result is made.
                 refused.add(choice.node)
                 allowed = _without(allowed, refused)
 
     def _by_pool_strategies(
         self, fleet: Fleet, request_class: RequestClass, refused: set[str]
     ) -> Outcome | None:
-        """Some pools are used first-fit: each part of the fleet puts forward an answer. See ``allocate``."""
+        """Return the better of the answers of first-fit and best-fit nodes. See ``allocate``."""
         snapshot, allowed = self._snapshot, self._allowed()
 
         def only(role: Role) -> Callable[[str], bool]:
@@ -273,7 +279,7 @@ class _Question:
         return found[0].outcome if found else None
 
     def _first_by_classes(self, fleet: Fleet, request_class: RequestClass) -> _Answer | Failed | None:
-        """What Kubernetes answers for the nodes with first-fit pools, one node of each class being asked."""
+        """Return Kubernetes' answer for nodes with first-fit pools only; one node of each class is asked."""
         for names, nodes in fleet.classes(request_class, self._allowed()):
             if (
                 nodes in request_class.infeasible
@@ -291,6 +297,7 @@ class _Question:
         return None
 
     def _allowed(self) -> Callable[[str], bool] | None:
+        """Return which nodes may be used, as a predicate; None for all."""
         wanted, nodes = self._node_names, self._snapshot.nodes
         if self._has_allocated:
             plans = self.plans
@@ -299,17 +306,17 @@ class _Question:
 
     @property
     def _has_allocated(self) -> bool:
-        """Whether a claim is allocated, and may exclude nodes."""
+        """Whether a claim is allocated already, which may exclude nodes."""
         return any(c.status.allocation is not None for c in self._claims)
 
     def _found(self, request_class: RequestClass, choice: Choice) -> _Answer:
-        """The answer for these claims and this node, from one for claims and nodes like them."""
+        """Return the answer for these claims on this node, from one for equal claims on an equal node."""
         plans = tuple(
             replace(plan, name=str(claim.key), claim=claim, allocation=claim.status.allocation)
             for plan, claim in zip(request_class.plans, self._claims, strict=True)
         )
         view = self._snapshot.index.view(self._snapshot.nodes[choice.node])
-        # With steps of its own: an answer must not be lost because the search for it took all there were.
+        # With steps of its own: an answer must not be lost because the search for it used up the budget.
         problem = NodeProblem(self._snapshot, plans, view, self._options, Budget())
         devices = [(e, p) for p in view.pools for e in p.devices]
         picks: list[list[Pick]] = [[] for _ in plans]
@@ -323,10 +330,12 @@ class _Question:
         return _Answer(problem, picks, choice.chosen)
 
     def _confirm_refusal(self, fleet: Fleet, request_class: RequestClass, refused: set[str]) -> Outcome:
-        """Nothing fits: where Kubernetes' search might say something else, it is asked, once per class."""
+        """Refuse, after asking Kubernetes' search once per class where it might say something else."""
         failures: list[Failed] = []
         number = failed = 0
         gave_up = False
+        # Best fit leaves devices out on which Kubernetes' search ends in an error, so where nothing fits the
+        # two may differ. One node stands for its class, and most classes cannot differ at all (``may_fail``).
         for names, nodes in fleet.classes(request_class, self._allowed()):
             number += len(names)
             mine = refused & set(names) if refused else ()
@@ -350,7 +359,7 @@ class _Question:
         return self._refuse(lambda: self._summarize(fleet, request_class), lambda: self._brief(request_class))
 
     def _summarize(self, fleet: Fleet, request_class: RequestClass) -> str:
-        """The summary, from a look at one node of each class, and at most at ``_MAX_CLASSES``."""
+        """Return the summary, examining one node of each class, of at most ``_MAX_CLASSES``."""
         if not request_class.index.shows(self._snapshot, self._policies):
             return summaries.summary(self._explain())  # the index has gone on to another snapshot since
         known = fleet.classes(request_class, self._allowed())
@@ -378,14 +387,14 @@ class _Question:
         return summaries.summary_by_class(classes, examine, left)
 
     def _reasons_on(self, name: str, budget: Budget) -> NodeReasons | None:
-        """Return the reasons on a node; None where there are too many of them."""
+        """Return the reasons on a node; None if there are more than the budget pays for."""
         try:
             return reasons.node_reasons(self._problem(self._snapshot.nodes[name], budget))
         except BudgetExhausted:
             return None
 
     def _brief(self, request_class: RequestClass) -> str:
-        """The number of nodes, and the reasons on one node of each of a few layouts."""
+        """Return the number of nodes and the reasons on one node of each of a few layouts."""
         number = len(self._snapshot.nodes if self._node_names is None else self._node_names)
         budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
         names = self._sample(request_class)
@@ -394,7 +403,7 @@ class _Question:
         return text if len(some) >= number else f"0 of {number} nodes; for example {text}"
 
     def _sample(self, request_class: RequestClass) -> list[str]:
-        """A few of the candidates, of layouts that differ."""
+        """Return a few candidates, of layouts that differ."""
         if not request_class.index.shows(self._snapshot, self._policies):
             # The index has gone on to another snapshot since.
             return [node.metadata.name for node in islice(self._candidates(), _BRIEF_LAYOUTS)]
@@ -410,7 +419,7 @@ class _Question:
         return sorted(layouts.values())
 
     def _does_not_fit(self) -> DoesNotFit:
-        """The refusal where every node was looked at anyway."""
+        """Return the refusal whose reasons are those of every node."""
 
         def summarize() -> str:
             return summaries.summary(self._explain())
@@ -418,14 +427,14 @@ class _Question:
         return self._refuse(summarize, summarize)
 
     def _refuse(self, summarize: Callable[[], str], shorten: Callable[[], str]) -> DoesNotFit:
-        """Refuse. The reasons are asked for later, when the caller may have changed its set of nodes."""
+        """Return the refusal, with the nodes that were asked about: the caller may change its set later."""
         if self._node_names is not None:
             self._node_names = frozenset(self._node_names)
         return DoesNotFit(self._explain, summarize, shorten)
 
     def _explain(self) -> tuple[NodeReasons, ...]:
+        """Return the reasons of every node, whatever it costs: the caller asked for all of them."""
         refused = [node for node in self._candidates() if not self._admitted(node)]
-        # Everything about every node, for people who ask for it: as long as it takes.
         unlimited = Budget(sys.maxsize)
         looked_at = [reasons.node_reasons(self._problem(node, unlimited)) for node in self._nodes()]
         return tuple(
@@ -449,13 +458,13 @@ def _without(allowed: Callable[[str], bool] | None, refused: Collection[str]) ->
 
 
 def _first_on_node(problem: NodeProblem) -> Allocated | Failed | None:
-    """What Kubernetes answers for one node; None where nothing fits."""
+    """Return Kubernetes' answer for one node; None if nothing fits."""
     found = _search_on_node(problem)
     return found.outcome if isinstance(found, _Answer) else found
 
 
 def _search_on_node(problem: NodeProblem) -> _Answer | Failed | None:
-    """Kubernetes' search on one node; None where nothing fits."""
+    """Run Kubernetes' search on one node; return None if nothing fits."""
     node = problem.node.metadata.name
     try:
         problem.prepare(strict=True)

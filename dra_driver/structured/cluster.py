@@ -1,4 +1,4 @@
-"""A cluster that changes: what is told to it, one object at a time, and the snapshot of this moment."""
+"""A cluster that changes: a snapshot that is kept up to date object by object."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["AllocationTracker", "Cluster"]
 
 
 class AllocationTracker:
-    """Who holds what: the allocated state, kept up to date holder by holder.
+    """The allocated state, kept up to date holder by holder.
 
     Args:
-        base: what is taken besides.
+        base: what is allocated besides.
     """
 
     def __init__(self, base: AllocatedState | None = None) -> None:
@@ -35,16 +35,16 @@ class AllocationTracker:
 
     @property
     def state(self) -> AllocatedState:
-        """Everything that is taken now."""
+        """Everything that is allocated now."""
         return self._state
 
     def hold(self, uid: str, name: str, allocation: AllocationResult | None) -> AllocatedState:
-        """What somebody holds from now on.
+        """Set what a holder has, and return the new state.
 
         Args:
             uid: identity of the holder.
             name: ``namespace/name``, for people.
-            allocation: replaces what was held before; None for nothing.
+            allocation: replaces what it had before; None for nothing.
         """
         old = self._held.pop(uid, None)
         lost = set() if old is None else _pools(old[1])
@@ -60,7 +60,8 @@ class AllocationTracker:
         if old is None and allocation is not None:
             self._state = self._state.with_allocations([(name, allocation)])
         else:
-            # Told anew from all holders: two claims may hold the same device, and one of them is left.
+            # Rebuilt from all holders, not subtracted: two claims may hold the same device, and if one of
+            # them goes, it is still allocated.
             for pool in lost | (_pools(allocation) if allocation is not None else set()):
                 self._state = self._state.with_pool(pool, self._pool_state(pool))
         return self._state
@@ -72,12 +73,16 @@ class AllocationTracker:
 
 
 class Cluster:
-    """Holds the current snapshot. Each method costs work for the objects that it is given, not for the rest.
+    """The current snapshot of a cluster.
 
-    Snapshots that were taken before stay as they are.
+    Each method costs work for the objects that it gets, not for the rest. Earlier snapshots stay as they are.
 
     Args:
-        allocated: what is taken by claims that are not told one by one.
+        slices: ResourceSlices at the start.
+        classes: DeviceClasses.
+        nodes: Nodes.
+        allocated: allocations of claims that ``hold`` is not called for.
+        features: which semantics apply.
     """
 
     def __init__(
@@ -100,32 +105,32 @@ class Cluster:
         return self._snapshot
 
     def prepare(self) -> Snapshot:
-        """Does now what would make the first question slow: looks at every device."""
+        """Classify every node now, which would make the first question slow otherwise."""
         self._snapshot.memory.of(Fleet).prepare(self._snapshot)
         return self._snapshot
 
     def apply_slice(self, slice_: ResourceSlice) -> Snapshot:
-        """Adds a slice or replaces the one of its name."""
+        """Add a slice, or replace the one of its name."""
         self._snapshot = self._snapshot.with_slices([slice_])
         return self._snapshot
 
     def commit(self, claims: Sequence[ResourceClaim], outcome: Allocated) -> Snapshot:
-        """The claims hold what the outcome gives them."""
+        """Allocate to the claims what the outcome gives them."""
         for claim, result in zip(claims, outcome.results, strict=True):
             self.hold(_identity(claim), str(claim.key), result)
         return self._snapshot
 
     def free(self, uid: str) -> Snapshot:
-        """The claim holds nothing any more; unknown ones are ignored."""
+        """Deallocate a claim; an unknown one is ignored."""
         return self.hold(uid, "", None)
 
     def hold(self, uid: str, name: str, allocation: AllocationResult | None) -> Snapshot:
-        """What somebody holds from now on.
+        """Set what a holder has.
 
         Args:
             uid: identity of the holder.
             name: ``namespace/name``, for people.
-            allocation: replaces what was held before; None for nothing.
+            allocation: replaces what it had before; None for nothing.
         """
         self._snapshot = self._snapshot.with_allocated(self._tracker.hold(uid, name, allocation))
         return self._snapshot

@@ -1,4 +1,4 @@
-"""All or none: the claims of several pods at once, over several nodes."""
+"""Groups: the claims of several pods, on several nodes, allocated all or none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from dra_driver.structured.model.types import (
 
 __all__ = ["Domain", "GroupAllocated", "allocate_group"]
 
-# Answers that are tried for one group in one domain: the search for a way to fit is bounded.
+# Answers that are tried for one group in one domain when the search backtracks.
 _MAX_TRIES: Final = 400
 
 
@@ -55,11 +55,11 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class GroupAllocated:
-    """Everything fits.
+    """All members fit.
 
     Attributes:
         members: one answer per member, in their order.
-        domain: the value that they have in common; empty where none was asked for.
+        domain: the value that they have in common; empty if none was asked for.
     """
 
     members: tuple[Allocated, ...]
@@ -88,11 +88,11 @@ def allocate_group(
         domain: what the nodes have in common. Of the domains that hold the whole group the one with the
             fewest nodes is taken, then the first by name.
         strategy: how to choose for each member.
-        nodes: as for ``allocate``; so are the next four.
-        ignore_taint: taints that do not count.
-        pools: those that may be used, and how.
-        withheld: why others may not be used.
-        policy: which of several nodes that are equally good.
+        nodes: as for ``allocate``.
+        ignore_taint: as for ``allocate``.
+        pools: as for ``allocate``.
+        withheld: as for ``allocate``.
+        policy: as for ``allocate``.
         budget: what the whole group may cost, in all domains together; if None, ``Budget()``.
 
     Returns:
@@ -131,7 +131,7 @@ def _domains(
     domain: Domain | None,
     nodes: Collection[str] | None,
 ) -> Iterator[tuple[str, Collection[str] | None, Sequence[Sequence[ResourceClaim]]]]:
-    """Each domain: its value, its nodes, and the claims as they have to be asked there."""
+    """Iterate over the domains, smallest first: value, nodes, and the claims as they are asked there."""
     if domain is None:
         yield "", nodes, members
         return
@@ -164,7 +164,7 @@ def _values(snapshot: Snapshot, name: str, domain: Domain) -> set[str]:
 
 
 def _narrowed(claim: ResourceClaim, attribute: str, value: str) -> ResourceClaim:
-    """The claim, with devices of other domains excluded."""
+    """Return the claim with devices of other domains excluded, by a selector on each of its requests."""
     domain, _, name = attribute.partition("/")
     text, key = msgspec.json.encode(value).decode(), msgspec.json.encode(name).decode()
     of = f"device.attributes[{msgspec.json.encode(domain).decode()}]"
@@ -211,9 +211,10 @@ class _Group:
         self.refusal: DoesNotFit | Failed | None = None
 
     def solve(self) -> tuple[Allocated, ...] | None:
-        """Return one answer per member; None where none was found, with ``refusal``."""
+        """Return one answer per member; None if none was found: ``refusal`` then says why."""
         order = sorted(range(len(self._members)), key=lambda i: -_weight(self._members[i]))
-        # One after the other is mostly enough. The member that is left over goes first the next time.
+        # One after the other, the hardest first, is mostly enough. A member that did not fit goes first in
+        # the next round; if it was first already, no other order serves it better.
         for _ in range(1 if self._are_equal() else len(order)):
             found = self._in_order(order)
             if found is not None or isinstance(self.refusal, Failed):
@@ -222,17 +223,18 @@ class _Group:
                 break
             order.remove(self._failed)
             order.insert(0, self._failed)
-        # What varies below is the node of each member.
+        # Backtracking varies the node of each member: with one member or one node there is nothing to vary.
         few = self._snapshot.nodes if self._nodes is None else self._nodes
         return None if len(order) == 1 or len(few) == 1 else self._backtrack(order)
 
     def _are_equal(self) -> bool:
-        """Return whether all members ask for the same, each for itself: then their order does not matter."""
+        """Return whether all members ask for the same, and share no claim: their order does not matter."""
         if len({c.key for m in self._members for c in m}) < sum(map(len, self._members)):
             return False
         return len({codec.encode([c.spec.devices for c in m]) for m in self._members}) == 1
 
     def _in_order(self, order: Sequence[int]) -> tuple[Allocated, ...] | None:
+        """Place one member after the other, each at its best; note the first that does not fit."""
         snapshot = self._snapshot
         found: dict[int, Allocated] = {}
         for i in order:
@@ -245,7 +247,7 @@ class _Group:
         return tuple(found[i] for i in range(len(self._members)))
 
     def _backtrack(self, order: Sequence[int]) -> tuple[Allocated, ...] | None:
-        """Every node for every member, as far as the number of tries goes."""
+        """Try every node for every member, within the number of tries."""
         found: dict[int, Allocated] = {}
 
         def place(number: int, snapshot: Snapshot) -> bool:
@@ -268,7 +270,7 @@ class _Group:
         return tuple(found[i] for i in range(len(order))) if place(0, self._snapshot) else None
 
     def _claims(self, member: int, found: dict[int, Allocated]) -> list[ResourceClaim]:
-        """The claims of a member; those that another member has brought along are allocated."""
+        """Return the claims of a member; those that another member shares have that one's allocation."""
         known = {
             c.key: result
             for i, outcome in found.items()
@@ -285,6 +287,7 @@ class _Group:
     def _after(
         self, snapshot: Snapshot, member: int, outcome: Allocated, found: dict[int, Allocated]
     ) -> Snapshot:
+        """Return the snapshot with the member's new allocations."""
         before = {c.key for i in found if i != member for c in self._members[i]}
         made = [
             (str(c.key), r)
@@ -295,7 +298,7 @@ class _Group:
 
 
 def _weight(claims: Sequence[ResourceClaim]) -> int:
-    """How hard a member is to place: devices that it asks for; "all" counts more than any number."""
+    """Return how hard a member is to place: devices that it asks for; "all" counts more than any number."""
     total = 0
     for claim in claims:
         for request in claim.spec.devices.requests or ():
