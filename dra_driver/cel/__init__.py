@@ -1,10 +1,10 @@
 """CEL device selectors, in the environment of Kubernetes 1.36.
 
 ``compile_selector`` compiles an expression once; ``Selector.matches`` evaluates it on a ``DeviceView``;
-``Selector.evaluate`` also says what the evaluation cost, within the limits of one (``_meter``);
-``Selector.projection_key`` tells which devices are the same to it.
+``Selector.evaluate`` also returns the cost of the evaluation, which is limited (``values.meter``);
+``Selector.projection_key`` returns a key that is equal for devices with equal results.
 
-Pure: no I/O, no clock. Parser, checker and evaluator are our own, so that the outcome is that of ``cel-go``,
+Pure: no I/O, no clock. Parser, checker and evaluator are our own, so that results are those of ``cel-go``,
 quirks included (recorded cases: tests/conformance).
 """
 

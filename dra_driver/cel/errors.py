@@ -1,4 +1,4 @@
-"""What can go wrong with a selector."""
+"""Errors of selectors: at compile time and at run time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dra_driver.errors import DraError, InvalidInput
 
 __all__ = ["CelCompileError", "CelPanic", "CelRuntimeError", "no_such_key", "no_such_overload"]
 
-# Characters of a key in a message: expressions make texts of any size.
+# Characters of a key that a message shows: expressions can make texts of any size.
 _KEY = 128
 
 
 class CelCompileError(InvalidInput):
-    """The expression is no selector: syntax, types, or not a bool. The text says where.
+    """An expression that is not a selector: syntax, types, or not a bool. The message says where.
 
     Attributes:
-        position: offset in the expression, -1 where the whole is meant.
+        position: offset in the expression; -1 if the error is not at one position.
     """
 
     def __init__(self, message: str, position: int = -1, expression: str = "") -> None:
@@ -27,23 +27,23 @@ class CelCompileError(InvalidInput):
 
 
 class CelRuntimeError(DraError):
-    """The expression has no value for this device: an absent attribute, an overflow.
+    """A failed evaluation: an absent attribute, an overflow.
 
-    ``&&`` and ``||`` absorb it where the other side decides, as CEL says.
+    ``&&`` and ``||`` absorb it if the other operand decides, as the CEL language definition says.
     """
 
 
 class CelPanic(CelRuntimeError):
-    """A runtime error that nothing absorbs: the limits of an evaluation, and where the original panics."""
+    """A runtime error that no operator absorbs: a limit of the evaluation, or a panic of cel-go."""
 
 
 def no_such_key(key: object) -> CelRuntimeError:
-    """The error of a lookup that finds nothing."""
-    # Anything else may be a list that holds another twice, and so on: its text would be endless.
+    """Return the error of a lookup without a result."""
+    # A list that contains another twice, and so on, would have an exponentially long text.
     text = str(key) if isinstance(key, str | int | float) else type(key).__name__
     return CelRuntimeError(f"no such key: {text[:_KEY]}")
 
 
 def no_such_overload() -> CelRuntimeError:
-    """The error of a function that gets a value of a type that it does not take."""
+    """Return the error of a function called with a value of a type that it does not accept."""
     return CelRuntimeError("no such overload")

@@ -1,7 +1,7 @@
 """Validation rules of custom resources (``x-kubernetes-validations``) in the same environment.
 
 ``self`` and ``oldSelf`` have the types that the structural schema gives them. Costs are not estimated; an
-evaluation has the limits that one of a selector has.
+evaluation has the same limits as one of a selector.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _escape(name: str) -> str:
 
 
 class _Device(NamedTuple):
-    """What a frame wants to know about a device, of which rules know nothing."""
+    """An empty device: a frame has one, rules see none."""
 
     driver: str = ""
     attributes: Mapping[str, Any] = {}
@@ -58,7 +58,7 @@ class Rule:
 
     Attributes:
         expression: the text.
-        about_changes: whether it speaks of ``oldSelf``.
+        about_changes: whether it uses ``oldSelf`` (a transition rule).
     """
 
     __slots__ = ("_closure", "_optional", "_schema", "_slots", "about_changes", "expression")
@@ -74,14 +74,14 @@ class Rule:
         self._optional = optional
 
     def holds(self, value: object, old: object = None) -> bool:
-        """Whether the value obeys the rule.
+        """Return whether the value obeys the rule.
 
         Args:
             value: plain data that fits the schema.
-            old: what it was; None: nothing.
+            old: the value before; None if there was none.
 
         Raises:
-            CelRuntimeError: the rule has no value for it.
+            CelRuntimeError: the evaluation failed.
         """
         frame = Frame(_Device(), self._slots)
         frame.locals[0] = _value(self._schema, value)
@@ -99,7 +99,7 @@ class Rule:
 
 
 def compile_rule(expression: str, schema: Schema, *, root: bool = False, optional_old: bool = False) -> Rule:
-    """Compiles a rule of one level of a structural schema.
+    """Compile a rule of one level of a structural schema.
 
     Args:
         expression: ``rule``.
@@ -108,7 +108,7 @@ def compile_rule(expression: str, schema: Schema, *, root: bool = False, optiona
         optional_old: ``optionalOldSelf``: ``oldSelf`` is an optional.
 
     Raises:
-        CelCompileError: it is no rule; says why and where.
+        CelCompileError: it is not a rule; says why and where.
     """
     if root:
         properties = {**(schema.get("properties") or {}), **_ROOT, "metadata": _METADATA}
@@ -132,7 +132,7 @@ def compile_rule(expression: str, schema: Schema, *, root: bool = False, optiona
 
 
 def _type(schema: Schema, fields: dict[str, dict[str, Type]]) -> Type:
-    """The type of values of a schema; ``fields`` gets those of the structs in it."""
+    """Return the type of a schema's values, and add the types of its structs to ``fields``."""
     if schema.get("x-kubernetes-int-or-string"):
         return _types.DYN
     kind = schema.get("type")
@@ -155,7 +155,7 @@ def _type(schema: Schema, fields: dict[str, dict[str, Type]]) -> Type:
 
 
 def _value(schema: Schema, raw: object) -> Value:
-    """Plain data as the value that the type of its schema promises."""
+    """Return plain data as a value of the type that its schema has."""
     if isinstance(raw, dict):
         additional = schema.get("additionalProperties")
         if isinstance(additional, dict):

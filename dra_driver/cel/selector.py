@@ -47,19 +47,19 @@ MAX_EXPRESSION_LENGTH: Final = 10 * 1024
 """Bytes of a selector in a new object: the limit of the API."""
 MAX_STORED_LENGTH: Final = 16 * 1024
 """Bytes of a selector that is compiled at all. Kubernetes has no such limit for objects that are stored."""
-# Memory of compiled selectors that are kept: an ordinary one takes 10 kB, the largest 20 MB.
+# Memory of cached selectors, in bytes: an ordinary one takes 10 kB, the largest 20 MB.
 _CACHE: Final = 64 << 20
-# Measured: at most 0.8 kB of closures and types for a node.
+# Bytes; measured are at most 0.8 kB of closures and types per node.
 _PER_NODE, _PER_SELECTOR = 1024, 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Which variables and functions exist.
+    """The variables and functions that exist.
 
     Attributes:
-        new: the environment for validating new objects, which obeys feature gates; the scheduler's, for
-            stored objects, always has ``device.allowMultipleAllocations`` and ``includes``.
+        new: whether it is the environment for validating new objects, which obeys feature gates; the
+            scheduler's, for stored objects, always has ``device.allowMultipleAllocations`` and ``includes``.
         list_type_attributes: the gate DRAListTypeAttributes.
         consumable_capacity: the gate DRAConsumableCapacity.
     """
@@ -74,13 +74,13 @@ NEW = Environment(new=True)
 
 
 class DeviceView:
-    """A device as expressions see it. Make one per device and keep it; nothing may change it.
+    """A device as expressions see it. Immutable; make one per device and keep it.
 
     Attributes:
         driver: the driver's name, which is the domain of unqualified names.
         attributes: values by domain and name.
         capacity: quantities by domain and name.
-        allow_multiple_allocations: false where the device does not say.
+        allow_multiple_allocations: false if the device does not say.
         error: why no expression can be evaluated on the device, or None.
     """
 
@@ -138,13 +138,13 @@ def _value_of(attribute: DeviceAttribute, list_attributes: bool) -> Value:
 
 
 class Outcome(NamedTuple):
-    """What came of an evaluation.
+    """The result of an evaluation.
 
     Attributes:
-        value: whether the device matches, or why there is no value (an absent attribute …).
-        cost: a measure of the work, the same each time: at least 1, some 0.2 microseconds a unit at worst.
-            It is what Kubernetes counts and what it leaves out (see ``_meter``), at most 2,000,000; for
-            expressions that are not counted because they stay below 1,000 it is that of the worst case.
+        value: whether the device matches, or the error (an absent attribute …).
+        cost: a reproducible measure of time: at least 1, at most 2,000,000, a unit takes 0.2 microseconds at
+            worst. It is the cost that Kubernetes counts plus the work that it omits (``values.meter``); for
+            expressions that stay below 1,000 and are not counted, that of the worst case.
     """
 
     value: bool | str
@@ -157,9 +157,9 @@ class Selector:
     Attributes:
         expression: the text.
         references: what of a device the result depends on.
-        drivers: the only ones for whose devices it can be true; None: it names none.
-        max_cost: the estimated cost of the worst case; above 1,000,000 the API refuses the selector.
-        weight: bytes of memory that it may come to.
+        drivers: the drivers for whose devices it can be true; None if it names none.
+        max_cost: the estimated worst-case cost; above 1,000,000 the API refuses the selector.
+        weight: maximum size in memory, in bytes.
     """
 
     __slots__ = (
@@ -185,7 +185,18 @@ class Selector:
         plain_cost: int | None,
         weight: int,
     ) -> None:
-        """Keep what was compiled; ``plain_cost`` is that of the worst case where evaluations do not count."""
+        """Keep what was compiled.
+
+        Args:
+            expression: the text.
+            closure: evaluates it.
+            frame: makes the closure's argument of a device; if None, it is the device.
+            references: as the attribute.
+            drivers: as the attribute.
+            max_cost: as the attribute.
+            plain_cost: worst-case cost if evaluations are not counted, otherwise None.
+            weight: as the attribute.
+        """
         self.expression = expression
         self.references = references
         self.drivers = drivers
@@ -196,17 +207,17 @@ class Selector:
         self._plain_cost = plain_cost
 
     def matches(self, device: DeviceView) -> bool:
-        """Whether the expression is true for the device.
+        """Return whether the expression is true for the device.
 
         Raises:
-            CelRuntimeError: it has no value for the device (an absent attribute …), or its value is no bool.
+            CelRuntimeError: the evaluation failed (an absent attribute …), or its result is not a bool.
         """
         if device.error is not None:
             raise CelRuntimeError(device.error)
         return self._value(device if self._frame is None else self._frame(device))
 
     def evaluate(self, device: DeviceView) -> Outcome:
-        """Evaluate the expression for the device, and say what that cost."""
+        """Evaluate the expression for the device; return the result with its cost."""
         if device.error is not None:
             return Outcome(device.error, 1)
         frame = device if self._frame is None else self._frame(device)
@@ -218,7 +229,7 @@ class Selector:
         if self._plain_cost is not None:
             return Outcome(value, max(self._plain_cost, 1))
         assert isinstance(frame, Meter)
-        # The step that went beyond a limit was not done.
+        # The step that exceeded a limit was charged, but not done.
         return Outcome(value, max(min(frame.cost, COST_LIMIT) + min(frame.work, WORK_LIMIT), 1))
 
     def _value(self, frame: Value) -> bool:
@@ -227,14 +238,14 @@ class Selector:
         except RecursionError as e:
             raise CelRuntimeError("the expression is nested too deeply") from e
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-            # Expressions come from users: whatever they get at must not stop the caller.
+            # Expressions come from users: a defect that one of them meets must not stop the caller.
             raise CelRuntimeError(f"internal error: {type(e).__name__}: {str(e)[:200]}") from e
         if result is True or result is False:
             return bool(result)
         raise CelRuntimeError(f"CEL result of type {type_name(result)} could not be converted to bool")
 
     def projection_key(self, device: DeviceView) -> Hashable:
-        """A key such that devices with equal keys have equal results (or equal failures)."""
+        """Return a key such that devices with equal keys have equal results (or equal failures)."""
         return self.references.key(device)
 
     def __repr__(self) -> str:
@@ -242,13 +253,13 @@ class Selector:
 
 
 def compile_selector(expression: str, *, environment: Environment = STORED) -> Selector:
-    """Compile a selector as the scheduler does; those used last are kept.
+    """Compile a selector as the scheduler does; the most recently used ones are cached.
 
-    The limits of the API on length and estimated cost are for ``validate_selector``. Here stand those of this
-    process: 16 KiB of text, and the sizes of types, patterns and macros that it becomes.
+    The API's limits on length and estimated cost are checked by ``validate_selector``. The limits here are
+    those of this process: 16 KiB of text, and the sizes of the types, patterns and macros that it expands to.
 
     Raises:
-        CelCompileError: the expression is no selector; says why and where.
+        CelCompileError: the expression is not a selector; says why and where.
     """
     compiled = _known.get((expression, environment))
     if compiled is None:
@@ -269,7 +280,7 @@ _known: BoundedCache[tuple[str, Environment], Selector | str] = BoundedCache(_CA
 def _compile(expression: str, environment: Environment) -> Selector:
     if len(expression) > MAX_STORED_LENGTH or len(expression.encode(errors="replace")) > MAX_STORED_LENGTH:
         raise CelCompileError(
-            f"an expression of {len(expression)} characters: {MAX_STORED_LENGTH} bytes are allowed"
+            f"the expression has {len(expression)} characters; at most {MAX_STORED_LENGTH} bytes are allowed"
         )
     root = _parser.parse(expression)
     functions = _declarations.functions(environment.list_type_attributes or not environment.new)
@@ -284,7 +295,7 @@ def _compile(expression: str, environment: Environment) -> Selector:
         raise CelCompileError(f"must evaluate to bool or the unknown type, not {root.type}")
     try:
         max_cost = estimate_cost(root)
-        # What cannot come near a limit does not pay for counting.
+        # Counting takes time, so expressions that cannot come near a limit do without.
         plain = plain_cost(root, max_cost)
         compiler = (Compiler if plain is not None else TrackingCompiler)(expression, functions)
         closure = compiler.branch(root)
@@ -312,14 +323,14 @@ def _frame_maker(slots: int, aliasing: bool) -> Callable[[DeviceView], Frame]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Why the API refuses a selector: ``reason`` is TooLong, Invalid or TooExpensive."""
+    """A reason for which the API refuses a selector: ``reason`` is TooLong, Invalid or TooExpensive."""
 
     reason: Literal["TooLong", "Invalid", "TooExpensive"]
     message: str
 
 
 def validate_selector(expression: str, *, environment: Environment = NEW) -> list[Finding]:
-    """What the API server finds in a selector of a new object; empty: nothing."""
+    """Return the errors that the API server reports for a selector in a new object."""
     length = len(expression.encode())
     if length > MAX_EXPRESSION_LENGTH:
         return [Finding("TooLong", f"{length} bytes; at most {MAX_EXPRESSION_LENGTH} are allowed")]

@@ -1,1 +1,1 @@
-"""Which functions there are, and whether a tree uses them rightly."""
+"""Type checking: the functions of the environment, and whether a tree uses them correctly."""

@@ -1,6 +1,6 @@
-"""Types of a tree: resolves names and overloads, refuses what does not fit together.
+"""The type checker: resolves names and overloads, and refuses types that do not fit.
 
-Source: the CEL language definition, chapter "Gradual type checking", and the outcomes recorded of ``cel-go``.
+Source: the CEL language definition, chapter "Gradual type checking", and results recorded of ``cel-go``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def check(
     variables: Mapping[str, Type],
     fields: Mapping[str, Mapping[str, Type]],
 ) -> None:
-    """Sets ``type`` and ``overloads`` of every node.
+    """Set ``type`` and ``overloads`` of every node.
 
     Args:
         root: the tree; namespaces (``optional.of``) are folded into the names of calls.
@@ -200,7 +200,7 @@ class _Checker:
         return self.resolve(e, overloads, True, [target, *arg_types])
 
     def shadowing(self, namespace: str) -> Type | None:
-        """The local variable that hides a namespace, as in ``cel.bind(sets, [1], sets.contains(…))``."""
+        """Return the local variable that hides a namespace: ``cel.bind(sets, [1], sets.contains(…))``."""
         root = namespace.partition(".")[0]
         return next((s[root] for s in reversed(self.scopes[1:]) if root in s), None)
 
@@ -324,7 +324,7 @@ class _Checker:
             )
 
     def finish(self, root: Expr) -> None:
-        """Replaces what is still a parameter by dyn, in all nodes."""
+        """Replace type parameters that are still unknown by dyn, in all nodes."""
         todo = [root]
         while todo:
             e = todo.pop()

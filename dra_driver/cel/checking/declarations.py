@@ -1,7 +1,8 @@
-"""The functions of the environment: name, overload, arguments (a dot in front: a method), result.
+"""Declarations of all functions: name, overload, arguments (a leading dot marks a method), result.
 
 Source: the reference pages of Kubernetes' CEL libraries at 1.36 (and of the CEL libraries that they include).
-Functions of the authorizer are declared as well: no variable is one, but they make ``x.name("y")`` compile.
+Functions of the authorizer are declared, too: there is no such variable, but they make ``x.name("y")``
+    compile.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Overload(NamedTuple):
 
 @cache
 def functions(includes: bool) -> Mapping[str, tuple[Overload, ...]]:
-    """Every function by name; ``includes`` says whether the method of that name exists."""
+    """Return the declarations by name, with or without the method ``includes``."""
     table: dict[str, list[Overload]] = {}
     for line in _TABLE.strip().splitlines():
         head, _, rest = line.partition("(")

@@ -1,4 +1,4 @@
-"""Which drivers' devices a selector can match at all."""
+"""The drivers whose devices a selector can match at all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def find_drivers(e: Expr) -> frozenset[str] | None:
 
 
 def _is_driver(e: Expr) -> bool:
-    """Whether the node is ``device.driver``. Macros can give that name to others and are not looked into."""
+    """Return whether the node is ``device.driver``; macros, which can rebind the name, are not inspected."""
     if not isinstance(e, Select) or e.test_only or e.field != "driver":
         return False
     return isinstance(e.operand, Ident) and e.operand.name == "device"

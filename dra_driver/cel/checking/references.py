@@ -1,4 +1,4 @@
-"""What of a device an expression can see."""
+"""The projection of a device: what of it an expression can see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dra_driver.cel.values.values import DomainMap, Value
 
 __all__ = ["References", "find_references"]
 
-# These tell quantities of equal amount apart.
+# Functions whose results differ for quantities of equal amount.
 _SENSITIVE = frozenset({"isInteger", "asInteger", "asApproximateFloat", "add", "sub"})
 _ABSENT = ("absent",)
 
@@ -25,7 +25,7 @@ class _Device(Protocol):
     error: str | None
 
 
-# Local variables that are a part of the device: the names on the way to it.
+# Paths of local variables that are a part of the device.
 _Paths: TypeAlias = dict[str, tuple[str, ...] | None]
 
 
@@ -50,7 +50,7 @@ class References:
     representation: bool = False
 
     def key(self, device: _Device) -> Hashable:
-        """The projected content as a key for memoising results; equal content, equal result."""
+        """Return the projected content as a key: equal content has equal results."""
         if device.error is not None:
             return ("error", device.error)
         parts: list[Hashable] = []
@@ -59,7 +59,7 @@ class References:
         if self.allow_multiple_allocations or self.everything:
             parts.append(device.allow_multiple_allocations)
         if self.everything:
-            # The whole of a device may take kilobytes, for each of thousands of devices: a digest does.
+            # A digest: the whole content may take kilobytes, for each of thousands of devices.
             whole = (*parts, self._whole(device.attributes), self._whole(device.capacity))
             return hashlib.blake2b(repr(whole).encode(errors="surrogatepass"), digest_size=16).digest()
         for domain, name in self.attributes:
@@ -82,7 +82,7 @@ class References:
             return (value.nano, value.scale, value.is_big)
         if hasattr(value, "is_big"):
             return ("Quantity", value.nano)
-        # 1, True and 1.0 are one key for Python.
+        # With its type: 1, True and 1.0 are one key for Python.
         if type(value) is tuple and value:
             return (type(value[0]).__name__, value)
         return (type(value).__name__, value)
@@ -97,7 +97,12 @@ class _Finder:
         self.representation = False
 
     def visit(self, e: Expr, paths: _Paths) -> None:
-        """Notes what a node reads. ``paths`` tells which local variables are parts of the device."""
+        """Record what a node reads.
+
+        Args:
+            e: the node.
+            paths: local variables that are parts of the device, with the path to that part.
+        """
         path = _path(e, paths)
         if path is not None:
             self.note(path)
@@ -142,7 +147,7 @@ class _Finder:
 
 
 def _path(e: Expr, paths: _Paths) -> tuple[str, ...] | None:
-    """``("device", "attributes", domain, name)`` or the start of it, where the node is such a chain."""
+    """Return ``("device", "attributes", domain, name)`` or a prefix of it, if the node is such a chain."""
     if isinstance(e, Ident):
         return paths.get(e.name, ("device",) if e.name == "device" else None)
     key: str | None = None
@@ -153,7 +158,7 @@ def _path(e: Expr, paths: _Paths) -> tuple[str, ...] | None:
         operand, key = e.operand, e.field
         if e.test_only:
             inner = _path(operand, paths)
-            # has(device.driver) reads nothing, and every domain is there.
+            # has(device.driver) reads nothing, and has() of a domain is always true.
             if inner is not None and len(inner) <= 2:
                 return None
     elif isinstance(e, Call) and e.function in ("_[_]", "_[?_]", "_?._"):
@@ -167,7 +172,7 @@ def _path(e: Expr, paths: _Paths) -> tuple[str, ...] | None:
 
 
 def find_references(root: Expr) -> References:
-    """What the expression can see; more than it does see where that is not plain."""
+    """Return what the expression can see; where that is not certain, more than it does see."""
     finder = _Finder()
     finder.visit(root, {})
     return References(

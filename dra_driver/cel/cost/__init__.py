@@ -1,1 +1,1 @@
-"""What an expression may cost, estimated and counted."""
+"""Costs of expressions: estimated before, and counted during an evaluation."""

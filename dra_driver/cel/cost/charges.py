@@ -1,4 +1,4 @@
-"""What a call costs, with the values of its arguments, and the work that is the same whatever they are."""
+"""Costs of calls by the values of their arguments, and constant work of calls."""
 
 from __future__ import annotations
 
@@ -63,7 +63,12 @@ def _traversal(args: list[Value]) -> int:
 
 
 def _traversed(value: Value, known: dict[int, int]) -> int:
-    """Characters and elements of lists in lists; ``known``: those of lists met before, by identity."""
+    """Return the characters and elements of nested lists, each list once.
+
+    Args:
+        value: a value.
+        known: sizes of lists met before, by identity.
+    """
     if type(value) is str or type(value) is bytes:
         return int(len(value) * PER_CHARACTER)
     if type(value) is not list and type(value) is not tuple:
@@ -147,7 +152,7 @@ RULES: dict[str, Rule] = {
 
 # --- work ------------------------------------------------------------------------------------------
 
-# To count a call whose cost depends on the values takes as long as the calls of numbers.
+# Counting a call whose cost depends on values takes as long as a cheap call itself.
 COUNTING = 3
 _OF_ADDRESSES = (
     "isGlobalUnicast",
@@ -182,15 +187,15 @@ _SURCHARGES: dict[str, int] = {
     **dict.fromkeys(("find", "findAll", "replace", "split", "strings.quote"), 10),
     "matches": 5,
 }
-# A name that is no zone is looked for in the file system.
+# An unknown name of a zone is searched for in the file system.
 _ZONE = 250
 
 
 def surcharge(e: Call) -> int:
-    """Work of a call that takes longer than a unit of cost, whatever its arguments are."""
+    """Return the constant work of a call that takes longer than a unit of cost."""
     overload = e.overloads[0]
     if overload.endswith("_tz"):
         return _ZONE
-    # Where the types are known late each of the overloads is tried.
+    # If types are known at run time only, overloads are tried one after the other.
     late = 2 * (len(e.overloads) - 1)
     return late + _SURCHARGES.get(overload, _SURCHARGES.get(e.function, 0))

@@ -1,8 +1,8 @@
 """The estimated cost of an expression: the worst case over all devices that the API allows.
 
 Source: the cost rules of CEL and of Kubernetes' CEL libraries at 1.36, as recorded expressions show them.
-Costs are whole numbers up to 2**64 - 1, which stands for "no bound is known". A *size* is what ``size()``
-would give, as a pair of the least and the greatest.
+Costs are integers up to 2**64 - 1, which stands for "no known bound". A *size* is a range of what ``size()``
+can return, as a pair of minimum and maximum.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Local(NamedTuple):
 
 
 def estimate_cost(root: Expr) -> int:
-    """The greatest cost of evaluating a checked expression on any device."""
+    """Return the maximum cost of evaluating a checked expression on any device."""
     return Estimator().cost(root)
 
 
@@ -142,7 +142,7 @@ class Estimator:
             return 1
         cost = self.cost(e.operand)
         if e.test_only:
-            # Kubernetes lets presence tests go free.
+            # Presence tests are free in Kubernetes.
             return cost
         self.paths[id(e)] = (*self.path(e.operand), e.field)
         return add(cost, 1) if e.operand.type.kind in ("map", "struct", "param") else cost
@@ -173,7 +173,7 @@ class Estimator:
             e.accu_var, _Local(self.path(e.accu_init), self.size(e.accu_init), self.entry_size(e.accu_init))
         )
         cost = add(cost, self.cost(e.result))
-        # Sizes are looked up while the variable is known.
+        # Estimated before the variable goes out of scope.
         size, entries = self.size(e.result), self.entry_size(e.result)
         self.locals[e.accu_var].pop()
         self.set_size(e, size)
@@ -255,7 +255,7 @@ class Estimator:
         return add(costs[0], max(costs[1], costs[2]))
 
     def standard(self, e: Call, overload: str) -> tuple[int, Size | None]:
-        """The rules of CEL itself."""
+        """Return the cost of a call by the rules of CEL itself."""
         if overload in ("starts_with_string", "ends_with_string"):
             return scaled(self.size_or_unknown(e.args[0]).most, PER_CHARACTER), None
         if overload == "in_list":

@@ -1,4 +1,4 @@
-"""Which expressions need no counting: the worst case is small, and no function does more than it costs."""
+"""Expressions that need no counting: the worst case is cheap, and no function works more than it costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["PLAIN_COST", "plain_cost"]
 PLAIN_COST: Final = 1000
 """What people write stays below it, with folds over the attributes of a device."""
 
-# Attribute values have at most 64 characters.
+# Characters of an attribute value, as the API limits them.
 _TEXT = 65
 _FUNCTIONS = frozenset(
     (
@@ -39,9 +39,9 @@ _ADDITIONS = frozenset({"add_int64", "add_uint64", "add_double", "add_string"})
 
 
 def plain_cost(root: Expr, max_cost: int) -> int | None:
-    """The cost of the worst case with what Kubernetes' rules leave out; None: an evaluation must be counted.
+    """Return the worst-case cost with the work that Kubernetes omits; None if evaluations must be counted.
 
-    Without lists and maps that an evaluation puts together no value is larger than the text or the device.
+    If an evaluation builds no lists or maps, no value is larger than the expression or the device.
     """
     cost = max_cost
     todo = [(root, False)]
@@ -64,7 +64,7 @@ def plain_cost(root: Expr, max_cost: int) -> int | None:
 
 
 def _work_of(e: Call, folded: bool) -> int | None:
-    """Work besides the cost; None where it is not known."""
+    """Return the work of a node besides its cost; None if there is no known bound."""
     if e.function == "matches" and isinstance(e.args[-1], Literal) and not folded:
         return _regex.matching_work(_TEXT, _regex.compile_pattern(str(e.args[-1].value)).size)
     if e.function in ("quantity", "semver"):

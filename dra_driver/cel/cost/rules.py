@@ -1,4 +1,4 @@
-"""What calls of the libraries' functions cost, and the size of what they give.
+"""Cost rules of library functions, and the sizes of their results.
 
 Source: the cost rules of Kubernetes' CEL libraries at 1.36, as recorded expressions show them.
 """
@@ -64,7 +64,7 @@ def _fixed(cost: int) -> Rule:
 
 
 def _parsing(factor: float) -> Rule:
-    """One walk over the text that is the argument."""
+    """Return the cost of one pass over the text that is the argument."""
 
     def rule(estimator: Estimator, e: Call, overload: str) -> Found | None:
         if not e.args:

@@ -1,4 +1,4 @@
-"""Sizes for the estimation of costs, and numbers that stop at 2**64 - 1."""
+"""Sizes for the estimation of costs, and arithmetic that saturates at 2**64 - 1."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class EntrySize(NamedTuple):
 UNKNOWN = Size(0, UNBOUNDED)
 ONE = Size(1, 1)
 
-# The greatest sizes that the API allows, by path below ``device``. ``*`` is any element, ``@keys`` any key.
+# Maximum sizes that the API allows, by path below ``device``. ``*`` is any element, ``@keys`` any key.
 _DOMAIN, _NAME, _DRIVER, _VALUE, _ENTRIES = 63, 32, 63, 64, 32
 
 
 def scaled(amount: int, factor: float) -> int:
-    """``amount`` × ``factor``, rounded up."""
+    """Return ``amount`` x ``factor``, rounded up."""
     product = float(amount) * factor
     return UNBOUNDED if product >= 2.0**64 else math.ceil(product)
 
@@ -79,7 +79,7 @@ def union_entries(a: EntrySize | None, b: EntrySize | None) -> EntrySize | None:
 
 
 def size_of_path(path: tuple[str, ...]) -> Size | None:
-    """The size of what is at a path from a variable; None where nothing is known."""
+    """Return the size of what is at a path from a variable; None if nothing is known about it."""
     match path:
         case ("device",):
             return Size(0, 0)

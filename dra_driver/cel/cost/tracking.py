@@ -1,6 +1,6 @@
-"""Evaluation that counts its cost and its work, and stops at the limits (see ``_meter``).
+"""Evaluation that counts its cost and its work, and stops at the limits (``values.meter``).
 
-For expressions of which it is not plain beforehand that they stay far below the limits (see ``_plain``).
+Used for expressions that are not known beforehand to stay far below the limits (``cost.plain``).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["TrackingCompiler"]
 
 
 class TrackingCompiler(Compiler):
-    """Like ``Compiler``; what is evaluated adds its cost and its work to the frame.
+    """A ``Compiler`` whose closures add their cost and their work to the frame.
 
-    Nodes of which the cost is known are counted together, where the branch starts that evaluates all of them.
+    Nodes with a constant cost are counted together, at the start of the branch that evaluates all of them.
 
     Attributes:
-        pending: cost of the present branch as far as it is known.
-        pending_work: the same of its work.
+        pending: constant cost of the current branch so far.
+        pending_work: constant work of the current branch so far.
     """
 
     def __init__(self, *args: Value) -> None:
@@ -57,11 +57,11 @@ class TrackingCompiler(Compiler):
         return True
 
     def branch(self, e: Expr, steps: int = 0) -> Closure:
-        """The closure of a node that is evaluated sometimes, or several times; it counts each time."""
+        """Return the closure of a node that is evaluated conditionally or repeatedly; it counts each time."""
         return self.counted(e, steps, 0)
 
     def counted(self, e: Expr, cost: int, work: int) -> Closure:
-        """The closure of a node that adds so much, besides what the node has itself."""
+        """Return the closure of a node that adds a constant cost besides the node's own."""
         outer = self.pending, self.pending_work
         self.pending, self.pending_work = cost, work
         closure = self.compile(e)
@@ -92,7 +92,7 @@ class TrackingCompiler(Compiler):
         self.pending += cost
 
     def compile(self, e: Expr) -> Closure:
-        """The closure of a node."""
+        """Return the closure of a node."""
         closure = super().compile(e)
         self.pending += self.fixed_cost(e)
         return closure
@@ -115,20 +115,20 @@ class TrackingCompiler(Compiler):
                 return 0
 
     def is_constant(self, e: Expr) -> bool:
-        """Whether the original builds the value before any evaluation."""
+        """Return whether cel-go builds the value before any evaluation."""
         if isinstance(e, ListExpr | MapExpr):
             return not e.optional and all(map(self.is_constant, children(e)))
         return self.is_folded(e)
 
     def lookup(self, operand: Expr, key: str) -> Closure:
-        """Without the shortcut for attributes: every step of the way costs."""
+        """Return the closure of a lookup, without the shortcut for attributes: every step costs."""
         container = self.compile(operand)
         return lambda f: closures.index(container(f), key)
 
     # --- calls ---
 
     def function(self, e: Call, operands: list[Expr]) -> Callable[..., Value]:
-        """What to call with the values of the operands; the meter comes first where an overload wants it."""
+        """Return what to call with the operands' values; with the meter in front if an overload needs it."""
         metered = _is_metered(e)
         candidates: closures.Candidates = []
         for overload in e.overloads:
@@ -166,7 +166,7 @@ class TrackingCompiler(Compiler):
         return _counted_call(function, args, rule, metered=metered)
 
     def patterned(self, e: Call, args: list[Closure], rule: charges.Rule) -> Closure | None:
-        """A call with a constant regular expression; None where it is compiled by the evaluation."""
+        """Return a call with a constant regular expression; None if the evaluation compiles it."""
         operands = e.args if e.target is None else [e.target, *e.args]
         function, constant = _regex.ON_PATTERNS.get(e.function), operands[1:2]
         if function is None or not isinstance(constant[0], Literal) or type(constant[0].value) is not str:
@@ -174,7 +174,7 @@ class TrackingCompiler(Compiler):
         try:
             pattern = self.pattern(constant[0].value)
         except CelRuntimeError:
-            # Not before the evaluation gets there.
+            # The failure is raised if the evaluation gets here.
             return None
 
         def call(f: Value) -> Value:
@@ -187,7 +187,7 @@ class TrackingCompiler(Compiler):
         return call
 
     def equality(self, e: Call) -> Closure:
-        """Costs what is compared."""
+        """Return the closure of ``==`` or ``!=``; it costs what is compared."""
         left, right = (self.compile(a) for a in e.args)
         test = equal if e.function == "_==_" else not_equal
         rule = charges.equal if e.function == "_==_" else charges.compare
@@ -207,7 +207,7 @@ class TrackingCompiler(Compiler):
         return compared
 
     def ordering(self, e: Call) -> Closure:
-        """Costs what is compared."""
+        """Return the closure of an ordering; it costs what is compared."""
         function, args = self.function(e, e.args), [self.compile(a) for a in e.args]
         general = self.applied(e, function, args)
         if any(a.type.kind != "int" for a in e.args):
@@ -216,13 +216,13 @@ class TrackingCompiler(Compiler):
 
         def ordered(f: Value) -> Value:
             a, b = left(f), right(f)
-            # In a fold over numbers most of the time goes into finding out that they are numbers.
+            # Numbers cost 1 whatever they are: finding out that they are numbers takes most of a fold's time.
             return compare(a, b) if type(a) is int and type(b) is int else function(a, b)
 
         return ordered
 
     def membership(self, e: Call) -> Closure:
-        """Lists of constants are free, others cost their length."""
+        """Return the closure of ``in``; lists of constants are free, others cost their length."""
         if self.is_constant(e.args[1]):
             return super().membership(e)
         value, container = self.compile(e.args[0]), self.compile(e.args[1])
@@ -237,7 +237,7 @@ class TrackingCompiler(Compiler):
     # --- folds ---
 
     def collected(self, items: closures.Items, test: Closure | None, parts: list[Expr], add: Call) -> Closure:
-        """Each addition costs a list of one, the accumulator and the sum."""
+        """Return the fold of ``map`` and its like; an addition costs a list of one, accumulator and sum."""
         is_list = add.function == "_+_"
         # An entry of a map takes some 128 bytes.
         made = [self.counted(parts[0], LIST_COST + 2, 0) if is_list else self.counted(parts[0], 2, 8)]
@@ -266,7 +266,7 @@ def _unmetered(function: Callable[..., Value]) -> Callable[..., Value]:
 
 
 def _is_fixed(e: Call, rule: charges.Rule, operands: list[Expr]) -> bool:
-    """Whether a call costs 1 and takes about as long, whatever the values are."""
+    """Return whether a call costs 1 and takes about as long, whatever the values are."""
     if rule is charges.one:
         return e.function in _CONSTANT_TIME or all(_is_scalar(a.type) for a in operands)
     # The smaller of the operands counts, or both of them are numbers.
@@ -278,7 +278,7 @@ def _is_scalar(t: Type) -> bool:
 
 
 _SIMPLE = frozenset({"_[_]", "_[?_]", "_?._", "or", "orValue", "@not_strictly_false"})
-# They look at no more than one element or character of what they get.
+# Functions that read one element or character of their arguments at most.
 _CONSTANT_TIME = frozenset(
     (
         *("size", "type", "dyn", "value", "hasValue", "optional.of", "optional.none", "first", "last"),
@@ -300,7 +300,7 @@ _SCALARS = frozenset(
 
 
 class _Late:
-    """A function of several overloads, of which the values decide."""
+    """A function with several overloads, chosen by the values of the arguments."""
 
     __slots__ = ("candidates",)
 
@@ -330,7 +330,10 @@ def _counted_call(
 
 
 def _sum(function: Callable[..., Value], args: list[Closure]) -> Closure:
-    """The sum of quantities, which changes all that share a decimal with the left one (see ``_aliasing``)."""
+    """Return the sum of quantities, which changes all that share a decimal with the left one.
+
+    See ``values.aliasing``.
+    """
     late = function.candidates if isinstance(function, _Late) else None
 
     def total(f: Value) -> Value:

@@ -1,1 +1,1 @@
-"""A checked tree to closures."""
+"""Compilation of a checked tree to closures."""

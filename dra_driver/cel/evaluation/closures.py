@@ -1,4 +1,4 @@
-"""What nodes are compiled to: closures of one argument, the device or the frame around it."""
+"""The closures that nodes are compiled to: functions of the device, or of the frame around it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Closure = Callable[[Value], Value]
 
 
 class Frame(Meter):
-    """A device with local variables. Has the attributes of a ``DeviceView`` that closures read."""
+    """A device with local variables; it has the attributes of a ``DeviceView`` that closures read."""
 
     __slots__ = ("aliases", "allow_multiple_allocations", "attributes", "capacity", "driver", "locals")
 
@@ -214,10 +214,10 @@ def presence(container: Closure, key: str) -> Closure:
 
 
 def index(container: Value, key: Value, meter: Meter | None = None) -> Value:
-    """``container[key]``.
+    """Return ``container[key]``.
 
     Raises:
-        CelRuntimeError: there is no such key, or the container is none.
+        CelRuntimeError: there is no such key, or the value is no container.
     """
     kind = type(container)
     if kind is list or kind is tuple:
@@ -276,7 +276,7 @@ def applied(function: Callable[..., Value], args: list[Closure]) -> Closure:
 
 
 def matching(text: Closure, pattern: _regex.Pattern) -> Closure:
-    """``text.matches(pattern)`` with a constant pattern."""
+    """Return the closure of ``text.matches(pattern)`` with a constant pattern."""
     found = pattern.matches
 
     def match(f: Value) -> bool:
@@ -296,7 +296,7 @@ Candidates = list[tuple[tuple[Callable[[Value], bool] | None, ...], Callable[...
 
 
 def chosen(candidates: Candidates, args: Sequence[Value]) -> Callable[..., Value]:
-    """The first candidate whose types are those of the arguments."""
+    """Return the first candidate whose types are those of the arguments."""
     for tests, function in candidates:
         for arg, allows in zip(args, tests, strict=True):
             if allows is not None and not allows(arg):
@@ -307,7 +307,7 @@ def chosen(candidates: Candidates, args: Sequence[Value]) -> Callable[..., Value
 
 
 def dispatcher(candidates: Candidates) -> Callable[..., Value]:
-    """Calls the first candidate whose types are those of the arguments."""
+    """Return a function that calls the first candidate whose types are those of the arguments."""
     return lambda *args: chosen(candidates, args)(*args)
 
 
@@ -322,11 +322,11 @@ def two_terms(a: Closure, b: Closure, decisive: bool) -> Closure:
         except CelPanic:
             raise
         except CelRuntimeError as e:
-            # With its traceback it would hold this frame, and live until the next garbage collection.
+            # A traceback refers to this frame, so that both would live until the next garbage collection.
             error = e.with_traceback(None)
         if left is decisive:
             return decisive
-        # Outside the handler: a failure of b must not drag that of a along, fold by fold.
+        # Outside the handler: otherwise a failure of b would have that of a as its context, fold by fold.
         right = b(f)
         if left is other and (right is other or right is decisive):
             return right
@@ -392,7 +392,8 @@ ORDERINGS: dict[str, Callable[[Closure, Closure], Closure]] = {
 def in_constants(value: Closure, items: list[Value]) -> Closure:
     texts = frozenset(i for i in items if type(i) is str)
     plain = frozenset((type(i), i) for i in items if type(i) is bool or type(i) is bytes)
-    # Numbers are equal across types only where they are equal as doubles; to look at all takes too long.
+    # A hash lookup finds numbers across types if they are equal as doubles; comparing all would take too
+    # long.
     numbers: dict[float, list[Value]] = {}
     for i in items:
         if type(i) in (int, UInt, float):
@@ -420,7 +421,7 @@ def in_container(value: Closure, container: Closure) -> Closure:
 
 
 def is_member(item: Value, container: Value, meter: Meter | None = None) -> bool:
-    """``item in container``.
+    """Return ``item in container``.
 
     Raises:
         CelRuntimeError: the container is neither list nor map.
@@ -438,7 +439,7 @@ def is_member(item: Value, container: Value, meter: Meter | None = None) -> bool
 
 
 def quantifier(items: Items, test: Closure, decisive: bool, stop: int) -> Closure:
-    """The fold ``all`` or ``exists``; ``stop``: cost of the end in front of another element."""
+    """Return the closure of the fold ``all`` or ``exists``; ``stop`` is the cost of an early end."""
     other = not decisive
 
     def quantified(f: Value) -> Value:

@@ -1,7 +1,7 @@
-"""A checked tree to closures of one argument: the device, or the frame that adds local variables to it.
+"""Compilation of a checked tree to closures of one argument: the device, or a frame with local variables.
 
 Absent attributes and other failures are exceptions; ``&&``, ``||`` and the folds ``all`` and ``exists`` catch
-them. A local variable whose value is a failure (``cel.bind`` is lazy) holds the exception, raised when read.
+them. A local variable whose value failed (``cel.bind`` is lazy) holds the exception, raised when it is read.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ __all__ = ["CONSTRUCTORS", "Compiler"]
 
 
 _CONVERSIONS = frozenset({"bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"})
-# Made once of constants; decimals are left out, because sums write into them (see _aliasing).
+# Evaluated once on constants. Decimals are not kept: sums write into them (``values.aliasing``).
 CONSTRUCTORS = frozenset({"quantity", "semver"})
 _EQUAL_TYPES = frozenset({"string", "int", "uint", "bool", "double", "bytes"})
 _PRIMITIVES = frozenset({str, bytes, bool, int, UInt, float})
 
 
 class Compiler:
-    """Compiles one tree.
+    """The compiler of one tree.
 
     Attributes:
-        slots: how many local variables a frame needs.
-        aliasing: whether sums of quantities occur (see ``_aliasing``).
-        patterns: the regular expressions that are constants.
+        slots: number of local variables of a frame.
+        aliasing: whether sums of quantities occur (``values.aliasing``).
+        patterns: the constant regular expressions.
     """
 
     def __init__(self, expression: str, functions: Mapping[str, tuple[Overload, ...]]) -> None:
@@ -76,11 +76,11 @@ class Compiler:
         return self.slots > 0
 
     def branch(self, e: Expr, steps: int = 0) -> Closure:
-        """The closure of a node that is evaluated sometimes, or several times.
+        """Return the closure of a node that is evaluated conditionally or repeatedly.
 
         Args:
             e: the node.
-            steps: cost of what goes with it each time without being compiled.
+            steps: cost of what is evaluated with it each time without being compiled.
         """
         return self.compile(e)
 
@@ -88,7 +88,7 @@ class Compiler:
         """Note the cost of a node that is always evaluated and is not compiled."""
 
     def compile(self, e: Expr) -> Closure:
-        """The closure of a node."""
+        """Return the closure of a node."""
         match e:
             case Literal():
                 return closures.constant(e.value)
@@ -123,7 +123,7 @@ class Compiler:
         return isinstance(e, Ident) and e.name == "device" and "device" not in self.scope
 
     def device_map(self, e: Expr) -> str:
-        """``attributes`` or ``capacity`` where the node is that map of the device."""
+        """Return ``attributes`` or ``capacity`` if the node is that map of the device."""
         if isinstance(e, Select) and not e.test_only and e.field in ("attributes", "capacity"):
             return e.field if self.is_device(e.operand) else ""
         return ""
@@ -138,7 +138,7 @@ class Compiler:
         return self.lookup(e.operand, e.field)
 
     def lookup(self, operand: Expr, key: str) -> Closure:
-        """``operand[key]`` with a constant text as key."""
+        """Return the closure of ``operand[key]`` with a constant text as key."""
         domain = _constant_key(operand)
         if domain is not None and (which := self.device_map(domain[0])):
             return closures.attribute(which, domain[1], key)
@@ -160,12 +160,12 @@ class Compiler:
         return self.applied(e, function, args)
 
     def applied(self, e: Call, function: Callable[..., Value], args: list[Closure]) -> Closure:
-        """The closure that calls a function with the values of its arguments."""
+        """Return the closure that calls a function with the values of its arguments."""
         if e.function in CONSTRUCTORS and all(isinstance(a, Literal) for a in e.args):
             try:
                 value = function(*(a(None) for a in args))
             except CelRuntimeError:
-                # Not before the evaluation gets there.
+                # The failure is raised if the evaluation gets here.
                 return closures.applied(function, args)
             if not getattr(value, "is_big", False):
                 return closures.constant(value)
@@ -174,10 +174,10 @@ class Compiler:
         return closures.applied(function, args)
 
     def pattern(self, text: str) -> _regex.Pattern:
-        """A regular expression that the selector keeps; those of ``matches`` are already validated.
+        """Return a regular expression that the selector keeps; those of ``matches`` are already validated.
 
         Raises:
-            CelRuntimeError: RE2 does not accept it, or it is one too many.
+            CelRuntimeError: RE2 does not accept it, or the selector has too many.
         """
         if text not in self.patterns:
             if len(self.patterns) >= 2 * MAX_PATTERNS:
@@ -186,7 +186,7 @@ class Compiler:
         return self.patterns[text]
 
     def function(self, e: Call, operands: list[Expr]) -> Callable[..., Value]:
-        """What to call with the values of the operands."""
+        """Return what to call with the values of the operands."""
         if len(e.overloads) == 1 and all(map(self.is_certain, operands)):
             found = IMPLEMENTATIONS.get(e.overloads[0])
             if found is None:
@@ -200,7 +200,7 @@ class Compiler:
         return closures.dispatcher(candidates)
 
     def is_certain(self, e: Expr) -> bool:
-        """Whether values of the node are of its static type: not where null or dyn may have slipped in."""
+        """Return whether values of the node have its static type; null or dyn may make that wrong."""
         if loosely_typed(e.type):
             return False
         match e:
@@ -222,7 +222,7 @@ class Compiler:
                 return False
 
     def is_capacity(self, e: Expr) -> bool:
-        """Whether the node is a capacity of the device, or a domain of attributes or capacities."""
+        """Return whether the node is a capacity of the device, or a domain of attributes or capacities."""
         inner = _constant_key(e)
         if inner is None:
             return False
@@ -232,7 +232,7 @@ class Compiler:
         return outer is not None and self.device_map(outer[0]) == "capacity"
 
     def converted(self, e: Call) -> Closure:
-        """A conversion; of a constant it is done once, and a failure is one of the expression."""
+        """Return the closure of a conversion; that of a constant is done, and may fail, at compile time."""
         args = e.args if e.target is None else [e.target, *e.args]
         closure = self.applied(e, self.function(e, args), [self.compile(a) for a in args])
         if len(args) == 1 and e.target is None and self.is_folded(args[0]):
@@ -243,7 +243,7 @@ class Compiler:
         return closure
 
     def is_folded(self, e: Expr) -> bool:
-        """Whether the original computes the node when it plans the evaluation."""
+        """Return whether cel-go computes the node when it plans the evaluation."""
         if isinstance(e, Call):
             return (
                 e.function in _CONVERSIONS
@@ -282,7 +282,7 @@ class Compiler:
         if isinstance(b, Literal) and type(b.value) is str and not negated:
             return closures.equals_text(left, b.value)
         if isinstance(a, Literal) and type(a.value) is str and not negated:
-            # The text decides: a value of another type is unequal, never a failure.
+            # Compared with a text, a value of any other type is unequal, never a failure.
             text = a.value
             return lambda f: right(f) == text
         if negated:
@@ -306,7 +306,7 @@ class Compiler:
         return closures.in_container(value, self.compile(container))
 
     def folded_value(self, e: Expr) -> Value:
-        """The value of a node that is computed beforehand; an object of no CEL type for the others."""
+        """Return the value of a node that is computed beforehand; for others an object of no CEL type."""
         return self.compile(e)(None) if self.is_folded(e) else closures.UNFOLDED
 
     def index(self, e: Call) -> Closure:
@@ -430,7 +430,7 @@ class Compiler:
         return loop if loop is not None else self.general_fold(e, accu, bound, init, inner)
 
     def loop(self, e: Comprehension, items: closures.Items) -> Closure | None:
-        """The closure of a fold of well-known form; the others are taken apart by ``general_fold``."""
+        """Return the closure of a fold of well-known form; ``general_fold`` evaluates all others."""
         step = e.step
         if e.accu_var != ACCUMULATOR or not isinstance(step, Call) or e.result.__class__ is not Ident:
             return None
@@ -455,7 +455,7 @@ class Compiler:
         return self.collected(items, test, parts, add)
 
     def collected(self, items: closures.Items, test: Closure | None, parts: list[Expr], add: Call) -> Closure:
-        """The fold of ``map`` and its like: what is collected is added to one list or map."""
+        """Return the fold of ``map`` and its like; results are appended to one list or map."""
         made = [self.branch(part) for part in parts]
         if add.function == "_+_":
             return closures.list_collector(items, test, made[0])
@@ -491,7 +491,7 @@ def _paid(f: Value, key: Value) -> Value:
 
 
 def _constant_key(e: Expr) -> tuple[Expr, str] | None:
-    """Container and key where the node looks up a constant text."""
+    """Return container and key if the node looks up a constant text."""
     if isinstance(e, Select) and not e.test_only and not e.as_ident:
         return e.operand, e.field
     if isinstance(e, Call) and e.function == "_[_]":
@@ -501,7 +501,7 @@ def _constant_key(e: Expr) -> tuple[Expr, str] | None:
     return None
 
 
-# By name, so that a derived compiler can replace them.
+# Names of methods, so that a derived compiler can override them.
 _SPECIAL: dict[str, str] = {
     "_&&_": "logical",
     "_||_": "logical",

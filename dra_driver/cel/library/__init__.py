@@ -1,1 +1,1 @@
-"""What the functions do: those of CEL, and those of Kubernetes."""
+"""Implementations of the functions: CEL's and Kubernetes'."""

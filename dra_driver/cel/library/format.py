@@ -1,4 +1,4 @@
-"""``"…".format([…])``: clauses, at run time and for the check of literals."""
+"""``"…".format([…])``: clauses, at run time and in the check of literals."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["Clause", "clauses", "format_string"]
 
 _CLAUSE = re.compile(r"%(?:(%)|(?:\.([0-9]+))?([a-zA-Z])|(.?))", re.ASCII | re.DOTALL)
 _MAX_PRECISION = 100
-# What a part of a text costs besides its characters, as bytes made: the object, and the time to write it.
+# Work of a part of a text besides its characters, in bytes: the object, and the time to write it.
 _PART = 64
-# What it takes to find a clause.
+# Work of finding a clause, in bytes.
 _CLAUSE_WORK = 4
 
 
 class Clause(NamedTuple):
-    """``text`` up to the clause, then its letter (empty at the end) and precision."""
+    """A clause of a format string: the text before it, its letter (empty at the end) and precision."""
 
     text: str
     letter: str
@@ -40,7 +40,7 @@ class Clause(NamedTuple):
 
 
 def clauses(pattern: str) -> Iterator[Clause]:
-    """The parts of a format string.
+    """Return the clauses of a format string.
 
     Raises:
         CelRuntimeError: a clause that does not exist.
@@ -66,10 +66,10 @@ def clauses(pattern: str) -> Iterator[Clause]:
 
 
 def format_string(meter: Meter, pattern: str, args: Value) -> str:
-    """The pattern with its clauses replaced.
+    """Return the pattern with its clauses replaced.
 
     Raises:
-        CelRuntimeError: too few arguments, or one that its clause does not take.
+        CelRuntimeError: too few arguments, or one that its clause does not accept.
     """
     out: list[str] = []
     used = 0
@@ -126,12 +126,12 @@ def _not_finite(value: float) -> str:
 
 
 def _fixed(value: float, precision: int) -> str:
-    # As the original's locale (en_US) writes numbers.
+    # As cel-go's locale (en_US) writes numbers.
     return f"{value:,.{precision}f}" if math.isfinite(value) else _not_finite(value)
 
 
 def _scientific(value: float) -> str:
-    # The original takes the precision for a width: there are always six digits.
+    # cel-go takes the precision for a width: there are always six digits.
     if not math.isfinite(value):
         return _not_finite(value)
     mantissa, _, exponent = f"{value:.6e}".partition("e")
@@ -168,7 +168,7 @@ def _text(meter: Meter, value: Value) -> str:
 
 
 def _nested(meter: Meter, value: Value) -> str:
-    """A value inside a list or a map, in the form of a literal."""
+    """Return a value inside a list or a map, written like a literal."""
     kind = type(value)
     if kind is str:
         meter.make(2 * bytes_of(value), "string")

@@ -1,4 +1,4 @@
-"""The functions behind the overloads, and which values may be passed to them."""
+"""The implementations of overloads, and the values that each accepts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 @cache
 def type_test(t: Type) -> Callable[[Value], bool] | None:
-    """Whether a value may be passed for a type: of a list and a map the first entry decides."""
+    """Return a test whether a value has the type, by the first entry of lists and maps; None if any has."""
     allowed = _PYTHON_TYPES.get(t.name)
     if allowed is None:
         return None
@@ -91,5 +91,5 @@ def type_test(t: Type) -> Callable[[Value], bool] | None:
 
 
 def loosely_typed(t: Type) -> bool:
-    """Whether values of a type must be looked at when they are there."""
+    """Return whether values of a type must be tested at run time."""
     return t.kind in ("dyn", "any", "param", "error") or t.name.startswith("wrapper")

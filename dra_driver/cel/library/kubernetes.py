@@ -29,10 +29,10 @@ from dra_driver.errors import InvalidQuantity, InvalidVersion
 __all__ = ["FORMATS", "FUNCTIONS", "INCLUDES_LIMIT", "METERED"]
 
 INCLUDES_LIMIT = 48
-# Longer ones stand on no device and in no API object; urlsplit keeps those that it saw last.
+# No API object has longer ones, and expressions must not make any: ``urlsplit`` caches the most recent ones.
 _LONGEST_VERSION = 256
 _LONGEST_URL = 16 * 1024
-# A quantity without its number, in bytes.
+# Memory of a quantity besides its number, in bytes.
 _QUANTITY = 128
 
 
@@ -44,7 +44,7 @@ def _quantity(text: str) -> Quantity:
         found = Quantity.parse(text)
     except InvalidQuantity as e:
         raise CelRuntimeError(str(e)) from None
-    # Sums write into decimals (see _aliasing), so that none may be shared.
+    # Not cached: sums write into decimals (``values.aliasing``), so none may be shared.
     return Quantity(found.nano, found.format, scale=found.scale, big=True) if found.is_big else found
 
 
@@ -75,7 +75,7 @@ def _as_integer(a: Quantity) -> int:
 def _sum(add: Callable[[Quantity, Value], Quantity]) -> Callable[[Meter, Quantity, Value], SumQuantity]:
     def total(meter: Meter, a: Quantity, b: Value) -> SumQuantity:
         q = add(a, b)
-        # Twice the number: on the way it is there unmarked.
+        # Twice the number: it exists as a plain int for a moment.
         meter.make(_QUANTITY + q.nano.bit_length() // 4, "quantity")
         return SumQuantity(q.nano, q.format, scale=q.scale, big=q.is_big)
 
@@ -110,7 +110,7 @@ def _is_version(text: str, normalize: bool = False) -> bool:
 
 
 def _normalized(text: str) -> str:
-    """Without a leading v and leading zeros, and with the numbers that are missing.
+    """Return the version without a leading v and leading zeros, with missing numbers added.
 
     Raises:
         InvalidVersion: numbers are missing in front of a prerelease or build metadata.
@@ -126,7 +126,7 @@ def _normalized(text: str) -> str:
 
 
 def _signed(number: int) -> int:
-    # The original keeps 64 bits and reads them as a signed number.
+    # Kubernetes keeps 64 bits and reads them as a signed number.
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -228,7 +228,7 @@ _HOST = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\[\]:<>\"{}|\\^`\s]*)(?::[0-9]*)?"
 
 
 def _parsed(text: str) -> Url | None:
-    """A URL as ``url.ParseRequestURI`` takes it: absolute, or a path from the root."""
+    """Return a URL as Go's ``url.ParseRequestURI`` reads it: absolute, or a path from the root."""
     if len(text) > _LONGEST_URL:
         raise CelRuntimeError(f"a URL of {len(text)} characters is too long: {_LONGEST_URL} are allowed")
     if not text or _CONTROL.search(text):
@@ -237,7 +237,7 @@ def _parsed(text: str) -> Url | None:
     if match is None or not (match[1] or text.startswith("/")):
         return None
     if match[1] and not match[2].startswith("/"):
-        # mailto:x and the like are opaque: valid, with nothing to get at.
+        # mailto:x and the like are opaque: valid, without host or path.
         rest = match[2]
         return None if not rest else Url(text, urlsplit(f"{match[1]}:"))
     if not match[1] and text.startswith("//"):
@@ -309,7 +309,7 @@ def _bounded(pattern: re.Pattern[str], most: int) -> Callable[[str], bool]:
 
 
 def _prefixed(valid: Callable[[str], bool]) -> Callable[[str], bool]:
-    # A prefix may end with a dash: a name generated of it goes on behind.
+    # A prefix (generateName) may end with a dash: the generated name goes on after it.
     return lambda text: valid(text[:-1] + "a" if len(text) > 1 and text.endswith("-") else text)
 
 

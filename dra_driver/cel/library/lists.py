@@ -26,12 +26,12 @@ from dra_driver.cel.values.values import (
 __all__ = ["FUNCTIONS", "METERED", "contains"]
 
 _List = Sequence[Value]
-# What a number of a range counts, in bytes: no more than it costs, though with its slot it takes 40.
+# Work of a number of a range, in bytes: no more than its cost, although it takes 40 with its slot.
 _NUMBER = 16
 
 
 def contains(items: _List, value: Value, meter: Meter | None = None) -> bool:
-    """Whether an item equals the value; a comparison that fails counts as unequal."""
+    """Return whether an item equals the value; a comparison that fails counts as unequal."""
     for item in items:
         try:
             if equal(value, item, meter):
@@ -99,7 +99,7 @@ def _sort_by_keys(meter: Meter, items: _List, keys: _List) -> list[Value]:
             f"@sortByAssociatedKeys() expected a list of the same size: {len(items)}, {len(keys)}"
         )
     _check_sortable(keys)
-    # Each is compared as often as the number of keys has digits, both ways.
+    # A sort compares each of the n keys some log2(n) times, on either side.
     meter.spend(2 * len(keys).bit_length() * sum(map(comparison_work, keys)))
 
     def by_key(i: int, j: int) -> int:

@@ -1,4 +1,4 @@
-"""The standard functions: arithmetic, conversions, time. Each is called with values of its declared types."""
+"""The standard functions: arithmetic, conversions, time. Arguments have their declared types."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _multiply_double(a: float, b: float) -> float:
 
 
 def format_double(value: float) -> str:
-    """As Go's ``%g`` writes it, with as few digits as are needed."""
+    """Return the number as Go's ``%g`` writes it, with as few digits as are needed."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

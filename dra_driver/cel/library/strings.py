@@ -12,14 +12,14 @@ from dra_driver.cel.values.values import Value
 
 __all__ = ["FUNCTIONS", "METERED"]
 
-# A string with its head and its slot in a list, in bytes.
+# Memory of a string in a list besides its characters, in bytes.
 _STRING = 64
-# Pairs of characters that a search from the right, which may have to compare all, compares in a unit of work.
+# Pairs of characters that a unit of work compares in a search from the right, which compares all at worst.
 _PAIRS_PER_UNIT = 512
 
 _UPPER = {c: c - 32 for c in range(97, 123)}
 _LOWER = {c: c + 32 for c in range(65, 91)}
-# unicode.IsSpace of Go: not the separators U+001C to U+001F, which Python takes for white space.
+# Go's unicode.IsSpace; unlike Python's, without the separators U+001C to U+001F.
 _SPACE = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007"
     "\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"

@@ -1,4 +1,4 @@
-"""What the environment checks of literals beyond their types."""
+"""Checks of literals beyond their types, as the environment makes them at compile time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dra_driver.cel.values.types import Type
 
 __all__ = ["MAX_PATTERNS", "MAX_PATTERN_SIZE", "validate"]
 
-# A pattern that a selector keeps may come to 100 kB, a long one to 1 MB (see _regex).
+# A pattern that a selector keeps takes up to 100 kB, a long one 1 MB (``values.regex``).
 MAX_PATTERNS = 64
 MAX_PATTERN_SIZE = 16_384
 
@@ -30,10 +30,10 @@ _ACCEPTED = {
 
 
 def validate(root: Expr, expression: str) -> None:
-    """Checks durations, timestamps, patterns, format strings, and that lists and maps are uniform.
+    """Check durations, timestamps, patterns and format strings, and that lists and maps are uniform.
 
     Raises:
-        CelCompileError: the first finding.
+        CelCompileError: the first error.
     """
     todo = [(root, False)]
     patterns: dict[str, int] = {}
@@ -101,7 +101,7 @@ def _attempt(parse: object, arg: Literal, message: str) -> None:
 
 
 def _parts(e: Expr) -> list[Expr]:
-    """A node, and those below it as long as they are literals of lists and maps."""
+    """Iterate over a node and the nodes below it, as far as they are literals of lists and maps."""
     found, todo = [], [e]
     while todo:
         part = todo.pop()

@@ -1,1 +1,1 @@
-"""Text to a syntax tree."""
+"""From text to a syntax tree."""

@@ -19,11 +19,11 @@ __all__ = [
 
 
 class Expr:
-    """A node.
+    """A node of the tree.
 
     Attributes:
         position: offset in the text, for messages.
-        type: what the checker found.
+        type: set by the checker.
     """
 
     __slots__ = ("position", "type")
@@ -120,10 +120,10 @@ class StructExpr(Expr):
 
 
 class Comprehension(Expr):
-    """A fold: what ``all``, ``map`` and their like (and ``cel.bind``) stand for.
+    """A fold: what ``all``, ``map`` and the like (and ``cel.bind``) expand to.
 
-    ``accu_init`` is the start; for each element, while ``condition`` holds, ``step`` gives the next
-    accumulator; ``result`` is computed of the last one.
+    ``accu_init`` is the initial accumulator; for each element, while ``condition`` holds, ``step`` computes
+    the next one; ``result`` is computed from the last.
     """
 
     __slots__ = (
@@ -165,7 +165,7 @@ class Comprehension(Expr):
 
 
 def children(e: Expr) -> list[Expr]:
-    """The nodes below a node."""
+    """Return the nodes below a node."""
     match e:
         case Select():
             return [] if e.as_ident else [e.operand]

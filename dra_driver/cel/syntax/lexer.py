@@ -1,4 +1,4 @@
-"""Text to tokens, and the values of literals."""
+"""The lexer: from text to tokens, and the values of literals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Token", "literal_value", "tokens"]
 
 
 class Token(NamedTuple):
-    """``kind`` is int, uint, float, string, ident, end, or for operators and keywords the text itself."""
+    """A token; ``kind`` is int, uint, float, string, ident or end, or the text of an operator or keyword."""
 
     kind: str
     text: str
@@ -42,10 +42,10 @@ _SIMPLE = dict(zip("abfnrtv\\'\"`?", "\a\b\f\n\r\t\v\\'\"`?", strict=True))
 
 
 def tokens(expression: str) -> list[Token]:
-    """All tokens, with an ``end`` token after the last.
+    """Return all tokens, with an ``end`` token after the last.
 
     Raises:
-        CelCompileError: a character or an unfinished text that starts no token.
+        CelCompileError: a character that starts no token, or an unfinished string.
     """
     found: list[Token] = []
     at, end = 0, len(expression)
@@ -67,7 +67,7 @@ def tokens(expression: str) -> list[Token]:
 
 
 def literal_value(token: Token, expression: str, negative: bool = False) -> object:
-    """The value of an int, uint, float or string token.
+    """Return the value of an int, uint, float or string token.
 
     Raises:
         CelCompileError: a number out of range or a bad escape.

@@ -1,4 +1,4 @@
-"""The macros: calls that the parser replaces by folds and conditions."""
+"""Macros: calls that the parser replaces by folds and conditions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dra_driver.cel.syntax.ast import (
 
 __all__ = ["ACCUMULATOR", "expand"]
 
-# No identifier of the language can be spelled like this.
+# Not an identifier of the language, so no expression can use it.
 ACCUMULATOR = "@result"
 _UNUSED = "#unused"
 
 
 def expand(position: int, function: str, args: list[Expr], target: Expr | None) -> Expr | None:
-    """What the call stands for, or None if it is an ordinary call.
+    """Return what a macro call expands to, or None for an ordinary call.
 
     Raises:
         CelCompileError: the call is a macro's, its arguments are not.
@@ -138,7 +138,7 @@ def _exists_one(position: int, target: Expr, args: list[Expr]) -> Expr:
 
 
 def _collect(position: int, target: Expr, args: list[Expr], two: bool) -> Expr:
-    """``map`` and ``transformList``, with or without a filter in front of the last argument."""
+    """Return the fold of ``map`` or ``transformList``, with or without a filter before the last argument."""
     fold = _Fold(position, target, args, two)
     step = fold.call("_+_", fold.accu, ListExpr(position, [args[-1]]))
     if len(args) == 3 + two:

@@ -1,4 +1,4 @@
-"""Tokens to a syntax tree; macros are expanded on the way.
+"""The parser: from tokens to a syntax tree, with macros expanded.
 
 Source: the grammar of the CEL language definition, with the optional syntax (``a.?b``, ``a[?b]``, ``[?a]``,
 ``{?a: b}``) and without quoted identifiers, as Kubernetes configures it. Nesting is limited to 250.
@@ -49,10 +49,10 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def parse(expression: str) -> Expr:
-    """The tree of the whole text.
+    """Return the tree of an expression.
 
     Raises:
-        CelCompileError: the text is no expression, is nested too deeply, or becomes too large by its macros.
+        CelCompileError: a syntax error, too deep nesting, or too many nodes after the expansion of macros.
     """
     try:
         root = _Parser(expression).whole()
@@ -67,7 +67,7 @@ def parse(expression: str) -> Expr:
 
 
 def count(root: Expr) -> int:
-    """How many nodes a tree has.
+    """Return the number of nodes of a tree.
 
     Raises:
         CelCompileError: more than are allowed.
@@ -131,7 +131,7 @@ class _Parser:
     # --- expressions ---
 
     def expression(self) -> Expr:
-        """One expression. Kept flat: a level of parentheses costs two frames of Python's stack."""
+        """Parse one expression. Kept flat: a level of parentheses costs two frames of Python's stack."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise CelCompileError(f"the expression is nested deeper than {MAX_DEPTH}")
@@ -148,7 +148,7 @@ class _Parser:
         return Call(position, "_?_:_", [test, yes, self.expression()])
 
     def operators(self) -> Expr:
-        """Operators of all levels, by two stacks."""
+        """Parse operators of all precedences, with two stacks."""
         operands = [self.member(self.primary()) if self.kind not in _SIGNS else self.unary()]
         operators: list[_lexer.Token] = []
         chains: dict[int, int] = {}
@@ -321,7 +321,7 @@ class _Parser:
 
 
 def _dotted(expr: Expr) -> str:
-    """``a.b.c`` of a chain of names, or the empty text."""
+    """Return ``a.b.c`` for a chain of names, or an empty text."""
     fields: list[str] = []
     while isinstance(expr, Select) and not expr.test_only:
         fields.append(expr.field)

@@ -1,9 +1,8 @@
-"""Sums of quantities, which in the original change their left operand.
+"""Sums of quantities, which in cel-go with Kubernetes' library change their left operand.
 
-There ``a.add(b)`` on a quantity that is kept as a decimal (``160Ti``, ``1.5Gi``) puts the sum into ``a`` as
-well: ``capacity.add(quantity("1")).compareTo(capacity)`` is 0. Within one evaluation the outcome is the
-original's. What the original spoils beyond it, the stored device, is never touched here: an expression with
-sums works on copies.
+There ``a.add(b)`` on a quantity that is stored as a decimal (``160Ti``, ``1.5Gi``) writes the sum into ``a``,
+too: ``capacity.add(quantity("1")).compareTo(capacity)`` is 0. Within one evaluation the result here is the
+same. Beyond it, Kubernetes changes the stored device; here an expression with sums works on copies.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FUNCTIONS = frozenset({"add", "sub"})
 
 
 def copied(capacity: DomainMap) -> DomainMap:
-    """The capacities with copies of the decimals."""
+    """Return the capacities with copies of the decimals."""
     return DomainMap({domain: {n: _own(q) for n, q in names.items()} for domain, names in capacity.items()})
 
 
@@ -28,12 +27,19 @@ def _own(q: Quantity) -> Quantity:
 
 
 def applied(function: Callable[..., Value], aliases: dict[int, list[Quantity]], a: Value, b: Value) -> Value:
-    """``a`` plus or minus ``b``; ``aliases`` holds, by identity, the quantities that share a decimal."""
+    """Return ``a`` plus or minus ``b``, and write it into all quantities that share a's decimal.
+
+    Args:
+        function: plus or minus.
+        aliases: groups of quantities that share a decimal, by identity of each of them.
+        a: left operand.
+        b: right operand.
+    """
     result = function(a, b)
     if result.is_big and a.is_big:
         group = aliases.setdefault(id(a), [a])
         for q in group:
-            # Copies of this evaluation, seen by nobody else.
+            # All of them are copies that belong to this evaluation.
             object.__setattr__(q, "_nano", result.nano)
             object.__setattr__(q, "_scale", result.scale)
         group.append(result)

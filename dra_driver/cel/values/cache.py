@@ -1,4 +1,4 @@
-"""A cache that is bounded by the memory of what it holds, not by the number of entries."""
+"""A cache bounded by the memory of its entries, not by their number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Keeps what was used last. May be used by several threads: each step is one operation on a dict."""
+    """A cache of the most recently used entries, for several threads: each step is one dict operation."""
 
     def __init__(self, most: int) -> None:
         """Make an empty cache for entries that weigh ``most`` bytes together."""
@@ -33,7 +33,7 @@ class BoundedCache(Generic[K, V]):
         entry = self._entries.get(key)
         if entry is None:
             return None
-        # The first entries are the ones that were not used for longest.
+        # Used entries move to the end, so the first one is the least recently used.
         if self._entries.pop(key, None) is not None:
             self._entries[key] = entry
         return entry[0]
@@ -44,10 +44,10 @@ class BoundedCache(Generic[K, V]):
         self._weight += weight
         if self._weight <= self._most:
             return
-        # Counted afresh: other threads may have changed the sum in between.
+        # Summed anew: other threads may have changed it meanwhile.
         total = self.weight
         for oldest in list(self._entries):
-            # The newest stays, even alone too heavy: it is in use.
+            # The newest stays even if it is too heavy alone: it is in use.
             if total <= self._most * 3 // 4 or oldest == key:
                 break
             removed = self._entries.pop(oldest, None)

@@ -1,8 +1,8 @@
-"""What one evaluation may use: the cost that Kubernetes counts, and the work that its rules do not see.
+"""Limits of one evaluation: the cost that Kubernetes counts, and the work that its rules omit.
 
-Kubernetes' cost says nothing of the size of what ``replace`` makes, of comparisons of lists in lists, of the
-program behind a regular expression. Those are counted as *work*, before they are done. A unit of work is
-16 bytes made, or as much time as a unit of cost takes at worst: some 0.2 microseconds.
+Kubernetes' cost ignores the size of what ``replace`` returns, comparisons of nested lists, and the size of
+the program behind a regular expression. Those are counted as *work*, before they are done. A unit of work is
+16 bytes allocated, or the time that a unit of cost takes at worst: some 0.2 microseconds.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dra_driver.cel.errors import CelPanic
 __all__ = ["BYTES_PER_UNIT", "COST_LIMIT", "WORK_LIMIT", "Meter", "bytes_of", "units_of"]
 
 COST_LIMIT: Final = 1_000_000
-# 16 MB of characters. The cost limit lets "+" make 10 MB, and ranges of a million numbers, so that only what
-# Kubernetes does not count meets this limit first: replace, format, lists in lists, programs of patterns.
+# 16 MB of characters. The cost limit allows "+" to make 10 MB, and ranges of a million numbers, so this limit
+# is met first only by what Kubernetes does not count: replace, format, lists in lists, programs of patterns.
 WORK_LIMIT: Final = 1_000_000
 BYTES_PER_UNIT: Final = 16
 _ELEMENTS_PER_UNIT: Final = 2
 
 
 class Meter:
-    """Counts one evaluation.
+    """The counters of one evaluation.
 
     Attributes:
         cost: what Kubernetes counts.
-        work: what it does not, in units.
+        work: what it does not count, in units.
     """
 
     __slots__ = ("cost", "work")
@@ -88,12 +88,12 @@ class Meter:
 
 
 def bytes_of(text: str | bytes) -> int:
-    """The memory that a text may take."""
+    """Return the maximum memory of a text, in bytes."""
     return len(text) if isinstance(text, bytes) or text.isascii() else 4 * len(text)
 
 
 def units_of(values: list[Any]) -> int:
-    """The work of a look at every character and element of the values of some arguments."""
+    """Return the work of visiting every character and element of some values."""
     units = 0
     for value in values:
         kind = type(value)

@@ -1,8 +1,8 @@
-"""Regular expressions: RE2, which never backtracks, within bounds of its own.
+"""Regular expressions: RE2, which never backtracks, with bounds of our own.
 
-RE2 takes time in proportion to the text and to its program, and a program may be a thousand times longer than
-the pattern: ``.{1000}`` has 8,000 instructions. So programs are bounded, patterns share a cache that is
-bounded by memory, and a match is charged with text times program before it starts.
+RE2 takes time in proportion to the text times the program, and a program may be a thousand times longer than
+its pattern: ``.{1000}`` has 8,000 instructions. So the size of programs is bounded, patterns share a cache of
+bounded memory, and a match is charged with text times program before it starts.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ __all__ = [
     "matching_work",
 ]
 
-# A longer one stands in no selector that the API takes; expressions could still make one.
+# Selectors that the API accepts have no longer one; expressions could compute one.
 MAX_PATTERN_LENGTH: Final = 10 * 1024
 _MAX_NESTING: Final = 1000
-# Characters, classes and groups once repeats are written out, which RE2 does before it counts instructions.
+# Characters, classes and groups after repeats are expanded, which RE2 does before it counts instructions.
 _MAX_EXPANDED: Final = 16_384
 # Memory of RE2 for a pattern: a quarter of it for 16 bytes an instruction, the rest for states. What people
 # write gets along with the first; the second lets a match on 64 characters take 5 ms at worst.
 _MEMORY: Final = (128 << 10, 1 << 20)
 _MAX_SIZE: Final = 16_384
 _CACHE: Final = 32 << 20
-# What RE2 takes apart from its limit: the parsed pattern, and our own objects.
+# Memory besides RE2's limit: the parsed pattern, and our own objects.
 _OVERHEAD: Final = 8 << 10
-# Measured at worst: 5 to 10 ns for a character and an instruction, 0.3 µs to compile an instruction.
+# Measured at worst: 5 to 10 ns per character and instruction to match, 0.3 µs per instruction to compile.
 _PER_UNIT: Final = 32
 _COMPILING_BASE, _COMPILING_PER_INSTRUCTION, _SEARCH = 100, 2, 16
-# A string with its head and its slot in a list, in bytes.
+# Memory of a string in a list besides its characters, in bytes.
 _STRING = 64
 
 
@@ -65,9 +65,9 @@ class Pattern(NamedTuple):
     """A compiled pattern.
 
     Attributes:
-        compiled: as RE2 has it.
+        compiled: RE2's object.
         size: instructions of its program.
-        weight: bytes of memory that it may come to.
+        weight: maximum size in memory, in bytes.
     """
 
     compiled: _Compiled
@@ -75,8 +75,8 @@ class Pattern(NamedTuple):
     weight: int
 
     def matches(self, text: str) -> bool:
-        """Whether it matches anywhere."""
-        # As bytes, so that nothing is translated to positions in the text.
+        """Return whether it matches anywhere."""
+        # Bytes, so that re2 does not translate offsets to positions in the text.
         return self.compiled.search(text.encode()) is not None
 
 
@@ -84,10 +84,10 @@ _known: BoundedCache[str, Pattern] = BoundedCache(_CACHE)
 
 
 def compile_pattern(pattern: str) -> Pattern:
-    """The compiled pattern.
+    """Return the compiled pattern.
 
     Raises:
-        CelRuntimeError: RE2 does not accept it, Go does not, or it is too large.
+        CelRuntimeError: RE2 or Go does not accept it, or it is too large.
     """
     known = _known.get(pattern)
     if known is None:
@@ -113,7 +113,7 @@ def _compiled(pattern: str) -> Pattern:
                 raise _error(pattern, shown(str(reason))) from None
             continue
         finally:
-            # RE2's own cache would keep 128 of them.
+            # The module's own cache would keep 128 of them.
             re2.purge()
         size = max(compiled.programsize, compiled.reverseprogramsize)
         return Pattern(compiled, size, memory + _OVERHEAD + 40 * len(pattern))
@@ -123,7 +123,7 @@ def _compiled(pattern: str) -> Pattern:
 
 
 class _TooLargeError(CelRuntimeError):
-    """Found out by compiling all that is allowed."""
+    """A pattern whose program is too large, which only compiling it shows."""
 
 
 def _error(pattern: str, reason: str) -> CelRuntimeError:
@@ -152,11 +152,11 @@ _TOKEN = re.compile(
 
 
 def _check_expansion(pattern: str) -> None:
-    """Refuse a pattern that is nested too deeply or grows too large when its repeats are written out.
+    """Refuse a pattern that is nested too deeply or grows too large when its repeats are expanded.
 
-    Takes time in proportion to the pattern: what is looked for ahead is short.
-
-    RE2 itself refuses ``{1001}`` and repeats in repeats that come to more than 1,000, as Go does.
+    Linear in the length of the pattern: every look-ahead is bounded. RE2 itself refuses ``{1001}``, and
+        nested
+    repeats of more than 1,000 in all, as Go does.
 
     Raises:
         CelRuntimeError: says what is allowed.
@@ -166,11 +166,7 @@ def _check_expansion(pattern: str) -> None:
     for token in _TOKEN.finditer(pattern):
         kind = token.lastgroup
         piece = 1
-        if token["any_byte"]:
-            raise _error(pattern, "invalid escape sequence: `\\C`")
-        if token["open"]:
-            # Each of the next ones would be looked for to the end of the pattern.
-            raise _error(pattern, "missing closing ]")
+        _check_token(token, pattern)
         if token["flags"] or token["bar"] or token["often"]:
             piece, last = 1, last if token["often"] else 0
             sizes[-1] += piece
@@ -198,16 +194,24 @@ def _check_expansion(pattern: str) -> None:
             )
 
 
+def _check_token(token: re.Match[str], pattern: str) -> None:
+    if token["any_byte"]:
+        raise _error(pattern, "invalid escape sequence: `\\C`")
+    if token["open"]:
+        # Refused here: the end of each further class would be searched for to the end of the pattern.
+        raise _error(pattern, "missing closing ]")
+
+
 # --- functions ----------------------------------------------------------------------------------------------
 
 
 def matching_work(length: int, size: int) -> int:
-    """The work of one match of a program on a text of so many bytes."""
+    """Return the work of matching a program against a text of so many bytes."""
     return (length + 1) * size // _PER_UNIT
 
 
 def prepared(meter: Meter, pattern: str) -> Pattern:
-    """The pattern that an expression made, paid for whether it is in the cache or not."""
+    """Return a pattern that is computed by an expression, charged whether or not it is cached."""
     meter.spend(_COMPILING_BASE + len(pattern))
     try:
         compiled = compile_pattern(pattern)
@@ -219,20 +223,20 @@ def prepared(meter: Meter, pattern: str) -> Pattern:
 
 
 def matches(meter: Meter, text: str, pattern: Pattern) -> bool:
-    """Whether the pattern matches anywhere."""
+    """Return whether the pattern matches anywhere."""
     meter.spend(matching_work(bytes_of(text), pattern.size))
     return pattern.matches(text)
 
 
 def find(meter: Meter, text: str, pattern: Pattern) -> str:
-    """The first match, or the empty text."""
+    """Return the first match, or an empty text."""
     meter.spend(matching_work(bytes_of(text), pattern.size))
     match = pattern.compiled.search(text)
     return match.group() if match else ""
 
 
 def find_all(meter: Meter, text: str, pattern: Pattern, limit: int = -1) -> list[str]:
-    """The matches, at most ``limit`` of them; all where it is negative."""
+    """Return the matches, at most ``limit`` of them; all if it is negative."""
     size = bytes_of(text)
     meter.spend(matching_work(size, pattern.size))
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""Timestamps and durations: texts and fields."""
+"""Timestamps and durations: parsing, formatting and fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LONGEST_ZONE = 64
 
 
 def checked(value: Timestamp) -> Timestamp:
-    """The value.
+    """Return the timestamp.
 
     Raises:
         CelRuntimeError: it is outside the years 1 to 9999.
@@ -44,10 +44,10 @@ def checked(value: Timestamp) -> Timestamp:
 
 
 def parse_duration(text: str) -> Duration:
-    """Reads ``1h30m``, ``-1.5s``.
+    """Parse ``1h30m``, ``-1.5s``.
 
     Raises:
-        CelRuntimeError: the text is no duration.
+        CelRuntimeError: the text is not a duration.
     """
     rest = text[1:] if text[:1] in ("+", "-") else text
     if len(rest) > 256:
@@ -68,10 +68,10 @@ def parse_duration(text: str) -> Duration:
 
 
 def parse_timestamp(text: str) -> Timestamp:
-    """Reads RFC 3339.
+    """Parse RFC 3339.
 
     Raises:
-        CelRuntimeError: the text is no timestamp.
+        CelRuntimeError: the text is not a timestamp.
     """
     match = _STAMP.fullmatch(text)
     try:
@@ -93,7 +93,7 @@ def parse_timestamp(text: str) -> Timestamp:
 
 
 def format_duration(value: Duration) -> str:
-    """Seconds with as many digits as are needed, and ``s``."""
+    """Return seconds with as many digits as are needed, and ``s``."""
     sign = "-" if value.ns < 0 else ""
     seconds, rest = divmod(abs(value.ns), _SECOND)
     fraction = f".{rest:09d}".rstrip("0").rstrip(".") if rest else ""
@@ -101,7 +101,7 @@ def format_duration(value: Duration) -> str:
 
 
 def format_timestamp(value: Timestamp) -> str:
-    """RFC 3339 in UTC."""
+    """Return RFC 3339 in UTC."""
     seconds, rest = divmod(value.ns, _SECOND)
     moment = _EPOCH + timedelta(seconds=seconds)
     fraction = f".{rest:09d}".rstrip("0") if rest else ""

@@ -42,7 +42,7 @@ MAX_STEPS: Final = 150_000
 
 
 class Type:
-    """A type: ``kind`` decides the rules, ``name`` tells types of a kind apart, ``params`` are arguments."""
+    """A type: ``kind`` decides the rules, ``name`` distinguishes types of a kind, ``params`` its parts."""
 
     __slots__ = ("kind", "name", "params")
 
@@ -94,28 +94,28 @@ _TOKEN = re.compile(r"<(\w+)>|([\w.]+)|([(),])")
 
 
 def list_of(element: Type) -> Type:
-    """``list(element)``."""
+    """Return ``list(element)``."""
     return Type("list", "list", (element,))
 
 
 def map_of(key: Type, value: Type) -> Type:
-    """``map(key, value)``."""
+    """Return ``map(key, value)``."""
     return Type("map", "map", (key, value))
 
 
 def optional_of(value: Type) -> Type:
-    """``optional_type(value)``."""
+    """Return ``optional_type(value)``."""
     return Type("opaque", "optional_type", (value,))
 
 
 def type_of(value: Type) -> Type:
-    """``type(value)``: the type of a type."""
+    """Return ``type(value)``: the type of a type."""
     return Type("type", "type", (value,))
 
 
 @cache
 def parse_type(text: str) -> Type:
-    """Reads ``map(<K>, list(string))``; ``<K>`` is a type parameter."""
+    """Parse ``map(<K>, list(string))``; ``<K>`` is a type parameter."""
     tokens = [m.group() for m in _TOKEN.finditer(text)]
     result, rest = _parse(tokens, 0)
     assert rest == len(tokens), text
@@ -163,12 +163,12 @@ def _at_most_as_specific(a: Type, b: Type) -> bool:
 
 
 def most_general(a: Type, b: Type) -> Type:
-    """The less specific of two types that are assignable to each other."""
+    """Return the less specific of two types that are assignable to each other."""
     return a if _at_most_as_specific(a, b) else b
 
 
 class Substitution:
-    """What type parameters stand for, found while arguments are matched with declarations."""
+    """Bindings of type parameters, found while arguments are matched with declarations."""
 
     __slots__ = ("_fresh", "_map", "_steps")
 
@@ -178,7 +178,7 @@ class Substitution:
         self._steps = 0
 
     def _step(self) -> None:
-        # Types that hold one type twice, which holds one twice …, are far larger than the expression.
+        # A type that contains another twice, which contains another twice …, is exponentially large.
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise CelCompileError(
@@ -186,12 +186,12 @@ class Substitution:
             )
 
     def fresh(self) -> Type:
-        """A type parameter that is not in use."""
+        """Return a type parameter that is not in use."""
         self._fresh += 1
         return Type("param", f"_var{self._fresh}")
 
     def instantiate(self, types: tuple[Type, ...]) -> tuple[Type, ...]:
-        """The types with each of their parameters replaced by a fresh one."""
+        """Return the types with each of their parameters replaced by a fresh one."""
         names: dict[str, Type] = {}
         return tuple(self._renamed(t, names) for t in types)
 
@@ -205,7 +205,7 @@ class Substitution:
         return Type(t.kind, t.name, tuple(self._renamed(p, names) for p in t.params))
 
     def resolve(self, t: Type, *, finish: bool = False) -> Type:
-        """``t`` with what is known put in; with ``finish`` what is unknown becomes dyn."""
+        """Return ``t`` with known parameters replaced; with ``finish`` unknown ones become dyn."""
         self._step()
         if t.kind == "param":
             known = self._map.get(t.name)
@@ -217,11 +217,11 @@ class Substitution:
         return Type(t.kind, t.name, tuple(self.resolve(p, finish=finish) for p in t.params))
 
     def assignable(self, a: Type, b: Type) -> bool:
-        """Whether the types agree; if they do, what was learned about parameters is kept."""
+        """Return whether the types agree; if they do, keep the bindings found."""
         return self.all_assignable((a,), (b,))
 
     def all_assignable(self, left: tuple[Type, ...], right: tuple[Type, ...]) -> bool:
-        """Like ``assignable`` for each pair; nothing is kept unless all agree."""
+        """Return whether each pair is assignable; keep no binding unless all are."""
         before = dict(self._map)
         if len(left) == len(right) and all(self._assign(a, b) for a, b in zip(left, right, strict=True)):
             return True
@@ -255,7 +255,7 @@ class Substitution:
         )
 
     def _substitute(self, t: Type, param: Type) -> tuple[bool, bool]:
-        """Whether ``param`` can stand for ``t``, and whether it already stood for something."""
+        """Return whether ``param`` can stand for ``t``, and whether it was bound before."""
         if t == param:
             return True, True
         known = self._map.get(param.name)

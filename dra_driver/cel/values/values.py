@@ -63,7 +63,7 @@ __all__ = [
     "type_name",
 ]
 
-# What a value is, the checker of the expression knows and mypy cannot.
+# The type checker of the expression knows the type of a value; mypy cannot.
 Value: TypeAlias = Any
 
 
@@ -81,7 +81,7 @@ class BoolKey(enum.Enum):
 
 
 class DomainMap(dict[str, dict[str, Value]]):
-    """``device.attributes`` and ``device.capacity``: looking up an unknown domain gives an empty map."""
+    """``device.attributes`` or ``device.capacity``: looking up an unknown domain returns an empty map."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ _EMPTY: dict[str, Value] = {}
 
 
 class SumQuantity(Quantity):
-    """A quantity that add or sub made: the original refuses it on the right of ``==``."""
+    """A result of add or sub: Kubernetes refuses it on the right of ``==``."""
 
     __slots__ = ()
 
@@ -233,7 +233,7 @@ _TYPE_NAMES: dict[type, str] = {
 
 
 def type_name(value: Value) -> str:
-    """The name of the value's type, for example ``list`` or ``kubernetes.Quantity``."""
+    """Return the name of the value's type, for example ``list`` or ``kubernetes.Quantity``."""
     return _TYPE_NAMES.get(type(value), "kubernetes.DRADevice")
 
 
@@ -241,7 +241,7 @@ _SHOWN = 80
 
 
 def shown(value: Value) -> str:
-    """A value for a message: texts are cut, and what may be of any size is only named by its type."""
+    """Return a value for a message: texts are cut, values of unbounded size are named by their type only."""
     if isinstance(value, str):
         return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
     if value is None or isinstance(value, bool | int | float):
@@ -258,13 +258,13 @@ _COMPARED = 10
 # --- equality -----------------------------------------------------------------------------------------------
 
 _NUMBERS = frozenset({int, UInt, float})
-# Types of the original whose equality fails on other types instead of being false.
+# Types of Kubernetes whose equality fails on other types instead of being false.
 _STRICT = frozenset({Quantity, SumQuantity, Version, Ip, Cidr, Url, Format})
 _PLAIN = frozenset({str, bool, bytes, int, UInt, float})
 
 
 def equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
-    """``a == b``; looks into lists and maps are work for the meter.
+    """Return ``a == b``; comparing lists and maps is charged to the meter.
 
     Raises:
         CelRuntimeError: a type of Kubernetes is compared with another type.
@@ -284,7 +284,7 @@ def equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
         if (tb is not list and tb is not tuple) or len(a) != len(b):
             return False
         if meter is not None:
-            # Lists that hold a list twice, which holds a list twice …, are far larger than they look.
+            # A list that contains another twice, which contains another twice …, is exponentially large.
             meter.spend(1 + len(a))
         return all(map(_not_unequal, a, b, itertools.repeat(meter)))
     if ta is dict or ta is DomainMap:
@@ -297,12 +297,12 @@ def equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
 
 
 def comparison_work(value: Value) -> int:
-    """The work of comparing a text with one that may be equal, as a value or as a key."""
+    """Return the work of comparing a text with one that may be equal, as a value or as a key."""
     return len(value) >> _COMPARED if type(value) is str or type(value) is bytes else 0
 
 
 def not_equal(a: Value, b: Value, meter: Meter | None = None) -> bool:
-    """``a != b``: true also where the comparison fails."""
+    """Return ``a != b``: also true if the comparison fails."""
     try:
         return not equal(a, b, meter)
     except CelPanic:
@@ -322,7 +322,7 @@ def _strict_equal(a: Value, b: Value, ta: type, tb: type) -> bool:
 
 
 def _not_unequal(a: Value, b: Value, meter: Meter | None) -> bool:
-    # Inside a list the original takes a failed comparison for agreement.
+    # Inside a list cel-go takes a failed comparison for equality.
     try:
         return equal(a, b, meter)
     except CelPanic:
@@ -345,10 +345,10 @@ _ORDERED = frozenset({str, bytes, bool})
 
 
 def compare(a: Value, b: Value) -> int:
-    """-1, 0 or 1.
+    """Return -1, 0 or 1.
 
     Raises:
-        CelRuntimeError: the types have no common order, or one is not a number (NaN).
+        CelRuntimeError: the types have no common order, or one value is NaN.
     """
     ta, tb = type(a), type(b)
     if ta in _NUMBERS and tb in _NUMBERS:
@@ -365,7 +365,7 @@ def compare(a: Value, b: Value) -> int:
 
 
 def compare_numbers(a: float, b: float) -> int | None:
-    """Like ``compare``; None with a NaN. An int and a double compare as doubles."""
+    """Return -1, 0 or 1; None with a NaN. An int and a double are compared as doubles."""
     if isinstance(a, float) != isinstance(b, float):
         if isinstance(a, float):
             inverse = compare_numbers(b, a)
@@ -389,10 +389,10 @@ def compare_numbers(a: float, b: float) -> int | None:
 
 
 def key_of(value: Value) -> Value:
-    """The value as the key of a map.
+    """Return the value as the key of a map.
 
     Raises:
-        CelRuntimeError: no value of this type is a key.
+        CelRuntimeError: the type cannot be a key.
     """
     kind = type(value)
     if kind is str or kind is int or kind is UInt:
@@ -403,12 +403,12 @@ def key_of(value: Value) -> Value:
 
 
 def plain_key(key: Value) -> Value:
-    """The value of a key of a map."""
+    """Return the value of a map's key."""
     return key.value if type(key) is BoolKey else key
 
 
 def map_get(container: dict[Value, Value], key: Value) -> tuple[bool, Value]:
-    """Whether the map has the key, and the value. Numbers match across their types."""
+    """Return whether the map has the key, and its value. Numbers match across their types."""
     kind = type(key)
     if kind is bool:
         key = BoolKey.TRUE if key else BoolKey.FALSE
