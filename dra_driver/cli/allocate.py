@@ -18,7 +18,7 @@ HELP = "the allocator on manifests or recorded cases: what would be allocated wh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of this command."""
+    """Add the arguments of this command."""
     source = parser.add_mutually_exclusive_group(required=True)
     allocator_manifests.add_file_argument(source)
     source.add_argument("--cases", metavar="FILE", help="recorded cases (JSON); prints every outcome")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command.
 
     Returns:
         0: everything fits (always 0 with ``--cases``); 1: a claim does not fit.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ HELP = "measure one part; prints JSON"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of this command."""
+    """Add the arguments of this command."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
     allocator = parts.add_parser("allocator", help="claims per second over an inventory")
     allocator.add_argument("--inventory", required=True, metavar="FILE", help="JSON: nodes, slices")
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command."""
+    """Run the command."""
     if args.claims < 1:
         raise InvalidInput(f"--claims {args.claims}: at least 1 is needed")
     workload = _read(args.workload)
@@ -91,14 +91,14 @@ def measure_allocator(
     strategy: Strategy = Strategy.BEST_FIT,
     commit: bool = False,
 ) -> dict[str, Any]:
-    """Allocates copies of a claim, one after the other.
+    """Measure how fast copies of a claim are allocated, one after the other.
 
     Args:
         inventory: ``nodes`` and ``slices``.
         workload: ``classes`` and ``features``.
         claim: the claim.
-        allocated: ``driver``, ``pool`` and ``device`` of those in use.
-        claims: how many.
+        allocated: ``driver``, ``pool`` and ``device`` of allocated devices.
+        claims: number of copies.
         strategy: how to choose.
         commit: whether each keeps its devices.
 
@@ -106,24 +106,44 @@ def measure_allocator(
         ``nodes``, ``claims``, ``allocated``, ``load_seconds`` and ``claims_per_second``.
     """
     begin = time.perf_counter()
+    cluster = _cluster(inventory, workload, allocated)
+    if strategy is Strategy.BEST_FIT:
+        cluster.prepare()
+    loaded = time.perf_counter() - begin
+    copies = [_copy(claim, i) for i in range(claims)]
+    begin = time.perf_counter()
+    fitted = _allocate(cluster, copies, strategy, commit=commit)
+    took = time.perf_counter() - begin
+    return {
+        "strategy": strategy.value,
+        "nodes": len(inventory["nodes"]),
+        "claims": claims,
+        "allocated": fitted,
+        "load_seconds": round(loaded, 3),
+        "claims_per_second": round(claims / took, 1),
+    }
+
+
+def _cluster(
+    inventory: Mapping[str, Any], workload: Mapping[str, Any], allocated: list[dict[str, str]]
+) -> Cluster:
     taken = (
         (DeviceID(DriverName(d["driver"]), PoolName(d["pool"]), d["device"]), "default/holder")
         for d in allocated
     )
-    cluster = Cluster(
+    return Cluster(
         slices=[codec.convert(ResourceSlice, s) for s in inventory["slices"]],
         classes=[codec.convert(DeviceClass, c) for c in workload["classes"]],
         nodes=[codec.convert(Node, n) for n in inventory["nodes"]],
         allocated=AllocatedState().with_devices(taken),
         features=Features.from_names(workload.get("features") or {}),
     )
-    if strategy is Strategy.BEST_FIT:
-        cluster.prepare()
-    loaded = time.perf_counter() - begin
-    copies = [_copy(claim, i) for i in range(claims)]
+
+
+def _allocate(cluster: Cluster, claims: Sequence[ResourceClaim], strategy: Strategy, *, commit: bool) -> int:
+    """Allocate the claims; return how many fit. With ``commit`` all are freed when one does not."""
     fitted, held = 0, list[ResourceClaim]()
-    begin = time.perf_counter()
-    for one in copies:
+    for one in claims:
         outcome = allocate(cluster.snapshot, [one], strategy=strategy)
         if isinstance(outcome, Allocated):
             fitted += 1
@@ -134,15 +154,7 @@ def measure_allocator(
             for other in held:
                 cluster.free(other.metadata.uid)
             held.clear()
-    took = time.perf_counter() - begin
-    return {
-        "strategy": strategy.value,
-        "nodes": len(inventory["nodes"]),
-        "claims": claims,
-        "allocated": fitted,
-        "load_seconds": round(loaded, 3),
-        "claims_per_second": round(claims / took, 1),
-    }
+    return fitted
 
 
 def _copy(claim: Mapping[str, Any], number: int) -> ResourceClaim:

@@ -28,7 +28,7 @@ _MAX_BYTES: Final = 4 * 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommands."""
+    """Add the subcommands."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="devices of all documents, and the claims that ours are of")
     validating = actions.add_parser(
@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=Path,
             action="append",
             metavar="DIR",
-            help="directory of CDI documents; may be repeated, later ones count more "
+            help="directory of CDI documents; may be repeated, later ones take precedence "
             f"(default: {', '.join(map(str, _DIRECTORIES))})",
         )
         common.add_output_argument(action)
     validating.add_argument(
-        "files", type=Path, nargs="*", metavar="FILE", help="documents; without any, those of --cdi-dir"
+        "files", type=Path, nargs="*", metavar="FILE", help="documents; default: those of --cdi-dir"
     )
     showing.add_argument(
         "device", metavar="DEVICE", help="VENDOR/CLASS=NAME, or NAMESPACE/NAME or UID of a claim"
@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs one action.
+    """Run one action.
 
     Returns:
-        0: done, and everything that was looked at is valid.
+        0: done, and every document that was read is valid.
 
     Raises:
-        InvalidInput: a file or a device is not there.
+        InvalidInput: a file or a device does not exist.
     """
     folders: Sequence[Path] = args.cdi_dir or _DIRECTORIES
     match args.action:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A file: its document, or why it is none."""
+    """A file with its document, or with the findings for which it is none."""
 
     path: Path
     spec: cdi.Spec | None = None
@@ -97,9 +97,9 @@ def _read_all(folders: Sequence[Path]) -> list[_Document]:
 
 def _read(path: Path) -> _Document:
     try:
-        # A pipe would be waited for.
+        # Opening a pipe would block.
         if not stat.S_ISREG(path.stat().st_mode):
-            return _Document(path, findings=("no regular file",))
+            return _Document(path, findings=("not a regular file",))
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -153,12 +153,12 @@ def _list(documents: Sequence[_Document], output: str) -> int:
 
 
 def _plain(text: str) -> str:
-    """Names in documents are strangers' text: nothing of them reaches the terminal but characters."""
+    """Return the text without control characters: anyone may have written it, and a terminal shows it."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def _conflicts(documents: Sequence[_Document]) -> Iterator[tuple[Path, str]]:
-    """Names that two documents of one directory define: a runtime takes neither."""
+    """Return the names that two documents of one directory define: a runtime takes neither."""
     seen: dict[tuple[Path, str], Path] = {}
     for d in documents:
         for device in d.spec.devices if d.spec is not None else ():

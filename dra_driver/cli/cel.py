@@ -65,7 +65,7 @@ class _Result(msgspec.Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``dra-driver cel``."""
+    """Add the flags of ``dra-driver cel``."""
     parser.add_argument(
         "--cases", required=True, type=Path, metavar="FILE", help="recorded cases, JSON, may be gzipped"
     )
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates each case and prints what came out.
+    """Evaluate each case and print the results.
 
     Raises:
         ConfigurationError: the file cannot be read or holds no cases.

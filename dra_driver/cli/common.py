@@ -1,4 +1,4 @@
-"""What the subcommands share: logging flags, ``--output``, tables."""
+"""Parts that subcommands share: flags for logging and output, tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--log-level`` and ``--log-format``."""
+    """Add ``--log-level`` and ``--log-format``."""
     parser.add_argument(
         "--log-level", choices=LEVELS, default="info", help="least severity that is logged (stderr)"
     )
@@ -39,19 +39,19 @@ def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-format",
         choices=("json", "console"),
         default="console",
-        help="one JSON object a line, or text for people",
+        help="one JSON object per line, or text for people",
     )
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--output table|json|yaml`` for commands that print data."""
+    """Add ``--output table|json|yaml`` for commands that print data."""
     parser.add_argument(
         "--output", "-o", choices=("table", "json", "yaml"), default="table", help="form of the output"
     )
 
 
 def add_cluster_arguments(parser: argparse._ActionsContainer) -> None:
-    """Adds ``--kubeconfig`` and ``--context``, as kubectl has them."""
+    """Add ``--kubeconfig`` and ``--context``, as kubectl has them."""
     parser.add_argument(
         "--kubeconfig",
         type=Path,
@@ -59,15 +59,15 @@ def add_cluster_arguments(parser: argparse._ActionsContainer) -> None:
         help="default: the KUBECONFIG variable, the pod's service account, ~/.kube/config",
     )
     parser.add_argument(
-        "--context", default="", metavar="NAME", help="of the kubeconfig; default: its current one"
+        "--context", default="", metavar="NAME", help="context of the kubeconfig; default: the current one"
     )
 
 
 def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--watch`` and ``--interval``, for ``show``."""
+    """Add ``--watch`` and ``--interval``, for ``show``."""
     parser.add_argument("--watch", "-w", action="store_true", help="show it again whenever it has changed")
     parser.add_argument(
-        "--interval", type=_interval, default=2.0, help="with --watch: seconds from one look to the next"
+        "--interval", type=_interval, default=2.0, help="with --watch: seconds between two looks"
     )
 
 
@@ -82,9 +82,9 @@ def _interval(text: str) -> float:
 
 
 async def show(look: Callable[[], Awaitable[str]], args: argparse.Namespace) -> None:
-    """Prints what ``look`` gives: once, or with ``--watch`` whenever it is something else than before.
+    """Print what ``look`` returns: once, or with ``--watch`` whenever it differs from what was printed last.
 
-    While watching, a look that fails because the API server is away is told once (stderr) and tried again.
+    While watching, a look that fails because the API server is away is reported once (stderr) and repeated.
     """
     shown = complaint = ""
     while True:
@@ -110,7 +110,7 @@ async def show(look: Callable[[], Awaitable[str]], args: argparse.Namespace) -> 
 
 
 class _Stderr:
-    """Whatever ``sys.stderr`` is when a line is written: loggers outlive a redirection of the stream."""
+    """The current ``sys.stderr`` of each write: loggers outlive a redirection of the stream."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -120,7 +120,7 @@ class _Stderr:
 
 
 def configure_logging(level: str, form: str) -> None:
-    """Configures structlog and the standard library's logging: everything to stderr."""
+    """Configure structlog and the standard library's logging: everything to stderr."""
     number = getattr(logging, level.upper())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
@@ -147,12 +147,12 @@ def configure_logging(level: str, form: str) -> None:
 
 
 def print_data(data: object, form: str) -> None:
-    """Prints plain data as JSON or YAML to stdout."""
+    """Print plain data as JSON or YAML to stdout."""
     print(format_data(data, form))
 
 
 def format_data(data: object, form: str) -> str:
-    """Plain data as JSON or YAML, without a newline at the end."""
+    """Return plain data as JSON or YAML, without a newline at the end."""
     if form == "json":
         import json
 
@@ -163,7 +163,7 @@ def format_data(data: object, form: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table with aligned columns, three spaces between them, no trailing blanks."""
+    """Return a table with aligned columns, three spaces between them, no trailing blanks."""
     cells = [[str(c) for c in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join(

@@ -25,7 +25,24 @@ log = structlog.get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
+    _add_allocation(parser)
+    _add_replicas(parser)
+    _add_observability(parser)
+    _add_admission(parser)
+    parser.add_argument(
+        "--group-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long pods of a group may hold devices while others of it are missing; default: 30",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
+    )
+
+
+def _add_allocation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubeconfig", type=Path, help="default: the KUBECONFIG variable, then the pod's service account"
     )
@@ -33,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--driver-name",
         action="append",
         metavar="NAME",
-        help=f"driver that is handled; may be repeated; default: {DEFAULT_DRIVER_NAME}",
+        help=f"driver whose devices are handled; may be repeated; default: {DEFAULT_DRIVER_NAME}",
     )
     parser.add_argument(
         "--allocator",
@@ -54,13 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with best-fit, of nodes that are equally good: the fullest (pack) or the emptiest (spread), "
         "where no DevicePolicy says; default: pack",
     )
+
+
+def _add_replicas(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--leader-elect",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="wait for a Lease before working, so that several replicas can run",
     )
-    parser.add_argument("--namespace", default=SYSTEM_NAMESPACE, help="of the Lease")
+    parser.add_argument("--namespace", default=SYSTEM_NAMESPACE, help="namespace of the Lease")
+
+
+def _add_observability(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--health-port", type=int, help="serve /healthz, /readyz and /metrics; default: not served"
     )
@@ -73,8 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--web-host",
         default="127.0.0.1",
-        help="address for --web-port; whoever reaches it sees the names of claims and pods, so better leave "
-        "it and use kubectl port-forward",
+        help="address for --web-port; everyone who reaches it sees the names of claims and pods, so prefer "
+        "kubectl port-forward to another address",
     )
     parser.add_argument(
         "--otlp-endpoint",
@@ -86,8 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--node-labels",
         choices=("none", "own", "nvidia"),
         default="none",
-        help="label nodes with what they have: under dra-driver.dev, and also with NVIDIA's names",
+        help="label nodes with their devices: under dra-driver.dev, or with NVIDIA's names as well",
     )
+
+
+def _add_admission(parser: argparse.ArgumentParser) -> None:
     admission = parser.add_argument_group(
         "admission webhooks", "they check opaque parameters of our drivers when objects are written"
     )
@@ -103,22 +129,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"Service in --namespace by which the API server reaches them; default: {OBJECT_NAME}",
     )
-    admission.add_argument("--admission-service-port", type=int, default=443, help="of it; default: 443")
+    admission.add_argument(
+        "--admission-service-port", type=int, default=443, help="port of the Service; default: 443"
+    )
     admission.add_argument(
         "--admission-url",
         default="",
         metavar="URL",
         help="instead of a Service: https://HOST[:PORT][/PATH], as the API server reaches them",
-    )
-    parser.add_argument(
-        "--group-timeout",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="how long pods of a group may hold devices while others of it are missing; default: 30",
-    )
-    parser.add_argument(
-        "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
     )
 
 

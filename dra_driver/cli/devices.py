@@ -22,14 +22,14 @@ HELP = "what discovery finds on this machine"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument(
         "--backend",
         action="append",
         default=None,
         metavar="NAME[=ARG]",
-        help=f"where to look ({', '.join(discovery.backend_names())}; simulated=dgx-h100 for a built-in "
-        "profile); may be repeated; default: every kind of real hardware",
+        help=f"how to look at hardware ({', '.join(discovery.backend_names())}; simulated=dgx-h100 for a "
+        "built-in profile); may be repeated; default: every built-in backend that finds its hardware",
     )
     parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is")
     parser.add_argument(
@@ -53,7 +53,7 @@ def _open_backends(args: argparse.Namespace) -> list[LastKnownGood]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command: 1 where a backend is broken, or one that was asked for has no hardware."""
+    """Run the command; return 1 if a backend fails, or one that was asked for has no hardware."""
     backends = _open_backends(args)
     for kept in backends:
         try:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _problems(backends: Sequence[LastKnownGood]) -> list[dict[str, str]]:
-    """What could not be learned: a backend as a whole, or single facts."""
+    """Return what could not be read: a backend as a whole, or single facts."""
     found: list[dict[str, str]] = []
     for report in (kept.report for kept in backends):
         if report.broken:

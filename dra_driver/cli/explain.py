@@ -25,7 +25,7 @@ keeps kube-scheduler off its devices excludes nothing there."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of this command."""
+    """Add the arguments of this command."""
     parser.epilog = _EPILOG
     allocator_manifests.add_file_argument(parser)
     common.add_cluster_arguments(parser)
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; the exit status says that there was an answer, not which one."""
+    """Run the command; the exit status says that there was an answer, not which one."""
     if args.file:
         wrong = [flag for flag in ("kubeconfig", "context", "watch") if getattr(args, flag)]
         if wrong:
@@ -78,7 +78,7 @@ async def _live(args: argparse.Namespace) -> None:
 
 
 async def _from_cluster(client: KubeApi) -> Manifests:
-    """What the cluster has at this moment."""
+    """Return what the cluster has at this moment."""
     resource = await served_rules(client)
     try:
         rules = (await client.list(resource)).items if resource is not None else ()

@@ -18,25 +18,41 @@ HELP = "the node agent: discovery, registration, prepare and unprepare"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the subcommand."""
+    """Add the flags of the subcommand."""
+    _add_places(parser)
+    _add_discovery(parser)
+    _add_nvidia(parser)
+    _add_services(parser)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node-name", required=True, help="name of the Node; in a pod: spec.nodeName")
     parser.add_argument(
         "--kubeconfig",
         type=Path,
-        help="how to reach the API server; without it the KUBECONFIG variable, then the service account",
+        help="how to reach the API server; default: the KUBECONFIG variable, then the service account",
     )
     parser.add_argument("--driver-name", default=DEFAULT_DRIVER_NAME, help="driver name in ResourceSlices")
     parser.add_argument(
         "--kubelet-dir", type=Path, default=Path("/var/lib/kubelet"), help="the kubelet's --root-dir"
     )
-    parser.add_argument("--plugins-dir", type=Path, help="where our socket goes (KUBELET_DIR/plugins)")
     parser.add_argument(
-        "--registry-dir", type=Path, help="where the kubelet looks for plugins (KUBELET_DIR/plugins_registry)"
+        "--plugins-dir", type=Path, help="directory of the plugin's socket; default: KUBELET_DIR/plugins"
+    )
+    parser.add_argument(
+        "--registry-dir",
+        type=Path,
+        help="where the kubelet looks for plugins; default: KUBELET_DIR/plugins_registry",
     )
     parser.add_argument(
         "--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where the container runtime reads CDI"
     )
-    parser.add_argument("--state-dir", type=Path, help="where the checkpoint goes (PLUGINS_DIR/DRIVER_NAME)")
+    parser.add_argument(
+        "--state-dir", type=Path, help="directory of the checkpoint; default: PLUGINS_DIR/DRIVER_NAME"
+    )
+
+
+def _add_discovery(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         action="append",
@@ -61,67 +77,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="time between two looks at the hardware",
+        help="time between two scans of the hardware",
     )
     parser.add_argument(
         "--busy-threshold",
         type=float,
         default=5.0,
         metavar="PERCENT",
-        help="load from which on a device counts as busy, and is allocated after idle ones where all else is "
-        "equal; below half of it it is idle",
+        help="load from which on a device counts as busy, and is allocated after idle ones that are equally "
+        "good; below half of it the device is idle",
     )
     parser.add_argument(
         "--busy-seconds",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="over which the load is taken, and for which it must stay before it is told; 60 or more",
+        help="period over which the load is averaged, and must stay, before it is reported; 60 or more",
     )
+
+
+def _add_nvidia(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nvidia-smi",
         default="nvidia-smi",
         metavar="PATH",
-        help="sets time slices; a path or a name in PATH",
+        help="program that sets time slices; a path or a name in PATH",
     )
     parser.add_argument(
         "--mps-control",
         default="nvidia-cuda-mps-control",
         metavar="PATH",
-        help="NVIDIA's MPS control daemon; where it is not there, nothing is shared by MPS",
+        help="NVIDIA's MPS control daemon; if it is missing, nothing is shared by MPS",
     )
     parser.add_argument(
         "--mps-launcher",
         choices=("auto", "systemd", "session"),
         default="auto",
-        help="who keeps the MPS daemons, which outlive the plugin: units of systemd or sessions of their own",
+        help="how MPS daemons, which outlive the plugin, are run: as systemd units, or in own sessions",
     )
     parser.add_argument(
         "--host-root",
         type=Path,
         default=Path("/"),
-        help="where the host's file system is mounted; NVIDIA's CDI document and driver files are looked for "
-        "there",
+        help="where the host's file system is mounted, with NVIDIA's CDI document and driver files",
     )
     parser.add_argument(
         "--nvidia-driver-root",
         default="/",
         metavar="PATH",
-        help="where NVIDIA's driver is on the host, such as /run/nvidia/driver where a container brings it",
+        help="where NVIDIA's driver is on the host, such as /run/nvidia/driver if a container installs it",
     )
     parser.add_argument(
         "--nvidia-cdi-hook",
         default="",
         metavar="PATH",
-        help="NVIDIA's program nvidia-cdi-hook on the host; without it the usual places are looked at, and "
-        "where it is not, containers get along without",
+        help="NVIDIA's program nvidia-cdi-hook on the host; default: searched in the usual places; "
+        "containers start without it if it is missing",
     )
+
+
+def _add_services(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-address",
         default="",
         metavar="HOST:PORT",
         help="where /metrics, /healthz, /readyz and /debug/state are served, without authentication, for "
-        "example 127.0.0.1:9400 or :9400; without it they are not",
+        "example 127.0.0.1:9400 or :9400; default: not served",
     )
     parser.add_argument(
         "--device-metadata",
@@ -133,7 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--passthrough",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="let claims have whole GPUs as bare PCI functions (GpuConfig driver: vfio-pci), for virtual "
+        help="give claims whole GPUs as bare PCI functions (GpuConfig driver: vfio-pci), for virtual "
         "machines; needs sysfs writable, the host's processes visible, and the module vfio-pci",
     )
     parser.add_argument(
@@ -148,13 +169,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(WITHHOLD, PUBLISH),
         default=WITHHOLD,
         help="with --publish=node: whether devices are published that a device plugin of the node (its "
-        "status.capacity counts nvidia.com/gpu, say) seems to hand out; publish only where it leaves ours "
-        "alone, or they are given away twice",
+        "status.capacity counts nvidia.com/gpu, for example) seems to hand out; publish only if it "
+        "leaves these alone, otherwise they are given away twice",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the node agent until SIGTERM or SIGINT.
+    """Run the node agent until SIGTERM or SIGINT.
 
     Returns:
         0 after an orderly end.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dra_driver
 from dra_driver.cli import common
@@ -18,7 +18,7 @@ from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 
 __all__ = ["kubectl_dra", "main"]
 
-# name → (module, one line of help). The help stands here so that `dra-driver --help` imports nothing.
+# Name → (module, one line of help). The help is kept here so that `dra-driver --help` imports nothing.
 COMMANDS = {
     "demo": (
         "demo",
@@ -48,7 +48,7 @@ COMMANDS = {
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, where there is one to show."""
+    """A help formatter that shows defaults other than None and empty ones."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, [], ()):
@@ -57,7 +57,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Run the command line.
 
     Returns:
         0: done; 1: it failed; 2: bad usage or configuration.
@@ -66,18 +66,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def kubectl_dra(argv: Sequence[str] | None = None) -> int:
-    """``kubectl dra``: what kubectl runs when ``kubectl-dra`` is in the PATH. Same results as ``main``."""
+    """Run ``kubectl dra``: kubectl does so if ``kubectl-dra`` is in the PATH. Same results as ``main``."""
     return _main("kubectl dra", ["status", "explain"], argv)
 
 
 def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    args, run = _parse(prog, commands, chosen, arguments)
+    common.configure_logging(args.log_level, args.log_format)
+    try:
+        return int(run(args))
+    except ConfigurationError as e:
+        for finding in e.findings:
+            print(f"{prog} {chosen}: {finding}", file=sys.stderr)
+        return 2
+    except InvalidInput as e:
+        print(f"{prog} {chosen}: {e}", file=sys.stderr)
+        return 2
+    except DraError as e:
+        print(f"{prog} {chosen}: {e}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of the output has gone (``| head``): not an error to report.
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parse(
+    prog: str, commands: Sequence[str], chosen: str | None, arguments: list[str]
+) -> tuple[argparse.Namespace, Callable[[argparse.Namespace], int]]:
+    """Parse the arguments with the flags of the chosen subcommand; return them with its ``run``."""
     parser = argparse.ArgumentParser(
         prog=prog, description=dra_driver.__doc__.splitlines()[0] if dra_driver.__doc__ else None
     )
     parser.add_argument("--version", action="version", version=f"{prog} {dra_driver.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    chosen = next((a for a in arguments if not a.startswith("-")), None)
     run = None
     command_parser = parser
     for name in commands:
@@ -100,25 +126,7 @@ def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int
         # The subcommand's usage helps, that of the whole command does not.
         command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     assert run is not None  # argparse has refused everything else
-    common.configure_logging(args.log_level, args.log_format)
-    try:
-        return int(run(args))
-    except ConfigurationError as e:
-        for finding in e.findings:
-            print(f"{prog} {chosen}: {finding}", file=sys.stderr)
-        return 2
-    except InvalidInput as e:
-        print(f"{prog} {chosen}: {e}", file=sys.stderr)
-        return 2
-    except DraError as e:
-        print(f"{prog} {chosen}: {e}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # The reader of our output went away (``| head``): not our failure, and nothing more to say.
-        sys.stderr.close()
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return args, run
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def _service(text: str) -> tuple[str, str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``dra-driver sim``."""
+    """Add the arguments of ``dra-driver sim``."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
     text = "the API server alone, with our CustomResourceDefinitions and DeviceClasses; runs until SIGTERM"
     server = parts.add_parser(
@@ -57,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where to write a kubeconfig for kubectl",
     )
-    server.add_argument(
-        "--token", help="bearer token that every request must carry (everyone gets in without)"
-    )
+    server.add_argument("--token", help="bearer token that every request must carry; default: none is needed")
     server.add_argument(
         "--data",
         type=Path,
@@ -83,12 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     return asyncio.run(_serve(args))
 
 
 def _manifests() -> list[dict[str, Any]]:
-    """Our CustomResourceDefinitions and DeviceClasses."""
+    """Return our CustomResourceDefinitions and DeviceClasses."""
     folder = deploy_directory("manifests")
     found = []
     for path in [*sorted((folder / "crds").glob("*.yaml")), *sorted(folder.glob("*.yaml"))]:
@@ -101,7 +99,7 @@ def _manifests() -> list[dict[str, Any]]:
 
 
 def _faults(given: str | None) -> FaultPlan | None:
-    """The plan of ``--faults``.
+    """Return the plan of ``--faults``.
 
     Raises:
         ConfigurationError: it cannot be read, or needs more than an API server.

@@ -1,4 +1,4 @@
-"""``dra-driver status``: the fleet at a glance, and which claims wait for what."""
+"""``dra-driver status``: an overview of the fleet, and why claims wait."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ HELP = "the fleet: devices free, allocated, shared, unhealthy by model and node;
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
     common.add_cluster_arguments(parser)
     parser.add_argument(
         "--driver-name",
         action="append",
         metavar="NAME",
-        help=f"whose devices; may be repeated; default: {DEFAULT_DRIVER_NAME}",
+        help=f"driver whose devices are shown; may be repeated; default: {DEFAULT_DRIVER_NAME}",
     )
     parser.add_argument(
         "--by",
         choices=("node", "model"),
         default="node",
-        help="lines: a model on a node, or a model on all nodes",
+        help="one line per model on each node, or per model on all nodes",
     )
     common.add_watch_arguments(parser)
     common.add_output_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status once, or until interrupted."""
+    """Print the status once, or until interrupted."""
     asyncio.run(_main(args))
     return 0
 
@@ -74,14 +74,14 @@ class Row:
     states: Counter[str] = field(default_factory=Counter)
 
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         states = {state: self.states[state] for state in STATES}
         return {"node": self.node, "model": self.model, "type": self.type, "total": self.total, **states}
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything that is shown."""
+    """All rows and claims that are shown."""
 
     rows: tuple[Row, ...]
     waiting: tuple[WaitingClaim, ...]
@@ -91,10 +91,10 @@ class Overview:
 
 
 async def look(client: KubeClient, drivers: Sequence[str], *, by: str = "node") -> Overview:
-    """Reads the cluster.
+    """Read the cluster.
 
     Raises:
-        ApiError, ApiUnavailable: the API server does not let us, or is not there.
+        ApiError, ApiUnavailable: the API server refuses, or cannot be reached.
     """
     fleet = Fleet(drivers)
     for slice_ in (await client.list(RESOURCE_SLICES)).items:

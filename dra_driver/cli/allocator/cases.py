@@ -31,10 +31,10 @@ __all__ = ["run_case", "run_file"]
 
 
 def run_file(name: str, strategy: Strategy) -> dict[str, Any]:
-    """Runs every case of a file.
+    """Run every case of a file.
 
     Raises:
-        InvalidInput: the file cannot be read, or a case has not the form of a case.
+        InvalidInput: the file cannot be read, or a case does not have the form of a case.
     """
     path = Path(name)
     try:
@@ -59,7 +59,7 @@ def run_file(name: str, strategy: Strategy) -> dict[str, Any]:
 
 
 def run_case(case: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """One case: every pod on every node from the same state, then the pods one after the other."""
+    """Run one case: every pod on every node from the same state, then the pods one after the other."""
     claims = [codec.convert(ResourceClaim, c) for c in case["claims"] or []]
     snapshot = Snapshot.build(
         slices=[codec.convert(ResourceSlice, s) for s in case["slices"] or []],

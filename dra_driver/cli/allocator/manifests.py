@@ -1,4 +1,4 @@
-"""The allocator on manifests: reading them, and showing what comes out."""
+"""The allocator on manifests: reads them, and shows the outcomes."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ __all__ = [
 _KINDS: dict[str, Resource[Any]] = {
     r.kind: r for r in (RESOURCE_SLICES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, DEVICE_CLASSES, NODES)
 }
-# Nodes come out of a cluster with many fields that are no business of ours; the others are written by people.
+# Nodes are read with many fields that we do not model; all others are written by people, who mistype.
 _LENIENT = frozenset({"Node"})
 
 
 def add_file_argument(parser: argparse._ActionsContainer) -> None:
-    """Adds ``-f FILE…``."""
+    """Add ``-f FILE…``."""
     parser.add_argument(
         "-f",
         "--file",
@@ -71,7 +71,7 @@ def add_file_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def add_claim_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--claim NS/NAME``."""
+    """Add ``--claim NS/NAME``."""
     parser.add_argument(
         "--claim",
         metavar="NS/NAME",
@@ -82,7 +82,7 @@ def add_claim_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_node_policy_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--node-policy``."""
+    """Add ``--node-policy``."""
     parser.add_argument(
         "--node-policy",
         choices=[p.value for p in NodePolicy],
@@ -93,10 +93,11 @@ def add_node_policy_argument(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Manifests:
-    """What the files have. A template stands for one claim that is made of it.
+    """The objects of manifests. A ResourceClaimTemplate stands for one claim made from it.
 
     Attributes:
         pods: of a live cluster; files are not searched for them.
+        source: where the objects come from, as the beginning of an error message.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -107,7 +108,7 @@ class Manifests:
     source: str = "the manifests have"
 
     def snapshot(self) -> Snapshot:
-        """The cluster that they describe. Nodes that only slices name exist too."""
+        """Return the cluster that they describe, with the nodes that only slices name."""
         names = {n.metadata.name for n in self.nodes}
         named = {s.spec.node_name for s in self.slices if s.spec.node_name}
         named |= {d.node_name for s in self.slices for d in s.spec.devices if d.node_name}
@@ -120,7 +121,7 @@ class Manifests:
         )
 
     def held(self) -> dict[ObjectKey, str]:
-        """Return which gates of others hold all pods that use a claim, by the claim's key."""
+        """Return, by claim, which other scheduling gates hold all pods that use it."""
         users: dict[ObjectKey, list[Pod]] = {}
         for pod in self.pods:
             for used in pod_claims(pod):
@@ -129,11 +130,11 @@ class Manifests:
         return {key: text for key, pods in users.items() if (text := held_by(pods))}
 
     def select(self, wanted: Sequence[str], namespace: str = "") -> list[ResourceClaim]:
-        """The claims with these ``namespace/name`` (or ``name`` in the namespace); none means all.
+        """Return the claims with these ``namespace/name`` (or ``name`` in the namespace).
 
         Args:
-            wanted: names of claims.
-            namespace: only claims of this one; empty: of all, and ``default`` for names without one.
+            wanted: names of claims; all if there are none.
+            namespace: only claims of this one; if empty, of all, and ``default`` for names without one.
 
         Raises:
             InvalidInput: there is no such claim, or there are no claims at all.
@@ -155,7 +156,7 @@ class Manifests:
 
 
 def read(files: Sequence[str]) -> Manifests:
-    """Reads manifests.
+    """Read manifests.
 
     Raises:
         InvalidInput: a file cannot be read or a document is wrong; names file, document and field.
@@ -180,7 +181,7 @@ def _documents(name: str) -> Iterator[Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: times stay text."""
+    """A YAML loader that leaves times as text, as Kubernetes does."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -191,13 +192,13 @@ _Loader.yaml_implicit_resolvers = {
 
 def _items(document: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise InvalidInput(f"{where}: no Kubernetes object (apiVersion, kind, …)")
+        raise InvalidInput(f"{where}: not a Kubernetes object (apiVersion, kind, …)")
     kind = document["kind"]
     if isinstance(document.get("items"), list) and kind.endswith("List"):
         inner = {"kind": kind.removesuffix("List"), "apiVersion": document.get("apiVersion")}
         for i, item in enumerate(document["items"]):
             if not isinstance(item, dict):
-                raise InvalidInput(f"{where}: items[{i}] is no object")
+                raise InvalidInput(f"{where}: items[{i}] is not an object")
             yield from _items(item if kind == "List" else {**inner, **item}, f"{where}, items[{i}]")
     else:
         yield where, document
@@ -227,7 +228,7 @@ def _add(manifests: Manifests, raw: dict[str, Any], where: str) -> None:
         case ResourceClaimTemplate():
             manifests.claims.append(_namespaced(ResourceClaim(metadata=value.metadata, spec=value.spec.spec)))
         case _:
-            raise AssertionError(f"{kind} has no place")
+            raise AssertionError(f"{kind} is not handled")
 
 
 def _decode(resource: Resource[Any], raw: dict[str, Any], where: str) -> WireObject:
@@ -262,7 +263,7 @@ def _namespaced(claim: ResourceClaim) -> ResourceClaim:
 def run_allocate(
     files: Sequence[str], wanted: Sequence[str], strategy: Strategy, policy: NodePolicy, output: str
 ) -> int:
-    """Allocates claims one after the other, in the order of the files, and prints where.
+    """Allocate claims one after the other, in the order of the files, and print the result.
 
     Returns:
         0: all fit; 1: one does not.
@@ -326,13 +327,13 @@ def explained(
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
     policy: NodePolicy = NodePolicy.PACK,
 ) -> str:
-    """For each claim by itself why it can be allocated or not, as it is printed.
+    """Return, as printed, why each claim by itself can be allocated or not.
 
     Args:
         manifests: the cluster.
-        wanted: names of claims; none: all.
+        wanted: names of claims; all if there are none.
         output: ``table``, ``json`` or ``yaml``.
-        namespace: only claims of this one; empty: of all.
+        namespace: only claims of this one; if empty, of all.
         ignore_taint: taints that exclude nothing.
         policy: which of several nodes that are equally good.
 
@@ -350,7 +351,7 @@ def explained(
             output,
         )
     return "\n\n".join(
-        "\n".join(_told(claim, outcome, held.get(claim.key, ""))) for claim, outcome in outcomes
+        "\n".join(_text(claim, outcome, held.get(claim.key, ""))) for claim, outcome in outcomes
     )
 
 
@@ -378,16 +379,16 @@ def _explained(claim: ResourceClaim, outcome: Outcome, held: str) -> dict[str, A
     return plain
 
 
-def _told(claim: ResourceClaim, outcome: Outcome, held: str) -> Iterator[str]:
+def _text(claim: ResourceClaim, outcome: Outcome, held: str) -> Iterator[str]:
     if held:
-        yield f"{claim.key}: its pods are {held}; the controller does not look at them before"
+        yield f"{claim.key}: its pods are {held}; the controller ignores them until then"
     match outcome:
         case Allocated(node):
             before = "is allocated" if claim.status.allocation is not None else "fits"
             yield f"{claim.key} {before} on node {node}:"
             yield common.table(("REQUEST", "DEVICE"), [(r[1], r[3]) for r in _rows(claim, outcome)])
         case Failed(message):
-            yield f"{claim.key} cannot be judged: {message}"
+            yield f"{claim.key} cannot be allocated: {message}"
         case DoesNotFit():
             yield f"{claim.key} does not fit: {outcome.summary()}"
             rows = [

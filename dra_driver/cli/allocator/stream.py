@@ -33,7 +33,7 @@ class _Device(msgspec.Struct, frozen=True):
 
 
 class _Operation(msgspec.Struct, frozen=True):
-    """A line. Which fields count depends on ``op``."""
+    """A line of input; ``op`` decides which fields count."""
 
     op: str
     strategy: Strategy | None = None
@@ -48,10 +48,10 @@ class _Operation(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """Answers operations; the cluster is what they made of it.
+    """A cluster that operations change, and their answers.
 
     Args:
-        strategy: until a ``load`` says otherwise.
+        strategy: used until a ``load`` sets another.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -59,9 +59,9 @@ class Service:
         self._cluster = Cluster()
 
     def answer(self, line: bytes) -> bytes:
-        """The answer to one line, without the line break.
+        """Return the answer to one line, without the line break.
 
-        Bad input is answered with ``{"error": TEXT}`` and changes nothing.
+        Invalid input is answered with ``{"error": TEXT}`` and changes nothing.
         """
         try:
             return self._answer(codec.decode(_Operation, line))
@@ -111,7 +111,7 @@ class Service:
 
 
 def serve(source: BinaryIO, sink: BinaryIO, strategy: Strategy) -> None:
-    """Answers until the input ends."""
+    """Answer lines until the input ends."""
     service = Service(strategy)
     for line in source:
         if not line.strip():

@@ -159,7 +159,7 @@ def test_explain_as_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
             "unknown kind ResourceClam; known are DeviceClass",
         ),
         (claim("a").replace("name: a", "labels: {}"), "metadata.name is missing"),
-        ("- just\n- a list", "no Kubernetes object"),
+        ("- just\n- a list", "not a Kubernetes object"),
         ("a: [", "not YAML"),
     ],
 )
