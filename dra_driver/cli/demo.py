@@ -7,7 +7,7 @@ import asyncio
 import signal
 from pathlib import Path
 
-from dra_driver.discovery.simulated import backend as simulated
+from dra_driver.discovery.simulated import profile as simulated_profile
 from dra_driver.sim import assets, container_runtime
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
 from dra_driver.sim.demo.demo import Demo, DemoOptions
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="NAME",
         help="hardware of all nodes, which may be less than the examples ask for: a built-in profile "
-        f"({', '.join(simulated.built_in_profiles())}) or a YAML file; default: different kinds",
+        f"({', '.join(simulated_profile.built_in_profiles())}) or a YAML file; default: different kinds",
     )
     parser.add_argument(
         "--keep", action="store_true", help="leave the cluster up for kubectl until Ctrl-C or SIGTERM"
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: a flag is wrong, or ``--runtime`` cannot be had here.
     """
     if args.profile is not None:
-        simulated.load(args.profile)
+        simulated_profile.load(args.profile)
     options = DemoOptions(
         cluster=demo_cluster(args.nodes, args.profile, args.kubeconfig),
         examples=args.examples or assets.deploy_directory("examples"),

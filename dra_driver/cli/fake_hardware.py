@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dra_driver.discovery.simulated import fake_hardware
+from dra_driver.discovery.simulated import layout, profile
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "build sysfs, procfs and dev trees of a machine from a short description"
+HELP = "build sysfs, procfs and dev trees of a simulated machine from its profile"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument(
         "--spec",
         required=True,
         metavar="NAME|FILE",
-        help=f"a built-in machine ({', '.join(fake_hardware.built_in_specs())}) or a YAML file",
+        help=f"a built-in profile ({', '.join(profile.built_in_profiles())}) or a YAML file",
     )
     parser.add_argument(
         "--root", required=True, type=Path, metavar="DIR", help="a new or empty directory for the trees"
@@ -31,14 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Builds the trees and says how to look at them.
+    """Build the trees and print how to look at them.
 
     Raises:
-        ConfigurationError: the description is wrong, or the directory cannot be used.
+        ConfigurationError: the profile is wrong, or the directory cannot be used.
     """
-    machine = fake_hardware.load(args.spec)
-    fake_hardware.build(machine, args.root, mknod=args.mknod)
-    count = sum(len(group.places) for group in machine.groups)
-    print(f"{args.root}: {machine.description or args.spec} ({count} devices)")
+    machine = profile.load(args.spec)
+    layout.build(machine, args.root, mknod=args.mknod)
+    print(f"{args.root}: {machine.description or args.spec} ({len(machine.devices)} devices)")
     print(f"  dra-driver devices --sysfs-root {args.root}/sys --dev-root {args.root}/dev")
     return 0

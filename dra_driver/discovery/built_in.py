@@ -46,14 +46,15 @@ def _nvml(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
 
 
 def _simulated(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
-    from dra_driver.discovery.simulated import backend as simulated
+    from dra_driver.discovery.simulated.backend import SimulatedBackend
+    from dra_driver.discovery.simulated.profile import built_in_profiles
 
     if not arg:
         raise ConfigurationError(
             "--backend simulated: a profile is missing: allowed are simulated=NAME with "
-            f"{', '.join(simulated.built_in_profiles())}, or simulated=PATH of a YAML file"
+            f"{', '.join(built_in_profiles())}, or simulated=PATH of a YAML file"
         )
-    return simulated.SimulatedBackend(arg, seed=node_name)
+    return SimulatedBackend(arg, seed=node_name)
 
 
 def _no_argument(name: str, arg: str) -> None:

@@ -33,7 +33,8 @@ from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.names import RDMA_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
-from dra_driver.discovery.simulated import fake_hardware
+from dra_driver.discovery.simulated import layout as simulated_layout
+from dra_driver.discovery.simulated import profile as simulated_profile
 from dra_driver.discovery.simulated.backend import STATE_FILE as GPU_SETTINGS
 from dra_driver.errors import ApiUnavailable, ConfigurationError, DraError, NotFound
 from dra_driver.kube import KubeApi
@@ -283,7 +284,7 @@ class EmbeddedCluster:
         return SimKubelet(api, name, layout, self.config.kubelet, runtime=runtime, labels=config.labels)
 
     def _nic_plugin(self, name: str, layout: NodeLayout, nics: str) -> ManagedProcess:
-        fake_hardware.build(fake_hardware.load(nics), layout.nics)
+        simulated_layout.build(simulated_profile.load(nics), layout.nics)
         roots = (f"--sysfs-root={layout.nics / 'sys'}", f"--dev-root={layout.nics / 'dev'}")
         command = self._plugin_command(name, layout, RDMA_DRIVER_NAME, "--backend=rdma", *roots)
         return self._process(f"nic-plugin-{name}", command)

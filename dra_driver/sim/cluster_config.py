@@ -20,7 +20,7 @@ class NodeConfig:
 
     Attributes:
         profile: its GPUs: a built-in profile or a file.
-        nics: its RDMA NICs, which a second plugin publishes: a built-in description of fake hardware or a
+        nics: its RDMA NICs, which a second plugin publishes: a built-in profile or a
             file; empty: none.
         labels: of the Node object, beside the usual ones.
     """

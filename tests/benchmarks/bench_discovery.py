@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))
 import nvml_stub_support as stub
 
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.simulated import fake_hardware, fake_spec
+from dra_driver.discovery.simulated import layout, profile
 
 _TIMES = 15
 _IDS = {"amdgpu": "74a1", "intel": "56c0", "rdma": "1021"}
@@ -73,7 +73,7 @@ def _row(name: str, seconds: float, number: int) -> dict[str, Any]:
 def _opened(kind: str, number: int, root: Path) -> Callable[[], int]:
     at = ", ".join(f'"{n >> 7:04x}:{n & 127:02x}:00.0 pci{n >> 7:04x}:00"' for n in range(number))
     text = f"devices:\n- {{kind: {kind}, deviceID: '{_IDS[kind]}', at: [{at}]}}\n"
-    fake_hardware.build(fake_spec.decode(text, "benchmark"), root)
+    layout.build(profile.decode(text, "benchmark"), root)
     backend = open_backend(kind, sysfs_root=root / "sys", dev_root=root / "dev", node_name="n")
 
     def look() -> int:

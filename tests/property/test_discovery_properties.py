@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dra_driver.api.version import Version
 from dra_driver.discovery.core import schema
 from dra_driver.discovery.simulated import profile as simulated_profile
-from dra_driver.discovery.simulated.profile import _GPU_KEYS
+from dra_driver.discovery.simulated.gpu_entries import GPU_KEYS
 from dra_driver.errors import ConfigurationError
 
 scalars = st.one_of(
@@ -30,7 +30,7 @@ values = st.recursive(
 partition = st.dictionaries(
     st.sampled_from(["name", "id", "size", "starts", "memory", "x"]), values, max_size=6
 )
-gpu = st.dictionaries(st.sampled_from([*_GPU_KEYS, "x"]), values, max_size=8) | st.fixed_dictionaries(
+gpu = st.dictionaries(st.sampled_from([*GPU_KEYS, "x"]), values, max_size=8) | st.fixed_dictionaries(
     {
         "pciAddress": st.just("0000:3b:00.0"),
         "product": st.just("T4"),
@@ -49,11 +49,11 @@ documents = st.fixed_dictionaries(
 @given(documents)
 def test_any_document_is_decoded_or_refused(document: object) -> None:
     try:
-        profile = simulated_profile.decode(json.dumps(document), "p")
+        machine = simulated_profile.decode(json.dumps(document), "p")
     except ConfigurationError as e:
         findings = e.findings
     else:
-        assert len({g.address for g in profile.gpus}) == len(profile.gpus)
+        assert len({d.function.address for d in machine.devices}) == len(machine.devices)
         return
     assert findings
     assert all(f.startswith("simulated profile p: ") and len(f) < 2000 for f in findings)

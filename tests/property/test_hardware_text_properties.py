@@ -14,7 +14,7 @@ from dra_driver.discovery.amd import kfd as amdgpu_kfd
 from dra_driver.discovery.core import sysfs
 from dra_driver.discovery.generic import spec as generic_spec
 from dra_driver.discovery.rdma import backend as rdma
-from dra_driver.discovery.simulated import fake_spec
+from dra_driver.discovery.simulated import profile
 from dra_driver.errors import ConfigurationError
 
 TEXTS = st.text(max_size=60) | st.sampled_from(
@@ -25,7 +25,7 @@ GENERIC_KEYS = (
     "devices", "name", "match", "pci", "dev", "vendor", "class", "sysfs", "nodes", "attributes", "model",
     "value", "type", "capacity", "memory", "factor", "cdi", "deviceNodes", "env", "mounts", "hostPath",
 )  # fmt: skip
-FAKE_KEYS = (
+PROFILE_KEYS = (
     "devices",
     "kind",
     "at",
@@ -88,9 +88,9 @@ def test_a_description_of_devices_is_read_or_refused(document: Any) -> None:
         assert ".." not in (rule.sysfs or "").split("/")
 
 
-@given(documents(FAKE_KEYS))
+@given(documents(PROFILE_KEYS))
 def test_a_description_of_a_machine_is_read_or_refused(document: Any) -> None:
     try:
-        fake_spec.decode(yaml.safe_dump(document), "x")
+        profile.decode(yaml.safe_dump(document), "x")
     except ConfigurationError:
         pass

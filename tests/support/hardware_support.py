@@ -1,4 +1,4 @@
-"""Fake machines for the tests of backends, and their devices as text that people can compare."""
+"""Simulated machines for the tests of backends, and their devices as text that people can compare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import paths
 import pytest
 
-from dra_driver.discovery.simulated import fake_hardware, fake_spec
+from dra_driver.discovery.simulated import layout, profile
 from dra_driver.hardware import DiscoveredDevice
 
 GOLDEN = paths.GOLDEN / "hardware"
@@ -22,9 +22,9 @@ MIB = 1 << 20
 
 
 def machine(root: Path, spec: str) -> Path:
-    """A built-in machine, or one that YAML text describes; gives its directory."""
-    described = fake_spec.decode(spec, "test") if "\n" in spec else fake_hardware.load(spec)
-    fake_hardware.build(described, root / "machine")
+    """Lay out a built-in profile, or one that is YAML text, and return the directory of its trees."""
+    described = profile.decode(spec, "test") if "\n" in spec else profile.load(spec)
+    layout.build(described, root / "machine")
     return root / "machine"
 
 

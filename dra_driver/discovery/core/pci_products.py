@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-__all__ = ["PciProduct", "amd_product", "intel_product", "rdma_product"]
+__all__ = ["PciProduct", "amd_product", "gpu_of_model", "intel_product", "rdma_product"]
 
 _T = TypeVar("_T")
 
@@ -84,6 +84,12 @@ def amd_product(device: int, revision: int | None) -> PciProduct | None:
 def intel_product(device: int) -> PciProduct | None:
     """Intel's GPU with this PCI device id."""
     return _intel().get(f"{device:04x}")
+
+
+def gpu_of_model(vendor: str, model: str) -> PciProduct | None:
+    """Return the GPU of ``amd`` or ``intel`` with this short id; the first one if several PCI ids have it."""
+    table = {"amd": _amd, "intel": _intel}.get(vendor)
+    return next((p for p in table().values() if p.model == model), None) if table else None
 
 
 def rdma_product(pci_id: str) -> PciProduct | None:

@@ -38,7 +38,7 @@ class MigProfile(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fie
 
 
 class Product(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """One product; ``product_name`` is what NVML calls it."""
+    """One product; ``product_name`` is what NVML calls it, ``pci_device_id`` has four hexadecimal digits."""
 
     key: str
     product_name: str
@@ -49,6 +49,7 @@ class Product(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
     multiprocessors: int | None = None
     addressing_mode: str | None = None
     mig_profiles: tuple[MigProfile, ...] = ()
+    pci_device_id: str | None = None
 
 
 @cache

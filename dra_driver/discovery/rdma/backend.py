@@ -24,7 +24,7 @@ from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.hardware import DiscoveredDevice
 
-__all__ = ["Port", "RdmaBackend", "parse_rate"]
+__all__ = ["VENDORS", "Port", "RdmaBackend", "parse_rate"]
 
 _DEVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
@@ -38,7 +38,7 @@ _ACTIVE: Final = 4
 _MAX_DEVICES: Final = 4096
 _MAX_PORTS: Final = 64
 
-_VENDORS: Final[Mapping[int, str]] = {
+VENDORS: Final[Mapping[int, str]] = {
     0x15B3: "mellanox",
     0x10DE: "nvidia",
     0x8086: "intel",
@@ -204,7 +204,7 @@ class RdmaBackend:
         total_vfs = sysfs.read_number(function / "sriov_totalvfs")
         return {
             "type": "nic" if physical is None else "vf",
-            "vendor": _VENDORS.get(int(pci_id[:4], 16)) if pci_id else None,
+            "vendor": VENDORS.get(int(pci_id[:4], 16)) if pci_id else None,
             "model": product.model if product else None,
             "productName": product.name if product else None,
             "pciID": pci_id,

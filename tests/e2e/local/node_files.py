@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from importlib import resources
 from pathlib import Path
 
 from dra_driver.api.names import RDMA_DRIVER_NAME
-from dra_driver.discovery.simulated import backend as simulated
-from dra_driver.discovery.simulated import fake_hardware
+from dra_driver.discovery.simulated import layout as simulated_layout
+from dra_driver.discovery.simulated import profile as simulated_profile
 
 NICS = "dgx-h100-nics"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -34,11 +33,9 @@ class NodeFiles:
             ConfigurationError: there is no such profile.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        simulated.load(profile)
-        built_in = resources.files("dra_driver.discovery").joinpath(f"data/profiles/{profile}.yaml")
-        known = profile in simulated.built_in_profiles()
-        self.gpus.write_text(built_in.read_text("utf-8") if known else Path(profile).read_text("utf-8"))
-        fake_hardware.build(fake_hardware.load(NICS), self.nics, mknod=True)
+        simulated_profile.load(profile)
+        self.gpus.write_text(simulated_profile.read(profile), "utf-8")
+        simulated_layout.build(simulated_profile.load(NICS), self.nics, mknod=True)
         self.boot_id.parent.mkdir(parents=True)
         self.boot()
 

@@ -6,7 +6,8 @@ import re
 
 from dra_driver.api.inventory import InventoryDevice, PartitionPlacement, PartitionProfile
 from dra_driver.api.partitions import partition_devices, partition_name
-from dra_driver.discovery.simulated.backend import SimulatedBackend, built_in_profiles
+from dra_driver.discovery.simulated.backend import SimulatedBackend
+from dra_driver.discovery.simulated.profile import built_in_profiles
 
 
 def test_names() -> None:

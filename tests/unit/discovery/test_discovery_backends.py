@@ -28,7 +28,7 @@ def open_backend(spec: str) -> DeviceBackend:
         ("", "'' is unknown; allowed are nvml, amdgpu"),
         ("nvmll", "'nvmll' is unknown; allowed are nvml, amdgpu"),
         ("nvml=x", "allowed are --backend nvml, and --backend nvml=mig"),
-        ("simulated", "a profile is missing: allowed are simulated=NAME with assorted"),
+        ("simulated", "a profile is missing: allowed are simulated=NAME with arc, assorted"),
         ("simulated=", "a profile is missing"),
     ],
 )

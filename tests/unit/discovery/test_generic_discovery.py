@@ -11,7 +11,8 @@ from dra_driver.api import names
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.generic.backend import GenericBackend
-from dra_driver.discovery.simulated.fake_tree import FakeTree
+from dra_driver.discovery.simulated.machine import PciFunction
+from dra_driver.discovery.simulated.tree import TreeWriter
 from dra_driver.errors import ConfigurationError
 
 PCI = """
@@ -45,23 +46,20 @@ devices:
 
 
 def npu_tree(root: Path) -> Path:
-    tree = FakeTree(root / "machine")
+    tree = TreeWriter(root / "machine")
     for i, bus in enumerate((0x3B, 0x5E)):
-        folder = tree.pci_function(
-            PciAddress(0, bus, 0),
+        function = PciFunction(
+            address=PciAddress(0, bus, 0),
+            vendor_id="1e52",
+            class_code="120000",
+            device_id="0401",
             root=f"pci0000:{bus - 1:02x}",
-            numa=i,
+            numa_node=i,
             driver="npu",
-            facts={
-                "vendor": "0x1e52",
-                "device": "0x0401",
-                "class": "0x120000",
-                "mem_mib": 32768,
-                "dies": "0x2",
-            },
         )
-        tree.files(folder, {"serial_number": f"S{i}", "fw/version": "1.2", "secure": 1})
-        tree.folder(f"{folder}/accel/accel{i}")
+        tree.pci_function(function, {"mem_mib": 32768, "dies": "0x2"})
+        tree.files(function.folder, {"serial_number": f"S{i}", "fw/version": "1.2", "secure": 1})
+        tree.folder(f"{function.folder}/accel/accel{i}")
         tree.node(f"accel/accel{i}")
     tree.node("npu_ctl")
     return root / "machine"
@@ -101,12 +99,13 @@ def test_pci_functions_with_facts_from_files(tmp_path: Path) -> None:
 
 
 def test_device_nodes_with_facts_from_a_directory(tmp_path: Path) -> None:
-    tree = FakeTree(tmp_path / "machine")
-    folder = tree.pci_function(
-        PciAddress(0, 0x17, 0), root="pci0000:16", numa=-1, driver=None, facts={"serial": "F7"}
+    tree = TreeWriter(tmp_path / "machine")
+    function = PciFunction(
+        address=PciAddress(0, 0x17, 0), vendor_id="1e52", class_code="120000", root="pci0000:16"
     )
+    tree.pci_function(function, {"serial": "F7"})
     tree.folder("sys/class/fpga/card0")
-    tree.link("sys/class/fpga/card0/device", folder)
+    tree.link("sys/class/fpga/card0/device", function.folder)
     for name in ("card0", "card1", "card10", "other"):
         tree.node(f"fpga/{name}")
     first, second = backend(tmp_path, DEV).discover()

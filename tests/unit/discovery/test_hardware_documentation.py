@@ -21,12 +21,14 @@ from dra_driver.cli import main
 from dra_driver.discovery import open_backend, schema_docs, sdk
 from dra_driver.discovery.core import schema
 from dra_driver.discovery.generic import spec as generic_spec
-from dra_driver.discovery.simulated import fake_hardware
+from dra_driver.discovery.simulated import profile as simulated_profile
+from dra_driver.discovery.simulated.machine import AmdGpu, IntelGpu, RdmaNic
 from dra_driver.hardware import DiscoveredDevice
 
 DOCS = PROJECT / "docs"
 ATTRIBUTES = (DOCS / "attributes.md").read_text()
 BACKENDS = (DOCS / "backends.md").read_text()
+FILE_BACKENDS = {"amdgpu": AmdGpu, "intel": IntelGpu, "rdma": RdmaNic}
 OF_KIND = {"amdgpu": DEFAULT_DRIVER_NAME, "intel": DEFAULT_DRIVER_NAME, "rdma": RDMA_DRIVER_NAME}
 
 
@@ -50,10 +52,10 @@ def view(driver: str, found: DiscoveredDevice) -> cel.DeviceView:
 def everything(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, DiscoveredDevice]]:
     """Backend, driver and device of every machine that we can build."""
     devices: list[tuple[str, str, DiscoveredDevice]] = []
-    for spec in fake_hardware.built_in_specs():
+    for spec in simulated_profile.built_in_profiles():
         root = hw.machine(tmp_path_factory.mktemp(spec), spec)
-        groups = {group.kind for group in fake_hardware.load(spec).groups}
-        for backend in sorted(groups & OF_KIND.keys()):
+        kinds = {type(device.hardware) for device in simulated_profile.load(spec).devices}
+        for backend in sorted(name for name, kind in FILE_BACKENDS.items() if kind in kinds):
             devices += [(backend, OF_KIND[backend], d) for d in found_by(backend, root)]
     for profile in ("dgx-h100", "mixed", "t4x2"):
         found = found_by(f"simulated={profile}", Path("/nonexistent"))
@@ -266,5 +268,5 @@ def test_the_descriptions_in_the_page_are_valid(tmp_path: Path) -> None:
     root = hw.machine(tmp_path, machine)
     (gpu,) = found_by("amdgpu", root)
     assert msgspec.json.decode(codec.encode(gpu.device))["name"] == "gpu-0000-05-00-0"
-    for name in fake_hardware.built_in_specs():
+    for name in simulated_profile.built_in_profiles():
         assert name in BACKENDS

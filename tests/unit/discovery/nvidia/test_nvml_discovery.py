@@ -15,7 +15,7 @@ import pytest
 
 from dra_driver.api import codec
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.simulated.backend import load
+from dra_driver.discovery.simulated.profile import load
 
 PCI_ID = "resource.kubernetes.io/pciBusID"
 
@@ -52,14 +52,8 @@ def attribute(device: dict[str, Any], name: str) -> object:
 
 def test_a_dgx_a100_is_what_the_simulated_one_is(probe: stub.Probe, tmp_path: Path) -> None:
     """Both backends agree on every name, type and value but identity, and NVML's own order."""
-    profile = load("dgx-a100-40")
-    places = {
-        str(g.address): (
-            str(g.facts["resource.kubernetes.io/pcieRoot"]),
-            int(g.facts["resource.kubernetes.io/numaNode"] or 0),
-        )
-        for g in profile.gpus
-    }
+    functions = [device.function for device in load("dgx-a100-40").devices]
+    places = {str(f.address): (str(f.root), f.numa_node or 0) for f in functions}
     probe.open(stub.config(dgx_a100()), sysfs=stub.fake_sysfs(tmp_path, places))
     answer = probe.discover()
     backend = open_backend("simulated=dgx-a100-40", sysfs_root=tmp_path, dev_root=tmp_path, node_name="n")

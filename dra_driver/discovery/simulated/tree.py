@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.simulated.machine import PciFunction
 from dra_driver.errors import ConfigurationError
 
-__all__ = ["FakeTree"]
+__all__ = ["TreeWriter"]
 
 _NULL: Final = os.makedev(1, 3)
 # The kernel numbers render nodes from here.
 _FIRST_RENDER: Final = 128
 
 
-class FakeTree:
+class TreeWriter:
     """Writes below one directory. All paths are relative to it: ``sys/…``, ``proc/…``, ``dev/…``.
 
     Args:
@@ -50,30 +52,30 @@ class FakeTree:
             (root / folder).mkdir(parents=True)
 
     def file(self, path: str, content: object = "") -> None:
-        """A file with a line end, as the kernel writes its attributes."""
+        """Write a file with a line end, as the kernel shows its attributes."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(f"{content}\n", encoding="utf-8")
 
-    def files(self, folder: str, contents: dict[str, object]) -> None:
-        """Several files; a content of None is no file."""
+    def files(self, folder: str, contents: Mapping[str, object]) -> None:
+        """Write several files; a content of None is no file."""
         for name, content in contents.items():
             if content is not None:
                 self.file(f"{folder}/{name}", content)
 
     def folder(self, path: str) -> None:
-        """An empty directory."""
+        """Make an empty directory."""
         (self.root / path).mkdir(parents=True, exist_ok=True)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link, relative and ending in the target's name, as sysfs has them."""
+        """Make a symbolic link, relative and ending in the target's name, as sysfs has them."""
         source = self.root / path
         source.parent.mkdir(parents=True, exist_ok=True)
         folder = os.path.relpath(str(Path(target).parent), str(Path(path).parent))
         source.symlink_to(f"{folder}/{Path(target).name}")
 
     def node(self, name: str) -> None:
-        """A device node below ``dev``.
+        """Make a device node below ``dev``, if it is not there yet.
 
         Raises:
             ConfigurationError: this process may not make device nodes.
@@ -90,42 +92,43 @@ class FakeTree:
         except OSError as e:
             raise ConfigurationError(f"--mknod: {path}: {e.strerror or e}: device nodes need root") from e
 
-    def pci_function(
-        self, address: PciAddress, *, root: str, numa: int, driver: str | None, facts: dict[str, object]
-    ) -> str:
-        """A PCI function below its PCIe root, bound to a driver; gives its directory.
+    def pci_function(self, function: PciFunction, facts: Mapping[str, object] | None = None) -> None:
+        """Write a PCI function below its PCIe root, bound to its driver.
 
         Args:
-            address: where it is.
-            root: for example ``pci0000:3a``.
-            numa: NUMA node; −1 where the firmware does not tell.
-            driver: None for none.
-            facts: further files.
+            function: the function; the kernel shows −1 for a NUMA node that is not known.
+            facts: further files of its directory; a content of None is no file.
         """
-        folder = f"sys/devices/{root}/{address}"
-        self.files(folder, {"numa_node": numa, **facts})
-        self.link(f"sys/bus/pci/devices/{address}", folder)
-        if driver is not None:
-            home = f"sys/bus/pci/drivers/{driver}"
-            if not (self.root / home).exists():
-                self.folder(f"sys/module/{driver}/drivers")
-                self.link(f"{home}/module", f"sys/module/{driver}")
-                self.link(f"sys/module/{driver}/drivers/pci:{driver}", home)
-            self.link(f"{home}/{address}", folder)
-            self.link(f"{folder}/driver", home)
-        return folder
+        folder = function.folder
+        own = {
+            "numa_node": -1 if function.numa_node is None else function.numa_node,
+            "vendor": f"0x{function.vendor_id}",
+            "device": f"0x{function.device_id}",
+            "class": f"0x{function.class_code}",
+            "revision": f"0x{function.revision}",
+        }
+        self.files(folder, {**own, **(facts or {})})
+        self.link(f"sys/bus/pci/devices/{function.address}", folder)
+        if function.driver is None:
+            return
+        home = f"sys/bus/pci/drivers/{function.driver}"
+        if not (self.root / home).exists():
+            self.folder(f"sys/module/{function.driver}/drivers")
+            self.link(f"{home}/module", f"sys/module/{function.driver}")
+            self.link(f"sys/module/{function.driver}/drivers/pci:{function.driver}", home)
+        self.link(f"{home}/{function.address}", folder)
+        self.link(f"{folder}/driver", home)
 
-    def drm(self, folder: str, by_path: PciAddress | None, *, skip: int = 0) -> tuple[int, int]:
-        """Card and render node of a device with their device nodes; gives their numbers.
+    def drm(self, folder: str, by_path: PciAddress | None) -> tuple[int, int]:
+        """Write card and render node of a device with their device nodes, and return their numbers.
 
         Args:
             folder: directory of the device.
-            by_path: PCI address, for the links in ``dev/dri/by-path``.
-            skip: render numbers to leave out after this one.
+            by_path: PCI address for the links in ``dev/dri/by-path``; if None, there are none.
         """
         card, render = self._cards, self._renders
         self._cards += 1
-        self._renders += 1 + skip
+        self._renders += 1
         for kind, name in (("card", f"card{card}"), ("render", f"renderD{render}")):
             self.folder(f"{folder}/drm/{name}")
             self.link(f"{folder}/drm/{name}/device", folder)

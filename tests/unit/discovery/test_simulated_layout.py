@@ -1,4 +1,4 @@
-"""Fake machines: what every backend finds on each built-in one, against golden files; and the command."""
+"""Simulated machines as trees: what the backends find on each, against golden files; and the command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ import pytest
 
 from dra_driver.cli import main
 from dra_driver.discovery import GPU_BACKENDS, NIC_BACKENDS, LastKnownGood, open_backends
-from dra_driver.discovery.simulated import fake_hardware
+from dra_driver.discovery.simulated import layout, profile
+from dra_driver.discovery.simulated.machine import NvidiaGpu
 from dra_driver.errors import ConfigurationError
 from dra_driver.hardware import DiscoveredDevice
 
-SPECS = fake_hardware.built_in_specs()
+# NVML is a library: of a machine with nothing but NVIDIA's GPUs no backend finds anything in files.
+SPECS = [
+    name
+    for name in profile.built_in_profiles()
+    if not all(isinstance(device.hardware, NvidiaGpu) for device in profile.load(name).devices)
+]
 
 
 def discover(root: Path) -> list[DiscoveredDevice]:
@@ -39,7 +45,8 @@ def test_a_built_in_machine_is_found_as_recorded(spec: str, tmp_path: Path) -> N
 def test_every_machine_has_its_golden_file() -> None:
     assert {f.stem for f in hw.GOLDEN.glob("*.txt")} == set(SPECS)
     assert set(SPECS) >= {
-        "arc", "connectx7", "dgx-a100", "flex", "max", "mi210", "mi300x-cpx", "mi300x-spx", "radeon",
+        "arc", "assorted", "connectx7", "dgx-a100", "flex", "max", "mi210", "mi300x-cpx", "mi300x-spx",
+        "radeon",
     }  # fmt: skip
 
 
@@ -56,7 +63,7 @@ def test_the_kernels_view_of_nvidia_is_there(tmp_path: Path) -> None:
 
 
 def test_no_link_leads_out_of_the_tree(tmp_path: Path) -> None:
-    for spec in SPECS:
+    for spec in profile.built_in_profiles():
         root = hw.machine(tmp_path / spec, spec)
         for path in root.rglob("*"):
             if path.is_symlink():
@@ -80,9 +87,9 @@ def test_nothing_is_written_over_what_is_there(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_device_nodes_of_the_null_device(tmp_path: Path) -> None:
-    machine = fake_hardware.load("arc")
+    machine = profile.load("arc")
     try:
-        fake_hardware.build(machine, tmp_path / "m", mknod=True)
+        layout.build(machine, tmp_path / "m", mknod=True)
     except ConfigurationError as e:
         assert "device nodes need root" in str(e)  # noqa: PT017 - one of the two outcomes, by who runs it
         return
@@ -113,10 +120,10 @@ def test_device_nodes_of_the_null_device(tmp_path: Path) -> None:
 def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, finding: str) -> None:
     (tmp_path / "m.yaml").write_text(text)
     with pytest.raises(ConfigurationError) as caught:
-        fake_hardware.load(str(tmp_path / "m.yaml"))
+        profile.load(str(tmp_path / "m.yaml"))
     assert finding in str(caught.value)
 
 
 def test_an_unknown_machine_is_refused_with_what_there_is() -> None:
-    with pytest.raises(ConfigurationError, match="'dgx' is unknown: allowed are arc, connectx7"):
-        fake_hardware.load("dgx")
+    with pytest.raises(ConfigurationError, match="'dgx' is unknown: allowed are arc, assorted, connectx7"):
+        profile.load("dgx")

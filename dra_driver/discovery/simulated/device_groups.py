@@ -1,19 +1,16 @@
-"""The description of a machine that ``dra-driver fake-hardware`` builds: schema and strict decoding.
+"""``devices`` of a profile: groups of equal devices, in the words of what the kernel shows of them.
 
 ::
 
-    description: eight GPUs and eight NICs       # for people
-    processors: [96, 96]                         # cores of each NUMA node; default: one node with 8
-    modules: {amdgpu: "6.10.5"}                  # versions of kernel modules that show one
     devices:                                     # groups of equal devices
     - kind: amdgpu                               # amdgpu, intel, nvidia or rdma
-      at: ["0000:05:00.0 pci0000:00 0"]          # PCI address, PCIe root, NUMA node (default: −1)
+      at: ["0000:05:00.0 pci0000:00 0"]          # PCI address, PCIe root, NUMA node (default: not known)
       deviceID: "74a1"                           # PCI device id; required
       class: "120000"                            # default: 030000; of rdma 020700
       revision: "00"
       # amdgpu
       productName: AMD Instinct MI300X OAM       # default: empty, as consumer cards have it
-      memory: 196592Mi                           # default: the driver does not tell
+      memory: 196592Mi                           # default: the driver does not show it
       gfxTarget: 90402
       computeUnits: 304                          # of the whole GPU
       simdPerUnit: 4
@@ -25,7 +22,7 @@
       renderSlots: 8                             # render numbers that the driver reserves for a GPU
       hive: "d2c9cbcd5f6b4f07"                   # XGMI hive of the group; default: none
       links: 1                                   # XGMI links between two GPUs of the group
-      uniqueIDs: true                            # false: the driver does not tell them
+      uniqueIDs: true                            # false: the driver does not show them
       ecc: true
       uncorrectableErrors: 0
       # intel
@@ -36,7 +33,7 @@
       vfs: 2                                     # virtual functions that are enabled
       vfMemory: 4Gi
       # nvidia
-      productName: NVIDIA A100-SXM4-40GB
+      productName: NVIDIA A100-SXM4-40GB         # of a known product: with what is recorded about it
       # rdma
       driver: mlx5_core
       vendorID: "15b3"
@@ -60,8 +57,19 @@ from typing import Final
 
 from dra_driver.discovery.core import strict
 from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.simulated.gpu_entries import nvidia_group_gpu
+from dra_driver.discovery.simulated.machine import (
+    AmdGpu,
+    IntelGpu,
+    LinkGroup,
+    NvidiaGpu,
+    PciFunction,
+    RdmaNic,
+    SimulatedDevice,
+    default_root,
+)
 
-__all__ = ["DevicePosition", "FakeGroup", "FakeMachine", "decode"]
+__all__ = ["WORD", "read_groups"]
 
 _KINDS: Final = ("amdgpu", "intel", "nvidia", "rdma")
 _COMMON: Final = ("kind", "at", "deviceID", "class", "revision")
@@ -80,14 +88,14 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 # How each key is read: as text of a pattern, as a number up to a limit, as bytes, as truth.
 _HEX4: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
-_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", re.ASCII)
+WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", re.ASCII)
 _TEXTS: Final[Mapping[str, tuple[re.Pattern[str] | None, str]]] = {
     "deviceID": (_HEX4, "four hex digits in lower case, for example 74a1"),
     "vendorID": (_HEX4, "four hex digits in lower case, for example 15b3"),
     "class": (re.compile(r"[0-9a-f]{6}", re.ASCII), "six hex digits in lower case, for example 030000"),
     "revision": (re.compile(r"[0-9a-f]{2}", re.ASCII), "two hex digits in lower case"),
     "hive": (re.compile(r"[0-9a-f]{1,16}", re.ASCII), "up to 16 hex digits in lower case"),
-    "driver": (_WORD, "the name of a kernel driver"),
+    "driver": (WORD, "the name of a kernel driver"),
     "netdev": (re.compile(r"[a-z]{1,8}", re.ASCII), "up to eight lower-case letters"),
     "productName": (None, ""), "rate": (None, ""), "state": (None, ""), "firmware": (None, ""),
     "hcaType": (None, ""), "boardID": (None, ""), "linkLayer": (None, ""),
@@ -105,87 +113,63 @@ _FLAGS: Final = ("uniqueIDs", "ecc")
 _MAX_DEVICES: Final = 512
 
 
+# Kind → PCI vendor id, class and kernel driver where the group does not say.
+_FUNCTIONS: Final = {
+    "amdgpu": ("1002", "030000", "amdgpu"),
+    "intel": ("8086", "030000", "i915"),
+    "nvidia": ("10de", "030200", "nvidia"),
+    "rdma": ("15b3", "020700", "mlx5_core"),
+}
+
+
 @dataclass(frozen=True, slots=True)
-class DevicePosition:
-    """Where a device is; ``numa`` is −1 where the firmware does not tell."""
+class _Place:
+    """Position of a device; ``numa_node`` is None if the firmware does not report it."""
 
     address: PciAddress
     root: str
-    numa: int
+    numa_node: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class FakeGroup:
-    """Equal devices. What the description leaves out is in none of the mappings."""
+class _Group:
+    """A group as it is written: keys that are left out are in none of the mappings."""
 
     kind: str
-    places: tuple[DevicePosition, ...]
+    places: tuple[_Place, ...]
     texts: Mapping[str, str]
     numbers: Mapping[str, int]
     flags: Mapping[str, bool]
     modes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FakeMachine:
-    """A machine; ``processors`` are the cores of each NUMA node."""
+def read_groups(
+    reader: strict.Reader, value: object, modules: Mapping[str, str]
+) -> tuple[list[SimulatedDevice], list[LinkGroup]]:
+    """Read ``devices``: the devices, and the XGMI links between those of one group.
 
-    description: str
-    processors: tuple[int, ...]
-    modules: Mapping[str, str]
-    groups: tuple[FakeGroup, ...]
-
-
-def decode(text: str, name: str) -> FakeMachine:
-    """Decodes the YAML ``text`` of the description ``name``.
-
-    Raises:
-        ConfigurationError: with every mistake, each naming path, value and what is allowed.
+    Args:
+        reader: is told every mistake.
+        value: the list as it is decoded from YAML.
+        modules: versions of kernel modules.
     """
-    reader = strict.Reader(f"fake hardware {name}")
-    top = reader.mapping(
-        strict.parse_yaml(text, f"fake hardware {name}"),
-        "",
-        ("description", "processors", "modules", "devices"),
-        required=("devices",),
-    )
-    cores = [
-        reader.integer(item, path, 1, 4096)
-        for path, item in reader.items(top.get("processors"), "processors", 64)
-    ]
-    modules = _modules(reader, top.get("modules"))
-    groups = [_group(reader, item, path) for path, item in reader.items(top.get("devices"), "devices", 64)]
-    places = [place.address for group in groups if group for place in group.places]
-    if len(places) > _MAX_DEVICES:
-        reader.finding("devices", f"{len(places)} devices are too many: at most {_MAX_DEVICES} are allowed")
-    for address in sorted({a for a in places if places.count(a) > 1}):
-        reader.finding("devices", f"'{address}' is given twice; every device has its own address")
-    machine = FakeMachine(
-        description=reader.text(top.get("description"), "description", limit=400) or "",
-        processors=tuple(c for c in cores if c is not None) or (8,),
-        modules=modules,
-        groups=tuple(group for group in groups if group is not None),
-    )
-    reader.finish()
-    return machine
+    devices: list[SimulatedDevice] = []
+    links: list[LinkGroup] = []
+    for path, item in reader.items(value, "devices", 64):
+        group = _group(reader, item, path)
+        if group is None:
+            continue
+        found = [_device(group, place, modules) for place in group.places]
+        devices += found
+        if group.numbers.get("links"):
+            members = tuple(place.address for place in group.places)
+            links.append(LinkGroup("xgmi", members, group.numbers["links"]))
+    if len(devices) > _MAX_DEVICES:
+        reader.finding("devices", f"{len(devices)} devices are too many: at most {_MAX_DEVICES} are allowed")
+    return devices, links
 
 
-def _modules(reader: strict.Reader, value: object) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        reader.finding("modules", "not a mapping of module names to versions")
-        return {}
-    found: dict[str, str] = {}
-    for key, item in value.items():
-        name = reader.text(key, "modules", _WORD, "the name of a kernel module")
-        version = reader.text(item, f"modules.{name}")
-        if name and version:
-            found[name] = version
-    return found
-
-
-def _group(reader: strict.Reader, value: object, path: str) -> FakeGroup | None:
+def _group(reader: strict.Reader, value: object, path: str) -> _Group | None:
     kind = reader.choice(value.get("kind") if isinstance(value, Mapping) else None, f"{path}.kind", _KINDS)
     if kind is None:
         if not isinstance(value, Mapping) or "kind" not in value:
@@ -212,7 +196,7 @@ def _group(reader: strict.Reader, value: object, path: str) -> FakeGroup | None:
         reader.choice(item, p, _CHOICES["computePartition"])
         for p, item in reader.items(raw.get("computePartitions"), f"{path}.computePartitions", 8)
     ]
-    return FakeGroup(
+    return _Group(
         kind=kind,
         places=tuple(p for p in places if p is not None),
         texts=texts,
@@ -222,13 +206,85 @@ def _group(reader: strict.Reader, value: object, path: str) -> FakeGroup | None:
     )
 
 
+def _device(group: _Group, place: _Place, modules: Mapping[str, str]) -> SimulatedDevice:
+    vendor_id, class_code, usual_driver = _FUNCTIONS[group.kind]
+    driver = group.texts.get("driver", usual_driver)
+    function = PciFunction(
+        address=place.address,
+        root=place.root,
+        numa_node=place.numa_node,
+        vendor_id=group.texts.get("vendorID", vendor_id),
+        device_id=group.texts.get("deviceID"),
+        class_code=group.texts.get("class", class_code),
+        revision=group.texts.get("revision", "00"),
+        driver=None if driver == "none" and group.kind == "intel" else driver,
+        driver_version=modules.get(driver),
+    )
+    if group.kind == "amdgpu":
+        return SimulatedDevice(function, _amd(group))
+    if group.kind == "intel":
+        return SimulatedDevice(function, _intel(group))
+    if group.kind == "nvidia":
+        name = group.texts.get("productName")
+        return SimulatedDevice(function, NvidiaGpu(product_name=name), nvidia_group_gpu(name))
+    return SimulatedDevice(function, _rdma(group))
+
+
+def _amd(group: _Group) -> AmdGpu:
+    texts, numbers, flags = group.texts, group.numbers, group.flags
+    partitions = max(numbers.get("partitions", 1), 1)
+    return AmdGpu(
+        product_name=texts.get("productName", ""),
+        memory=numbers.get("memory"),
+        gfx_target=numbers.get("gfxTarget", 0),
+        compute_units=numbers.get("computeUnits", 0),
+        simd_per_unit=numbers.get("simdPerUnit", 4),
+        modes=group.modes,
+        compute_partition=texts.get("computePartition", "SPX"),
+        memory_partition=texts.get("memoryPartition", "NPS1"),
+        partitions=partitions,
+        partition_memory=numbers.get("partitionMemory"),
+        render_slots=max(numbers.get("renderSlots", 1), partitions),
+        hive=int(texts.get("hive", "0"), 16),
+        unique_ids=flags.get("uniqueIDs", True),
+        ecc=flags.get("ecc", False),
+        uncorrectable_errors=numbers.get("uncorrectableErrors", 0),
+    )
+
+
+def _intel(group: _Group) -> IntelGpu:
+    numbers = group.numbers
+    return IntelGpu(
+        memory=numbers.get("memory"),
+        tiles=numbers.get("tiles", 1),
+        total_vfs=numbers.get("totalVFs"),
+        vfs=numbers.get("vfs", 0),
+        vf_memory=numbers.get("vfMemory"),
+    )
+
+
+def _rdma(group: _Group) -> RdmaNic:
+    texts, numbers = group.texts, group.numbers
+    return RdmaNic(
+        link_layer=texts.get("linkLayer", "InfiniBand"),
+        rate=texts.get("rate"),
+        state=texts.get("state", "4: ACTIVE"),
+        firmware=texts.get("firmware"),
+        hca_type=texts.get("hcaType"),
+        board_id=texts.get("boardID"),
+        netdev=texts.get("netdev"),
+        total_vfs=numbers.get("totalVFs"),
+        vfs=numbers.get("vfs", 0),
+    )
+
+
 _PLACE: Final = re.compile(
     r"(?P<address>\S{12,16})(?: (?P<root>pci[0-9a-f]{4,8}:[0-9a-f]{2})(?: (?P<numa>-1|[0-9]{1,4}))?)?",
     re.ASCII,
 )
 
 
-def _place(reader: strict.Reader, value: object, path: str) -> DevicePosition | None:
+def _place(reader: strict.Reader, value: object, path: str) -> _Place | None:
     match = _PLACE.fullmatch(value) if isinstance(value, str) else None
     address = PciAddress.parse(match["address"]) if match else None
     if match is None or address is None:
@@ -238,5 +294,5 @@ def _place(reader: strict.Reader, value: object, path: str) -> DevicePosition | 
             "0000:05:00.0 pci0000:00 0",
         )
         return None
-    root = match["root"] or f"pci{address.domain:04x}:{max(address.bus - 1, 0):02x}"
-    return DevicePosition(address, root, int(match["numa"] or -1))
+    numa = int(match["numa"] or -1)
+    return _Place(address, match["root"] or default_root(address), numa if numa >= 0 else None)
