@@ -1,4 +1,4 @@
-"""The fleet as people see it: every device, its state, who holds it; which claims wait and why.
+"""The fleet as people see it: devices with their states and holders, and the claims that wait.
 
 ``Fleet`` keeps it up to date from API objects, a pool at a time; ``dra-driver status`` fills one once, the
 controller's page keeps one current. Pure: no I/O, no clock.

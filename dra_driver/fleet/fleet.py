@@ -17,14 +17,14 @@ __all__ = ["Fleet"]
 
 
 class Fleet:
-    """API objects in, views out. Objects of other drivers are ignored.
+    """Views of all pools, kept up to date from API objects. Objects of other drivers are ignored.
 
     A changed object costs work for its pools only; the views are made when they are read.
 
     Args:
-        drivers: whose devices.
-        changed: called with the key of each pool whose view is out of date, and with None where the claims
-            that wait may be others.
+        drivers: names of the drivers whose devices are shown.
+        changed: called with the key of each pool whose view is out of date, and with None if the set of
+            waiting claims may have changed.
     """
 
     def __init__(
@@ -38,21 +38,21 @@ class Fleet:
         self._held: dict[ObjectKey, frozenset[tuple[PoolID, str]]] = {}
         self._unallocated: dict[ObjectKey, ResourceClaim] = {}
         self._users: dict[ObjectKey, dict[ObjectKey, Pod]] = {}
-        # Of each pod all that matters here: the claims that it uses, and the gates of others that hold it.
+        # Pod → the claims that it uses, and the scheduling gates of others that hold it.
         self._uses: dict[ObjectKey, tuple[tuple[ObjectKey, ...], tuple[str, ...]]] = {}
         self._views: dict[PoolID, PoolView | None] = {}
 
     # --- objects --------------------------------------------------------------------------------------------
 
     def put_slice(self, slice_: ResourceSlice) -> None:
-        """A slice is there, or has changed (its driver and pool cannot: the API forbids it)."""
+        """Add or update a slice. Its driver and pool cannot change: the API forbids it."""
         key = pool_of_slice(slice_)
         if key.driver in self._drivers:
             self._slices.setdefault(key, {})[slice_.key] = slice_
             self._touch(key)
 
     def remove_slice(self, slice_: ResourceSlice) -> None:
-        """A slice is gone."""
+        """Remove a deleted slice."""
         key = pool_of_slice(slice_)
         slices = self._slices.get(key, {})
         if slices.pop(slice_.key, None) is not None:
@@ -61,20 +61,20 @@ class Fleet:
             self._touch(key)
 
     def put_inventory(self, inventory: DeviceInventory) -> None:
-        """An inventory is there, or has changed. Its pool has the name of the node."""
+        """Add or update an inventory. Its pool has the name of the node."""
         key = pool_of_inventory(inventory)
         if key.driver in self._drivers:
             self._inventories[key] = inventory
             self._touch(key)
 
     def remove_inventory(self, inventory: DeviceInventory) -> None:
-        """An inventory is gone."""
+        """Remove a deleted inventory."""
         key = pool_of_inventory(inventory)
         if self._inventories.pop(key, None) is not None:
             self._touch(key)
 
     def put_claim(self, claim: ResourceClaim) -> None:
-        """A claim is there, or has changed."""
+        """Add or update a claim."""
         self._release(claim.key)
         held = set()
         for pool, device, holder in holders_of(claim):
@@ -96,13 +96,13 @@ class Fleet:
             self._changed(None)
 
     def remove_claim(self, claim: ResourceClaim) -> None:
-        """A claim is gone."""
+        """Remove a deleted claim."""
         self._release(claim.key)
         if self._unallocated.pop(claim.key, None) is not None:
             self._changed(None)
 
     def put_pod(self, pod: Pod) -> None:
-        """A pod is there, or has changed. Pods without claims cost nothing."""
+        """Add or update a pod. Nothing is kept of pods without claims."""
         uses = tuple(c.key for c in pod_claims(pod) if c.key is not None)
         if (uses, foreign_gates(pod)) == self._uses.get(pod.key, ((), ())):
             return
@@ -114,7 +114,7 @@ class Fleet:
             self._changed(None)
 
     def remove_pod(self, pod: Pod) -> None:
-        """A pod is gone."""
+        """Remove a deleted pod."""
         for claim in self._uses.pop(pod.key, ((), ()))[0]:
             users = self._users.get(claim, {})
             users.pop(pod.key, None)
@@ -126,11 +126,11 @@ class Fleet:
     # --- views ----------------------------------------------------------------------------------------------
 
     def pools(self) -> list[PoolID]:
-        """All pools, in order."""
+        """Return the keys of all pools, in order."""
         return sorted(self._slices.keys() | self._inventories.keys())
 
     def pool(self, key: PoolID) -> PoolView | None:
-        """One pool; None where there is none (any more)."""
+        """Return the view of one pool; None if it has neither slices nor an inventory."""
         if key not in self._slices and key not in self._inventories:
             return None
         if key not in self._views:
@@ -144,17 +144,17 @@ class Fleet:
         return self._views[key]
 
     def views(self) -> list[PoolView]:
-        """All pools, in order."""
+        """Return the views of all pools, in order."""
         return [view for key in self.pools() if (view := self.pool(key)) is not None]
 
     def waiting(
         self, reason_of: Callable[[ResourceClaim, Iterable[Pod]], str], limit: int | None = None
     ) -> tuple[list[WaitingClaim], int]:
-        """Claims that are not allocated, in order of their names, and how many there are.
+        """Return the claims that are not allocated, in order of their names, and how many there are.
 
         Args:
-            reason_of: what is known about why; empty: nothing.
-            limit: give at most so many.
+            reason_of: returns why a claim is not allocated; an empty text if that is not known.
+            limit: most claims to return; if None, all are returned.
         """
         found = []
         for key in sorted(self._unallocated)[:limit]:
@@ -172,7 +172,7 @@ class Fleet:
         self._changed(pool)
 
     def _release(self, claim: ObjectKey) -> None:
-        """The claim holds nothing, until it is put again."""
+        """Forget what the claim holds, until it is put again."""
         for pool, device in self._held.pop(claim, ()):
             devices = self._holders[pool]
             del devices[device][claim]

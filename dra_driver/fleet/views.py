@@ -1,4 +1,4 @@
-"""One pool as people see it: its devices, each in one state, with those who hold it."""
+"""One pool as people see it: its devices, each in one state, with the claims that hold it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from dra_driver.resourceslice import HEALTH_TAINT
 __all__ = ["STATES", "DeviceView", "Holder", "PoolView", "holders_of", "pool_view"]
 
 STATES: Final = ("unhealthy", "shared", "allocated", "blocked", "free")
-"""A device counts once: the first that applies. Blocked: too little of its GPU is left for it, because other
-partitions of the GPU, or all of it, are held."""
+"""States of devices; a device is in the first one that applies. It is ``blocked`` if too little of its GPU is
+left for it, because other partitions of the GPU, or the whole of it, are allocated."""
 
 
 class Holder(msgspec.Struct, frozen=True, rename="camel"):
-    """A claim that was given the device, or a share of it.
+    """A claim to which the device, or a share of it, is allocated.
 
     Attributes:
         claim: ``namespace/name``.
-        request: of the claim, with the subrequest that was chosen.
+        request: name of the claim's request, with the subrequest that was chosen.
         pods: names of the pods that the claim is reserved for.
-        admin: admin access: takes nothing from anybody.
-        share: what a share was given, by capacity; empty where the whole device was.
+        admin: whether it is admin access, which takes nothing from other claims.
+        share: capacity → amount that is allocated to the share; empty if the whole device is allocated.
+        shared: whether the allocation is a share of the device.
     """
 
     claim: str
@@ -44,9 +45,9 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     """One device.
 
     Attributes:
-        model: attribute ``model``, ``-`` where it is not known.
+        model: attribute ``model``; ``-`` if it is not known.
         type: attribute ``type``: gpu, mig, vf, partition, nic.
-        memory: capacity ``memory`` as a quantity; empty where it is not known.
+        memory: capacity ``memory`` as a quantity; empty if it is not known.
         state: one of ``STATES``.
         problems: what is wrong with it, for people.
     """
@@ -64,8 +65,8 @@ class PoolView(msgspec.Struct, frozen=True, rename="camel"):
     """The devices of a pool's newest generation.
 
     Attributes:
-        node: that the devices are on; the pool's name where they are not tied to one.
-        notes: what the controller says about the pool's publication where not all is well.
+        node: Node that the devices are on; the pool's name if they are not tied to one.
+        notes: conditions of the pool's publication that are not as they should be.
     """
 
     driver: str
@@ -75,12 +76,12 @@ class PoolView(msgspec.Struct, frozen=True, rename="camel"):
     notes: tuple[str, ...] = ()
 
     def states(self) -> Counter[str]:
-        """How many devices are in each state."""
+        """Return how many devices are in each state."""
         return Counter(d.state for d in self.devices)
 
 
 def holders_of(claim: ResourceClaim) -> Iterator[tuple[PoolID, str, Holder]]:
-    """Pool, device and holder for everything that the claim was given."""
+    """Yield pool, device and holder of each device that is allocated to the claim."""
     if claim.status.allocation is None:
         return
     pods = tuple(sorted(r.name for r in claim.status.reserved_for if r.resource == "pods"))
@@ -102,13 +103,13 @@ def pool_view(
     holders: Mapping[str, Sequence[Holder]],
     inventory: DeviceInventory | None = None,
 ) -> PoolView | None:
-    """The pool; None where it has no slices and nobody described it.
+    """Return the view of a pool; None if it has neither slices nor an inventory.
 
     Args:
         key: the pool.
-        slices: of the pool, of any generation.
-        holders: by device.
-        inventory: that the slices were made of, where they are ours.
+        slices: ResourceSlices of the pool, of any generation.
+        holders: device → its holders.
+        inventory: the DeviceInventory that the slices were made of; None for pools of others.
     """
     found = tuple(sorted(newest_generation(slices), key=lambda s: s.metadata.name))
     if not found and inventory is None:
@@ -142,7 +143,7 @@ def pool_view(
 def _left(
     slices: Iterable[ResourceSlice], devices: Iterable[Device], holders: Mapping[str, Sequence[Holder]]
 ) -> dict[tuple[str, str], int]:
-    """What is left of each counter of each counter set, in nano units."""
+    """Return what is left of each counter of each counter set, in nano units."""
     left = {
         (s.name, name): counter.value.nano
         for slice_ in slices

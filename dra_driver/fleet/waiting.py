@@ -1,4 +1,4 @@
-"""Claims that are not allocated, and what is known about why."""
+"""Claims that are not allocated, and the reasons as far as they are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WaitingClaim(msgspec.Struct, frozen=True, rename="camel", order=True):
     Attributes:
         claim: ``namespace/name``.
         pods: names of the pods that use it.
-        reason: for people.
+        reason: why it is not allocated, for people.
     """
 
     claim: str
@@ -29,11 +29,11 @@ class WaitingClaim(msgspec.Struct, frozen=True, rename="camel", order=True):
 
 
 def latest_reasons(events: Iterable[Event]) -> dict[str, str]:
-    """The newest refusal that was told about each object, by its UID."""
+    """Return UID → message of the newest refusal among the Events of that object."""
     latest: dict[str, tuple[str, str]] = {}
     for event in events:
         if event.reason in _REASONS:
-            told = (event.last_timestamp or "", event.message)
+            seen = (event.last_timestamp or "", event.message)
             uid = event.involved_object.uid
-            latest[uid] = max(told, latest.get(uid, ("", "")))
+            latest[uid] = max(seen, latest.get(uid, ("", "")))
     return {uid: message for uid, (_, message) in latest.items()}

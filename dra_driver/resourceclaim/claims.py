@@ -27,12 +27,12 @@ __all__ = [
     "split_request",
 ]
 
-# A container (or a constraint, or a configuration) that names no request means all of them.
+# A container, a constraint or a configuration that names no request means all of them.
 ALL_REQUESTS: Final = ""
 
 
 class RequestName(NamedTuple):
-    """``request`` or ``request/subrequest``, taken apart."""
+    """The parts of ``request`` or ``request/subrequest``."""
 
     request: str
     subrequest: str = ""
@@ -42,18 +42,18 @@ class RequestName(NamedTuple):
 
 
 def split_request(name: str) -> RequestName:
-    """Takes ``request`` or ``request/subrequest`` apart."""
+    """Split ``request`` or ``request/subrequest`` into its parts."""
     request, _, subrequest = name.partition("/")
     return RequestName(request, subrequest)
 
 
 def join_request(request: str, subrequest: str = "") -> str:
-    """The name that results carry: ``request``, or ``request/subrequest`` for one of ``firstAvailable``."""
+    """Return the name in results: ``request``, or ``request/subrequest`` for one of ``firstAvailable``."""
     return f"{request}/{subrequest}" if subrequest else request
 
 
 def requests_match(requests: Collection[str], name: str) -> bool:
-    """Whether a list of requests (of a constraint or a configuration) covers the request ``name``.
+    """Return whether a list of requests (of a constraint or a configuration) covers the request ``name``.
 
     An empty list covers all; ``req`` covers all its subrequests; ``req/sub`` covers that one only.
     """
@@ -61,7 +61,7 @@ def requests_match(requests: Collection[str], name: str) -> bool:
 
 
 def request_names(claim: ResourceClaim) -> tuple[RequestName, ...]:
-    """Every request of the claim, subrequests one by one, in the order of the spec."""
+    """Return every request of the claim, subrequests one by one, in the order of the spec."""
     names: list[RequestName] = []
     for request in claim.spec.devices.requests or ():
         if request.first_available:
@@ -72,29 +72,29 @@ def request_names(claim: ResourceClaim) -> tuple[RequestName, ...]:
 
 
 def is_allocated(claim: ResourceClaim) -> bool:
-    """Whether devices are allocated."""
+    """Return whether the claim is allocated."""
     return claim.status.allocation is not None
 
 
 def is_reserved_for(claim: ResourceClaim, uid: str) -> bool:
-    """Whether ``status.reservedFor`` has a pod with this UID."""
+    """Return whether ``status.reservedFor`` has a pod with this UID."""
     return any(
         ref.uid == uid and ref.resource == "pods" and not ref.api_group for ref in claim.status.reserved_for
     )
 
 
 def own_results(claim: ResourceClaim, driver: str) -> tuple[DeviceRequestAllocationResult, ...]:
-    """The allocated devices that belong to ``driver``; empty where the claim is not allocated."""
+    """Return the allocated devices that belong to ``driver``; none if the claim is not allocated."""
     if claim.status.allocation is None:
         return ()
     return tuple(r for r in claim.status.allocation.devices.results if r.driver == driver)
 
 
 def results_for_request(claim: ResourceClaim, request: str) -> tuple[DeviceRequestAllocationResult, ...]:
-    """The allocated devices of one request as a container names it.
+    """Return the allocated devices of one request as a container names it.
 
-    ``ALL_REQUESTS`` gives all; the name of a request with ``firstAvailable`` gives the devices of whichever
-    alternative was taken.
+    ``ALL_REQUESTS`` names all of them; the name of a request with ``firstAvailable`` names the devices of the
+    alternative that was chosen.
     """
     if claim.status.allocation is None:
         return ()
@@ -114,7 +114,7 @@ def allocated_pools(claim: ResourceClaim) -> frozenset[PoolID]:
 def config_for_request(
     claim: ResourceClaim, request: str, driver: str
 ) -> tuple[DeviceAllocationConfiguration, ...]:
-    """The configuration that applies to a result's request for one driver, weakest first.
+    """Return the configuration that applies to a result's request for one driver, weakest first.
 
     Class configuration comes before the claim's, so a driver that applies them in order lets the claim
     override the class (API field ``allocation.devices.config``).

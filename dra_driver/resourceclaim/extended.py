@@ -1,9 +1,9 @@
-"""Extended resources that DeviceClasses stand for: what a pod asks for, and the claim that serves it.
+"""Extended resources that DeviceClasses serve: what a pod requests of them, and the claim for it.
 
 A container may ask for ``vendor.com/gpu: 1`` in ``resources.requests``; a DeviceClass says in
 ``spec.extendedResourceName`` that its devices serve that name, and serves
 ``deviceclass.resource.kubernetes.io/<its name>`` in any case. kube-scheduler then writes one claim for the
-pod (KEP-5004). Pure functions; what they give is what kube-scheduler 1.36 writes.
+pod (KEP-5004). Pure functions; they return what kube-scheduler 1.36 writes.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ __all__ = [
     "shares",
 ]
 
-# Of a claim that only the scheduler knows yet; no name of a real one.
+# Name of a claim that is not in the API yet; no real claim can have it.
 IN_MEMORY_NAME = "<extended-resources>"
 
 
 def is_extended_resource(name: str) -> bool:
-    """Whether a DeviceClass can stand for a resource of this name: all but Kubernetes' own."""
+    """Return whether a DeviceClass can serve a resource of this name: any but Kubernetes' own."""
     if name.startswith(IMPLICIT_RESOURCE_PREFIX):
         return True
     return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
 
 
 def classes_by_resource(classes: Iterable[DeviceClass]) -> Mapping[str, DeviceClass]:
-    """The class that serves each resource name.
+    """Return resource name → the DeviceClass that serves it.
 
-    Where several claim one name it is the newest, among equals the one whose name sorts first.
+    If several classes have one name it is the newest, and of equally old ones that whose name sorts first.
     """
     found: dict[str, DeviceClass] = {}
     ordered = sorted(classes, key=lambda c: c.metadata.name, reverse=True)
@@ -60,7 +60,7 @@ def classes_by_resource(classes: Iterable[DeviceClass]) -> Mapping[str, DeviceCl
 
 
 def extended_resources(pod: Pod) -> frozenset[str]:
-    """Names of extended resources of which any container of the pod wants more than none."""
+    """Return the extended resources that any container of the pod requests with an amount above zero."""
     return frozenset(
         name
         for container in (*pod.spec.init_containers, *pod.spec.containers)
@@ -70,7 +70,7 @@ def extended_resources(pod: Pod) -> frozenset[str]:
 
 
 def is_extended_claim(claim: ResourceClaim, pod_uid: str) -> bool:
-    """Whether a scheduler made this claim for the extended resources of that pod."""
+    """Return whether a scheduler made this claim for the extended resources of that pod."""
     if (claim.metadata.annotations or {}).get(EXTENDED_RESOURCE_ANNOTATION) != "true":
         return False
     return any(o.controller and o.uid == pod_uid for o in claim.metadata.owner_references or ())
@@ -81,8 +81,8 @@ class Share:
     """How the containers of a pod share one claim.
 
     Attributes:
-        requests: of the claim, sorted by name.
-        mappings: for ``status.extendedResourceClaimStatus``: which container gets which request.
+        requests: the claim's requests, sorted by name.
+        mappings: which container gets which request, for ``status.extendedResourceClaimStatus``.
     """
 
     requests: tuple[DeviceRequest, ...]
@@ -90,16 +90,16 @@ class Share:
 
 
 def shares(pod: Pod, classes: Mapping[str, DeviceClass]) -> Share:
-    """One request per container and resource, ``container-<index>-request-<index>``.
+    """Return one request per container and resource, named ``container-<index>-request-<index>``.
 
-    Containers that run at the same time (sidecars among the init containers included) get devices of their
-    own. An init container that ends before they start uses theirs, and what it needs beyond that; what init
-    containers need beyond that is asked for once, as much as the greediest needs.
+    Containers that run at the same time, sidecars among the init containers included, get devices of their
+    own. An init container that ends before they start uses their devices first. What init containers need
+    beyond that is requested once, in the largest amount that any of them needs.
 
     Args:
-        pod: indices count its init containers, then its containers; a resource's index is its place among
-            all sorted names that the container requests.
-        classes: for each name that this node serves through a class.
+        pod: the pod; indices count its init containers, then its containers. A resource's index is its place
+            among all sorted names that the container requests.
+        classes: resource name → DeviceClass, for the names that this node serves through a class.
     """
     requests: list[DeviceRequest] = []
     mappings: list[ContainerExtendedResourceRequest] = []
@@ -177,7 +177,7 @@ def _count(request: DeviceRequest) -> int:
 
 
 def extended_claim(pod: Pod, requests: tuple[DeviceRequest, ...]) -> ResourceClaim:
-    """The claim for a pod's extended resources, not in the API yet: it has no name or UID of its own."""
+    """Return the claim for a pod's extended resources. It is not in the API yet and has no real name."""
     owner = OwnerReference(
         api_version="v1", kind="Pod", name=pod.metadata.name, uid=pod.metadata.uid, controller=True
     )

@@ -15,20 +15,20 @@ _NAMED: Final = 3
 
 
 def is_gated(pod: Pod) -> bool:
-    """Whether our gate still keeps the pod from kube-scheduler."""
+    """Return whether our gate still keeps the pod from kube-scheduler."""
     return any(gate.name == ALLOCATION_GATE for gate in pod.spec.scheduling_gates)
 
 
 def foreign_gates(pod: Pod) -> tuple[str, ...]:
     """Return the names of the gates that are not ours.
 
-    While there is one the pod cannot be scheduled, so it must not hold devices that others could use.
+    As long as there is one, the pod cannot be scheduled, so it must not hold devices that others could use.
     """
     return tuple(gate.name for gate in pod.spec.scheduling_gates if gate.name != ALLOCATION_GATE)
 
 
 def held_by(pods: Iterable[Pod]) -> str:
-    """Return which gates hold all of the pods, for people; empty where a pod is ready, or there is none."""
+    """Return which gates hold all of the pods, for people; empty if a pod has none, or there is no pod."""
     gates: set[str] = set()
     for pod in pods:
         found = foreign_gates(pod)

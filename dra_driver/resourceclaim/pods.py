@@ -1,4 +1,4 @@
-"""The claims of a pod: which ones, under which names, generated or not."""
+"""The claims that a pod uses, their names, and whether they are generated from a template."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PodClaim:
     Attributes:
         entry: name in ``spec.resourceClaims``; empty for the claim that the scheduler makes for extended
             resources.
-        key: the ResourceClaim; None while it is not generated yet.
-        generated: made for this pod from a template, so deleted with it.
+        key: key of the ResourceClaim; None as long as it is not generated.
+        generated: whether it is made for this pod from a template, and so deleted with it.
     """
 
     entry: str
@@ -39,21 +39,21 @@ class PodClaim:
 
 
 def uses_claims(pod: Pod) -> bool:
-    """Whether the pod has ``spec.resourceClaims``."""
+    """Return whether the pod has ``spec.resourceClaims``."""
     return bool(pod.spec.resource_claims)
 
 
 def is_generated(entry: PodResourceClaim) -> bool:
-    """Whether the claim of this entry is made from a template."""
+    """Return whether the claim of this entry is made from a template."""
     return entry.resource_claim_template_name is not None
 
 
 def claim_name(pod: Pod, entry: PodResourceClaim) -> tuple[str | None, bool]:
-    """Name of the claim of one entry, and whether it is known.
+    """Return the name of the claim of one entry, and whether it is known.
 
     Returns:
-        ``(name, True)``; ``(None, True)`` where the controller-manager said that no claim is needed;
-        ``(None, False)`` while the claim is not generated.
+        ``(name, True)``; ``(None, True)`` if the controller-manager wrote that no claim is needed;
+        ``(None, False)`` as long as the claim is not generated.
     """
     if entry.resource_claim_name is not None:
         return entry.resource_claim_name, True
@@ -64,7 +64,7 @@ def claim_name(pod: Pod, entry: PodResourceClaim) -> tuple[str | None, bool]:
 
 
 def pod_claims(pod: Pod) -> Iterator[PodClaim]:
-    """The claims of the pod in the order of its spec, then that for its extended resources, if there is one.
+    """Yield the claims of the pod in the order of its spec, then the one for its extended resources, if any.
 
     Entries that need no claim are left out.
     """
@@ -80,12 +80,12 @@ def pod_claims(pod: Pod) -> Iterator[PodClaim]:
 
 
 def pod_uses_claim(pod: Pod, claim: ResourceClaim) -> bool:
-    """Whether the pod names this claim (same namespace, by name or generated)."""
+    """Return whether the pod uses this claim, named in its spec or generated for it."""
     return any(used.key == claim.key for used in pod_claims(pod))
 
 
 def is_for_pod(pod: Pod, claim: ResourceClaim) -> bool:
-    """Whether a generated claim belongs to this very pod, not to an earlier one of the same name.
+    """Return whether a generated claim belongs to this pod, not to an earlier one of the same name.
 
     True for claims that are not generated (no controlling owner of kind Pod).
     """
@@ -96,10 +96,10 @@ def is_for_pod(pod: Pod, claim: ResourceClaim) -> bool:
 
 
 def pod_reference(pod: Pod) -> ResourceClaimConsumerReference:
-    """The entry for ``status.reservedFor``."""
+    """Return the pod's entry for ``status.reservedFor``."""
     return ResourceClaimConsumerReference(resource="pods", name=pod.metadata.name, uid=pod.metadata.uid)
 
 
 def container_requests(container: Container, entry: str) -> tuple[str, ...]:
-    """The requests of one claim that a container uses: names, or the empty string for all of them."""
+    """Return the requests of one claim that a container uses, by name; an empty name means all of them."""
     return tuple(c.request for c in container.resources.claims if c.name == entry)

@@ -18,12 +18,12 @@ _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated-partitions.dra-dri
 
 
 class SimulatedControl:
-    """Implements ``ports.GpuControl`` as Hopper does it: MIG mode needs no reset, places are exclusive.
+    """Implements ``ports.GpuControl`` like Hopper: MIG mode needs no reset, placements do not overlap.
 
     Args:
-        devices: the GPUs by UUID.
-        file: where the state is kept; None: in memory.
-        daemons: whether sharing daemons for such GPUs can be had.
+        devices: returns UUID → GPU.
+        file: where the state is kept; if None, it is kept in memory.
+        daemons: whether sharing daemons are simulated, too.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SimulatedControl:
 
     @property
     def runs_daemons(self) -> bool:
-        """A real daemon would find nothing to talk to; one that is simulated too does."""
+        """Whether sharing daemons can run: only simulated ones, a real one would find no GPU."""
         return self._daemons
 
     def has(self, gpu: str) -> bool:

@@ -149,7 +149,7 @@ def read_groups(
     """Read ``devices``: the devices, and the XGMI links between those of one group.
 
     Args:
-        reader: is told every mistake.
+        reader: collects every mistake.
         value: the list as it is decoded from YAML.
         modules: versions of kernel modules.
     """

@@ -82,7 +82,7 @@ def read_gpus(
     """Read ``gpus``, in the order of their PCI addresses.
 
     Args:
-        reader: is told every mistake.
+        reader: collects every mistake.
         value: the list as it is decoded from YAML.
         modules: versions of kernel modules; they go before ``driver_version``.
         driver_version: the profile's ``driverVersion``.
