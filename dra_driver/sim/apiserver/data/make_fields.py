@@ -112,7 +112,7 @@ class Package:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     vendor = Path(sys.argv[1]) / "k8s.io"
     packages = {name: Package(vendor / folder) for name, (folder, _) in ROOTS.items()}
     queue = [(name, root) for name, (_, roots) in ROOTS.items() for root in roots]

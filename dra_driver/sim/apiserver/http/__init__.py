@@ -1,1 +1,1 @@
-"""Requests and answers."""
+"""HTTP requests and their answers."""

@@ -1,4 +1,4 @@
-"""Discovery documents, and as little OpenAPI as kubectl needs before it applies."""
+"""Discovery documents, and the part of OpenAPI that kubectl reads before it applies."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ VERSION: Raw = {
     "platform": "linux/amd64",
 }
 
-# Served without being stored.
+# Kinds that are served without being stored.
 _REVIEWS = {
     ("authorization.k8s.io", "v1"): [("selfsubjectaccessreviews", "SelfSubjectAccessReview")],
 }
 
 
 def groups(kinds: Kinds) -> dict[str, list[str]]:
-    """Versions of each group, the newest stable first."""
+    """Return group → its versions, the newest stable one first."""
     out: dict[str, list[str]] = {}
     for kind in kinds:
         versions = out.setdefault(kind.group, [])
@@ -67,7 +67,7 @@ def _subresources(kind: Kind) -> list[tuple[str, str, str, tuple[str, ...]]]:
 
 
 def resource_list(kinds: Kinds, group: str, version: str) -> Raw:
-    """``APIResourceList`` of a group version."""
+    """Return the ``APIResourceList`` of a group version."""
     resources: list[Raw] = []
     for kind in _of(kinds, group, version):
         entry: Raw = {
@@ -111,7 +111,7 @@ def resource_list(kinds: Kinds, group: str, version: str) -> Raw:
 
 
 def group_list(kinds: Kinds) -> Raw:
-    """``APIGroupList``."""
+    """Return the ``APIGroupList``."""
     return {
         "kind": "APIGroupList",
         "apiVersion": "v1",
@@ -120,7 +120,7 @@ def group_list(kinds: Kinds) -> Raw:
 
 
 def group_document(kinds: Kinds, group: str) -> Raw:
-    """``APIGroup`` without kind and apiVersion."""
+    """Return the ``APIGroup`` without kind and apiVersion."""
     versions = [
         {"groupVersion": _group_version(group, v), "version": v} for v in groups(kinds).get(group, [])
     ]
@@ -128,7 +128,7 @@ def group_document(kinds: Kinds, group: str) -> Raw:
 
 
 def aggregated(kinds: Kinds, *, core: bool) -> Raw:
-    """``APIGroupDiscoveryList`` of the core group or of all others."""
+    """Return the ``APIGroupDiscoveryList`` of the core group or of all others."""
     items = []
     for group, versions in sorted(groups(kinds).items()):
         if (group == "") != core:
@@ -196,7 +196,7 @@ def _root(group: str, version: str) -> str:
 
 
 def openapi_index(kinds: Kinds) -> Raw:
-    """``/openapi/v3``: where the documents are."""
+    """Return the answer of ``/openapi/v3``, which lists the documents."""
     paths = {
         _root(g, v): {"serverRelativeURL": f"/openapi/v3/{_root(g, v)}?hash={len(_of(kinds, g, v))}"}
         for g, versions in groups(kinds).items()
@@ -206,7 +206,7 @@ def openapi_index(kinds: Kinds) -> Raw:
 
 
 def openapi_document(kinds: Kinds, group: str, version: str) -> Raw:
-    """The paths that kubectl looks up before it applies (is ``fieldValidation`` known?), and the schemas."""
+    """Return the schemas, and the paths by which kubectl learns whether ``fieldValidation`` is supported."""
     paths: Raw = {}
     schemas: Raw = {}
     for kind in _of(kinds, group, version):

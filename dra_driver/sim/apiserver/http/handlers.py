@@ -1,4 +1,4 @@
-"""Requests to answers: which verb, in which form."""
+"""The handlers of HTTP requests: which verb is called, and in which form it answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _PATCHES = {
     "application/strategic-merge-patch+json": "strategic",
     "application/apply-patch+yaml": "apply",
 }
-# A write that others keep changing under the webhooks' hands is given up after so many questions.
+# How often webhooks are called again for a write whose object others keep changing in the meantime.
 _MOST_REVIEWS = 20
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
@@ -63,15 +63,15 @@ class Handlers:
     """Answers every request.
 
     Attributes:
-        stopping: watches end when this becomes true.
-        injector: the faults that are in force, if any.
-        watches: those that are open.
-        webhooks: admission.
+        stopping: whether watches have to end.
+        injector: the faults that are in force; None if there are none.
+        watches: the open watches.
+        webhooks: the admission webhooks.
 
     Args:
         registry: the verbs.
-        token: bearer token that requests must carry, if any.
-        services: where webhooks behind Services really listen.
+        token: bearer token that requests must carry; if None, none is needed.
+        services: Service → address at which the webhook behind it listens.
     """
 
     def __init__(self, registry: Registry, token: str | None, services: Services) -> None:
@@ -79,13 +79,13 @@ class Handlers:
         self.stopping = False
         self.injector: Injector | None = None
         self.watches: set[OpenWatch] = set()
-        # Namespace, name and container (empty: the only one) of a pod to what it printed; kubelets know.
+        # Namespace, name and container of a pod (an empty container is the only one) → what it printed.
         self.pod_log: Callable[[str, str, str], str] = lambda _namespace, _name, _container: ""
         self.webhooks = Webhooks(registry.store, registry.kinds, services)
         self._token = token
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """One request."""
+        """Answer one request."""
         try:
             return await self._limited(request)
         except StatusError as e:
@@ -258,7 +258,7 @@ class Handlers:
                 await response.write(chunk)
             await response.write_eof()
         except (ClientConnectionResetError, ConnectionResetError):
-            pass  # the client has gone: nobody to tell
+            pass  # the client has gone
         finally:
             self.watches.discard(opened)
         return response
@@ -286,7 +286,7 @@ class Handlers:
         return self._object(201 if new else 200, found, raw, form, request.query, headers, options)
 
     async def _reviewed(self, found: Route, options: Options | DeleteOptions, write: Callable[[], T]) -> T:
-        """Does a write; webhooks that want a say are asked before, with nothing stored yet."""
+        """Do a write; its admission webhooks are called before anything is stored."""
         try:
             return await self._asking(found, options, write)
         except StatusError as e:
@@ -407,7 +407,7 @@ class Handlers:
             body = msgspec.json.format(body, indent=2)
         return _formed(code, body, form, headers)
 
-    # --- what is no object of its own ---
+    # --- subresources and reviews that are not stored ---
 
     async def _subresource(self, request: web.BaseRequest, found: Route) -> web.Response:
         kind, method = found.kind, request.method
@@ -433,7 +433,7 @@ class Handlers:
         raise StatusError.method_not_allowed()
 
     async def _token_request(self, request: web.BaseRequest, found: Route) -> web.Response:
-        """A token for a service account: whatever is asked for, it is one that gets in."""
+        """Answer a ``TokenRequest`` with a token that this server accepts, whatever is requested."""
         content_type = _content_type(request)
         body = decode_body(await request.read(), _JSON, "TokenRequest") if content_type == _JSON else {}
         self.registry.get(found.kind, found.namespace, found.name)
@@ -442,7 +442,7 @@ class Handlers:
         return _json(201, made)
 
     async def _review(self, request: web.BaseRequest) -> web.Response:
-        """SelfSubjectAccessReview: whoever gets in may do everything."""
+        """Answer a ``SelfSubjectAccessReview``: every authenticated client may do everything."""
         if request.path != "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews":
             raise StatusError.no_resource()
         if request.method != "POST":

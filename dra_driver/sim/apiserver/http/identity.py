@@ -1,4 +1,4 @@
-"""Answers about who one is and what one may do: whoever gets in may do everything."""
+"""Answers about identity and rights: every authenticated client may do everything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["access_review", "token_request"]
 
 
 def token_request(body: Any, namespace: str, name: str, token: str, now: str) -> Raw:
-    """``TokenRequest`` of a service account, answered with a token."""
+    """Return the ``TokenRequest`` of a service account, answered with a token."""
     given = (body.get("spec") if isinstance(body, dict) else None) or {}
     return {
         "kind": "TokenRequest",
@@ -22,7 +22,7 @@ def token_request(body: Any, namespace: str, name: str, token: str, now: str) ->
 
 
 def access_review(body: Any) -> Raw:
-    """``SelfSubjectAccessReview`` of whatever is asked: yes."""
+    """Return the ``SelfSubjectAccessReview``, which allows whatever it is about."""
     return {
         "kind": "SelfSubjectAccessReview",
         "apiVersion": "authorization.k8s.io/v1",

@@ -52,7 +52,7 @@ _REASONS = {
 
 @dataclass(eq=False, slots=True)
 class OpenWatch:
-    """A watch that is being answered."""
+    """An open watch."""
 
     resource: str
     agent: str
@@ -62,24 +62,24 @@ class OpenWatch:
 async def at_moments(
     timing: Timing, elapsed: Callable[[], float], act: Callable[[], Awaitable[None]]
 ) -> None:
-    """Calls ``act`` at every moment of the timing; returns after the last."""
+    """Call ``act`` at every moment of the timing; return after the last one."""
     for moment in timing.moments():
         await asyncio.sleep(max(0.0, moment - elapsed()))
         await act()
 
 
 class Injector:
-    """A plan in force.
+    """A fault plan in force.
 
     Args:
-        plan: statements for processes and disks are not looked at.
-        store: what ``expire`` works on.
-        watches: those that are open, at any time.
-        exempt: beginnings of User-Agents that nothing happens to: observers.
+        plan: the plan; its statements for processes and disks are ignored here.
+        store: the store in which ``expire`` drops history.
+        watches: the open watches; read again for every fault.
+        exempt: prefixes of User-Agents that no fault strikes, for observers.
 
     Attributes:
         offset: seconds that the server's clock has jumped so far.
-        struck: how often each fault has struck, in the plan's order.
+        struck: number of times that each fault has struck, in the plan's order.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class Injector:
         self._store = store
         self._exempt = exempt
         self._watches = watches
-        # Chance, not secrets.
+        # Not for secrets.
         self._random = random.Random(plan.seed)  # noqa: S311
         self._start = asyncio.get_running_loop().time()
 
     def elapsed(self) -> float:
-        """Seconds since the plan was put in force."""
+        """Return the seconds since the plan was put in force."""
         return asyncio.get_running_loop().time() - self._start
 
     def check(self, kinds: Kinds) -> None:
-        """Refuses plans for resources that are not served: nothing would ever happen to them.
+        """Refuse a plan for resources that are not served: its faults would never strike.
 
         Raises:
-            ConfigurationError: names them.
+            ConfigurationError: with the names of these resources.
         """
         known = {k.plural for k in kinds}
         for fault in self.plan.faults:
@@ -118,10 +118,10 @@ class Injector:
     # --- requests -------------------------------------------------------------------------------------------
 
     async def enter(self, request: web.BaseRequest, verb: str, resource: str) -> bool:
-        """What happens to a request before it is looked at. Gives whether its answer is to be lost.
+        """Let faults strike a request before it is handled; return whether its answer is to be lost.
 
         Raises:
-            StatusError: the answer instead.
+            StatusError: this is to be the answer.
             ConnectionResetError: the connection is gone.
         """
         agent = request.headers.get("User-Agent", "")
@@ -161,7 +161,7 @@ class Injector:
     # --- watches --------------------------------------------------------------------------------------------
 
     async def passes(self, watch: OpenWatch) -> None:
-        """Returns when a watch may send something."""
+        """Wait until a watch may send something."""
         # No event ends a stall: the plan is a function of time.
         while self._stalled(watch):  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
@@ -178,13 +178,13 @@ class Injector:
         exempt = bool(self._exempt) and watch.agent.startswith(self._exempt)
         return not exempt and traffic.concerns("watch", watch.resource, watch.agent)
 
-    # --- what happens by itself -----------------------------------------------------------------------------
+    # --- faults at a time of their own ----------------------------------------------------------------------
 
     async def run(self, kill_server: Callable[[float | None], Awaitable[None]]) -> None:
-        """Does what comes at its time. Returns when nothing more comes.
+        """Carry out the faults that come at a time of their own; return after the last one.
 
         Args:
-            kill_server: the server goes away, and comes back after so many seconds (None: never).
+            kill_server: stops the server, and starts it again after so many seconds; if None, never.
         """
         async with asyncio.TaskGroup() as group:
             for index, fault in enumerate(self.plan.faults):
@@ -229,10 +229,10 @@ class Injector:
 
 
 def cut(request: web.BaseRequest) -> None:
-    """Closes the connection of a request without an answer.
+    """Close the connection of a request without an answer.
 
     Raises:
-        ConnectionResetError: always; it tells the HTTP server that there is nobody to answer.
+        ConnectionResetError: always, so that the HTTP server sends no answer.
     """
     _abort(request)
     raise ConnectionResetError("fault injected: connection reset")

@@ -29,7 +29,7 @@ class Page:
 
 
 def selector(kind: Kind, query: Mapping[str, str]) -> Selector | None:
-    """Label and field selectors of a request, combined."""
+    """Return the label and field selectors of a request, combined; None if it has none."""
     label = label_selector(query.get("labelSelector", ""))
     fields = field_selector(query.get("fieldSelector", ""), kind)
     if label is None:
@@ -40,7 +40,7 @@ def selector(kind: Kind, query: Mapping[str, str]) -> Selector | None:
 
 
 def check_version(registry: Registry, text: str) -> int | None:
-    """A ``resourceVersion`` parameter as a number; None where it says "any".
+    """Return a ``resourceVersion`` parameter as a number; None if any version will do.
 
     Raises:
         StatusError: 400 for text that is no number, 504 for versions of the future.
@@ -121,7 +121,7 @@ def _start(token: str) -> tuple[int, Key]:
 
 
 def list_page(registry: Registry, route: Route, query: Mapping[str, str]) -> Page:
-    """What a list answers.
+    """Return the page that a list request is for.
 
     Raises:
         StatusError: 400, 410 (version or token too old), 422, 504.
@@ -161,7 +161,7 @@ def list_page(registry: Registry, route: Route, query: Mapping[str, str]) -> Pag
 
 
 def object_bytes(kind: Kind, stored: Stored) -> bytes:
-    """JSON of an object in the version that was asked for."""
+    """Return the JSON of an object in the requested version."""
     if kind.api_version == kind.storage_version:
         return stored.encoded
     if versions.converts(kind.api_version):
@@ -170,7 +170,7 @@ def object_bytes(kind: Kind, stored: Stored) -> bytes:
 
 
 def object_raw(kind: Kind, raw: Raw) -> Raw:
-    """An object as data in the version that was asked for."""
+    """Return an object as data in the requested version."""
     if raw.get("apiVersion") == kind.api_version:
         return raw
     return versions.from_storage(kind.api_version, kind.kind, raw)
@@ -181,7 +181,7 @@ def _stored_prefix(kind: Kind) -> bytes:
 
 
 def encode_list(kind: Kind, page: Page) -> bytes:
-    """The list as JSON. Items of built-in kinds carry no kind and apiVersion, custom ones do."""
+    """Encode the list as JSON. Items of built-in kinds carry no kind and apiVersion, custom ones do."""
     if kind.custom:
         items = b",".join(object_bytes(kind, s) for s in page.items)
     elif versions.converts(kind.api_version):

@@ -49,7 +49,7 @@ class Route:
 
 
 def route(kinds: Kinds, path: str) -> Route | None:
-    """The resource of a path below ``/api`` or ``/apis``; None where no such group is served.
+    """Return the resource of a path below ``/api`` or ``/apis``; None if no such group is served.
 
     Raises:
         StatusError: 404 for resources that the group does not have.
@@ -81,17 +81,17 @@ def route(kinds: Kinds, path: str) -> Route | None:
 
 
 def is_watch(request: web.BaseRequest, found: Route) -> bool:
-    """Whether a GET is for events."""
+    """Return whether a GET request is a watch."""
     return request.query.get("watch", "").lower() in ("true", "1") and not found.subresource
 
 
 def resource_of(found: Route) -> str:
-    """For example ``pods`` or ``pods/status``."""
+    """Return the resource in the words of RBAC, for example ``pods`` or ``pods/status``."""
     return f"{found.kind.plural}/{found.subresource}" if found.subresource else found.kind.plural
 
 
 def verb_of(request: web.BaseRequest, found: Route) -> str:
-    """What the request does, in the words of RBAC (and ``apply``)."""
+    """Return the verb of the request in the words of RBAC, or ``apply``."""
     match request.method:
         case "GET" if is_watch(request, found):
             return "watch"
@@ -109,7 +109,7 @@ def verb_of(request: web.BaseRequest, found: Route) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """What the client wants to see.
+    """The form of the answer.
 
     Attributes:
         form: ``json`` or ``yaml``.
@@ -124,7 +124,7 @@ _PLAIN = Accept("json", "")
 
 
 def accept(header: str) -> Accept:
-    """The first form of the ``Accept`` header that the server can give.
+    """Return the first form in the ``Accept`` header that the server supports.
 
     Raises:
         StatusError: 406.
@@ -158,13 +158,13 @@ def _flag(query: Mapping[str, str], name: str) -> bool:
 
 
 def write_options(query: Mapping[str, str], agent: str, kind: str, *, applying: bool = False) -> Options:
-    """``dryRun``, ``fieldManager``, ``fieldValidation``, ``force``.
+    """Return ``dryRun``, ``fieldManager``, ``fieldValidation`` and ``force`` of a write.
 
     Args:
-        query: parameters.
-        agent: ``User-Agent``; its first word is the manager where none is named.
-        kind: for errors: ``CreateOptions``, ``UpdateOptions`` or ``PatchOptions``.
-        applying: server-side apply, which needs a manager and may force.
+        query: parameters of the request.
+        agent: ``User-Agent``; its first word is the field manager if the query names none.
+        kind: kind that errors name: ``CreateOptions``, ``UpdateOptions`` or ``PatchOptions``.
+        applying: whether it is server-side apply, which needs a manager and may force.
 
     Raises:
         StatusError: 422.
@@ -210,15 +210,15 @@ def _refuse_options(kind: str, causes: Causes) -> None:
 
 
 def delete_options(query: Mapping[str, str], body: Any) -> DeleteOptions:
-    """``DeleteOptions`` of the body and of the query.
+    """Return the ``DeleteOptions`` of the body, or of the query if there is no body.
 
     Raises:
-        StatusError: 400 for a body that is none, 422 for bad values.
+        StatusError: 400 for a body that is no ``DeleteOptions``, 422 for bad values.
     """
     if body is None:
         body = {}
     else:
-        query = {}  # whoever sends a body says everything in it
+        query = {}  # with a body, parameters are ignored
     if not isinstance(body, dict):
         raise StatusError.bad_request("the body must be DeleteOptions")
     given = body.get("kind") or "DeleteOptions"
@@ -272,12 +272,12 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def decode_body(data: bytes, content_type: str, wanted: str) -> Any:
-    """The body as plain data.
+    """Decode the body of a request into plain data.
 
     Args:
-        data: the bytes.
-        content_type: without parameters; empty counts as JSON.
-        wanted: the kind that it should be, for errors.
+        data: the body.
+        content_type: media type without parameters; an empty one is JSON.
+        wanted: the kind that the body should have, for errors.
 
     Raises:
         StatusError: 400.
@@ -305,7 +305,7 @@ def _count_keys(value: Any) -> int:
 
 
 def find_duplicates(data: bytes, value: Any) -> list[str]:
-    """Paths of keys that an object of the JSON text has twice (the decoder keeps the last)."""
+    """Return the paths of keys that an object of the JSON text has twice; the decoder keeps the last one."""
     if not isinstance(value, dict) or data.count(b'":') == _count_keys(value):
         return []
     found: list[str] = []
@@ -317,7 +317,7 @@ def find_duplicates(data: bytes, value: Any) -> list[str]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object as pairs."""
+    """An object of JSON as pairs of key and value."""
 
 
 def _walk(value: Any, path: str, found: list[str]) -> None:

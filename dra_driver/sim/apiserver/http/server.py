@@ -35,19 +35,19 @@ class ApiServer:
     """An API server in this process.
 
     Attributes:
-        store: its objects; tests may look, writers should use HTTP.
-        registry: the verbs without HTTP, for those who live in the same process.
+        store: its objects; tests may read them, writers should use HTTP.
+        registry: the verbs without HTTP, for callers in the same process.
         url: where it listens; empty before ``start``.
 
     Args:
-        token: bearer token that every request must carry; None lets everyone in.
-        tls: serve HTTPS with this context.
-        history: events kept per kind for watches and lists of the past.
-        clock: seconds since the epoch, for timestamps.
-        faults: what is to go wrong, from the start on.
-        services: ``NAMESPACE/NAME`` of a Service to the ``HOST:PORT`` behind it, for webhooks.
-        data: file that keeps the objects over restarts.
-        audit: called with every request when its head has arrived, before anything is done about it.
+        token: bearer token that every request must carry; if None, none is needed.
+        tls: context for HTTPS; if None, it serves HTTP.
+        history: number of events per kind that are kept for watches and for lists of older versions.
+        clock: returns seconds since the epoch, for timestamps.
+        faults: plan that is in force from the start on.
+        services: ``NAMESPACE/NAME`` of a Service → the ``HOST:PORT`` behind it, for webhooks.
+        data: file that keeps the objects over restarts; if None, they are kept in memory.
+        audit: called with every request when its head has arrived, before it is handled.
 
     Raises:
         ConfigurationError: the file cannot be used.
@@ -83,19 +83,19 @@ class ApiServer:
             self._install_one({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
     def set_pod_log(self, pod_log: Callable[[str, str, str], str]) -> None:
-        """Says where ``kubectl logs`` gets its text: from namespace, name and container of a pod."""
+        """Set the function from which ``kubectl logs`` gets its text, by namespace, name and container."""
         self._handlers.pod_log = pod_log
 
     # --- faults ---
 
     def set_faults(self, plan: FaultPlan | None, *, exempt: tuple[str, ...] = ()) -> Injector | None:
-        """Puts a plan in force from now on, in the place of an earlier one; None: all goes well again.
+        """Put a fault plan in force from now on, in the place of an earlier one.
 
-        What the clock has jumped stays. Kills and full disks of other parts are not the server's.
+        Jumps of the clock stay. Statements for other processes and for disks are ignored.
 
         Args:
-            plan: what is to go wrong.
-            exempt: beginnings of User-Agents that are left alone.
+            plan: the plan; if None, no fault strikes any more.
+            exempt: prefixes of User-Agents that no fault strikes.
 
         Raises:
             ConfigurationError: the plan names resources that are not served.
@@ -117,7 +117,7 @@ class ApiServer:
         return injector.offset if injector is not None else 0.0
 
     async def _outage(self, seconds: float | None) -> None:
-        """Goes away as if killed: connections are cut, nobody listens. Objects stay, as etcd keeps them."""
+        """Stop as if killed: connections are cut and the port is closed. Objects stay, as etcd keeps them."""
         host, port = self._address
         await self._close(cut=True)
         if seconds is not None:
@@ -128,7 +128,7 @@ class ApiServer:
     # --- life ---
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listens; port 0 takes any free one.
+        """Listen on an address; port 0 is any free one.
 
         Raises:
             DraError: the address cannot be used.
@@ -159,7 +159,7 @@ class ApiServer:
         return await self._handlers.handle(request)
 
     async def stop(self) -> None:
-        """Ends every watch and closes the connections."""
+        """End every watch and close the connections."""
         if self._disturbing is not None:
             self._disturbing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -192,7 +192,7 @@ class ApiServer:
         await self.stop()
 
     def kubeconfig(self) -> Raw:
-        """A kubeconfig as data."""
+        """Return a kubeconfig as data."""
         cluster: Raw = {"server": self.url}
         if self._tls is not None:
             cluster["insecure-skip-tls-verify"] = True
@@ -209,7 +209,7 @@ class ApiServer:
         }
 
     def write_kubeconfig(self, path: Path) -> None:
-        """Writes a kubeconfig that only its owner can read, in one step.
+        """Write a kubeconfig that only its owner can read, in one step.
 
         Raises:
             ConfigurationError: the file cannot be written.
@@ -225,7 +225,7 @@ class ApiServer:
             raise ConfigurationError(f"--kubeconfig {path}: cannot be written: {e.strerror or e}") from e
 
     async def install(self, manifests: Iterable[Mapping[str, Any]]) -> None:
-        """Creates or replaces objects in this process; a namespace that is not named is ``default``.
+        """Create or replace objects, without HTTP; objects without a namespace go into ``default``.
 
         Raises:
             StatusError: the server refuses one of them.

@@ -31,7 +31,7 @@ def _since(moment: object, now: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """As kubectl writes ages: two units while they matter."""
+    """Return a duration as kubectl writes ages, in two units while the smaller one matters."""
     s = max(0, int(seconds))
     m, h, d = s // 60, s // 3600, s // 86400
     if s < 120:
@@ -269,7 +269,7 @@ _STEP = re.compile(r"\.([\w-]+)|\['([^']+)'\]|\[(\d+|\*)\]|\[\?\(@\.([\w.]+)\s*=
 
 
 def _json_path(path: str, raw: Any) -> list[Any]:
-    """The little of JSONPath that columns use: fields, indexes, ``[*]`` and filters by equality."""
+    """Evaluate the part of JSONPath that columns use: fields, indexes, ``[*]`` and filters by equality."""
     values = [raw]
     for m in _STEP.finditer(path.replace("\\.", "\x00")):
         name, quoted, index, key, wanted = m.groups()
@@ -336,7 +336,7 @@ def _row(columns: Sequence[_Column], raw: Raw, include: str, now: float) -> Raw:
 
 
 def table(kind: Kind, objects: Sequence[Raw], metadata: Raw, include: str, now: float) -> Raw:
-    """Objects as a Table; ``include`` is ``None``, ``Metadata`` or ``Object``."""
+    """Return objects as a Table; ``include`` is ``None``, ``Metadata`` or ``Object``."""
     columns = _columns(kind)
     return {
         "kind": "Table",
@@ -348,7 +348,7 @@ def table(kind: Kind, objects: Sequence[Raw], metadata: Raw, include: str, now: 
 
 
 def table_event(kind: Kind, raw: Raw, include: str, now: float, *, first: bool) -> Raw:
-    """One object as a Table of one row, as watches send it: columns only in the first."""
+    """Return an object as a Table of one row, as watches send it; only the first one has columns."""
     made = table(kind, [raw], {"resourceVersion": raw["metadata"].get("resourceVersion", "")}, include, now)
     if not first:
         made["columnDefinitions"] = None

@@ -26,13 +26,13 @@ _INITIAL_END = "k8s.io/initial-events-end"
 
 
 class Watch:
-    """One watch: parse with ``Watch(...)`` (which may refuse), then send what ``lines`` yields.
+    """One watch: its constructor checks the request, ``lines`` yields what has to be sent.
 
     Args:
-        registry: where the objects are.
+        registry: the verbs.
         route: the collection.
         query: parameters of the request.
-        accept: form of the events' objects.
+        accept: form of the objects in events.
 
     Raises:
         StatusError: 422 for combinations of options, 500 for a malformed resourceVersion.
@@ -65,7 +65,7 @@ class Watch:
         self._deadline = _now() + (seconds or _DEFAULT_TIMEOUT)
 
     async def lines(self, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Chunks of one or more lines, until the timeout or until ``stopping``."""
+        """Yield chunks of one or more lines, until the timeout or until ``stopping``."""
         collection = self._registry.collection(self._kind)
         sent = self._registry.store.version
         if self._version == 0 or self._initial:
@@ -99,7 +99,7 @@ class Watch:
             await collection.wait(position, wait_until - now)
 
     def _next_bookmark(self) -> float:
-        """In a minute, or two seconds before the end of a watch that lasts."""
+        """Return when the next bookmark is due: in a minute, or two seconds before the end of the watch."""
         now = _now()
         early = self._deadline - 2
         return min(now + _BOOKMARKS, early) if early > now + 2 else now + _BOOKMARKS
@@ -127,7 +127,7 @@ class Watch:
         if after:
             return self._line("MODIFIED" if before else "ADDED", new)
         if before and old is not None:
-            # It leaves the selection: its old content, with the version of the change.
+            # It leaves the selection: the event has its old content, with the version of the change.
             metadata = {**old.raw["metadata"], "resourceVersion": str(event.version)}
             return self._line("DELETED", Stored(old.key, {**old.raw, "metadata": metadata}, event.version))
         return None
@@ -178,7 +178,7 @@ def _now() -> float:
 
 
 def _check_options(query: Mapping[str, str]) -> bool:
-    """Whether initial events are wanted."""
+    """Return whether initial events are requested."""
     match = query.get("resourceVersionMatch", "")
     wanted = query.get("sendInitialEvents")
     causes = Causes()

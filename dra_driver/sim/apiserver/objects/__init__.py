@@ -1,1 +1,1 @@
-"""Kinds, fields and texts: objects as data."""
+"""The kinds of objects: their fields, formats and versions."""

@@ -21,7 +21,7 @@ __all__ = ["SchemaType", "check_definition", "check_object", "established", "kin
 
 
 class SchemaType(Struct):
-    """An object with a structural schema. Keeps what it does not understand for validation to complain about.
+    """An object with a structural schema; what does not fit it is kept, so that validation reports it.
 
     Attributes:
         schema: the ``openAPIV3Schema`` of this level.
@@ -126,7 +126,7 @@ def _type(schema: Raw) -> Type:
 
 
 def kinds(raw: Raw) -> Iterator[Kind]:
-    """The kinds that a definition defines, one for each served version."""
+    """Yield the kinds that a definition defines, one for each served version."""
     spec = raw["spec"]
     names = spec["names"]
     storage = next((v["name"] for v in spec["versions"] if v.get("storage")), spec["versions"][0]["name"])
@@ -173,7 +173,7 @@ def _deprecation(spec: Raw, version: Raw) -> str:
 
 
 def established(raw: Raw, now: str) -> Raw | None:
-    """The definition with the status that the real server's controllers give it; None where it has it."""
+    """Return the definition with the status that the server's controllers set; None if it is set already."""
     names = dict(raw["spec"]["names"])
     names.setdefault("singular", names["kind"].lower())
     names.setdefault("listKind", names["kind"] + "List")
@@ -219,7 +219,7 @@ def established(raw: Raw, now: str) -> Raw | None:
 
 
 def check_definition(raw: Raw, old: Raw | None, causes: Causes, surroundings: object) -> None:
-    """A CustomResourceDefinition: the parts that people get wrong."""
+    """Check the parts of a CustomResourceDefinition in which mistakes are likely."""
     spec: Raw = raw.get("spec") or {}
     names: Raw = spec.get("names") or {}
     expected = f"{names.get('plural', '')}.{spec.get('group', '')}"
@@ -261,7 +261,7 @@ def check_definition(raw: Raw, old: Raw | None, causes: Causes, surroundings: ob
 
 
 def check_object(kind: Kind, raw: Raw, old: Raw | None, causes: Causes) -> None:
-    """A custom resource against its schema and rules."""
+    """Check a custom resource against its schema and rules."""
     assert isinstance(kind.type, SchemaType)
     schema = kind.type.schema
     before = len(causes)
@@ -285,7 +285,7 @@ def check_object(kind: Kind, raw: Raw, old: Raw | None, causes: Causes) -> None:
         check_rules(schema, raw, old, "", causes, root=True)
 
 
-# After these the real server does not evaluate rules.
+# After errors of these types the real server does not evaluate rules.
 _BLOCKING = frozenset(
     f"FieldValue{r}" for r in ("NotSupported", "Required", "TooLong", "TooMany", "TypeInvalid")
 )

@@ -25,7 +25,7 @@ Complaint = Callable[[str], StatusError]
 
 
 class DecodingOptions(Protocol):
-    """What decoding asks of the options of a write, and adds to them.
+    """The options of a write that decoding reads, and to which it adds warnings.
 
     Attributes:
         validation: ``Ignore``, ``Warn`` or ``Strict``.
@@ -41,15 +41,15 @@ class DecodingOptions(Protocol):
 def decode(
     kind: Kind, stored: Kind, body: object, options: DecodingOptions, complain: Complaint, now: str
 ) -> tuple[Raw, Context]:
-    """The object that ``body`` is, with defaults; reports unknown fields as ``fieldValidation`` says.
+    """Decode an object, with defaults; report unknown fields as ``fieldValidation`` demands.
 
     Args:
-        kind: in the version of the request.
-        stored: in the version of the store, which is that of the answer.
+        kind: the kind in the version of the request.
+        stored: the kind in the version in which objects are stored.
         body: plain data.
-        options: of the request; warnings are added.
-        complain: makes the error for a body that cannot be decoded.
-        now: for fields that default to it.
+        options: options of the request; warnings are added to them.
+        complain: returns the error for a body that cannot be decoded.
+        now: timestamp for fields that default to the present time.
     """
     context = Context(now)
     if body is None and not kind.custom:
@@ -98,13 +98,13 @@ def _drop_duplicate_owners(metadata: Raw, options: DecodingOptions) -> None:
 
 
 def check_type(kind: Kind, body: object) -> None:
-    """Refuses a body that says to be of another kind or version.
+    """Refuse a body that states another kind or version.
 
     Raises:
         StatusError: 400.
     """
     if body is None and not kind.custom:
-        return  # Go decodes null as an object without anything
+        return  # Go decodes null as an empty object
     if not isinstance(body, dict):
         word = {list: "array", str: "string", bool: "bool", type(None): "null"}.get(type(body), "number")
         raise StatusError.bad_request(
@@ -130,12 +130,12 @@ def check_type(kind: Kind, body: object) -> None:
 
 
 def patched_object(kind: Kind, patched: Any, form: str) -> Raw:
-    """What a patch has made, as an object of the kind.
+    """Return a patched object, and check that its kind has not changed.
 
     A built-in object may lose its kind and apiVersion; a strategic merge cannot change them at all.
 
     Raises:
-        StatusError: 422 where it is of another kind or version now.
+        StatusError: 422 if it has another kind or version now.
     """
     if not isinstance(patched, dict):
         raise bad_patch(f"the patch makes no {kind.kind}")
@@ -152,7 +152,7 @@ def patched_object(kind: Kind, patched: Any, form: str) -> Raw:
 
 
 def typed(kind: Kind, stored: Kind, given: Raw, name: str) -> Raw:
-    """The applied configuration with canonical values; unknown fields and wrong types are errors here."""
+    """Return the applied configuration with canonical values; unknown fields and wrong types are errors."""
     where = f"failed to create typed patch object (/{name}; {kind.api_version}, Kind={kind.kind}): "
     context = Context(defaults=False)
     try:
@@ -170,7 +170,7 @@ def typed(kind: Kind, stored: Kind, given: Raw, name: str) -> Raw:
 
 
 def _project(decoded: Any, given: Any) -> Any:
-    """Of a decoded value, what was given: decoding adds empty structs that nobody asked for."""
+    """Return the part of a decoded value that was given: decoding adds empty structs."""
     if isinstance(decoded, dict) and isinstance(given, dict):
         return {k: _project(decoded[k], v) for k, v in given.items() if k in decoded}
     if isinstance(decoded, list) and isinstance(given, list) and len(decoded) == len(given):
@@ -179,7 +179,7 @@ def _project(decoded: Any, given: Any) -> Any:
 
 
 def only_endpoint(applied: Raw, subresource: str, kind: Kind) -> Raw:
-    """Of an applied configuration, what its endpoint may set."""
+    """Return the part of an applied configuration that its endpoint may set."""
     if not subresource:
         return {k: v for k, v in applied.items() if k != "status"}
     keep = {"kind", "apiVersion", "status"} | ({"metadata"} if kind.status_keeps_metadata else set())
@@ -187,7 +187,7 @@ def only_endpoint(applied: Raw, subresource: str, kind: Kind) -> Raw:
 
 
 def cannot_handle(kind: Kind) -> Complaint:
-    """400: a body that is no such object."""
+    """Return a function that makes error 400, for a body that is no object of this kind."""
 
     def complain(text: str) -> StatusError:
         return StatusError.bad_request(
@@ -198,5 +198,5 @@ def cannot_handle(kind: Kind) -> Complaint:
 
 
 def bad_patch(text: str) -> StatusError:
-    """422: a patch that makes no such object."""
+    """Return error 422, for a patch whose result is no object of the kind."""
     return StatusError.invalid("", "", "", [Cause("FieldValueInvalid", f"Invalid value: {text}", "patch")])

@@ -1,4 +1,4 @@
-"""Values that the server fills in, by type: constants, and functions where one value depends on another."""
+"""Defaults by type: constants, and functions if one value depends on another."""
 
 from __future__ import annotations
 

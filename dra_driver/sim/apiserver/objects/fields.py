@@ -37,7 +37,7 @@ class WrongType(Exception):
 
 
 class Context:
-    """What decoding finds besides the value.
+    """What decoding collects beside the value.
 
     Attributes:
         unknown: paths of unknown fields.
@@ -55,7 +55,7 @@ class Context:
         self.empties: list[tuple[Raw, str]] = []
 
     def drop_empties(self) -> None:
-        """Removes what Go's encoder would not write."""
+        """Remove what Go's encoder would not write."""
         for holder, key in reversed(self.empties):
             if key in holder and not holder[key]:
                 del holder[key]
@@ -68,7 +68,7 @@ class Type:
     zero: object = None
 
     def decode(self, value: Any, path: str, context: Context) -> Any:
-        """The value as it is stored.
+        """Return the value as it is stored.
 
         Raises:
             WrongType: the value has another JSON type.
@@ -76,7 +76,7 @@ class Type:
         raise NotImplementedError
 
     def fresh(self, context: Context) -> Any:
-        """A zero value."""
+        """Return a zero value."""
         return self.zero
 
 
@@ -99,14 +99,14 @@ class Field:
     """One field of a struct.
 
     Attributes:
-        name: in JSON.
-        type: what it holds.
-        pointer: zero values are kept (Go pointer).
-        always: written even if zero.
+        name: name in JSON.
+        type: type of its value.
+        pointer: whether zero values are kept (Go pointer).
+        always: whether it is written even if it is zero.
         patch: strategies of strategic merge patch, for example ``merge``.
-        merge_key: its key for lists of objects.
-        atomic: server-side apply takes the value as a whole.
-        number: in protobuf; several where embedded messages lead to it; (0,) where there is none.
+        merge_key: key of the items of a list of objects.
+        atomic: whether server-side apply treats the value as a whole.
+        number: number in protobuf; several if it is in embedded messages; (0,) if it has none.
     """
 
     __slots__ = ("always", "atomic", "embedded", "merge_key", "name", "number", "patch", "pointer", "type")
@@ -134,8 +134,8 @@ class Struct(Type):
     """An object with known fields.
 
     Attributes:
-        name: in the table.
-        atomic: server-side apply takes every value as a whole.
+        name: name in the table.
+        atomic: whether server-side apply treats every value as a whole.
     """
 
     __slots__ = ("_fields", "atomic", "constants", "loader", "name", "rule")
@@ -150,7 +150,7 @@ class Struct(Type):
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """By JSON name, in the order of the table (filled on first use: types refer to each other)."""
+        """Fields by JSON name, in the order of the table; read at first use, as types refer to each other."""
         if self._fields is None:
             self._fields = self.loader()
         return self._fields
@@ -213,7 +213,7 @@ class ListType(Type):
 
     Attributes:
         keys: fields that identify an item, for lists that merge by key.
-        is_set: items are values that appear once.
+        is_set: whether items are values that appear only once.
     """
 
     __slots__ = ("is_set", "item", "keys")
@@ -256,7 +256,7 @@ class MapType(Type):
 
 
 class AnyType(Type):
-    """Anything (raw JSON)."""
+    """Any JSON value."""
 
     __slots__ = ()
 
@@ -400,7 +400,7 @@ SCALARS: Mapping[str, Type] = {
     "any": ANY,
 }
 
-# Fields of gates that are off in the recorded server: decoded (so they are known), then dropped.
+# Fields of feature gates that are off in the recorded server: decoded, so that they are known, then dropped.
 DROPPED: Mapping[str, tuple[str, ...]] = {
     "resource.DeviceAttribute": ("ints", "bools", "strings", "versions"),
     "resource.Device": ("nodeAllocatableResourceMappings",),
@@ -408,7 +408,7 @@ DROPPED: Mapping[str, tuple[str, ...]] = {
 
 
 class _Dropping(Struct):
-    """A struct some of whose fields are dropped because their gate is off."""
+    """A struct with fields that are dropped because their feature gate is off."""
 
     __slots__ = ()
 
@@ -444,7 +444,7 @@ def _table() -> Mapping[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=1024)
 def struct_type(name: str) -> Struct:
-    """The struct of that name in the table, for example ``resource.ResourceSlice``."""
+    """Return the struct of a name in the table, for example ``resource.ResourceSlice``."""
     lines = [line for line in _table()[name] if line != _ATOMIC]
     atomic = _ATOMIC in _table()[name]
 

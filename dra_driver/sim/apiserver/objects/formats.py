@@ -1,4 +1,4 @@
-"""Formats of names and values; each check gives the texts of what is wrong, as the real server words it."""
+"""Formats of names and values; each check returns its findings in the words of the real server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAME_TEXT = "name part must consist of alphanumeric characters, '-', '_' or '.'
 
 
 def dns_label_errors(text: str) -> list[str]:
-    """RFC 1123 label, at most 63 characters."""
+    """Check an RFC 1123 label of at most 63 characters."""
     errors = []
     if len(text) > 63:
         errors.append("must be no more than 63 bytes")
@@ -39,7 +39,7 @@ def dns_label_errors(text: str) -> list[str]:
 
 
 def dns_subdomain_errors(text: str) -> list[str]:
-    """RFC 1123 subdomain, at most 253 characters."""
+    """Check an RFC 1123 subdomain of at most 253 characters."""
     errors = []
     if len(text) > 253:
         errors.append("must be no more than 253 bytes")
@@ -49,7 +49,7 @@ def dns_subdomain_errors(text: str) -> list[str]:
 
 
 def qualified_name_errors(text: str) -> list[str]:
-    """Key of a label or annotation: an optional domain, a slash, a name."""
+    """Check the key of a label or annotation: an optional domain and a slash, then a name."""
     errors = []
     prefix, slash, name = text.rpartition("/")
     if slash:
@@ -69,7 +69,7 @@ def qualified_name_errors(text: str) -> list[str]:
 
 
 def label_value_errors(text: str) -> list[str]:
-    """Value of a label: empty, or at most 63 characters of a name."""
+    """Check the value of a label: empty, or a name of at most 63 characters."""
     errors = []
     if len(text) > 63:
         errors.append("must be no more than 63 bytes")
@@ -81,14 +81,14 @@ def label_value_errors(text: str) -> list[str]:
 
 
 def c_identifier_errors(text: str) -> list[str]:
-    """Letters, digits and underscores, no digit first."""
+    """Check an identifier of C: letters, digits and underscores, the first one no digit."""
     if _IDENTIFIER.fullmatch(text):
         return []
     return ["a valid C identifier must start with alphabetic character or '_'"]
 
 
 def uuid_errors(text: str) -> list[str]:
-    """A UUID in its normal form."""
+    """Check a UUID in its canonical form."""
     if _UUID.fullmatch(text):
         return []
     if len(text) not in (32, 36, 38, 41) or not _UUID.fullmatch(text.lower()):
@@ -97,7 +97,7 @@ def uuid_errors(text: str) -> list[str]:
 
 
 def cidr_errors(text: str) -> list[str]:
-    """An address with a prefix length, in canonical form."""
+    """Check an address with a prefix length, in canonical form."""
     try:
         if "/" not in text:
             raise ValueError

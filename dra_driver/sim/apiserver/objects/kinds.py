@@ -1,4 +1,4 @@
-"""The kinds that are served: one row each. What differs between kinds stands here, not in code.
+"""The kinds that are served, as a table: what differs between kinds is data here, not code.
 
 Rows come from the recorded server: which kinds count generations, which answer a deletion with the object,
 which fields can be selected by.
@@ -24,7 +24,7 @@ class Column:
         name: heading.
         type: JSON type.
         path: JSONPath.
-        priority: 0: always, 1: with ``-o wide``.
+        priority: 0 if it is always shown, 1 if only with ``-o wide``.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Kind:
 
     @property
     def prefix(self) -> bytes:
-        """What the JSON of an object starts with; lists leave it out of their items."""
+        """First bytes of an object's JSON; items of lists do not have them."""
         return b'{"kind":"%s","apiVersion":"%s",' % (self.kind.encode(), self.api_version.encode())
 
     @property
@@ -178,7 +178,7 @@ _POD_SUBRESOURCES = (
 )
 _RBAC = "rbac.authorization.k8s.io/v1"
 _ADMISSION = "admissionregistration.k8s.io/v1"
-# Version, the table's prefix of its types, when it is deprecated and gone.
+# Version, prefix of its types in the table, releases that deprecate and remove it.
 _DRA_VERSIONS = (
     ("v1", "resource", "", ""),
     ("v1beta2", "resource", "1.36", "1.39"),
@@ -190,7 +190,7 @@ _SLICE_FIELDS = {"spec.driver": "", "spec.nodeName": ""}
 
 
 def _dra_kinds(version: str, types: str, since: str, until: str) -> Iterator[Kind]:
-    """The kinds of DRA in one of their versions; objects are kept in v1."""
+    """Yield the kinds of DRA in one of their versions; objects are stored in v1."""
     for plural, kind, flags, selectable in (
         ("deviceclasses", "DeviceClass", ("cluster", "generation"), {}),
         ("resourceclaims", "ResourceClaim", ("status",), {}),
@@ -364,35 +364,35 @@ class Kinds:
         self._kinds: dict[tuple[str, str, str], Kind] = {(k.group, k.version, k.plural): k for k in BUILT_IN}
 
     def get(self, group: str, version: str, plural: str) -> Kind | None:
-        """By URL."""
+        """Return the kind of a URL; None if it is not served."""
         return self._kinds.get((group, version, plural))
 
     def by_kind(self, api_version: str, kind: str) -> Kind | None:
-        """By ``apiVersion`` and ``kind`` of an object."""
+        """Return the kind of an object's ``apiVersion`` and ``kind``; None if it is not served."""
         return next(
             (k for k in self._kinds.values() if k.kind == kind and k.api_version == api_version), None
         )
 
     def has_group(self, group: str) -> bool:
-        """Whether anything of the group is served."""
+        """Return whether any kind of the group is served."""
         return any(k.group == group for k in self._kinds.values())
 
     def __iter__(self) -> Iterator[Kind]:
         return iter(list(self._kinds.values()))
 
     def add(self, kind: Kind) -> None:
-        """Serves a kind from now on."""
+        """Add a kind to those that are served."""
         self._kinds[kind.group, kind.version, kind.plural] = kind
 
     def versions(self, group: str, plural: str) -> Sequence[Kind]:
-        """A kind in all its versions, as they were added."""
+        """Return a kind in all its versions, in the order in which they were added."""
         return [k for k in self._kinds.values() if (k.group, k.plural) == (group, plural)]
 
     def stored(self, kind: Kind) -> Kind:
-        """The kind in the version in which its objects are kept."""
+        """Return the kind in the version in which its objects are stored."""
         return self._kinds.get((kind.group, kind.storage or kind.version, kind.plural), kind)
 
     def remove(self, group: str, plural: str) -> None:
-        """Serves a kind no longer, in any version."""
+        """Remove a kind, in all versions, from those that are served."""
         for key in [k for k in self._kinds if k[0] == group and k[2] == plural]:
             del self._kinds[key]

@@ -26,10 +26,10 @@ Numbers = dict[int, "Field | Numbers"]
 
 
 def decode_protobuf(data: bytes, type_: Type) -> Raw:
-    """The object as JSON would have it.
+    """Decode an object into the data that its JSON would have.
 
     Raises:
-        StatusError: 400 for anything that is no such message.
+        StatusError: 400 if it is no such message.
     """
     if not data.startswith(_MAGIC) or not isinstance(type_, Struct):
         raise StatusError.bad_request("the body is no Kubernetes protobuf message")
@@ -59,7 +59,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value): an int for varints, bytes for everything else."""
+    """Yield number and value of each field: an int for varints, bytes for all other types."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -81,7 +81,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _numbers(type_: Struct) -> Numbers:
-    """Fields by number; embedded messages are nested."""
+    """Return the fields by number; those of embedded messages are nested."""
     out: Numbers = {}
     for field in type_.fields.values():
         level = out

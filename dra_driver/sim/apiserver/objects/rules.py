@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.objects.status import Causes, Raw
 __all__ = ["check_definitions", "check_rules"]
 
 _MOST_COMPILED = 1024
-# By the identity of the schema, which is kept so that nothing else gets it.
+# Keyed by the identity of the schema; the schema is kept, so that no other object gets its identity.
 _compiled: dict[tuple[int, int], tuple[Raw, list[Rule]]] = {}
 
 
@@ -31,7 +31,7 @@ def _rules(schema: Raw, *, root: bool) -> list[Rule]:
 
 
 def check_definitions(schema: Raw, path: str, causes: Causes, *, root: bool = True) -> None:
-    """Refuses rules that cannot be compiled, at this level of a schema and below."""
+    """Refuse rules that cannot be compiled, at this level of a schema and below."""
     for i, given in enumerate(schema.get("x-kubernetes-validations") or ()):
         where = f"{path}.x-kubernetes-validations[{i}].rule"
         rule = given.get("rule") or ""
@@ -50,7 +50,7 @@ def check_definitions(schema: Raw, path: str, causes: Causes, *, root: bool = Tr
 
 
 def check_rules(schema: Raw, value: Any, old: Any, path: str, causes: Causes, *, root: bool = False) -> None:
-    """Checks the rules of this level and below; rules about ``oldSelf`` only where there is an old value."""
+    """Check the rules of this level and below; rules about ``oldSelf`` only if there is an old value."""
     given = schema.get("x-kubernetes-validations")
     for raw, rule in zip(given, _rules(schema, root=root), strict=True) if given else ():
         if rule.about_changes and old is None and not raw.get("optionalOldSelf"):

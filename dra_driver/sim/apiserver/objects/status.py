@@ -1,4 +1,4 @@
-"""``Status`` objects: how the API says no, and the causes that name fields."""
+"""``Status`` objects: the API's errors, and their causes, which name fields."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ class Cause:
     field: str = ""
 
     def raw(self) -> Raw:
-        """As on the wire."""
+        """Return the cause as on the wire."""
         return {
             k: v for k, v in (("reason", self.reason), ("message", self.message), ("field", self.field)) if v
         }
 
 
 class Causes(list[Cause]):
-    """What is wrong with the fields of an object; the methods are named after the reasons."""
+    """The causes of an invalid object; each method adds one, and is named after its reason."""
 
     def required(self, path: str, detail: str = "") -> None:
-        """A field that must be there is not."""
+        """Report that a required field is missing."""
         self.append(Cause("FieldValueRequired", f"Required value{': ' + detail if detail else ''}", path))
 
     def invalid(self, path: str, value: object, detail: str) -> None:
-        """A value of the wrong form."""
+        """Report a value of the wrong form."""
         self.append(Cause("FieldValueInvalid", f"Invalid value: {_show(value)}: {detail}", path))
 
     def duplicate(self, path: str, value: object) -> None:
-        """A value that must be unique is there twice."""
+        """Report a second occurrence of a value that must be unique."""
         self.append(Cause("FieldValueDuplicate", f"Duplicate value: {_show(value)}", path))
 
     def forbidden(self, path: str, detail: str) -> None:
-        """A field that may not be set, or not like this."""
+        """Report a field that may not be set, or not to this value."""
         self.append(Cause("FieldValueForbidden", f"Forbidden: {detail}", path))
 
     def not_found(self, path: str, value: object, detail: str = "") -> None:
-        """A reference to nothing."""
+        """Report a reference to something that does not exist."""
         self.append(
             Cause("FieldValueNotFound", f"Not found: {_show(value)}{': ' + detail if detail else ''}", path)
         )
 
     def too_long(self, path: str, limit: int) -> None:
-        """Too many bytes."""
+        """Report a text with more bytes than the limit."""
         self.append(Cause("FieldValueTooLong", f"Too long: may not be more than {limit} bytes", path))
 
     def too_many(self, path: str, count: int, limit: int) -> None:
-        """Too many items."""
+        """Report a list with more items than the limit."""
         self.append(Cause("FieldValueTooMany", f"Too many: {count}: must have at most {limit} items", path))
 
     def not_supported(self, path: str, value: object, allowed: Iterable[str]) -> None:
-        """Not one of the allowed words."""
+        """Report a value that is not among the allowed ones."""
         words = ", ".join(f'"{a}"' for a in sorted(allowed))
         self.append(
             Cause(
@@ -72,7 +72,7 @@ class Causes(list[Cause]):
         )
 
     def type_invalid(self, path: str, value: object, detail: str) -> None:
-        """A value of another JSON type."""
+        """Report a value of another JSON type."""
         self.append(Cause("FieldValueTypeInvalid", f"Invalid value: {_show(value)}: {detail}", path))
 
 
@@ -92,12 +92,12 @@ class StatusError(Exception):
         code: HTTP status.
         reason: ``Status.reason``; empty where the real server has none (its 500s).
         message: text for people.
-        kind: resource or kind that it is about, in ``details``.
+        kind: resource or kind of the object, in ``details``.
         group: its group.
         name: its name.
         causes: fields that are wrong.
         retry_after: seconds.
-        bare: no ``details`` at all.
+        bare: whether ``details`` are left out.
     """
 
     code: int
@@ -115,7 +115,7 @@ class StatusError(Exception):
         return self.message
 
     def raw(self) -> Raw:
-        """The ``Status`` object."""
+        """Return the ``Status`` object."""
         status: Raw = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
         status["message"] = self.message
         if self.reason:
@@ -136,39 +136,39 @@ class StatusError(Exception):
 
     @classmethod
     def bad_request(cls, message: str) -> StatusError:
-        """400."""
+        """Return error 400."""
         return cls(400, "BadRequest", message, bare=True)
 
     @classmethod
     def internal(cls, message: str) -> StatusError:
-        """500 without a reason: what the real server makes of an unexpected error."""
+        """Return error 500 without a reason, as the real server answers an unexpected error."""
         return cls(500, "", message, bare=True)
 
     @classmethod
     def not_found(cls, plural: str, group: str, name: str) -> StatusError:
-        """404 of an object."""
+        """Return error 404 of an object."""
         return cls(404, "NotFound", f'{_qualified(plural, group)} "{name}" not found', plural, group, name)
 
     @classmethod
     def no_resource(cls) -> StatusError:
-        """404 of a resource that is not served."""
+        """Return error 404 of a resource that is not served."""
         return cls(404, "NotFound", "the server could not find the requested resource")
 
     @classmethod
     def method_not_allowed(cls) -> StatusError:
-        """405."""
+        """Return error 405."""
         return cls(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     @classmethod
     def exists(cls, plural: str, group: str, name: str, *, deleting: bool = False) -> StatusError:
-        """409 of a create."""
+        """Return error 409 of a create."""
         prefix = "object is being deleted: " if deleting else ""
         text = f'{prefix}{_qualified(plural, group)} "{name}" already exists'
         return cls(409, "AlreadyExists", text, plural, group, name)
 
     @classmethod
     def conflict(cls, plural: str, group: str, name: str, why: str = "") -> StatusError:
-        """409 of an update."""
+        """Return error 409 of an update."""
         why = why or (
             "the object has been modified; please apply your changes to the latest version and try again"
         )
@@ -177,7 +177,7 @@ class StatusError(Exception):
 
     @classmethod
     def invalid(cls, kind: str, group: str, name: str, causes: Sequence[Cause]) -> StatusError:
-        """422 with causes; kind as in ``details`` (a kind for objects, ``PatchOptions`` for options …)."""
+        """Return error 422 with causes; ``kind`` is that in ``details``, such as ``PatchOptions``."""
         texts = list(dict.fromkeys(f"{c.field}: {c.message}" if c.field else c.message for c in causes))
         joined = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
         text = f'{_qualified(kind, group)} "{name}" is invalid: {joined}'
@@ -185,7 +185,7 @@ class StatusError(Exception):
 
     @classmethod
     def expired(cls, message: str) -> StatusError:
-        """410."""
+        """Return error 410."""
         return cls(410, "Expired", message, bare=True)
 
 
@@ -194,7 +194,7 @@ def _qualified(kind: str, group: str) -> str:
 
 
 def success(*, kind: str = "", group: str = "", name: str = "", uid: str = "", code: int = 0) -> Raw:
-    """A ``Status`` of success, as deletions and bindings answer."""
+    """Return the ``Status`` of success with which deletions and bindings are answered."""
     status: Raw = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     details = {k: v for k, v in (("name", name), ("group", group), ("kind", kind), ("uid", uid)) if v}
     if details:

@@ -1,7 +1,8 @@
 """Objects of ``resource.k8s.io/v1beta1`` as the stored ``v1`` and back.
 
-Two shapes differ: a device holds its properties under ``basic``, and a request has the fields of ``exactly``
-beside its name. ``v1beta2`` has the shape of ``v1``; for it, and for every other kind, nothing is to be done.
+Two structures differ: a device holds its properties under ``basic``, and a request has the fields of
+``exactly`` beside its name. ``v1beta2`` has the structure of ``v1``; it is not converted, nor is any other
+kind.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ Part = Callable[[Raw], Raw]
 
 
 def converts(api_version: str) -> bool:
-    """Whether objects of this version have another shape than stored ones."""
+    """Return whether objects of this version have another structure than stored ones."""
     return api_version == CONVERTED
 
 
 def to_storage(api_version: str, kind: str, raw: Raw) -> Raw:
-    """The object, or a part of it such as an applied configuration, in the shape of ``v1``."""
+    """Return an object, or a part of it such as an applied configuration, in the structure of ``v1``."""
     if not converts(api_version):
         return raw
     out: Raw = _each(raw, _PLACES.get(kind, ()), _UP.get(kind))
@@ -42,7 +43,7 @@ def to_storage(api_version: str, kind: str, raw: Raw) -> Raw:
 
 
 def from_storage(api_version: str, kind: str, raw: Raw) -> Raw:
-    """A stored object in the version that was asked for; the original is left alone."""
+    """Return a stored object in the requested version; the original is not changed."""
     if raw.get("apiVersion") != api_version:
         raw = {"kind": kind, **raw, "apiVersion": api_version}
     if not converts(api_version):
@@ -52,7 +53,7 @@ def from_storage(api_version: str, kind: str, raw: Raw) -> Raw:
 
 
 def _each(value: Any, path: tuple[str, ...], change: Part | None) -> Any:
-    """A copy with each item of the list at ``path`` changed; what is not of that form stays as it is."""
+    """Return a copy in which each item of the list at ``path`` is changed; other values stay as they are."""
     if change is None:
         return value
     if not path:

@@ -1,1 +1,1 @@
-"""Objects in memory and in a journal."""
+"""The objects, in memory and in a journal."""

@@ -1,13 +1,13 @@
 """The file that keeps a server's objects over restarts: one line of JSON for every change.
 
-A change is in the file before anybody is told of it, so a server that is killed at any moment comes back with
-all that it has answered, and its resource versions go on where they were. What was cut off in the middle of
-the last line has never been answered, and is left out. When the file has grown to several times what it
-holds it is written anew beside itself and takes its own place in one step.
+A change is in the file before it is answered or watched, so a server that is killed at any moment comes
+back with all that it has answered, and its resource versions go on where they were. A last line that is cut
+off has never been answered, and is left out. When the file is several times as large as its objects, a new one
+is written and replaces it in one step.
 
-The first line says what the file is; ``versions`` in it are those of the last change of each kind, so that
-watches know which history is gone. Lines reach the operating system, not the disk: a power failure may cost
-the last ones.
+The first line identifies the file; its ``versions`` are those of the last change of each kind, so that
+watches know which history is gone. Lines are written, not synced to the disk: a power failure may lose the
+last ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Change(NamedTuple):
-    """One line. ``object`` is None for a deletion; ``plural`` is empty where only the version moved on."""
+    """One line. ``object`` is None for a deletion; ``plural`` is empty if only the version has advanced."""
 
     version: int
     group: str = ""
@@ -61,8 +61,8 @@ class Kept(NamedTuple):
 
     Attributes:
         version: the newest resource version.
-        objects: by group, plural, namespace and name.
-        versions: of the last change, by group and plural.
+        objects: objects by group, plural, namespace and name.
+        versions: version of the last change, by group and plural.
     """
 
     version: int
@@ -74,7 +74,7 @@ class Journal:
     """An open file.
 
     Args:
-        path: made if it is not there.
+        path: the file; it is created if it is not there.
 
     Attributes:
         kept: what the file held when it was opened.
@@ -105,10 +105,10 @@ class Journal:
         except ConfigurationError:
             self.close()
             raise
-        self._size = self._limit = whole  # the first change has it written anew, with a header
+        self._size = self._limit = whole  # so that the first change rewrites it, with a header
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         for descriptor in (self._file, self._lock):
             if descriptor >= 0:
                 with contextlib.suppress(OSError):
@@ -117,11 +117,11 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Whether it should be written anew."""
+        """Whether it should be rewritten."""
         return self._size >= self._limit
 
     def append(self, line: bytes) -> None:
-        """Adds what ``change_line`` makes.
+        """Append a line of ``change_line``.
 
         Raises:
             OSError: it cannot be written; then nothing of it is in the file.
@@ -136,12 +136,12 @@ class Journal:
         self._size += len(line)
 
     def rewrite(self, version: int, versions: Mapping[str, int], changes: Iterator[bytes]) -> None:
-        """Puts a file with nothing but what is there now in the place of this one.
+        """Replace the file by one that has nothing but the present objects.
 
         Args:
-            version: the newest.
-            versions: of the last change, by ``group/plural``.
-            changes: what ``change_line`` makes, one for each object.
+            version: the newest resource version.
+            versions: version of the last change, by ``group/plural``.
+            changes: a line of ``change_line`` for each object.
 
         Raises:
             OSError: it cannot be written; the old file is still in its place.
@@ -161,20 +161,20 @@ class Journal:
 
 
 def change_line(version: int, group: str, plural: str, key: tuple[str, str], encoded: bytes) -> bytes:
-    """A line.
+    """Return the line of a change.
 
     Args:
-        version: of the change.
-        group: of the kind.
-        plural: of the kind; empty where only the version has moved on.
+        version: resource version of the change.
+        group: API group of the kind.
+        plural: plural name of the kind; empty if only the version has advanced.
         key: namespace and name.
-        encoded: the object as JSON; ``null`` where it is gone.
+        encoded: the object as JSON; ``null`` if it is deleted.
     """
     return _encode([version, group, plural, *key])[:-1] + b"," + encoded + b"]\n"
 
 
 def _read(data: bytes, path: Path) -> tuple[Kept, int]:
-    """What the lines say, and how many bytes of them are whole."""
+    """Return what the lines hold, and how many bytes of them are complete."""
     whole = data.rfind(b"\n") + 1
     if not whole:
         if data and not FORMAT.encode().startswith(data[11 : 11 + len(FORMAT)]):

@@ -1,4 +1,4 @@
-"""Label and field selectors, with the real parser's idea of what is wrong."""
+"""Label and field selectors, with the errors of the real parser."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ _SYMBOLS = frozenset({"==", "!=", "=", "!", ",", "(", ")", ">", "<", ""})
 
 
 def label_selector(text: str) -> Selector | None:
-    """Parses ``labelSelector``; None selects everything.
+    """Parse ``labelSelector``; None selects everything.
 
     Raises:
-        StatusError: 400, what was found and what was expected.
+        StatusError: 400, with what was found and what was expected.
     """
     if not text.strip():
         return None
@@ -156,10 +156,10 @@ _TERM = re.compile(r"((?:\\.|[^=!])*?)(==|!=|=)(.*)", re.S)
 
 
 def field_selector(text: str, kind: Kind) -> Selector | None:
-    """Parses ``fieldSelector`` for a kind; None selects everything.
+    """Parse ``fieldSelector`` for a kind; None selects everything.
 
     Raises:
-        StatusError: 400 for bad syntax and for fields that the kind cannot be selected by.
+        StatusError: 400 for bad syntax, and for fields that are not selectable for the kind.
     """
     if not text.strip():
         return None
@@ -171,7 +171,7 @@ def field_selector(text: str, kind: Kind) -> Selector | None:
         if m is None:
             raise StatusError.bad_request(f"invalid selector: '{text}'; can't understand '{part}'")
         path, operator, value = m[1], m[2], re.sub(r"\\([\\,=])", r"\1", m[3])
-        own_list = bool(kind.selectable) and not kind.namespaced  # such kinds name what they know
+        own_list = bool(kind.selectable) and not kind.namespaced  # such kinds list their fields in errors
         if path == "metadata.name" or (path == "metadata.namespace" and not own_list):
             default = ""
         elif path in kind.selectable:

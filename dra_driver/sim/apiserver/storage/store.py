@@ -1,9 +1,8 @@
-"""Objects in memory: collections, resource versions, the history that watches read.
+"""Objects in memory: collections, resource versions, and the history that watches read.
 
 One ``Store`` has one counter of resource versions, as etcd has one revision. A collection is one kind of
 object; it keeps its objects, an index by namespace, and a window of past events. Watches hold a position in
-that window, not a queue: a slow reader costs nothing until it falls out of the window, and then it is told so
-(410).
+that window, not a queue: a slow reader costs nothing until it falls out of the window, and then it gets 410.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Key(NamedTuple):
 
 
 class Stored:
-    """One version of an object. Never changed once it is stored: writers make a new one.
+    """One version of an object. It is never changed once it is stored: writers make a new one.
 
     Attributes:
         raw: the object, with ``kind`` and ``apiVersion``.
@@ -58,7 +57,7 @@ class Stored:
 
     @property
     def encoded(self) -> bytes:
-        """JSON, made once."""
+        """The object as JSON, encoded once."""
         if self._encoded is None:
             self._encoded = _encode(self.raw)
         return self._encoded
@@ -71,7 +70,7 @@ class Event:
         type: ``ADDED``, ``MODIFIED`` or ``DELETED``.
         version: resource version of the change.
         new: the object; for DELETED its last state, with the version of the deletion.
-        old: the object before; None for ADDED.
+        old: the object before the change; None for ADDED.
     """
 
     __slots__ = ("_line", "new", "old", "type", "version")
@@ -85,7 +84,7 @@ class Event:
 
     @property
     def line(self) -> bytes:
-        """The watch event as one line of JSON, made once however many watches send it."""
+        """The watch event as one line of JSON, encoded once for all watches."""
         if self._line is None:
             self._line = b'{"type":"%s","object":%s}\n' % (self.type.encode(), self.new.encoded)
         return self._line
@@ -98,7 +97,7 @@ class Collection:
         group: API group.
         plural: name in URLs.
         events: the window of past events, oldest first.
-        compacted: versions up to this one cannot be watched from or listed at any more.
+        compacted: the newest version that can be neither listed nor watched from any more.
     """
 
     def __init__(self, store: Store, group: str, plural: str, history: int) -> None:
@@ -115,11 +114,11 @@ class Collection:
         self._sorted: list[Key] | None = None
 
     def get(self, key: Key) -> Stored | None:
-        """The current version."""
+        """Return the current version; None if there is no such object."""
         return self.objects.get(key)
 
     def list(self, namespace: str = "") -> Sequence[Stored]:
-        """Current objects, sorted by namespace and name."""
+        """Return the current objects, sorted by namespace and name."""
         if namespace:
             names = self.by_namespace.get(namespace, {})
             return [names[n] for n in sorted(names)]
@@ -129,7 +128,7 @@ class Collection:
         return [objects[k] for k in self._sorted]
 
     def list_at(self, version: int, namespace: str = "") -> Sequence[Stored] | None:
-        """The objects as they were at ``version``; None if that is before the window."""
+        """Return the objects as they were at ``version``; None if that is before the window."""
         if version < self.compacted:
             return None
         if not self.events or self.events[-1].version <= version:
@@ -145,7 +144,7 @@ class Collection:
         return [past[k] for k in sorted(past) if not namespace or k.namespace == namespace]
 
     def put(self, key: Key, raw: Raw) -> Stored:
-        """Stores a new version of the object and tells the watches. Sets ``metadata.resourceVersion``."""
+        """Store a new version of the object, with its ``metadata.resourceVersion``, and wake the watches."""
         version = self.store.next_version()
         raw["metadata"]["resourceVersion"] = str(version)
         old = self.objects.get(key)
@@ -159,7 +158,7 @@ class Collection:
         return new
 
     def remove(self, key: Key, last: Raw | None = None) -> Stored:
-        """Removes the object; gives its last state (or ``last``) with the version of the deletion."""
+        """Remove the object; return its last state (or ``last``) with the version of the deletion."""
         version = self.store.next_version()
         old = self.objects[key]
         state = old.raw if last is None else last
@@ -176,11 +175,11 @@ class Collection:
         return new
 
     def restore(self, raw: Raw, version: int) -> None:
-        """Puts in an object of an earlier server, without an event.
+        """Restore an object of an earlier server, without an event.
 
         Args:
             raw: the object.
-            version: of the last change of this kind; what was before cannot be watched from.
+            version: version of the last change of this kind; older ones cannot be watched from.
         """
         metadata = raw["metadata"]
         key = Key(metadata.get("namespace", ""), metadata["name"])
@@ -195,21 +194,21 @@ class Collection:
         return self.events[-1].version if self.events else self.compacted
 
     def position(self, version: int) -> int | None:
-        """Where a watch from ``version`` starts to read; None if the window has moved past it."""
+        """Return where a watch from ``version`` starts to read; None if the window has moved past it."""
         if version < self.compacted:
             return None
-        # Nearly always the reader has just listed: look from the end.
+        # Nearly always the reader has just listed, so the search starts at the end.
         index = len(self.events)
         while index and self.events[index - 1].version > version:
             index -= 1
         return self._first + index
 
     def end(self) -> int:
-        """Position after the newest event."""
+        """Return the position after the newest event."""
         return self._first + len(self.events)
 
     def read(self, position: int) -> Sequence[Event] | None:
-        """Events from ``position`` on; None if the window has moved past it."""
+        """Return the events from ``position`` on; None if the window has moved past it."""
         offset = position - self._first
         if offset < 0:
             return None
@@ -221,7 +220,7 @@ class Collection:
         return list(self.events)[offset:]
 
     async def wait(self, position: int, timeout: float) -> None:
-        """Returns when there is an event at ``position``, or after ``timeout`` seconds."""
+        """Wait for an event at ``position``, at most ``timeout`` seconds."""
         if self.end() > position:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -240,15 +239,15 @@ class Collection:
         self.wake()
 
     def compact(self, count: int) -> None:
-        """Forgets the oldest ``count`` events (tests use it to make watches expire)."""
+        """Forget the oldest ``count`` events; tests use it to make watches expire."""
         for _ in range(min(count, len(self.events))):
             self.compacted = self.events.popleft().version
             self._first += 1
 
     def forget(self) -> None:
-        """Forgets all history, as a server that has compacted: every version seen so far is too old.
+        """Forget all history, as a server that has compacted: every version so far is too old.
 
-        Watches that are open learn it as well, with the 410 that those get which are too slow.
+        Open watches get 410, too, like those that are too slow.
         """
         self.compact(len(self.events))
         self.compacted = self.store.next_version()
@@ -257,7 +256,7 @@ class Collection:
         self.wake()
 
     def wake(self) -> None:
-        """Lets every waiting watch look again."""
+        """Wake every waiting watch."""
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
@@ -265,11 +264,11 @@ class Collection:
 
 
 class Store:
-    """Everything that the API server knows.
+    """All objects of the API server.
 
     Args:
-        history: events kept per kind.
-        journal: keeps the objects over restarts; what it holds is restored.
+        history: number of events that are kept per kind.
+        journal: keeps the objects over restarts, and those in it are restored; if None, none are kept.
 
     Attributes:
         version: the newest resource version.
@@ -293,7 +292,7 @@ class Store:
             self.collection(*kind).compacted = version
 
     def record(self, collection: Collection, changed: Stored, *, gone: bool) -> None:
-        """Writes a change into the journal, before anybody sees it.
+        """Write a change into the journal, before it is visible.
 
         Raises:
             OSError: it cannot be written; then the change must not take place.
@@ -304,7 +303,7 @@ class Store:
             self._append(line)
 
     def record_version(self) -> None:
-        """Writes down that the version has moved on without a change."""
+        """Write into the journal that the version has advanced without a change."""
         if self._journal is not None:
             self._append(change_line(self.version, "", "", ("", ""), b"null"))
 
@@ -323,7 +322,7 @@ class Store:
                 )
 
     def collection(self, group: str, plural: str) -> Collection:
-        """The collection of a kind; made on first use."""
+        """Return the collection of a kind; it is made at its first use."""
         key = (group, plural)
         found = self._collections.get(key)
         if found is None:
@@ -331,31 +330,31 @@ class Store:
         return found
 
     def collections(self) -> Iterator[Collection]:
-        """All of them."""
+        """Return all collections."""
         return iter(list(self._collections.values()))
 
     def next_version(self) -> int:
-        """Counts up."""
+        """Advance the resource version and return it."""
         self.version += 1
         return self.version
 
     def notify(self) -> None:
-        """Called at every change."""
+        """Count a change."""
         self.writes += 1
 
-    # For tests and for the parts of the embedded cluster that live in the same process.
+    # For tests, and for the parts of the embedded cluster in the same process.
 
     def get(self, resource: Resource[T], name: str, namespace: str = "") -> T | None:
-        """One object as its struct, or None."""
+        """Return an object as its struct; None if there is none."""
         found = self.collection(resource.group, resource.plural).get(Key(namespace, name))
         return None if found is None else codec.decode(resource.type, found.encoded)
 
     def list(self, resource: Resource[T], namespace: str = "") -> Sequence[T]:
-        """All objects of a kind as structs, sorted by namespace and name."""
+        """Return all objects of a kind as structs, sorted by namespace and name."""
         found = self.collection(resource.group, resource.plural).list(namespace)
         return [codec.decode(resource.type, s.encoded) for s in found]
 
     def raw(self, group: str, plural: str, name: str, namespace: str = "") -> Any:
-        """One object as plain data (do not change it), or None."""
+        """Return an object as plain data, which must not be changed; None if there is none."""
         found = self.collection(group, plural).get(Key(namespace, name))
         return None if found is None else found.raw

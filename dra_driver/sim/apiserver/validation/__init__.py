@@ -1,4 +1,4 @@
-"""What the server refuses: for every kind the causes, with field paths and reasons of the real server.
+"""Validation of every kind: causes with the field paths and reasons of the real server.
 
 ``create`` and ``update`` dispatch on the kind. Kinds without an entry get the checks of ``metadata`` only.
 """
@@ -42,7 +42,7 @@ _STATUS: Mapping[tuple[str, str], Check] = {
 
 
 def identity(kind: Kind, old: Raw, new: Raw) -> Causes:
-    """What is wrong with the UID of changed metadata, before the server puts back the one that it has."""
+    """Return the causes of a changed UID, before the server restores the stored one."""
     causes = Causes()
     if new.get("uid") and new["uid"] != old["uid"]:
         for _ in range(meta.checks_of_identity(kind)):
@@ -51,7 +51,7 @@ def identity(kind: Kind, old: Raw, new: Raw) -> Causes:
 
 
 def create(kind: Kind, raw: Raw, surroundings: Surroundings) -> Causes:
-    """What is wrong with a new object."""
+    """Return the causes why a new object is invalid."""
     causes = Causes()
     meta.check_create(kind, raw["metadata"], causes)
     if kind.custom:
@@ -62,7 +62,7 @@ def create(kind: Kind, raw: Raw, surroundings: Surroundings) -> Causes:
 
 
 def update(kind: Kind, old: Raw, new: Raw, subresource: str, surroundings: Surroundings) -> Causes:
-    """What is wrong with a change."""
+    """Return the causes why a change is invalid."""
     causes = Causes()
     meta.check_update(kind, old["metadata"], new["metadata"], causes)
     if kind.custom:

@@ -33,12 +33,12 @@ def _same(a: object, b: object) -> bool:
     encode = msgspec.json.encode
     if encode(a, order="deterministic") != encode(b, order="deterministic"):
         return False
-    # The order of fields means nothing, except in opaque parameters: the real server compares their bytes.
+    # The order of fields does not count, except in opaque parameters: the real server compares their bytes.
     return [encode(p) for p in _parameters(a)] == [encode(p) for p in _parameters(b)]
 
 
 def _parameters(value: object) -> Iterator[object]:
-    """Opaque parameters in a specification, in an order that does not depend on the order of fields."""
+    """Yield the opaque parameters of a spec, in an order that does not depend on the order of fields."""
     if isinstance(value, dict):
         for key in sorted(value):
             if key == "parameters":
@@ -51,7 +51,7 @@ def _parameters(value: object) -> Iterator[object]:
 
 
 def check_claim(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A ResourceClaim; its spec never changes."""
+    """Check a ResourceClaim; its spec never changes."""
     if old is not None:
         if not _same(raw.get("spec"), old.get("spec")):
             causes.invalid("spec", raw.get("spec"), "field is immutable")
@@ -61,7 +61,7 @@ def check_claim(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
 
 
 def check_template(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A ResourceClaimTemplate; its spec never changes, and what is wrong with a new one is told as well."""
+    """Check a ResourceClaimTemplate; its spec never changes, and a changed one is validated all the same."""
     spec = raw["spec"]
     if old is not None and not _same(spec, old.get("spec")):
         causes.invalid("spec", spec, "field is immutable")
@@ -211,7 +211,7 @@ def _check_config(config: Raw, names: Names, path: str, causes: Causes) -> None:
 
 
 def check_claim_status(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """Status of a ResourceClaim: allocation, reservations, device statuses."""
+    """Check the status of a ResourceClaim: allocation, reservations, device statuses."""
     status, before = raw.get("status") or {}, (old or {}).get("status") or {}
     names = _request_names(raw["spec"]["devices"])
     allocation: Raw | None = status.get("allocation")
@@ -331,7 +331,7 @@ def _check_allocation(
 
 
 def check_class(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A DeviceClass."""
+    """Check a DeviceClass."""
     spec = raw["spec"]
     before: Raw = (old or {}).get("spec") or {}
     check_selectors(

@@ -33,7 +33,7 @@ _OPAQUE_LIMIT = 10 * 1024
 def check_each(
     items: list[Raw], limit: int, path: str, causes: Causes, check: Callable[[Raw, str], None]
 ) -> None:
-    """Each item with its path, or one TooMany instead of everything else."""
+    """Check each item with its path; too many items are one TooMany, and nothing else is checked."""
     if limit >= 0 and len(items) > limit:
         causes.too_many(path, len(items), limit)
         return
@@ -42,7 +42,7 @@ def check_each(
 
 
 def check_unique(keys: Iterable[object], path: str, causes: Causes) -> None:
-    """A Duplicate for every key that was there before."""
+    """Report a Duplicate for every key that occurs again."""
     seen: set[object] = set()
     for i, key in enumerate(keys):
         if key in seen:
@@ -51,17 +51,17 @@ def check_unique(keys: Iterable[object], path: str, causes: Causes) -> None:
 
 
 def check_label(value: str, path: str, causes: Causes) -> None:
-    """A DNS label."""
+    """Check a DNS label."""
     check_formats(formats.dns_label_errors, value, path, causes)
 
 
 def check_uuid(value: str, path: str, causes: Causes) -> None:
-    """A UUID."""
+    """Check a UUID."""
     check_formats(formats.uuid_errors, value, path, causes)
 
 
 def check_driver(value: str, path: str, causes: Causes) -> None:
-    """A driver name: a DNS subdomain of at most 63 bytes, upper case tolerated."""
+    """Check a driver name: a DNS subdomain of at most 63 bytes, in which upper case is accepted."""
     if not value:
         causes.required(path)
         return
@@ -72,7 +72,7 @@ def check_driver(value: str, path: str, causes: Causes) -> None:
 
 
 def check_pool_name(value: str, path: str, causes: Causes) -> None:
-    """DNS subdomains with slashes between, at most 253 bytes."""
+    """Check a pool name: DNS subdomains with slashes between them, at most 253 bytes."""
     if not value:
         causes.required(path)
         return
@@ -83,9 +83,9 @@ def check_pool_name(value: str, path: str, causes: Causes) -> None:
 
 
 def check_qualified(value: str, path: str, causes: Causes) -> None:
-    """Name of an attribute or capacity: an optional domain, a slash, a C identifier.
+    """Check the name of an attribute or capacity: an optional domain and a slash, then a C identifier.
 
-    As the real server: with two slashes nothing is checked.
+    Like the real server, a name with two slashes is not checked.
     """
     parts = value.split("/")
     if len(parts) == 2:
@@ -103,7 +103,7 @@ def check_qualified(value: str, path: str, causes: Causes) -> None:
 
 
 def check_taint(taint: Raw, old: Raw | None, path: str, causes: Causes) -> None:
-    """A device taint; an effect that was there before is not checked again."""
+    """Check a device taint; an effect that has not changed is not checked again."""
     check_label_name(taint["key"], f"{path}.key", causes)
     if taint.get("value"):
         check_formats(formats.label_value_errors, taint["value"], f"{path}.value", causes)
@@ -117,7 +117,7 @@ def check_taint(taint: Raw, old: Raw | None, path: str, causes: Causes) -> None:
 
 
 def check_toleration(toleration: Raw, path: str, causes: Causes) -> None:
-    """A toleration of a request."""
+    """Check a toleration of a request."""
     if toleration.get("key"):
         check_label_name(toleration["key"], f"{path}.key", causes)
     value = toleration.get("value", "")
@@ -135,7 +135,7 @@ def check_toleration(toleration: Raw, path: str, causes: Causes) -> None:
 
 
 def check_raw(value: object, path: str, limit: int, causes: Causes) -> None:
-    """A JSON object of at most ``limit`` bytes."""
+    """Check a JSON object of at most ``limit`` bytes."""
     if value is None:
         causes.required(path)
     elif len(msgspec.json.encode(value)) > limit:
@@ -145,7 +145,7 @@ def check_raw(value: object, path: str, limit: int, causes: Causes) -> None:
 
 
 def check_opaque(config: Raw, path: str, causes: Causes) -> None:
-    """``opaque`` of a device configuration."""
+    """Check ``opaque`` of a device configuration."""
     opaque = config.get("opaque")
     if opaque is None:
         causes.required(f"{path}.opaque")
@@ -155,7 +155,7 @@ def check_opaque(config: Raw, path: str, causes: Causes) -> None:
 
 
 def check_bindings(holder: Raw, path: str, causes: Causes) -> None:
-    """``bindingConditions`` and ``bindingFailureConditions``: both or none, at most four, no name twice."""
+    """Check both kinds of binding conditions: both or none are there, at most four, no name twice."""
     lists = {name: holder.get(name) or [] for name in ("bindingConditions", "bindingFailureConditions")}
     for name, values in lists.items():
         if len(values) > 4:

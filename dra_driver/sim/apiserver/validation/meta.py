@@ -1,4 +1,4 @@
-"""Checks of ``metadata``, and small ones that several kinds share."""
+"""Checks of ``metadata``, and small checks that several kinds share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ANNOTATIONS_LIMIT = 256 * 1024
 
 
 class Surroundings(NamedTuple):
-    """What a check may look at besides the object.
+    """What a check may read beside the object.
 
     Attributes:
         namespace_labels: labels of the object's namespace.
@@ -39,28 +39,28 @@ class Surroundings(NamedTuple):
 
 
 def check_formats(errors: Callable[[str], list[str]], value: str, path: str, causes: Causes) -> None:
-    """One Invalid cause per error."""
+    """Report an Invalid cause for every error."""
     for error in errors(value):
         causes.invalid(path, value, error)
 
 
 def check_label_name(value: str, path: str, causes: Causes) -> None:
-    """A qualified name."""
+    """Check a qualified name."""
     check_formats(formats.qualified_name_errors, value, path, causes)
 
 
 def check_create(kind: Kind, metadata: Raw, causes: Causes) -> None:
-    """``metadata`` of a new object."""
+    """Check ``metadata`` of a new object."""
     name = metadata.get("name", "")
     prefix = metadata.get("generateName", "")
     if kind.kind == "Event" and not kind.group:
-        _check_common(kind, metadata, causes)  # any name will do
+        _check_common(kind, metadata, causes)  # any name is valid
         return
     errors = (
         formats.dns_label_errors if (kind.group, kind.kind) in _LABEL_KINDS else formats.dns_subdomain_errors
     )
     if prefix and kind.kind not in _FREE_NAMES:
-        # What follows the prefix may make a trailing dash good.
+        # A prefix may end in a dash: more characters follow it.
         check_formats(errors, prefix.removesuffix("-") or prefix, "metadata.generateName", causes)
     if not name:
         causes.required("metadata.name", "name or generateName is required")
@@ -148,20 +148,20 @@ _ADMISSION = "admissionregistration.k8s.io"
 
 
 def _any_finalizer(kind: Kind) -> bool:
-    """Whether finalizers need not be standard ones or qualified."""
+    """Return whether finalizers need be neither standard nor qualified."""
     return kind.custom or kind.group == _ADMISSION or kind.kind == "Lease" or kind.kind in _GENERIC
 
 
 def checks_of_identity(kind: Kind) -> int:
-    """How many checks complain of a changed UID."""
+    """Return how many checks report a changed UID."""
     return 1 if kind.kind in _GENERIC or kind.group == _ADMISSION else 2
 
 
 def check_update(kind: Kind, old: Raw, new: Raw, causes: Causes) -> None:
-    """``metadata`` of a changed object.
+    """Check ``metadata`` of a changed object.
 
-    The real server checks generically (the whole and the change), then for the kind; every check leaves its
-    causes.
+    The real server checks it generically (as a whole, and the change), then for the kind; each check adds
+    causes of its own.
     """
     added = [f for f in new.get("finalizers") or [] if f not in (old.get("finalizers") or [])]
     for _ in range(2):
@@ -183,7 +183,7 @@ def check_update(kind: Kind, old: Raw, new: Raw, causes: Causes) -> None:
 
 
 def check_conditions(conditions: list[Raw], path: str, causes: Causes) -> None:
-    """A list of ``metav1.Condition``."""
+    """Check a list of ``metav1.Condition``."""
     import re
 
     seen = set()
@@ -220,7 +220,7 @@ _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
 def check_node_selector(selector: Raw, path: str, causes: Causes) -> None:
-    """``NodeSelector``."""
+    """Check a ``NodeSelector``."""
     terms = selector.get("nodeSelectorTerms") or []
     if not terms:
         causes.required(f"{path}.nodeSelectorTerms", "must have at least one node selector term")

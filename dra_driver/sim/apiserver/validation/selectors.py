@@ -10,7 +10,7 @@ __all__ = ["check_selectors"]
 
 
 def check_selectors(selectors: list[Raw], path: str, causes: Causes, *, stored: bool = False) -> None:
-    """``selectors`` of a request or class; ``stored`` ones were accepted before and are not refused now."""
+    """Check ``selectors`` of a request or class; ``stored`` ones were accepted before and are not refused."""
 
     def check(selector: Raw, here: str) -> None:
         cel = selector.get("cel")

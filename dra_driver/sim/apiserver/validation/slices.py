@@ -28,7 +28,7 @@ _VALUES = ("bool", "int", "string", "version")
 
 
 def check_slice(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A ResourceSlice."""
+    """Check a ResourceSlice."""
     spec = raw["spec"]
     driver = spec.get("driver", "")
     devices.check_driver(driver, "spec.driver", causes)
@@ -297,7 +297,7 @@ def _check_step(
 
 
 def check_taint_rule(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A DeviceTaintRule."""
+    """Check a DeviceTaintRule."""
     spec = raw["spec"]
     selector: Raw = spec.get("deviceSelector") or {}
     if "driver" in selector:
@@ -311,7 +311,7 @@ def check_taint_rule(raw: Raw, old: Raw | None, causes: Causes, surroundings: Su
 
 
 def check_taint_rule_status(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """Status of a DeviceTaintRule."""
+    """Check the status of a DeviceTaintRule."""
     conditions = (raw.get("status") or {}).get("conditions") or []
     check_conditions(conditions, "status.conditions", causes)
     if len(conditions) > 8:

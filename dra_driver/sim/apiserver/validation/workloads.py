@@ -1,4 +1,4 @@
-"""Checks of core kinds, as far as DRA and its users meet them: pods and their claims, ConfigMaps, Leases."""
+"""Checks of core kinds, as far as users of DRA need them: pods and their claims, ConfigMaps, Leases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _check_keys(data: Raw, path: str, causes: Causes) -> None:
 
 
 def check_config_map(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A ConfigMap."""
+    """Check a ConfigMap."""
     if old is not None:
         _check_immutable(raw, old, ("data", "binaryData"), causes)
     data, binary = raw.get("data") or {}, raw.get("binaryData") or {}
@@ -52,7 +52,7 @@ def check_config_map(raw: Raw, old: Raw | None, causes: Causes, surroundings: Su
 
 
 def check_secret(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A Secret."""
+    """Check a Secret."""
     if old is not None:
         if raw.get("type") != old.get("type"):
             causes.invalid("type", raw.get("type"), "field is immutable")
@@ -71,7 +71,7 @@ def _check_immutable(raw: Raw, old: Raw, names: tuple[str, ...], causes: Causes)
 
 
 def check_lease(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A Lease."""
+    """Check a Lease."""
     spec: Raw = raw.get("spec") or {}
     if spec.get("leaseDurationSeconds", 1) <= 0:
         causes.invalid("spec.leaseDurationSeconds", spec["leaseDurationSeconds"], "must be greater than 0")
@@ -85,14 +85,14 @@ def check_lease(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
 
 
 def check_pod(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A Pod."""
+    """Check a Pod."""
     check_pod_spec(raw["spec"], "spec", causes, existing=old is not None)
     if old is not None:
         _check_pod_update(raw["spec"], old["spec"], causes)
 
 
 def check_pod_spec(spec: Raw, path: str, causes: Causes, *, existing: bool = False) -> None:
-    """The spec of a pod or pod template."""
+    """Check the spec of a pod or pod template."""
     claims = _check_claims(spec.get("resourceClaims") or [], f"{path}.resourceClaims", causes)
     containers: list[Raw] = spec.get("containers") or []
     if not containers:
@@ -235,7 +235,7 @@ def _check_tolerations(items: list[Raw], path: str, causes: Causes) -> None:
             )
 
 
-# What an update may change, besides images, deadline, tolerations (added) and, while gated, node selection.
+# What an update may change, besides images, deadline, new tolerations and, while gated, node selection.
 _MUTABLE = ("activeDeadlineSeconds",)
 
 
@@ -267,7 +267,7 @@ def _check_pod_update(new: Raw, old: Raw, causes: Causes) -> None:
 
 
 def _fixed(spec: Raw, old: Raw) -> Raw:
-    """The spec without what an update may change."""
+    """Return the spec without the fields that an update may change."""
     gated = bool(old.get("schedulingGates"))
     skipped = (*_MUTABLE, "schedulingGates", "tolerations", "priority")
     out: dict[str, Any] = {
@@ -277,7 +277,7 @@ def _fixed(spec: Raw, old: Raw) -> Raw:
         if kind in out:
             out[kind] = [{k: v for k, v in c.items() if k != "image"} for c in out[kind]]
     if gated:
-        # Node selection may only become narrower; additions are let through.
+        # Node selection may only become narrower, so additions are accepted.
         wanted: Raw = old.get("nodeSelector") or {}
         given: Raw = spec.get("nodeSelector") or {}
         out["nodeSelector"] = {k: given.get(k) for k in wanted}
@@ -288,7 +288,7 @@ def _fixed(spec: Raw, old: Raw) -> Raw:
 
 
 def check_pod_status(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """Status of a Pod, as far as claims are concerned."""
+    """Check the status of a Pod, as far as it is about claims."""
     names = {c.get("name") for c in raw["spec"].get("resourceClaims") or []}
     statuses: list[Raw] = (raw.get("status") or {}).get("resourceClaimStatuses") or []
     path = "status.resourceClaimStatuses"
@@ -351,7 +351,7 @@ def _check_extended_claim(spec: Raw, status: Raw, path: str, causes: Causes) -> 
 
 
 def check_workload(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """A DaemonSet, Deployment …: the selector must select the template."""
+    """Check a DaemonSet, Deployment …: its selector must select its template."""
     spec: Raw = raw.get("spec") or {}
     template: Raw = spec.get("template") or {}
     labels: Raw = (template.get("metadata") or {}).get("labels") or {}

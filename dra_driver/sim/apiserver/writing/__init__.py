@@ -1,1 +1,1 @@
-"""What happens to an object that is created, changed or deleted."""
+"""Creating, changing and deleting objects."""

@@ -1,9 +1,8 @@
-"""What admission adds to new objects: stand-ins for admission policies, which this server does not evaluate.
+"""Stand-ins for admission policies, which this server does not evaluate: what they set in new objects.
 
-A policy that our own components count on has a function here that does what the policy does, and no more. It
-acts while the policy and a binding of it are stored, as on a real cluster: who applies
-``deploy/manifests/gating.yaml`` gets the gate, who deletes it does not. All other policies, and webhooks, are
-stored and served, but never run.
+A policy that our own components need has a function here that does what the policy does, and no more. It acts
+as long as the policy and a binding of it are stored, as on a real cluster: ``deploy/manifests/gating.yaml``
+has to be applied for the gate. All other policies are stored and served, but never evaluated.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ __all__ = ["STAND_INS", "admit_create"]
 
 GATE_POLICY = "dra-driver-allocation-gate"
 
-# Kind, the new object, labels of its namespace.
+# Called with the kind, the new object and the labels of its namespace.
 StandIn = Callable[[Kind, Raw, Mapping[str, str]], None]
 
 
 def _add_gate(kind: Kind, raw: Raw, labels: Mapping[str, str]) -> None:
-    """Pods with claims get our scheduling gate in namespaces where our controller allocates."""
+    """Add our scheduling gate to pods with claims, in namespaces where our controller allocates."""
     if (kind.group, kind.kind) != ("", "Pod") or labels.get(ALLOCATOR_LABEL) != "controller":
         return
     spec = raw.get("spec") or {}
@@ -42,7 +41,7 @@ _GROUP = "admissionregistration.k8s.io"
 
 
 def admit_create(store: Store, kind: Kind, namespace: str, raw: Raw) -> None:
-    """Changes a new object as the policies that are in force would."""
+    """Change a new object as the policies that are in force would."""
     if kind.kind != "Pod" or not store.collection(_GROUP, "mutatingadmissionpolicies").objects:
         return
     bound = {

@@ -1,4 +1,4 @@
-"""Deletion: graceful, held by finalizers, of namespaces and of definitions."""
+"""Deletion: graceful periods, finalizers, and what goes with namespaces and definitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMESPACE_DELAY = 0.5
 
 
 def call_later(delay: float, work: Callable[[], None]) -> None:
-    """Runs ``work`` on the running loop after ``delay`` seconds; at once where no loop runs."""
+    """Run ``work`` on the running loop after ``delay`` seconds; at once if no loop runs."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -36,12 +36,12 @@ class DeleteOptions:
     """``DeleteOptions``.
 
     Attributes:
-        grace: seconds; None for the object's own.
-        uid: precondition.
-        version: precondition.
-        dry_run: answer only.
+        grace: grace period in seconds; if None, it is the object's own.
+        uid: UID that the object must have; empty for any.
+        version: resource version that the object must have; empty for any.
+        dry_run: whether nothing is to be deleted.
         propagation: ``Foreground``, ``Orphan`` or ``Background``; empty counts as the last.
-        reviews: what webhooks say; None where none is installed.
+        reviews: the answers of webhooks; None if none is installed.
     """
 
     grace: int | None = None
@@ -53,7 +53,7 @@ class DeleteOptions:
 
 
 def delete(registry: ServerState, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
-    """Marks the object, or removes it if nothing holds it. Gives what the server answers with.
+    """Mark the object as deleted, or remove it if nothing holds it; return the server's answer.
 
     Raises:
         StatusError: 404, 409 (preconditions).
@@ -94,12 +94,12 @@ def _check_preconditions(kind: Kind, metadata: Raw, options: DeleteOptions) -> N
             raise StatusError.conflict(kind.plural, kind.group, metadata["name"], why)
 
 
-# What the garbage collector has to do first.
+# Finalizers of the garbage collector, which it takes off after its work.
 _PROPAGATION = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}
 
 
 def _propagate(registry: ServerState, kind: Kind, metadata: Raw, policy: str) -> None:
-    """Finalizers of the policy; only on kinds that a garbage collector looks after, which takes them off."""
+    """Add the finalizer of the policy, on kinds of which a garbage collector takes it off again."""
     if not policy or (kind.group, kind.plural) not in registry.collected:
         return
     kept = [f for f in metadata.get("finalizers") or [] if f not in _PROPAGATION.values()]
@@ -111,7 +111,7 @@ def _propagate(registry: ServerState, kind: Kind, metadata: Raw, policy: str) ->
 
 
 def _shorten(metadata: Raw, period: int) -> int:
-    """A second deletion may only shorten the wait; gives what is left of it."""
+    """Shorten the wait of a second deletion, which cannot make it longer; return what is left of it."""
     current = int(metadata.get("deletionGracePeriodSeconds", 0))
     if period >= current:
         return current
@@ -122,7 +122,7 @@ def _shorten(metadata: Raw, period: int) -> int:
 
 
 def finish(registry: ServerState, kind: Kind, key: Key, last: Raw | None = None) -> Raw:
-    """Removes an object that nothing holds any more, and what goes with it."""
+    """Remove an object that nothing holds any more, and what goes with it."""
     removed = registry.collection(kind).remove(key, last)
     if kind.kind == "CustomResourceDefinition":
         _withdraw(registry, removed.raw)
@@ -139,7 +139,7 @@ def _withdraw(registry: ServerState, raw: Raw) -> None:
     registry.kinds.remove(group, plural)
 
 
-# --- namespaces: the little of the namespace controller that `kubectl delete namespace` waits for ---
+# --- namespaces: the part of the namespace controller that `kubectl delete namespace` waits for ---
 
 
 def _terminate_namespace(
@@ -157,7 +157,7 @@ def _terminate_namespace(
 
 
 def resume(registry: ServerState) -> None:
-    """Goes on with namespaces that were being deleted when an earlier server ended."""
+    """Resume the deletion of namespaces that an earlier server has not finished."""
     for stored in registry.store.collection("", "namespaces").list():
         if "deletionTimestamp" in stored.raw["metadata"]:
             registry.later(NAMESPACE_DELAY, functools.partial(_empty_namespace, registry, stored.key.name))

@@ -19,7 +19,7 @@ __all__ = ["Manager", "apply", "record_update"]
 Path = tuple[str, ...]
 Paths = set[Path]
 
-# Never owned by anyone.
+# Fields that no manager can own.
 _STRIPPED_META = frozenset(
     [
         "name",
@@ -37,7 +37,7 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """Who writes: name, version of the API, subresource, and the time that goes into the entry."""
+    """A field manager: its name, the API version, the subresource, and the time of its entry."""
 
     name: str
     api_version: str
@@ -45,7 +45,7 @@ class Manager:
     now: str
 
     def entry(self, operation: str, fields: Paths, time: str) -> Raw:
-        """An entry of ``managedFields``."""
+        """Return an entry of ``managedFields``."""
         raw: Raw = {
             "manager": self.name,
             "operation": operation,
@@ -59,7 +59,7 @@ class Manager:
         return raw
 
     def owns(self, entry: Raw, operation: str) -> bool:
-        """Whether the entry is this manager's."""
+        """Return whether the entry is this manager's."""
         return (
             entry.get("manager") == self.name
             and entry.get("operation") == operation
@@ -118,7 +118,7 @@ def _owned(type_: Type, raw: Raw) -> Paths:
 
 
 def _without_empties(type_: Type | None, value: Any) -> Any:
-    """Without empty lists that merge by item: there is nothing in them to own."""
+    """Return the value without empty lists that merge by item: they have nothing that can be owned."""
     if not isinstance(value, dict):
         return value
     fields = type_.fields if isinstance(type_, Struct) else {}
@@ -217,9 +217,9 @@ def _paths(tree: Any, prefix: Path = ()) -> Paths:
 
 
 def record_update(type_: Type, old: Raw | None, new: Raw, manager: Manager) -> None:
-    """Notes in ``new`` what an update (or create) by ``manager`` changed; sets ``metadata.managedFields``.
+    """Set ``metadata.managedFields`` of ``new`` by what an update (or create) by ``manager`` has changed.
 
-    ``new`` may carry the entries to start from (patches do); otherwise those of ``old`` are taken.
+    The entries to start from are those in ``new``, which patches carry, otherwise those of ``old``.
     """
     metadata = new["metadata"]
     given = metadata.get("managedFields")
@@ -233,7 +233,7 @@ def record_update(type_: Type, old: Raw | None, new: Raw, manager: Manager) -> N
         entries = []
     else:
         _diff(type_, _strip(old), _strip(new), (), changed, removed)
-    # Updates own no empty values, unlike server-side apply: who empties a field owns nothing.
+    # Unlike server-side apply, an update does not own empty values.
     emptied = {p for p in changed if not p or _value(new, p) in ({}, [])}
     changed -= emptied
     removed |= emptied
@@ -271,24 +271,24 @@ def _updated(entries: list[Raw], changed: Paths, removed: Paths, manager: Manage
 
 
 def apply(type_: Type, live: Raw, applied: Raw, manager: Manager, *, force: bool) -> Raw:
-    """The object after ``manager`` applied its configuration.
+    """Return the object after ``manager`` has applied its configuration.
 
     Args:
         type_: fields of the kind.
         live: the current object, or a bare one to create it.
-        applied: the configuration, with canonical values and nothing but what was sent.
-        manager: who applies.
-        force: take fields from their owners.
+        applied: the configuration as it was sent, with canonical values.
+        manager: the manager that applies.
+        force: whether fields are taken from their owners.
 
     Raises:
-        StatusError: 409 with a cause for every field that someone else owns with another value.
+        StatusError: 409 with a cause for every field that another manager owns with another value.
     """
     wanted = _owned(type_, applied)
     merged = _merge(type_, live, applied)
     entries: list[Raw] = list(live.get("metadata", {}).get("managedFields") or [])
     mine = next((e for e in entries if manager.owns(e, "Apply")), None)
     others = [(e, _paths(e.get("fieldsV1"))) for e in entries if e is not mine]
-    # An item of a keyed list is a value of its own only where nothing in it is owned: it is atomic.
+    # An item of a keyed list is a value of its own only if nothing in it is owned: then it is atomic.
     holders = {p[:-1] for p in wanted}
     contested = {
         p
@@ -365,7 +365,7 @@ def _merge(type_: Type | None, live: Any, applied: Any) -> Any:
 
 
 def _merge_items(type_: ListType, live: list[Any], applied: list[Any]) -> list[Any]:
-    """Items in the order in which they are applied; those that are only live as early as they may come."""
+    """Return items in the order in which they are applied; those that are only live as early as possible."""
     old = {_item_key(o, type_.keys): o for o in live}
     new = {_item_key(a, type_.keys): a for a in applied}
     before, wanted = list(old), list(new)
@@ -402,7 +402,7 @@ def _value(raw: Any, path: Path) -> Any:
 
 
 def _remove(raw: Raw, paths: Paths, owned: Paths) -> None:
-    """Deletes what nobody owns any more, and the containers that become empty by it."""
+    """Delete fields that have no owner any more, and the containers that become empty by it."""
     prefixes = {p[:i] for p in owned for i in range(1, len(p) + 1)}
     for path in sorted(paths, key=len):
         if path in prefixes:
@@ -418,7 +418,7 @@ def _remove(raw: Raw, paths: Paths, owned: Paths) -> None:
 
 
 def _detach(raw: Raw, path: Path) -> None:
-    """Deletes the value at ``path``; copies the containers on the way, which the live object shares."""
+    """Delete the value at ``path``; copy the containers on the way, which the live object shares."""
     holder: Any = raw
     for step in path[:-1]:
         child = _step(holder, step)

@@ -1,4 +1,4 @@
-"""What a write is asked to be besides its body."""
+"""The options of a write."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Options:
     """Query parameters of a write, and the warnings that it causes.
 
     Attributes:
-        dry_run: do everything except storing.
+        dry_run: whether nothing is to be stored.
         manager: field manager.
         validation: ``Ignore``, ``Warn`` or ``Strict``.
-        force: server-side apply takes fields from their owners.
+        force: whether server-side apply takes fields from their owners.
         duplicates: paths of duplicate keys that the decoder of the body has found.
         warnings: texts for the ``Warning`` header.
-        reviews: what webhooks say; None where none is installed.
-        drawn: name and UID that were drawn at random, and the time, so that a write that is tried again after
-            webhooks were asked makes the same object.
+        reviews: the answers of webhooks; None if none is installed.
+        drawn: the random name and UID, and the time, so that a write that is tried again after webhooks were
+            called makes the same object.
     """
 
     dry_run: bool = False

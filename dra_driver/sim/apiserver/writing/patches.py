@@ -13,7 +13,7 @@ __all__ = ["json_patch", "merge_patch", "strategic_merge"]
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Apply a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
     out = dict(target) if isinstance(target, dict) else {}
@@ -28,7 +28,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A list of a patch: the real server drops nulls from the objects in it."""
+    """Return a list of a patch without the nulls in its objects, as the real server drops them."""
     if isinstance(value, list):
         return [_without_nulls(v) for v in value]
     if isinstance(value, dict):
@@ -40,10 +40,10 @@ def _without_nulls(value: Any) -> Any:
 
 
 def json_patch(target: Raw, patch: object) -> Any:
-    """RFC 6902.
+    """Apply a JSON patch (RFC 6902).
 
     Raises:
-        StatusError: 400 for a patch that is none, 422 for one that does not apply.
+        StatusError: 400 for a malformed patch, 422 for one that does not apply.
     """
     if not isinstance(patch, list) or not all(isinstance(o, dict) for o in patch):
         raise StatusError.bad_request(
@@ -79,7 +79,7 @@ def _operate(document: Any, operation: Mapping[str, Any]) -> Any:
             return operation["value"]
         if isinstance(_lookup(document, path[:-1]), list):
             document = _remove(document, path)
-        # The real server replaces what is not there as well.
+        # The real server also replaces values that are not there.
         return _add(document, path, operation.get("value"))
     if name in ("move", "copy"):
         source = _pointer(operation["from"])
@@ -110,7 +110,7 @@ def _lookup(document: Any, path: list[str]) -> Any:
 
 
 def _lookup_or_none(document: Any, path: list[str]) -> Any:
-    """What is not there counts as null, if its parent is there."""
+    """Look up a value; one that is not there is null, if its parent is there."""
     parent = _lookup(document, path[:-1])
     return parent.get(path[-1]) if path and isinstance(parent, dict) else _lookup(document, path)
 
@@ -149,7 +149,7 @@ _PATCH = "$patch"
 
 
 def strategic_merge(target: Raw, patch: object, type_: Type) -> Raw:
-    """Merges by the strategies of the kind's fields.
+    """Apply a strategic merge patch, by the strategies of the kind's fields.
 
     Raises:
         StatusError: 400 for a patch that is no object, 422 for a list item without its merge key.
@@ -165,7 +165,7 @@ def strategic_merge(target: Raw, patch: object, type_: Type) -> Raw:
 def _merge_object(target: Any, patch: Raw, type_: Type | None, retain: bool = False) -> Any:
     directive = patch.get(_PATCH)
     if directive is not None and not isinstance(target, dict):
-        return {}  # an instruction about what is not there leaves nothing
+        return {}  # an instruction for an object that is not there has no effect
     if directive == "replace":
         return {k: v for k, v in patch.items() if k != _PATCH}
     if directive == "delete":
@@ -241,7 +241,7 @@ def _merge_list(old: list[Any], patch: list[Any], field: Field, item: Type | Non
 
 
 def _interleaved(named: dict[Any, Any], rest: dict[Any, Any], positions: Mapping[Any, int]) -> list[Any]:
-    """What the patch names in its order; the rest keeps its place relative to what was there before."""
+    """Return the items that the patch names in its order; the others keep their relative places."""
     out = []
     others = list(rest)
     for name, value in named.items():
@@ -252,7 +252,7 @@ def _interleaved(named: dict[Any, Any], rest: dict[Any, Any], positions: Mapping
 
 
 def _check_order(items: Any, order: Any, field: Field | None) -> None:
-    """What a patch names must come in the order that it prescribes."""
+    """Check that the items of a patch come in the order that it prescribes."""
     if not isinstance(items, list) or not isinstance(order, list):
         return
     key = field.merge_key if field else ""

@@ -12,7 +12,7 @@ __all__ = ["bind", "evict"]
 
 
 def bind(registry: Registry, kind: Kind, namespace: str, name: str, body: Any, options: Options) -> Raw:
-    """Assigns a pod to a node.
+    """Assign a pod to a node.
 
     Raises:
         StatusError: 404, 409 (already assigned, gated), 500 (bad target).
@@ -58,7 +58,7 @@ def bind(registry: Registry, kind: Kind, namespace: str, name: str, body: Any, o
 
 
 def evict(registry: Registry, kind: Kind, namespace: str, name: str, body: Any) -> Raw:
-    """Deletes a pod; disruption budgets are not looked at."""
+    """Delete a pod; PodDisruptionBudgets are ignored."""
     given: Raw = (body.get("deleteOptions") if isinstance(body, dict) else None) or {}
     preconditions = given.get("preconditions") or {}
     registry.delete(

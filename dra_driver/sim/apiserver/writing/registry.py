@@ -1,6 +1,6 @@
-"""Create, read, update, patch, delete: what the API does, without HTTP.
+"""Create, read, update, patch and delete: the API's verbs, without HTTP.
 
-Everything here is synchronous: one call is one step of the event loop, so no two writers ever mix.
+Everything here is synchronous: one call is one step of the event loop, so writes never overlap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339 with whole seconds."""
+    """Return a time as RFC 3339 with whole seconds."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -37,11 +37,11 @@ class Registry:
     """All verbs on all kinds.
 
     Args:
-        store: where objects live.
-        clock: seconds since the epoch.
+        store: the objects.
+        clock: returns seconds since the epoch.
 
     Attributes:
-        collected: group and plural name of the kinds that a garbage collector looks after; only those know
+        collected: group and plural name of the kinds that a garbage collector handles; only those support
             foreground deletion and orphans.
     """
 
@@ -53,7 +53,7 @@ class Registry:
         self.collected: frozenset[tuple[str, str]] = frozenset()
 
     def restore(self) -> None:
-        """Takes up what an earlier server has left in the store: definitions, deletions under way."""
+        """Resume what an earlier server has left in the store: definitions, and unfinished deletions."""
         for stored in self.store.collection("apiextensions.k8s.io", "customresourcedefinitions").list():
             if "deletionTimestamp" not in stored.raw["metadata"]:
                 for custom in crds.kinds(stored.raw):
@@ -63,11 +63,11 @@ class Registry:
     # --- reading ---
 
     def collection(self, kind: Kind) -> Collection:
-        """Objects of a kind."""
+        """Return the objects of a kind."""
         return self.store.collection(kind.group, kind.plural)
 
     def get(self, kind: Kind, namespace: str, name: str) -> Stored:
-        """One object.
+        """Return one object.
 
         Raises:
             StatusError: 404.
@@ -78,7 +78,7 @@ class Registry:
         return found
 
     def now(self) -> str:
-        """The time as objects carry it."""
+        """Return the time as objects carry it."""
         return timestamp(self.clock())
 
     def _time(self, options: Options) -> str:
@@ -86,7 +86,7 @@ class Registry:
         return options.drawn.setdefault("time", self.now())
 
     def at(self, seconds: float) -> str:
-        """The time in ``seconds`` from now."""
+        """Return the time in ``seconds`` from now."""
         return timestamp(self.clock() + seconds)
 
     def _decode(
@@ -97,7 +97,7 @@ class Registry:
     # --- create ---
 
     def create(self, kind: Kind, namespace: str, body: Any, options: Options) -> Raw:
-        """POST.
+        """Create an object (POST).
 
         Raises:
             StatusError: 400, 403, 404 (namespace), 409 (exists), 422, 500 (resourceVersion given).
@@ -161,7 +161,7 @@ class Registry:
             self.collection(kind).put(key, taint_preview.preview(self, found.raw))
 
     def _put(self, kind: Kind, key: Key, raw: Raw) -> Raw:
-        """Stores an object; a CustomResourceDefinition is served from then on."""
+        """Store an object; the kinds of a CustomResourceDefinition are served from then on."""
         if kind.kind != "CustomResourceDefinition":
             return self.collection(kind).put(key, raw).raw
         if "deletionTimestamp" not in raw["metadata"]:
@@ -233,7 +233,7 @@ class Registry:
         options: Options,
         subresource: str = "",
     ) -> tuple[Raw, Context]:
-        """The object as mutating webhooks make it."""
+        """Return the object as mutating webhooks change it."""
         if options.reviews is None:
             return raw, context
         review = _review(kind, operation, namespace, raw, old, options, subresource)
@@ -252,7 +252,7 @@ class Registry:
         options: Options,
         subresource: str = "",
     ) -> None:
-        """Returns if no validating webhook objects."""
+        """Ask the validating webhooks, and return if none refuses."""
         if options.reviews is not None:
             review = _review(kind, operation, namespace, raw, old, options, subresource)
             options.reviews.validated(review)
@@ -262,7 +262,7 @@ class Registry:
     def update(
         self, kind: Kind, namespace: str, name: str, body: Any, options: Options, subresource: str = ""
     ) -> tuple[Raw, bool]:
-        """PUT. Gives the object and whether it was created.
+        """Replace an object (PUT); return it, and whether it was created.
 
         Raises:
             StatusError: 400, 404, 409, 422, 500 (malformed resourceVersion).
@@ -368,15 +368,15 @@ class Registry:
         options: Options,
         subresource: str = "",
     ) -> tuple[Raw, bool]:
-        """PATCH. Gives the object and whether it was created.
+        """Patch an object; return it, and whether it was created.
 
         Args:
-            kind: of the object.
-            namespace: empty for cluster-scoped kinds.
-            name: of the object.
+            kind: kind of the object.
+            namespace: its namespace; empty for cluster-scoped kinds.
+            name: its name.
             form: ``json``, ``merge``, ``strategic`` or ``apply``.
             patch: the decoded body.
-            options: of the request.
+            options: options of the request.
             subresource: ``status`` or empty.
 
         Raises:
@@ -453,7 +453,7 @@ class Registry:
         return self._replace(kind, existing, raw, context, options, subresource, applied=True), False
 
     def delete(self, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
-        """DELETE: see ``deletion.delete``."""
+        """Delete an object: see ``deletion.delete``."""
         kind = self.kinds.stored(kind)
         if options.reviews is not None:
             old = self.get(kind, namespace, name).raw

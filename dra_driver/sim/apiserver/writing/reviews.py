@@ -1,8 +1,8 @@
-"""How writes, which never wait, get the answers of webhooks, which take their time.
+"""The answers of admission webhooks, for writes, which are synchronous and cannot wait for them.
 
-A write asks ``Reviews``. Where no answer is known, ``Unanswered`` ends the write before anything is stored;
+A write asks ``Reviews``. If there is no answer yet, ``Unanswered`` ends the write before anything is stored;
 the webhooks are called, and the write is tried again from its beginning on the state of that moment. An
-answer counts for the very objects that were reviewed, so a change in between makes for another question.
+answer holds only for the objects that were reviewed: after a change in between, webhooks are called again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["Review", "Reviews", "Unanswered"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """One question.
+    """One review by webhooks.
 
     Attributes:
         operation: ``CREATE``, ``UPDATE`` or ``DELETE``.
-        kind: of the objects, in the version in which they are kept.
-        namespace: empty for cluster-scoped kinds.
-        name: of the object.
+        kind: kind of the objects, in the version in which they are stored.
+        namespace: namespace; empty for cluster-scoped kinds.
+        name: name of the object.
         subresource: ``status`` or empty.
         new: the object as it would be stored; None for deletions.
-        old: as it is; None for creations.
-        dry_run: nothing will be stored.
+        old: the stored object; None for creations.
+        dry_run: whether nothing will be stored.
     """
 
     operation: str
@@ -43,11 +43,11 @@ class Review:
 
 
 class Unanswered(Exception):
-    """Nobody has asked the webhooks yet.
+    """Webhooks have not been called for a review yet.
 
     Attributes:
-        review: the question.
-        mutating: whether it goes to the webhooks that may change the object.
+        review: the review.
+        mutating: whether it is for the webhooks that may change the object.
     """
 
     def __init__(self, review: Review, *, mutating: bool) -> None:
@@ -57,10 +57,10 @@ class Unanswered(Exception):
 
 
 class Reviews:
-    """The answers to one request.
+    """The answers of webhooks to one request.
 
     Attributes:
-        warnings: what webhooks want the user to read.
+        warnings: warnings of the webhooks for the user.
     """
 
     def __init__(self) -> None:
@@ -68,24 +68,24 @@ class Reviews:
         self._answers: dict[bool, tuple[bytes, Raw | StatusError | None]] = {}
 
     def answer(self, question: Unanswered, answer: Raw | StatusError | None) -> None:
-        """Notes an answer: the changed object, a refusal, or None where all may stay as it is."""
+        """Add an answer: the changed object, a refusal, or None if nothing is to change."""
         self._answers[question.mutating] = (_identity(question.review), answer)
 
     def mutated(self, review: Review) -> Raw | None:
-        """The object as webhooks want it; None where they leave it as it is.
+        """Return the object as webhooks change it; None if they do not change it.
 
         Raises:
-            Unanswered: they have not been asked.
-            StatusError: they refuse.
+            Unanswered: they have not been called.
+            StatusError: one of them refuses.
         """
         return self._get(review, mutating=True)
 
     def validated(self, review: Review) -> None:
-        """Returns if no webhook objects.
+        """Return if no validating webhook refuses.
 
         Raises:
-            Unanswered: they have not been asked.
-            StatusError: they refuse.
+            Unanswered: they have not been called.
+            StatusError: one of them refuses.
         """
         self._get(review, mutating=False)
 

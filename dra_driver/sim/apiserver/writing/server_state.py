@@ -1,4 +1,4 @@
-"""What parts of a write ask of the registry that they work for."""
+"""The part of the registry that the parts of a write use."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ServerState(Protocol):
 
     Attributes:
         store: all objects.
-        kinds: those that are served.
-        later: for what is done some time after a write.
-        collected: kinds whose dependants somebody deletes: group and plural.
+        kinds: the kinds that are served.
+        later: runs work some time after a write.
+        collected: group and plural name of the kinds that a garbage collector handles.
     """
 
     store: Store

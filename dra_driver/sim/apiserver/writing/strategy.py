@@ -1,7 +1,7 @@
-"""What the server does to an object before it is validated.
+"""What the server changes in an object before it is validated.
 
-Parts that the writer does not own go back to what they were, admission adds its values. One hook per kind
-where a kind needs one; everything that is only data is in ``kinds`` and ``defaults``.
+Fields that the endpoint may not change get their old values back, and admission adds its own. A kind that
+needs it has a hook here; everything that is only data is in ``kinds`` and ``defaults``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _qos(spec: Raw) -> str:
 
 
 def _admit_pod(spec: Raw) -> None:
-    """What admission adds to every pod."""
+    """Add what admission adds to every pod."""
     tolerations = spec.setdefault("tolerations", [])
     for key in _TOLERATIONS:
         if not any(
@@ -137,7 +137,7 @@ _CREATE: Mapping[str, Callable[[Raw, str], None]] = {
 
 
 def prepare_create(kind: Kind, raw: Raw, now: str) -> None:
-    """Sets what a new object starts with."""
+    """Set the initial values of a new object."""
     if kind.generation or kind.custom:
         raw["metadata"]["generation"] = 1
     if kind.custom:
@@ -150,7 +150,7 @@ def prepare_create(kind: Kind, raw: Raw, now: str) -> None:
 
 
 def prepare_update(kind: Kind, old: Raw, new: Raw, subresource: str, now: str) -> None:
-    """Takes back what this endpoint may not change, and counts the generation."""
+    """Restore the fields that this endpoint may not change, and count the generation."""
     if subresource == "status":
         for name in set(old) | set(new):
             if name not in ("status", "metadata", "kind", "apiVersion"):
@@ -191,7 +191,7 @@ def prepare_update(kind: Kind, old: Raw, new: Raw, subresource: str, now: str) -
 
 
 def spec_changed(kind: Kind, old: Raw, new: Raw) -> bool:
-    """Whether the part of the object that the generation counts has changed."""
+    """Return whether the part of the object that the generation counts has changed."""
     skipped = ("metadata", "status") if kind.status else ("metadata",)
     before = {k: v for k, v in old.items() if k not in skipped}
     after = {k: v for k, v in new.items() if k not in skipped}
@@ -199,7 +199,7 @@ def spec_changed(kind: Kind, old: Raw, new: Raw) -> bool:
 
 
 def _without_empties(value: Any) -> Any:
-    """A built-in object as Go compares it: an empty list or map is as good as none."""
+    """Return a built-in object as Go compares it: an empty list or map equals an absent one."""
     if isinstance(value, dict):
         inner = {k: _without_empties(v) for k, v in value.items()}
         return {k: v for k, v in inner.items() if v not in ({}, [], None)}
@@ -216,7 +216,7 @@ def _take(old: Raw, new: Raw, name: str) -> None:
 
 
 def _claim_status(old: Raw, new: Raw) -> None:
-    """Device statuses of devices that are no longer allocated go with the allocation."""
+    """Remove the statuses of devices that are no longer allocated."""
     status = new.get("status") or {}
     gone = _allocated(old) - _allocated(new)
     if gone and status.get("devices"):
@@ -252,7 +252,7 @@ def _renew_taint(old: Raw, new: Raw, now: str) -> None:
 
 
 def grace_period(kind: Kind, raw: Raw, wanted: int | None) -> int | None:
-    """Seconds that a deletion waits; None where the kind knows no graceful deletion."""
+    """Return the grace period in seconds; None if the kind has no graceful deletion."""
     if kind.kind != "Pod" or kind.group:
         return None
     spec: Mapping[str, Any] = raw.get("spec") or {}

@@ -1,7 +1,6 @@
-"""What a new DeviceTaintRule of effect ``None`` would do, as kube-controller-manager notes in its status.
+"""The preview that kube-controller-manager writes into a new DeviceTaintRule of effect ``None``.
 
-The only piece of that controller here: people make such rules to read this condition, nothing else depends on
-it.
+It is the only part of that controller here: such rules are made to read this condition.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ __all__ = ["preview"]
 
 
 def preview(registry: ServerState, rule: Raw) -> Raw:
-    """The rule with the condition ``EvictionInProgress``: counts of devices and pods that it selects now."""
+    """Return the rule with the condition ``EvictionInProgress``: how many devices and pods it selects now."""
     selector: Raw | None = rule["spec"].get("deviceSelector")
     published = allocated = 0
     pods: set[tuple[str, str]] = set()
@@ -43,7 +42,7 @@ def preview(registry: ServerState, rule: Raw) -> Raw:
 
 
 def _selects(selector: Raw | None, device: Raw) -> bool:
-    """An empty selector takes every device, no selector none."""
+    """Return whether the selector matches: an empty one matches every device, an absent one none."""
     return selector is not None and all(
         selector.get(k, device[k]) == device[k] for k in ("driver", "pool", "device")
     )

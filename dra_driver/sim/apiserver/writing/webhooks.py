@@ -1,9 +1,9 @@
-"""Calls admission webhooks: who is to be asked about a change, and what comes of the answers.
+"""Calls of admission webhooks: which ones are called for a change, and what their answers cause.
 
-What a ValidatingWebhookConfiguration or a MutatingWebhookConfiguration says is kept to: rules, scope,
+Of ValidatingWebhookConfigurations and MutatingWebhookConfigurations these fields are respected: rules, scope,
 namespaceSelector, objectSelector, matchPolicy, failurePolicy, sideEffects, timeoutSeconds, caBundle, and
-``url`` or ``service``. Left out: ``matchConditions`` (as if they held) and ``reinvocationPolicy`` (webhooks
-that change objects are called once, in the order of their configurations' names).
+``url`` or ``service``. ``matchConditions`` count as true, and ``reinvocationPolicy`` is ignored: mutating
+webhooks are called once, in the order of their configurations' names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _USER: Raw = {"username": "kubernetes-admin", "groups": ["system:masters", "syst
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """One entry of ``webhooks``, and the version in which it wants the objects."""
+    """One entry of ``webhooks``, and the version in which it gets the objects."""
 
     raw: Raw
     kind: Kind
@@ -50,7 +50,7 @@ class _Hook:
 
 
 class _CallFailed(Exception):
-    """A webhook cannot be asked, or gives no answer that can be understood."""
+    """A webhook cannot be called, or its answer cannot be decoded."""
 
 
 class Webhooks:
@@ -58,8 +58,8 @@ class Webhooks:
 
     Args:
         store: configurations and namespaces.
-        kinds: those that are served.
-        services: where Services lead to; there are no pods behind them here.
+        kinds: the kinds that are served.
+        services: Service → address of the webhook behind it; there are no pods behind Services here.
     """
 
     def __init__(self, store: Store, kinds: Kinds, services: Services) -> None:
@@ -69,25 +69,25 @@ class Webhooks:
         self._session: aiohttp.ClientSession | None = None
 
     def wanted(self, kind: Kind) -> bool:
-        """Whether any configuration is there that could have a say in objects of this kind."""
-        if kind.group == _GROUP:  # or nobody could ever take a bad configuration away
+        """Return whether there is any webhook configuration that could apply to objects of this kind."""
+        if kind.group == _GROUP:  # otherwise a bad configuration could never be removed
             return False
         collections = (self._store.collection(_GROUP, plural) for plural in _PLURALS.values())
         return any(c.objects for c in collections)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def ask(self, question: Unanswered, requested: Kind, reviews: Reviews) -> None:
-        """Asks all webhooks that are to be asked, and notes the answer.
+        """Call all webhooks that apply to a review, and add their answer.
 
         Args:
-            question: what is to be reviewed.
+            question: the review that has no answer yet.
             requested: the kind in the version of the request.
-            reviews: of the request.
+            reviews: the answers to the request.
         """
         hooks = list(self._hooks(question.review, requested, mutating=question.mutating))
         answer: Raw | StatusError | None = None
@@ -137,7 +137,7 @@ class Webhooks:
             if refused is not None:
                 raise refused
 
-    # --- who is asked ---
+    # --- which webhooks are called ---
 
     def _hooks(self, review: Review, requested: Kind, *, mutating: bool) -> Iterator[_Hook]:
         for stored in self._store.collection(_GROUP, _PLURALS[mutating]).list():
@@ -147,7 +147,7 @@ class Webhooks:
                     yield _Hook(raw, kind)
 
     def _wanted_version(self, hook: Raw, review: Review, requested: Kind) -> Kind | None:
-        """In which version the webhook wants to see the object; None where its rules do not match."""
+        """Return the version in which the webhook gets the object; None if its rules do not match."""
         served = [requested]
         if hook.get("matchPolicy", "Equivalent") == "Equivalent":
             served += [k for k in self._kinds.versions(requested.group, requested.plural) if k != requested]
@@ -170,10 +170,10 @@ class Webhooks:
     async def _call(
         self, hook: _Hook, review: Review, requested: Kind, current: Raw | None, reviews: Reviews
     ) -> Raw | None:
-        """The response; None where the webhook failed and that is to be ignored.
+        """Return the response; None if the webhook failed and its failurePolicy is to ignore that.
 
         Raises:
-            StatusError: it refuses, or failed.
+            StatusError: the webhook refuses, or it failed.
         """
         if review.dry_run and hook.raw.get("sideEffects") not in ("None", "NoneOnDryRun"):
             raise StatusError.bad_request(f'admission webhook "{hook.name}" does not support dry run')
@@ -217,7 +217,7 @@ class Webhooks:
         return _response(data, body["request"]["uid"])
 
     def _target(self, config: Raw) -> tuple[str, str | None, ssl.SSLContext]:
-        """URL, name in the certificate (None: that of the URL), and who vouches for it."""
+        """Return URL, name in the certificate (None: that of the URL) and TLS context of a webhook."""
         bundle = config.get("caBundle")
         try:
             authority = base64.b64decode(bundle).decode() if bundle else None
