@@ -1,4 +1,4 @@
-"""Files that the embedded cluster is given: manifests, and plans of faults.
+"""Files that the embedded cluster reads: manifests, and fault plans.
 
 The manifests of ``deploy/`` are beside the package in a source tree, inside it in a wheel. ``deploy/`` is the
 only source; ``pyproject.toml`` copies it into the wheel.
@@ -20,10 +20,10 @@ __all__ = ["deploy_directory", "own_manifests", "read_plan"]
 
 
 def deploy_directory(part: str) -> Path:
-    """The folder ``deploy/<part>``, for example ``manifests/crds`` or ``examples``.
+    """Return the folder ``deploy/<part>``, for example ``manifests/crds`` or ``examples``.
 
     Raises:
-        ConfigurationError: this installation carries no such folder.
+        ConfigurationError: this installation has no such folder.
     """
     here = Path(__file__).resolve()
     candidates = (here.parent / "deploy" / part, here.parents[2] / "deploy" / part)
@@ -37,9 +37,9 @@ def deploy_directory(part: str) -> Path:
 
 
 def own_manifests() -> list[dict[str, Any]]:
-    """Our CRDs, DeviceClasses and the gate's policy, as an administrator would install them.
+    """Return our CRDs, DeviceClasses and the gate's policy, as an administrator would install them.
 
-    Policies that the API server does not act on are left out: they would promise what nobody keeps.
+    Policies that the embedded API server does not evaluate are left out.
     """
     manifests = deploy_directory("manifests")
     paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]
@@ -51,15 +51,15 @@ def own_manifests() -> list[dict[str, Any]]:
 
 
 def read_plan(given: str, flag: str) -> FaultPlan:
-    """The faults of a flag: a file if there is one of that name, else the statements themselves.
+    """Return the fault plan of a flag, which is the name of a file, or the statements themselves.
 
     Raises:
-        ConfigurationError: neither; says where it is not understood.
+        ConfigurationError: it is neither; the message names the place of the mistake.
     """
     path = Path(given)
     try:
         is_file = path.is_file()
-    except (OSError, ValueError):  # no name that a file could have
+    except (OSError, ValueError):  # not a valid file name
         is_file = False
     if not is_file:
         return parse_faults(given, source=flag)

@@ -1,8 +1,8 @@
 """An independent reader of CDI specs: what a container runtime would make of them.
 
-Shares no code with ``dra_driver.cdi``, which writes specs, so that a mistake there does not cancel itself out
-here. Behaves as containerd 1.7 was seen to: versions 0.3.0 to 0.8.0, ``.json`` and ``.yaml`` files only, a
-bad spec disables itself alone, a device that two files of one directory define cannot be resolved at all.
+It shares no code with ``dra_driver.cdi``, which writes specs, so that a mistake there does not cancel itself
+out here. It behaves as recorded of containerd 1.7: versions 0.3.0 to 0.8.0, ``.json`` and ``.yaml`` files
+only, a bad spec disables only itself, a device that two files of one directory define cannot be resolved.
 
 Source: the CDI specification (cncf-tags/container-device-interface, SPEC.md).
 """
@@ -33,7 +33,7 @@ __all__ = [
     "stat_device_node",
 ]
 
-# What containerd 1.7 accepts; 0.2.0 and 1.0.0 were refused.
+# The versions that containerd 1.7 accepts; it refuses 0.2.0 and 1.0.0.
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0")
 HOOK_NAMES = frozenset(
     {"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
@@ -126,10 +126,10 @@ class _Spec(_Strict, frozen=True, kw_only=True):
 
 
 def _parse(path: Path) -> _Spec:
-    """One file, decoded and validated.
+    """Decode and validate one file.
 
     Raises:
-        CdiError: why the runtime would not use it.
+        CdiError: the runtime would not use it.
     """
     try:
         data = path.read_bytes()
@@ -199,7 +199,7 @@ def _edit_findings(edits: _Edits, where: str) -> Iterable[str]:
 
 
 def _needed_version(spec: _Spec) -> tuple[str, str]:
-    """The oldest cdiVersion that has every feature that the spec uses, and the feature that decides it."""
+    """Return the oldest cdiVersion that has every feature of the spec, and the feature that decides it."""
     needs = [("0.3.0", "anything")]
     if spec.annotations or any(d.annotations for d in spec.devices):
         needs.append(("0.6.0", "annotations"))
@@ -225,7 +225,7 @@ def _needed_version(spec: _Spec) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device node as it stands in the container (OCI ``linux.devices[]``)."""
+    """A device node in the container (OCI ``linux.devices[]``)."""
 
     path: str
     host_path: str
@@ -260,7 +260,7 @@ class ContainerView:
     cdi_devices: tuple[str, ...] = ()
 
     def as_oci(self) -> dict[str, Any]:
-        """The edits as fields of an OCI ``config.json``."""
+        """Return the edits as fields of an OCI ``config.json``."""
         hooks: dict[str, list[dict[str, Any]]] = {}
         for name, path, args in self.hooks:
             hooks.setdefault(name, []).append({"path": path, **({"args": list(args)} if args else {})})
@@ -293,7 +293,7 @@ StatDevice = Callable[[str], tuple[str, int, int]]
 
 
 def stat_device_node(path: str) -> tuple[str, int, int]:
-    """Type (``b`` or ``c``), major and minor of a device node, as a runtime looks at it.
+    """Return type (``b`` or ``c``), major and minor of a device node, as a runtime reads them.
 
     Raises:
         CdiError: it is absent, or no device node.
@@ -314,9 +314,10 @@ def stat_device_node(path: str) -> tuple[str, int, int]:
 
 
 def simulated_device_node(path: str) -> tuple[str, int, int]:
-    """Like ``stat_device_node`` for simulated nodes, whose device nodes cannot exist (mknod needs root).
+    """Return what ``stat_device_node`` does, or numbers for a device node that does not exist.
 
-    A path that exists is looked at as a runtime would, unless it is a regular file standing in for a node.
+    Simulated nodes have no device nodes, as mknod needs root. A path that exists is read as a runtime would,
+    unless it is a regular file in the place of a device node.
     """
     if not Path(path).exists() or Path(path).is_file():
         return "c", 0, 0
@@ -328,7 +329,7 @@ class CdiRegistry:
 
     Args:
         directories: usually ``/etc/cdi`` and ``/var/run/cdi``; absent ones are empty.
-        stat_device: looks at a device node of the host.
+        stat_device: returns type, major and minor of a device node of the host.
     """
 
     def __init__(self, directories: Iterable[Path], *, stat_device: StatDevice = stat_device_node) -> None:
@@ -345,7 +346,7 @@ class CdiRegistry:
         return tuple(sorted(self._devices))
 
     def refresh(self) -> None:
-        """Reads the directories again. Never raises: what is wrong with a file stands in ``errors``."""
+        """Read the directories again. It never raises: mistakes in a file are kept in ``errors``."""
         self._devices, self.errors, self.conflicts = {}, {}, set()
         for directory in self._directories:
             self._read_directory(directory)
@@ -367,14 +368,14 @@ class CdiRegistry:
                     conflicts.add(name)
                 found[name] = (spec, device)
         for name in conflicts:
-            # Neither wins: the runtime cannot know which one is meant, nor does the directory before help.
+            # Neither is used, nor an earlier directory: the runtime cannot know which one is meant.
             found.pop(name)
             self._devices.pop(name, None)
         self.conflicts |= conflicts
         self._devices.update(found)
 
     def inject(self, names: Sequence[str], view: ContainerView | None = None) -> ContainerView:
-        """Applies the edits of the devices to a container.
+        """Apply the edits of the devices to a container.
 
         A spec's own edits are applied once, before those of its first device. Devices named twice count once.
 
@@ -417,7 +418,7 @@ class CdiRegistry:
         host_path = node.host_path or node.path
         kind, major, minor = node.type, node.major, node.minor
         if not kind or (not major and kind != "p"):
-            # As the runtime does: what the spec leaves out is read from the host's node.
+            # Like the runtime: what the spec leaves out is read from the device node of the host.
             kind, major, minor = self._stat_device(host_path)
         return DeviceView(
             path=node.path,

@@ -1,4 +1,4 @@
-"""The embedded cluster: everything around the driver stood in for, the driver itself as real processes.
+"""The embedded cluster: everything around the driver is simulated, the driver runs as real processes.
 
 ::
 
@@ -64,7 +64,7 @@ ADMIN_AGENT = "dra-driver-demo"
 
 
 class ClusterFailed(DraError):
-    """The cluster did not come to where it should be; the text has the ends of the logs."""
+    """The cluster did not reach the expected state; the text has the ends of the logs."""
 
 
 @dataclass(slots=True)
@@ -72,9 +72,9 @@ class SimNode:
     """One simulated node.
 
     Attributes:
-        kubelet: the stand-in kubelet that runs now.
+        kubelet: the stand-in kubelet that runs at present.
         plugin: the node agent's process.
-        nic_plugin: the one that publishes NICs, where the node has any.
+        nic_plugin: process of the node agent that publishes NICs; None if the node has none.
     """
 
     name: str
@@ -87,18 +87,18 @@ class SimNode:
 
     @property
     def profile(self) -> str:
-        """Its GPUs."""
+        """Profile of its GPUs."""
         return self.config.profile
 
     def leftovers(self) -> list[str]:
-        """What claims have left on the node: CDI files and entries of the two checkpoints."""
+        """Return what claims have left on the node: CDI files and entries of the two checkpoints."""
         found = [f"CDI file {path.name}" for path in sorted(self.layout.cdi.iterdir()) if path.is_file()]
         found += [f"kubelet checkpoint entry of {key}" for key in self.kubelet.claims.claims]
         for path in sorted(self.layout.state.rglob("checkpoint.json")):
             try:
                 claims = Checkpoint.decode(path.read_bytes())
             except FileNotFoundError:
-                continue  # being replaced right now
+                continue  # it is being replaced
             found += [f"plugin checkpoint entry of {claim.key}" for claim in claims]
         found += [f"MPS daemon of {path.name}" for path in sorted(self.layout.state.glob("mps/*"))]
         found += [
@@ -107,7 +107,7 @@ class SimNode:
         return [f"{self.name}: {item}" for item in found]
 
     def gpu_settings(self) -> Mapping[str, Mapping[str, Any]]:
-        """What was set on the simulated GPUs, by UUID: time slice, compute mode, MIG mode and instances."""
+        """Return UUID → settings of each simulated GPU: time slice, compute mode, MIG mode and instances."""
         try:
             found: dict[str, dict[str, Any]] = json.loads((self.layout.state / GPU_SETTINGS).read_bytes())
         except FileNotFoundError:
@@ -116,16 +116,16 @@ class SimNode:
 
 
 class EmbeddedCluster:
-    """Use as ``async with EmbeddedCluster(config) as cluster``; then ``await cluster.ready()``.
+    """A cluster: ``async with EmbeddedCluster(config) as cluster``, then ``await cluster.ready()``.
 
     Leaving the block ends all child processes, waits for them, and removes the directory.
 
     Attributes:
         root: the cluster's directory, below the system's temporary directory.
-        kubeconfig: for clients.
+        kubeconfig: path of the kubeconfig.
         api: an administrator's client.
         server: the API server.
-        nodes: by name.
+        nodes: the nodes by name.
         controller: the controller's process.
     """
 
@@ -163,7 +163,7 @@ class EmbeddedCluster:
         await self._close()
 
     async def _start(self) -> None:
-        # Short: the sockets of a node's plugin have to fit into 107 bytes.
+        # A short path: those of the sockets of a node's plugin must not be longer than 107 bytes.
         self.root = Path(tempfile.mkdtemp(prefix="dra-"))
         self._stack.callback(shutil.rmtree, self.root, ignore_errors=True)
         self._refuse_long_paths()
@@ -177,7 +177,7 @@ class EmbeddedCluster:
         self._stack.push_async_callback(server.stop)
         server.write_kubeconfig(self.kubeconfig)
         if self.config.kubeconfig is not None:
-            # It names a server that is about to go; a file left behind would only mislead.
+            # The kubeconfig names a server that is about to end.
             self._stack.callback(self.kubeconfig.unlink, missing_ok=True)
         self._stack.push_async_callback(self._close_clients)
         self._stack.push_async_callback(self._cancel_tasks)
@@ -215,7 +215,7 @@ class EmbeddedCluster:
             await client.close()
 
     async def _close(self) -> None:
-        # Cleaning up must come to its end even when the second Ctrl-C arrives meanwhile.
+        # The clean-up has to be completed even if a second Ctrl-C arrives meanwhile.
         closing = asyncio.get_running_loop().create_task(self._stack.aclose())
         while not closing.done():
             try:
@@ -237,7 +237,7 @@ class EmbeddedCluster:
                 group.create_task(process.stop())
 
     def _run(self, name: str, work: Awaitable[None]) -> asyncio.Task[None]:
-        """Runs a part of the cluster; its failure is the cluster's."""
+        """Run a part of the cluster; if it fails, the cluster fails."""
 
         async def guarded() -> None:
             try:
@@ -330,16 +330,16 @@ class EmbeddedCluster:
         return process
 
     def adopt(self, process: ManagedProcess) -> None:
-        """Takes a process among those that end with the cluster."""
+        """Add a process to those that end with the cluster."""
         self._processes.append(process)
 
     async def start_process(self, process: ManagedProcess) -> None:
-        """Starts a process of the cluster, for the first time or again."""
+        """Start a process of the cluster, for the first time or again."""
         await process.start()
         self._run(process.name, process.supervise())
 
     async def stop_kubelet(self, name: str) -> None:
-        """Ends the kubelet of a node as if killed; its containers run on."""
+        """End the kubelet of a node as if killed; its containers run on."""
         task, self.nodes[name].task = self.nodes[name].task, None
         if task is not None:
             task.cancel()
@@ -347,14 +347,14 @@ class EmbeddedCluster:
                 await task
 
     async def restart_kubelet(self, name: str) -> None:
-        """Stops the kubelet of a node and starts a new one under the running containers."""
+        """Stop the kubelet of a node, and start a new one while the containers run on."""
         await self.stop_kubelet(name)
         node = self.nodes[name]
         node.kubelet = await self._kubelet(name, node.layout, node.config, node.kubelet.runtime)
         node.task = self._run(f"kubelet of {name}", node.kubelet.run())
 
     async def reboot(self, name: str) -> None:
-        """Reboots a node: its processes and containers end, its tmpfs is empty, its boot is another one."""
+        """Reboot a node: its processes and containers end, its tmpfs is emptied, its boot ID changes."""
         node = self.nodes[name]
         await self.stop_kubelet(name)
         plugins = [p for p in (node.plugin, node.nic_plugin) if p is not None]
@@ -369,20 +369,20 @@ class EmbeddedCluster:
             await self.start_process(process)
 
     async def kill_plugin(self, name: str) -> None:
-        """SIGKILL for a node's plugin, files left as they are; returns when it is gone."""
+        """Kill a node's plugin (SIGKILL) and wait for its end; its files stay as they are."""
         await self.kill(self.nodes[name].plugin)
 
     async def kill(self, process: ManagedProcess) -> None:
-        """SIGKILL; returns when the process is gone."""
+        """Kill a process (SIGKILL) and wait for its end."""
         process.signal(signal.SIGKILL)
         await process.stop()
 
     # --- faults ---------------------------------------------------------------------------------------------
 
     def inject(self, plan: FaultPlan) -> None:
-        """Puts a plan in force from now on, beside what earlier ones still do to processes and disks.
+        """Put a fault plan in force from now on, beside what earlier ones still do to processes and disks.
 
-        Our own administrator's client (``api``) is left alone: who looks on must not be misled.
+        No fault strikes the administrator's client (``api``), so that tests see what is there.
 
         Raises:
             ConfigurationError: the plan names nodes, parts or resources that are not there.
@@ -425,7 +425,7 @@ class EmbeddedCluster:
                 await self.kill(process)
                 if fault.timing.duration is not None:
                     await asyncio.sleep(fault.timing.duration)
-                    if not process.running:  # two plans may have killed it
+                    if not process.running:  # another plan may have killed it
                         await self.start_process(process)
             case _:
                 raise AssertionError(fault)
@@ -433,24 +433,24 @@ class EmbeddedCluster:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises ``ClusterFailed`` if a part or a process has ended by itself."""
+        """Raise ``ClusterFailed`` if a part or a process has ended by itself."""
         if self._failures:
             raise ClusterFailed("\n".join(self._failures))
 
     async def wait_for(
         self, what: str, condition: Callable[[], Awaitable[T | None]], seconds: float = 30.0
     ) -> T:
-        """Polls until ``condition`` gives something true.
+        """Poll until ``condition`` returns something true, and return that.
 
         Raises:
-            ClusterFailed: it did not within the time, or a part of the cluster failed.
+            ClusterFailed: it did not within ``seconds``, or a part of the cluster failed.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             self.check()
             try:
                 result = await condition()
-            except ApiUnavailable:  # a fault may have taken the API server away
+            except ApiUnavailable:  # a fault may have stopped the API server
                 result = None
             if result:
                 return result
@@ -460,12 +460,12 @@ class EmbeddedCluster:
             await asyncio.sleep(POLL)
 
     async def ready(self, seconds: float = 60.0) -> None:
-        """Waits until every node has its devices published."""
+        """Wait until every node has its devices published."""
         async for _ in self.published(seconds):
             pass
 
     async def published(self, seconds: float = 60.0) -> AsyncIterator[tuple[SimNode, list[ResourceSlice]]]:
-        """Gives each node and its slices as soon as they are complete for the plugin's present epoch."""
+        """Yield each node and its slices as soon as they are complete for the plugin's present epoch."""
         waiting = dict(self.nodes)
         deadline = asyncio.get_running_loop().time() + seconds
         while waiting:
@@ -486,7 +486,7 @@ class EmbeddedCluster:
         return False
 
     async def _slices(self, node: str) -> list[ResourceSlice] | None:
-        """The slices of a node's pools; None until they are those of the present epochs."""
+        """Return the slices of a node's pools; None until they are those of the present epochs."""
         drivers = [self.config.driver_name]
         if self.nodes[node].nic_plugin is not None:
             drivers.append(RDMA_DRIVER_NAME)
@@ -515,7 +515,7 @@ class EmbeddedCluster:
 
 
 def _refuse_foreign(kubeconfig: Path) -> None:
-    """Nobody's access to a real cluster is overwritten, and later removed, by a slip of the keyboard."""
+    """Refuse to overwrite, and later remove, a kubeconfig of another cluster."""
     if not kubeconfig.exists():
         return
     try:

@@ -1,4 +1,4 @@
-"""What an embedded cluster consists of."""
+"""The configuration of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class NodeConfig:
     """One node.
 
     Attributes:
-        profile: its GPUs: a built-in profile or a file.
-        nics: its RDMA NICs, which a second plugin publishes: a built-in profile or a
-            file; empty: none.
-        labels: of the Node object, beside the usual ones.
+        profile: profile of its GPUs: a built-in one or a file.
+        nics: profile of its RDMA NICs, which a second plugin publishes: a built-in one or a file; empty if it
+            has none.
+        labels: labels of the Node object, beside the usual ones.
     """
 
     profile: str
@@ -32,18 +32,18 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """What is to be started.
+    """The parts that are started.
 
     Attributes:
         profiles: the nodes; a plain string is a node with that profile and nothing else.
-        kubeconfig: where to write the kubeconfig; None: below the cluster's directory.
-        driver_name: of the driver under test.
+        kubeconfig: where to write the kubeconfig; if None, below the cluster's directory.
+        driver_name: name of the driver under test.
         allocator: ``controller`` or ``scheduler``.
         kubelet: delays of the kubelets.
-        run_controller: off for tests that bring their own.
-        log_level: of the child processes.
-        plugin_flags: more flags of the node agents of GPUs.
-        manifests: objects that are there before anything runs.
+        run_controller: whether to start the controller; tests may bring their own.
+        log_level: log level of the child processes.
+        plugin_flags: further flags of the node agents of GPUs.
+        manifests: objects that are created before anything runs.
         spawn: starts the child processes.
     """
 
@@ -65,6 +65,6 @@ class ClusterConfig:
 
     @property
     def drivers(self) -> tuple[str, ...]:
-        """Under which names plugins run on any node."""
+        """Names of the drivers of which plugins run on any node."""
         nics = any(node.nics for node in self.nodes)
         return (self.driver_name, RDMA_DRIVER_NAME) if nics else (self.driver_name,)

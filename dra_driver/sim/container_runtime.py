@@ -1,7 +1,7 @@
-"""Runs a container for real with what a simulated node made of its CDI devices: by runc, crun or podman.
+"""Running a container with runc, crun or podman, with what a simulated node made of its CDI devices.
 
-The container is as small as can be: a root file system of one static busybox, or of the host's own ``/bin``,
-``/lib`` and ``/usr`` mounted read-only. Device nodes of simulated GPUs do not exist on the host; they are
+The container is minimal: its root file system is one static busybox, or the host's own ``/bin``, ``/lib`` and
+``/usr`` mounted read-only. Device nodes of simulated GPUs do not exist on the host; they are
 made in the container with the numbers of ``/dev/null``, so that the container has something to open.
 """
 
@@ -28,7 +28,7 @@ SECONDS = 60
 SCRIPT = "env; for f in $DEVICE_NODES; do ls -l $f; done"
 HOST_DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr")
 NULL_DEVICE = (1, 3)
-# Lines of the output that say nothing about devices.
+# Lines of the output that are not about devices.
 NOT_OURS = ("HOME=", "PWD=", "PATH=", "DEVICE_NODES=", "OLDPWD=", "SHLVL=", "_=")
 
 
@@ -37,10 +37,10 @@ class ContainerFailed(DraError):
 
 
 def find_runtime() -> ContainerRuntime:
-    """The first runtime on this machine that can be used.
+    """Return the first runtime on this machine that can be used.
 
     Raises:
-        ConfigurationError: none, or we are not root; says what is needed.
+        ConfigurationError: there is none, or this process is not root; the message says what is needed.
     """
     found = next((path for name in RUNTIMES if (path := shutil.which(name))), None)
     findings = []
@@ -61,21 +61,21 @@ class ContainerRuntime:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the runtime, for people."""
         return self.path.name
 
     def run(self, view: ContainerView, directory: Path) -> str:
-        """Runs ``env`` and ``ls -l`` of the device nodes in a container.
+        """Run ``env`` and ``ls -l`` of the device nodes in a container.
 
         Args:
             view: what the container gets.
             directory: for the bundle, which is removed again.
 
         Returns:
-            what it printed.
+            the output.
 
         Raises:
-            ContainerFailed: it did not work.
+            ContainerFailed: the container could not be run.
         """
         with tempfile.TemporaryDirectory(dir=directory, prefix="bundle-") as bundle:
             rootfs = Path(bundle) / "rootfs"
@@ -110,7 +110,7 @@ class ContainerRuntime:
 
 
 def _fill(rootfs: Path) -> tuple[str, ...]:
-    """Makes the root file system; returns directories of the host that have to be mounted."""
+    """Make the root file system, and return the directories of the host that have to be mounted."""
     for name in ("proc", "dev", "sys", "tmp"):
         (rootfs / name).mkdir(parents=True)
     busybox = _static_busybox()

@@ -1,4 +1,4 @@
-"""Kinds as the stand-ins need them: pods with what a kubelet reads, other objects by their metadata."""
+"""Kinds as the stand-ins need them: pods as a kubelet reads them, other objects by their metadata."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EnvVar(Wire, frozen=True, kw_only=True):
 
 
 class RunContainer(core.Container, frozen=True, kw_only=True):
-    """A container with what decides its simulated life."""
+    """A container with the fields that decide its simulated life."""
 
     image: str = ""
     command: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class RunPod(core.Pod, frozen=True, kw_only=True):
 
 
 class MetaObject(WireObject, frozen=True, kw_only=True):
-    """Any object: metadata alone."""
+    """Any object, with nothing but its metadata."""
 
 
 RUN_PODS = Resource("", "v1", "pods", "Pod", RunPod, namespaced=True)
@@ -65,11 +65,11 @@ RUN_PODS = Resource("", "v1", "pods", "Pod", RunPod, namespaced=True)
 def metadata_only(
     group: str, version: str, plural: str, kind: str, *, namespaced: bool
 ) -> Resource[MetaObject]:
-    """A kind of which only metadata is read."""
+    """Return a kind of which only metadata is read."""
     return Resource(group, version, plural, kind, MetaObject, namespaced=namespaced)
 
 
-# Kinds that the garbage collector looks after, and kinds that own them.
+# Kinds that the garbage collector handles, and kinds that own them.
 OWNED_KINDS = tuple(
     metadata_only(r.group, r.version, r.plural, r.kind, namespaced=r.namespaced)
     for r in (core.PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_INVENTORIES)
@@ -79,7 +79,7 @@ OWNER_KINDS: Mapping[tuple[str, str], Resource[MetaObject]] = {
     for r in (core.PODS, core.NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_INVENTORIES)
 }
 
-# Kinds that the example manifests may hold.
+# Kinds that the example manifests may contain.
 APPLIED_KINDS: Mapping[tuple[str, str], Resource[MetaObject]] = {
     (r.api_version, r.kind): metadata_only(r.group, r.version, r.plural, r.kind, namespaced=r.namespaced)
     for r in (

@@ -1,4 +1,4 @@
-"""Child processes of the embedded cluster: started, logged to a file, stopped; never orphaned."""
+"""Child processes of the embedded cluster: started, logged to a file, stopped, and never orphaned."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dra_driver.errors import DraError
 
 __all__ = ["Child", "ManagedProcess", "ProcessFailed", "Spawn", "dra_driver_command", "spawn"]
 
-# Runs before the real command, in the same process: asks the kernel (PR_SET_PDEATHSIG) to kill it should the
-# parent die without a chance to clean up. A preexec_fn would do the same, but runs Python code between fork
+# Runs before the real command, in the same process: asks the kernel (PR_SET_PDEATHSIG) to kill it if the
+# parent dies without a chance to clean up. A preexec_fn would do the same, but runs Python code between fork
 # and exec of a process that has gRPC threads.
 _LAUNCHER = """
 import ctypes, os, signal, sys
@@ -33,7 +33,7 @@ class ProcessFailed(DraError):
 
 
 def dra_driver_command(*arguments: str) -> tuple[str, ...]:
-    """A command line of ``dra-driver`` with the present interpreter."""
+    """Return a command line of ``dra-driver`` with the present interpreter."""
     return (sys.executable, "-m", "dra_driver.cli.main", *arguments)
 
 
@@ -83,10 +83,10 @@ class ManagedProcess:
     """One child process.
 
     Args:
-        name: for messages, for example ``plugin node1``.
+        name: name in messages, for example ``plugin node1``.
         command: absolute path of the program and its arguments.
         log: file that gets stdout and stderr.
-        environment: added to ours.
+        environment: variables that are added to those of this process.
         spawn: starts it.
     """
 
@@ -109,7 +109,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
+        """Process id; None if it does not run."""
         return self._process.pid if self._process is not None and self.running else None
 
     @property
@@ -118,7 +118,7 @@ class ManagedProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Starts it; output is appended to the log."""
+        """Start the process; its output is appended to the log."""
         self._stopping = False
         self._process = await self._spawn(self.command, self._environment)
         self._logging = asyncio.get_running_loop().create_task(self._write_log(self._process))
@@ -130,7 +130,7 @@ class ManagedProcess:
                 log.write(chunk)
 
     async def _ended(self) -> int:
-        """Waits for the end of the process and of its output."""
+        """Wait for the end of the process and of its output."""
         assert self._process is not None
         code = await self._process.wait()
         if self._logging is not None:
@@ -138,19 +138,19 @@ class ManagedProcess:
         return code
 
     async def supervise(self) -> None:
-        """Returns when it was stopped by us.
+        """Wait until the process is stopped by ``stop`` or ``signal``.
 
         Raises:
-            ProcessFailed: it ended by itself.
+            ProcessFailed: the process ended by itself.
         """
         code = await self._ended()
         if not self._stopping:
             raise ProcessFailed(f"{self.name} ended with status {code}\n{self.tail()}")
 
     def limit_file_size(self, limit: int | None) -> None:
-        """Lets writes to files fail beyond ``limit`` bytes, with EFBIG; None: as at the start.
+        """Let writes to files fail beyond ``limit`` bytes, with EFBIG; if None, remove the limit.
 
-        The nearest thing to a full disk that needs no root and no file system of its own.
+        This comes close to a full disk, without root and without a file system of its own.
         """
         if self.pid is None:
             return
@@ -159,14 +159,14 @@ class ManagedProcess:
             resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (hard if limit is None else limit, hard))
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal; the end that it brings is no failure."""
+        """Send a signal; an end of the process by it is no failure."""
         self._stopping = True
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     async def stop(self, grace: float = 5.0) -> None:
-        """SIGTERM, then SIGKILL after ``grace`` seconds. Returns when it is gone."""
+        """Stop the process by SIGTERM, and by SIGKILL after ``grace`` seconds; return when it has ended."""
         if self._process is None:
             return
         self.signal(signal.SIGTERM)
@@ -178,7 +178,7 @@ class ManagedProcess:
             await self._ended()
 
     def tail(self, lines: int = 15) -> str:
-        """The end of its log, for messages."""
+        """Return the end of its log, for messages."""
         try:
             text = self.log.read_text(errors="replace").splitlines()[-lines:]
         except OSError as e:

@@ -23,7 +23,7 @@ def write_profile(profile: str, path: Path) -> None:
 
     Args:
         profile: built-in name or file, as for ``--backend simulated=``.
-        path: where to.
+        path: where to write it.
 
     Raises:
         ConfigurationError: there is no such profile, or it has mistakes.

@@ -1,1 +1,1 @@
-"""Stand-ins for kube-scheduler and the controllers that DRA leans on."""
+"""Stand-ins for kube-scheduler and for the controllers that DRA needs."""

@@ -1,8 +1,8 @@
-"""The parts of kube-controller-manager that DRA leans on: resource claim controller, garbage collection.
+"""The parts of kube-controller-manager that DRA needs: resource claim controller, garbage collection.
 
-What they write, and when, follows recordings of Kubernetes 1.36: claims generated from templates (gated pods
-included), reservations of pods that are gone removed, claims deallocated with their last reservation where
-the delete-protection finalizer is present, generated claims deleted once their pod is done.
+What they write, and when, follows recordings of Kubernetes 1.36: claims are generated from templates, for
+gated pods as well; reservations of deleted pods are removed; claims with the delete-protection finalizer are
+deallocated with their last reservation; generated claims are deleted once their pod is done.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ FINISHED = ("Succeeded", "Failed")
 
 
 def _done(pod: Pod) -> bool:
-    """Whether the pod will never run (again): ended, or deleted before it was bound."""
+    """Return whether the pod will never run again: it has ended, or was deleted before it was bound."""
     return pod.status.phase in FINISHED or (
         pod.metadata.deletion_timestamp is not None and not pod.spec.node_name
     )
 
 
 class ClaimController:
-    """The resource claim controller. Two queues: pods that need claims, claims that need looking after."""
+    """The resource claim controller, with two queues: pods that need claims, and claims to be checked."""
 
     def __init__(self, api: KubeClient) -> None:
         self._api = api
@@ -60,7 +60,7 @@ class ClaimController:
         self._claim_queue: WorkQueue[ObjectKey] = WorkQueue("claims")
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         self._pods.add_handler(
             Handler(added=self._pod_seen, updated=lambda _, pod: self._pod_seen(pod), deleted=self._pod_seen)
         )
@@ -133,7 +133,7 @@ class ClaimController:
             await self._reserve_for_bound(pod)
 
     async def _generated(self, pod: Pod, entry: PodResourceClaim) -> str | None:
-        """Name of the claim of one entry; it is created if there is none yet."""
+        """Return the name of the claim of one entry; create the claim if there is none."""
         for claim in self._claims.by_index("owner", pod.metadata.uid):
             if (claim.metadata.annotations or {}).get(POD_CLAIM_ANNOTATION) == entry.name:
                 return claim.metadata.name
@@ -172,7 +172,7 @@ class ClaimController:
             "spec": _raw(template.spec.spec),
         }
         claim = await self._api.create(RESOURCE_CLAIMS, body, pod.metadata.namespace)
-        # The informer has not seen it yet; without waiting, the next sync would create a second one.
+        # Wait until the informer has seen it; otherwise the next sync would create a second one.
         await self._until_seen(claim)
         return claim.metadata.name
 
@@ -184,7 +184,7 @@ class ClaimController:
         log.warning("the watch is behind: a new claim has not been seen for 2 s", claim=str(claim.key))
 
     async def _reserve_for_bound(self, pod: Pod) -> None:
-        """A pod that was bound by hand: kube-scheduler reserved nothing for it."""
+        """Reserve the allocated claims of a pod that was bound by hand: kube-scheduler has not done so."""
         for used in resourceclaim.pod_claims(pod):
             claim = self._claims.get(used.key) if used.key is not None else None
             if (
@@ -223,10 +223,10 @@ class ClaimController:
 
     async def _stale(self, claim: ResourceClaim, reference: ResourceClaimConsumerReference) -> bool:
         if reference.resource != "pods" or reference.api_group:
-            return False  # a consumer that we know nothing about
+            return False  # a consumer of an unknown kind
         pod = self._pods.get_by_name(reference.name, claim.metadata.namespace)
         if pod is None or pod.metadata.uid != reference.uid:
-            # The watch may be behind: ask before taking a reservation away.
+            # The watch may be behind: ask the API server before a reservation is removed.
             try:
                 pod = await self._api.get(PODS, reference.name, claim.metadata.namespace)
             except NotFound:
@@ -245,7 +245,7 @@ class ClaimController:
             await self._api.merge_patch(RESOURCE_CLAIMS, claim.metadata.name, patch, claim.metadata.namespace)
 
     async def _delete_generated(self, claim: ResourceClaim) -> None:
-        """A generated claim goes once its pod is done; if the pod is gone, that is garbage collection's."""
+        """Delete a generated claim once its pod is done; garbage collection does if the pod is gone."""
         if claim.metadata.deletion_timestamp is not None:
             return
         for owner in claim.metadata.owner_references or ():
@@ -269,12 +269,12 @@ _NOT_ALLOCATED: Mapping[str, Any] = {"allocation": None, "devices": None}
 
 
 def _raw(value: object) -> Any:
-    """Structs as plain data."""
+    """Return structs as plain data."""
     return msgspec.json.decode(codec.encode(value))
 
 
 def _generate_name(pod: str, entry: str) -> str:
-    """``<pod>-<claim>-``, cut so that with five random characters it is a DNS label."""
+    """Return ``<pod>-<claim>-``, cut so that with five random characters it is a DNS label."""
     longest = 57
     if len(pod) + len(entry) + 1 > longest:
         pod = pod[: longest // 2]
@@ -291,10 +291,10 @@ def _owner_uids(item: WireObject) -> Iterable[Hashable]:
 
 
 class GarbageCollector:
-    """Deletes objects whose owners are all gone, before their owner (foreground), or lets them go (orphans).
+    """Deletes objects whose owners are all gone, or before their owner (foreground), and releases orphans.
 
     Attributes:
-        KINDS: group and plural name of what it looks after.
+        KINDS: group and plural name of the kinds that it handles.
     """
 
     KINDS: ClassVar[frozenset[tuple[str, str]]] = frozenset(
@@ -310,10 +310,10 @@ class GarbageCollector:
         self._queue: WorkQueue[tuple[str, ObjectKey]] = WorkQueue("garbage")
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
-            # No waiting for the first lists: an owner that is not known is asked for before anything is
-            # deleted, and a kind that the server does not have must not stop the others.
+            # It does not wait for the first lists: an unknown owner is read from the API server before
+            # anything is deleted, and a kind that the server does not have must not stop the others.
             for name, informer in self._informers.items():
                 seen = functools.partial(self._seen, name)
                 changed = functools.partial(self._changed, name)
@@ -331,7 +331,7 @@ class GarbageCollector:
     def _gone(self, item: MetaObject) -> None:
         for informer, dependent in self._dependents(item):
             self._queue.add((_name(informer.resource), dependent.key))
-        for owner in item.metadata.owner_references or ():  # one that waits for its dependents
+        for owner in item.metadata.owner_references or ():  # may wait for dependents
             kind = f"{owner.api_version}/{owner.kind}"
             for namespace in {item.metadata.namespace, ""} if kind in self._informers else ():
                 self._queue.add((kind, ObjectKey(namespace, owner.name)))
@@ -354,7 +354,7 @@ class GarbageCollector:
                 await self._release(informer, item, _ORPHAN)
             return
         if not item.metadata.owner_references:
-            return  # an owner that was looked at because something of its is gone
+            return  # an owner that is checked because a dependent of it is gone
         for owner in item.metadata.owner_references:
             if await self._exists(owner, item.metadata.namespace):
                 return
@@ -364,7 +364,7 @@ class GarbageCollector:
             )
 
     async def _no_dependents(self, owner: MetaObject) -> bool:
-        """Deletes what the owner has; gives whether nothing is left that it has to wait for."""
+        """Delete the dependents of an owner; return whether none is left that it has to wait for."""
         blocking = False
         for informer, item in self._dependents(owner):
             mine = (r for r in item.metadata.owner_references or () if r.uid == owner.metadata.uid)
@@ -395,7 +395,7 @@ class GarbageCollector:
     async def _exists(self, owner: OwnerReference, namespace: str) -> bool:
         kind = OWNER_KINDS.get((owner.api_version, owner.kind))
         if kind is None:
-            return True  # a kind that we do not follow: never delete on a guess
+            return True  # a kind that is not followed: its owner is taken to exist
         namespace = namespace if kind.namespaced else ""
         informer = self._informers.get(_name(kind))
         known = informer.get_by_name(owner.name, namespace) if informer is not None else None

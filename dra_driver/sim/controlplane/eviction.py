@@ -1,7 +1,7 @@
 """A stand-in for the device taint eviction controller: pods on devices with a NoExecute taint are deleted.
 
-As recorded, only tolerations in the allocation count, and only those that name the effect NoExecute: one with
-an empty effect satisfies the scheduler, yet the pod is evicted.
+As recorded, only tolerations in the allocation count, and only those with the effect NoExecute: one with an
+empty effect satisfies the scheduler, yet the pod is evicted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TaintEviction:
     def __init__(self, api: KubeClient, *, delay: float = 0.0) -> None:
         self._api = api
         self._delay = delay
-        self._seen: dict[str, float] = {}  # pod UID → when it had to go first
+        self._seen: dict[str, float] = {}  # pod UID → when its eviction was due first
         self._pods = Informer(api, PODS)
         self._claims = Informer(api, RESOURCE_CLAIMS)
         self._slices = Informer(api, RESOURCE_SLICES)
@@ -51,7 +51,7 @@ class TaintEviction:
         self._dirty = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         informers: tuple[Informer[Any], ...] = (self._pods, self._claims, self._slices)
         for informer in informers:
             informer.add_handler(
@@ -133,7 +133,7 @@ def _runs(pod: Pod) -> bool:
 
 
 def _end(claim: ResourceClaim, taints: dict[tuple[str, str, str], tuple[DeviceTaint, ...]]) -> float | None:
-    """When pods with this claim have to go, in seconds since the epoch; None: they may stay."""
+    """Return when pods with this claim are to be evicted, in seconds since the epoch; None if never."""
     if claim.status.allocation is None:
         return None
     ends = [

@@ -1,8 +1,8 @@
-"""The scheduler's claims for extended resources that a DeviceClass stands for, as kube-scheduler writes them.
+"""The scheduler's claims for extended resources that a DeviceClass serves, as kube-scheduler writes them.
 
-While a pod waits the claim exists in memory only; it is created once there is a node with devices for it, and
-``status.extendedResourceClaimStatus`` tells the kubelet which container gets which request. A claim that is
-left from an attempt that came to nothing is deleted, and the pod looked at again.
+While a pod waits, the claim exists in memory only. It is created once there is a node with devices for it;
+``status.extendedResourceClaimStatus`` says which container gets which request. A claim that a failed attempt
+has left is deleted, and the pod is tried again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["ExtendedResources", "owner_uids", "served_by_classes"]
 
 
 def owner_uids(claim: ResourceClaim) -> Iterable[Hashable]:
-    """For the claim informer's index ``owner``."""
+    """Return the UIDs of a claim's owners, for the claim informer's index ``owner``."""
     return [owner.uid for owner in claim.metadata.owner_references or ()]
 
 
 class ExtendedResources:
-    """What pods want by resource name, and the claims that give it to them.
+    """The extended resources that pods request, and the claims for them.
 
     Args:
         api: the API server.
@@ -46,7 +46,7 @@ class ExtendedResources:
         self._claims = claims
         self._classes = classes
         self._by_resource: Mapping[str, DeviceClass] | None = None
-        self._made: dict[str, ResourceClaim] = {}  # by pod UID: the watch may not have shown them yet
+        self._made: dict[str, ResourceClaim] = {}  # pod UID → claim that the watch may not have shown yet
         classes.add_handler(
             Handler(
                 added=lambda _: self._classes_changed(),
@@ -59,7 +59,7 @@ class ExtendedResources:
         self._by_resource = None
 
     def wanted(self, pod: Pod) -> Mapping[str, DeviceClass]:
-        """The pod's resources that a class stands for; empty for most pods."""
+        """Return the pod's resources that a class serves; none for most pods."""
         names = resourceclaim.extended_resources(pod)
         if not names:
             return {}
@@ -68,19 +68,19 @@ class ExtendedResources:
         return {name: self._by_resource[name] for name in names if name in self._by_resource}
 
     def left_over(self, pod: Pod) -> ResourceClaim | None:
-        """The claim of an attempt that came to nothing."""
+        """Return the claim of a failed attempt; None if there is none."""
         found: Iterable[ResourceClaim] = self._claims.by_index("owner", pod.metadata.uid)
         made = self._made.get(pod.metadata.uid)
         candidates = [*found, *([made] if made is not None else [])]
         return next((c for c in candidates if resourceclaim.is_extended_claim(c, pod.metadata.uid)), None)
 
     def forget(self, pods: Collection[str]) -> None:
-        """Keeps what is known of these pods (by UID) only."""
+        """Forget all pods but these, given by UID."""
         for uid in [u for u in self._made if u not in pods]:
             del self._made[uid]
 
     async def create(self, pod: Pod, requests: Sequence[DeviceRequest]) -> ResourceClaim:
-        """Writes the claim, not allocated yet."""
+        """Create the claim, not allocated yet."""
         body = {
             "apiVersion": RESOURCE_CLAIMS.api_version,
             "kind": RESOURCE_CLAIMS.kind,
@@ -105,7 +105,7 @@ class ExtendedResources:
         return claim
 
     async def tell(self, pod: Pod, claim: ResourceClaim, share: resourceclaim.Share) -> None:
-        """Writes into the pod's status which container gets which request."""
+        """Write into the pod's status which container gets which request."""
         status = {"resourceClaimName": claim.metadata.name, "requestMappings": _raw(list(share.mappings))}
         await self._api.merge_patch(
             PODS,
@@ -116,7 +116,7 @@ class ExtendedResources:
         )
 
     async def delete(self, pod: Pod, claim: ResourceClaim) -> None:
-        """Deletes a claim at once, allocated or not."""
+        """Delete a claim at once, allocated or not."""
         name, namespace = claim.metadata.name, claim.metadata.namespace
         with contextlib.suppress(NotFound):
             current = await self._api.get(RESOURCE_CLAIMS, name, namespace)
@@ -136,10 +136,10 @@ class ExtendedResources:
 
 
 def served_by_classes(wanted: Mapping[str, DeviceClass], node: Node) -> Mapping[str, DeviceClass]:
-    """Those of the wanted resources that this node does not offer through a device plugin."""
+    """Return those of the requested resources that this node does not offer through a device plugin."""
     return {name: c for name, c in wanted.items() if not node.status.allocatable.get(name)}
 
 
 def _raw(value: object) -> Any:
-    """Structs as plain data."""
+    """Return structs as plain data."""
     return msgspec.json.decode(codec.encode(value))

@@ -1,4 +1,4 @@
-"""The cluster as the allocator wants it, kept up to date by informers: a change costs work for its object."""
+"""The cluster as the allocator needs it, kept up to date by informers, object by object."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["FollowedCluster"]
 
 
 class FollowedCluster:
-    """Follows informers, and knows the claims that were written and that the watch has not shown yet.
+    """Follows informers, and keeps the claims that were written and that the watch has not shown yet.
 
     Args:
-        slices, classes, nodes, claims: followed from now on.
+        slices, classes, nodes, claims: the informers.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class FollowedCluster:
         claims: Informer[ResourceClaim],
     ) -> None:
         self._slices, self._classes = Changes(slices), Changes(classes)
-        # Nodes report their health all the time; only their labels matter to devices.
+        # Nodes change with every heartbeat; only their labels matter to devices.
         self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
         self._claims = claims
         self._assumed: dict[ObjectKey, ResourceClaim] = {}
@@ -37,16 +37,16 @@ class FollowedCluster:
         claims.add_handler(Handler(self._changed, lambda _, new: self._changed(new), self._changed))
 
     def claim(self, key: ObjectKey) -> ResourceClaim | None:
-        """The newest version that is known."""
+        """Return the newest known version of a claim; None if there is none."""
         return self._assumed.get(key) or self._claims.get(key)
 
     def assume(self, claim: ResourceClaim) -> None:
-        """The answer to a write."""
+        """Assume a claim, which is the answer to a write."""
         self._assumed[claim.key] = claim
         self._changed(claim)
 
     def forget_what_is_seen(self) -> None:
-        """Assumed claims that the watch shows, or that it shows to be gone, are assumed no more."""
+        """Forget assumed claims that the watch has shown, or has shown to be deleted."""
         for key, assumed in list(self._assumed.items()):
             seen = self._claims.get(key)
             if (
@@ -58,7 +58,7 @@ class FollowedCluster:
                 self._changed(assumed)
 
     def _changed(self, claim: ResourceClaim) -> None:
-        """What a claim holds may be another thing now; another one may have taken its name."""
+        """Update what a claim holds; another claim may have taken its name."""
         known = self.claim(claim.key)
         if known is None or known.metadata.uid != claim.metadata.uid:
             self._tracker.hold(claim.metadata.uid, "", None)
@@ -66,7 +66,7 @@ class FollowedCluster:
             self._tracker.hold(known.metadata.uid, str(known.key), known.status.allocation)
 
     def snapshot(self) -> Snapshot:
-        """The cluster as it is now."""
+        """Return the cluster as it is now."""
         if self._slices:
             self._snapshot = self._snapshot.with_slices(*self._slices.take())
         if self._classes:

@@ -1,4 +1,4 @@
-"""Which nodes a pod may go to, apart from its claims: the filters of kube-scheduler that we need.
+"""Filters of kube-scheduler: whether a pod may be bound to a node, apart from its claims.
 
 Pure functions. The texts are those of kube-scheduler's plugins.
 """
@@ -19,7 +19,7 @@ ZERO = Quantity.parse("0")
 
 
 def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
-    """Whether one of the tolerations covers the taint (core/v1 Toleration)."""
+    """Return whether one of the tolerations covers the taint (core/v1 Toleration)."""
     return any(
         (not t.effect or t.effect == taint.effect)
         and (not t.key or t.key == taint.key)
@@ -29,7 +29,7 @@ def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
 
 
 def used_resources(pods: Iterable[Pod]) -> Mapping[str, Quantity]:
-    """What the containers of these pods request, and ``pods``: their number."""
+    """Return the resources that the containers of these pods request, and ``pods``, their number."""
     total: dict[str, Quantity] = {}
     count = 0
     for pod in pods:
@@ -42,14 +42,14 @@ def used_resources(pods: Iterable[Pod]) -> Mapping[str, Quantity]:
 
 
 def node_rejection(pod: Pod, node: Node, others: Sequence[Pod], classes: Collection[str] = ()) -> str:
-    """Why the node does not take the pod; empty where it does.
+    """Return why the node rejects the pod; an empty text if it does not.
 
     Args:
-        pod: not bound yet.
+        pod: the pod, not bound yet.
         node: the candidate.
         others: pods that are bound to it and have not ended.
-        classes: resources of the pod that device classes stand for; they are left to the allocator where the
-            node offers none of its own.
+        classes: resources of the pod that device classes serve; they are left to the allocator if the node
+            offers none of its own.
     """
     if node.spec.unschedulable and not tolerates(
         pod.spec.tolerations, Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
@@ -80,11 +80,11 @@ def _resources(pod: Pod, node: Node, others: Sequence[Pod], classes: Collection[
 
 
 def summary(reasons: Sequence[str], after: str) -> str:
-    """The text of the PodScheduled condition: ``0/3 nodes are available: 2 Insufficient cpu, …``.
+    """Return the text of the PodScheduled condition: ``0/3 nodes are available: 2 Insufficient cpu, …``.
 
     Args:
         reasons: one for each node.
-        after: what came of trying to make room.
+        after: result of PostFilter.
     """
     total = len(reasons)
     if not total:

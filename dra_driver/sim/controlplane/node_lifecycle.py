@@ -1,8 +1,8 @@
-"""A stand-in for the node lifecycle controller: nodes that fall silent are tainted, their pods evicted.
+"""A stand-in for the node lifecycle controller: nodes without heartbeats are tainted, their pods evicted.
 
-Follows what Kubernetes documents: a node whose kubelet has not been heard of for a grace period is Ready
-Unknown; ``not-ready`` and ``unreachable`` taints follow the Ready condition; pods go when they tolerate the
-NoExecute taint no longer. Zones, rates of eviction and Leases are left out.
+It follows the documentation of Kubernetes: a node without a heartbeat for a grace period is Ready Unknown;
+``not-ready`` and ``unreachable`` taints follow the Ready condition; pods are evicted when they no longer
+tolerate the NoExecute taint. Zones, rates of eviction and Leases are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["NodeLifecycle"]
 
 log = structlog.get_logger(__name__)
 
-# Status of the Ready condition to the taint's key.
+# Status of the Ready condition → key of the taint.
 _TAINTS = {"False": "node.kubernetes.io/not-ready", "Unknown": "node.kubernetes.io/unreachable"}
 _FINISHED = ("Succeeded", "Failed")
 
@@ -33,8 +33,8 @@ class NodeLifecycle:
 
     Args:
         api: the API server.
-        grace: seconds of silence until a node counts as unreachable; the real default is 50.
-        tick: seconds between two looks.
+        grace: seconds without a heartbeat until a node is unreachable; the real default is 50.
+        tick: seconds between two checks.
     """
 
     def __init__(self, api: KubeClient, *, grace: float = 50.0, tick: float = 1.0) -> None:
@@ -43,12 +43,12 @@ class NodeLifecycle:
         self._tick = tick
         self._nodes = Informer(api, NODES)
         self._pods = Informer(api, PODS, indices={"node": lambda pod: [pod.spec.node_name]})
-        # By UID: the last heartbeat and when it was seen, on our clock: nobody's clock is compared with ours.
+        # UID → last heartbeat, and when it was seen on our clock: clocks of nodes are not compared with it.
         self._heard: dict[str, tuple[str, float]] = {}
         self._tainted: dict[str, float] = {}  # UID of a node → when its NoExecute taint was first seen
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run())
             group.create_task(self._pods.run())
@@ -59,7 +59,7 @@ class NodeLifecycle:
                     try:
                         await self._look(node)
                     except (NotFound, Conflict):
-                        continue  # the watch will tell
+                        continue  # the watch will show the change
                     except DraError as e:
                         log.warning("node not looked after", node=node.metadata.name, error=str(e))
                 known = {n.metadata.uid for n in self._nodes.items()}
@@ -97,7 +97,7 @@ class NodeLifecycle:
         await self._api.merge_patch(NODES, node.metadata.name, body, subresource="status")
 
     async def _taint(self, node: Node, key: str) -> None:
-        """Leaves the node with the taints of ``key`` (none if empty), and evicts what does not bear them."""
+        """Set the node's taints to those of ``key`` (none if empty); evict pods that do not tolerate them."""
         kept = [t for t in node.spec.taints if t.key not in _TAINTS.values()]
         there = {(t.key, t.effect) for t in node.spec.taints} - {(t.key, t.effect) for t in kept}
         wanted = {(key, "NoSchedule"), (key, "NoExecute")} if key else set()
@@ -122,7 +122,7 @@ class NodeLifecycle:
 
 
 def _leaves(pod: Pod, key: str, seconds: float) -> bool:
-    """Whether a pod has borne the NoExecute taint for as long as it tolerates it."""
+    """Return whether the time for which a pod tolerates the NoExecute taint is over."""
     if pod.metadata.deletion_timestamp is not None or pod.status.phase in _FINISHED:
         return False
     matching = [

@@ -1,9 +1,10 @@
-"""A stand-in for kube-scheduler: pods to nodes, claims to devices, as the recorded scheduler does.
+"""A stand-in for kube-scheduler: it allocates claims and binds pods as the recorded scheduler does.
 
-Allocates first-fit with our own allocator, honours taints (so a pool that our controller allocates is left
-alone), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
-one: when no node fits and one was ruled out by the allocation of a claim that nobody else uses. Extended
-resources of device classes get a claim. No priority, preemption, scores beyond "fewest pods", or volumes.
+It allocates first-fit with our own allocator, respects taints (so it leaves a pool that our controller
+allocates), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
+one: when no node fits and one was ruled out by the allocation of a claim that no other pod uses. Extended
+resources of device classes get a claim. There are no priorities, preemption, scores beyond "fewest pods", or
+volumes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NOT_ON_NODE = "resourceclaim not available on the node"
 CANNOT_ALLOCATE = "cannot allocate all claims"
 LEFT_OVER = "cannot schedule extended resource claim"
 STILL = "still not schedulable"
-# Changes come in bursts (a slice, its siblings, the pods that waited): one round for all of them.
+# Changes come in bursts (the slices of a pool, the pods that waited for them): one round handles them all.
 DEBOUNCE = 0.01
 RETRY = 1.0
 
@@ -62,7 +63,7 @@ class _Unschedulable:
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """Where a pod goes, with what each of its claims gets; last, where there is one, the extended claim."""
+    """The node of a pod, and the allocation of each of its claims; an extended claim is the last one."""
 
     node: str
     allocations: tuple[AllocationResult, ...]
@@ -71,7 +72,7 @@ class _Placement:
 
 @dataclass(slots=True)
 class _Round:
-    """What one round knows and assumes: bindings and claims that the watches have not shown yet."""
+    """The state of one round, with bindings and claims that the watches have not shown yet."""
 
     nodes: Sequence[Node]
     by_node: dict[str, list[Pod]] = field(default_factory=lambda: defaultdict(list))
@@ -82,9 +83,9 @@ class Scheduler:
 
     Args:
         api: the API server.
-        name: ``schedulerName`` of its pods; the default also takes those without one.
-        backoff: seconds before a pod that did not fit is looked at again, however much changes; doubles up to
-            ten times that. The real one begins with a second.
+        name: ``schedulerName`` of its pods; the default one also schedules pods without a name.
+        backoff: seconds before a pod that did not fit is tried again, whatever changes; they double up to ten
+            times that. The real scheduler begins with one second.
     """
 
     def __init__(self, api: KubeClient, *, name: str = "default-scheduler", backoff: float = 0.05) -> None:
@@ -104,10 +105,10 @@ class Scheduler:
             slices=self._slices, classes=self._classes, nodes=self._nodes, claims=self._claims
         )
         self._bound: dict[str, str] = {}  # pod UID → node, until the watch shows it
-        self._said: dict[str, str] = {}  # pod UID → last condition written
+        self._reported: dict[str, str] = {}  # pod UID → last condition written
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         informers: tuple[Informer[Any], ...] = (
             self._pods,
             self._claims,
@@ -145,7 +146,7 @@ class Scheduler:
         now = asyncio.get_running_loop().time()
         for pod in waiting:
             if now < self._not_before.get(pod.metadata.uid, (0.0, 0.0))[0]:
-                continue  # a timer will bring it back
+                continue  # a timer wakes the next round
             try:
                 await self._schedule(this, pod)
             except (Conflict, NotFound) as e:
@@ -174,8 +175,8 @@ class Scheduler:
         for uid in list(self._bound):
             if uid not in pods or pods[uid].spec.node_name:
                 del self._bound[uid]
-        for gone in [u for u in self._said if u not in pods]:
-            del self._said[gone]
+        for gone in [u for u in self._reported if u not in pods]:
+            del self._reported[gone]
             self._not_before.pop(gone, None)
         self._extended.forget(pods)
 
@@ -185,10 +186,10 @@ class Scheduler:
         claims: list[ResourceClaim] = []
         for used in resourceclaim.pod_claims(pod):
             if not used.entry:
-                continue  # ours, of an earlier attempt
+                continue  # the extended claim of an earlier attempt
             claim = self._cluster.claim(used.key) if used.key is not None else None
             if claim is None:
-                return  # kept out of the queue, without condition or event, until the claim is there
+                return  # without condition or event, until the claim is there
             claims.append(claim)
         decision = await self._decide(this, pod, claims)
         if isinstance(decision, _Unschedulable):
@@ -269,7 +270,7 @@ class Scheduler:
         candidates: Sequence[Node],
         reasons: dict[str, str],
     ) -> _Placement | None:
-        """The first candidate where everything fits; fills in why the others do not."""
+        """Return the first candidate where everything fits, and fill in why the others do not."""
         done = tuple(c.status.allocation for c in claims if c.status.allocation is not None)
         snapshot = self._cluster.snapshot()
         for node in candidates:
@@ -296,8 +297,8 @@ class Scheduler:
             )
         status: dict[str, Any] = {}
         if claim.status.allocation is None or claim.status.allocation.allocation_timestamp is None:
-            # Where somebody else allocated without a timestamp, the API server refuses this: as it is with
-            # the real scheduler.
+            # If another writer allocated without a timestamp, the API server refuses this, as with the real
+            # scheduler.
             status["allocation"] = _raw(allocation) | {"allocationTimestamp": rfc3339(time.time())}
         if not resourceclaim.is_reserved_for(claim, pod.metadata.uid):
             reserved = [*claim.status.reserved_for, resourceclaim.pod_reference(pod)]
@@ -312,7 +313,7 @@ class Scheduler:
             ) from e
 
     async def _deallocated(self, pod: Pod, claim: ResourceClaim) -> bool:
-        """PostFilter: gives the claim back if nobody else holds it, whoever allocated it."""
+        """Deallocate a claim (PostFilter) that no other pod has reserved, whoever allocated it."""
         if any(ref.uid != pod.metadata.uid for ref in claim.status.reserved_for):
             return False
         await self._patch_claim(
@@ -350,7 +351,7 @@ class Scheduler:
         }
         await self._api.create(binding, body, pod.metadata.namespace)
         self._bound[pod.metadata.uid] = node
-        self._said.pop(pod.metadata.uid, None)
+        self._reported.pop(pod.metadata.uid, None)
         message = f"Successfully assigned {pod.key} to {node}"
         self._recorder.event(PODS, pod, "Normal", "Scheduled", message)
 
@@ -360,7 +361,7 @@ class Scheduler:
         delay = min(self._not_before.get(uid, (0.0, self._backoff / 2))[1] * 2, self._backoff * 10)
         self._not_before[uid] = (loop.time() + delay, delay)
         loop.call_later(delay, self._dirty.set)
-        said = self._said.get(uid)
+        said = self._reported.get(uid)
         if said == why.message:
             return
         condition = {
@@ -378,9 +379,9 @@ class Scheduler:
             pod.metadata.namespace,
             subresource="status",
         )
-        self._said[uid] = why.message
+        self._reported[uid] = why.message
         if said is None:
-            # Later ones become a series of the first, whose text stays as it was.
+            # Later events are counted in the first one, whose text stays.
             self._recorder.event(PODS, pod, "Warning", "FailedScheduling", why.message)
 
 
@@ -396,5 +397,5 @@ def _on_any(call: Any) -> Handler[Any]:
 
 
 def _raw(value: object) -> Any:
-    """Structs as plain data."""
+    """Return structs as plain data."""
     return msgspec.json.decode(codec.encode(value))

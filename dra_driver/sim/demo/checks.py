@@ -1,4 +1,4 @@
-"""Example pods held against what they promise; pure."""
+"""Checks of example pods against their expectations; pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["attribute", "twice_allocated", "verify"]
 
 
 def verify(outcome: Outcome, all_outcomes: Sequence[Outcome]) -> list[str]:
-    """What is not as promised; empty where all is well."""
+    """Return what is not as expected; nothing if all is."""
     expect = outcome.example.expect
     if expect.unschedulable:
         return list(_verify_waiting(outcome))
@@ -121,7 +121,7 @@ def _names(outcome: Outcome) -> list[str]:
 
 
 def twice_allocated(outcomes: Iterable[Outcome]) -> list[str]:
-    """Devices that more than one claim holds as a whole."""
+    """Return the devices that are allocated to more than one claim as a whole."""
     holders: dict[tuple[str, str, str], set[str]] = {}
     for outcome in outcomes:
         for item in outcome.devices:
@@ -136,7 +136,7 @@ def twice_allocated(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def attribute(device: Device | None, name: str) -> str | int | bool | None:
-    """The value of an attribute; None where there is none."""
+    """Return the value of an attribute; None if there is none."""
     found: DeviceAttribute | None = device.attributes.get(name) if device is not None else None
     if found is None:
         return None

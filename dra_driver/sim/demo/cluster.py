@@ -12,7 +12,7 @@ from dra_driver.sim.cluster_config import ClusterConfig, NodeConfig
 __all__ = ["DEFAULT_NODES", "MAX_NODES", "demo_cluster"]
 
 MAX_NODES: Final = 64
-# The nodes that the DevicePolicies of deploy/examples/00-setup are for.
+# The nodes that the DevicePolicies of deploy/examples/00-setup select.
 _EXAMPLES: Final = {"dra-driver.dev/examples": "true"}
 _EXTENDED: Final = NodeConfig("l4x4", labels={"dra-driver.dev/examples": "extended-resources"})
 _NICS: Final = "dgx-h100-nics"
@@ -25,7 +25,7 @@ _NODES: Final = (
     NodeConfig("assorted", labels=_EXAMPLES),
     _EXTENDED,
 )
-# Where fewer nodes are wanted, the first one has what the examples need.
+# With fewer nodes, the first one has what the examples need.
 _FEW: Final = (NodeConfig("examples", nics=_NICS, labels=_EXAMPLES), _EXTENDED)
 _MORE: Final = ("mixed", "l4x4", "dgx-h200", "t4x2")
 DEFAULT_NODES: Final = len(_NODES)
@@ -34,15 +34,15 @@ DEFAULT_NODES: Final = len(_NODES)
 def demo_cluster(
     nodes: int | None = None, profile: str | None = None, kubeconfig: Path | None = None
 ) -> ClusterConfig:
-    """The demo's choice.
+    """Return the configuration of the demo's cluster.
 
     Args:
-        nodes: how many; None: as many as show the examples best.
-        profile: hardware of all nodes; None: different kinds.
+        nodes: number of nodes; if None, as many as show the examples best.
+        profile: profile of all nodes; if None, they have different ones.
         kubeconfig: where to write the kubeconfig.
 
     Raises:
-        ConfigurationError: not a number of nodes that can be had.
+        ConfigurationError: the number of nodes is not allowed.
     """
     count = DEFAULT_NODES if nodes is None else nodes
     if not 1 <= count <= MAX_NODES:

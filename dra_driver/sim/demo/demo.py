@@ -33,14 +33,14 @@ CLEAN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What to show.
+    """The options of a run.
 
     Attributes:
-        cluster: what to start.
+        cluster: the cluster to start.
         examples: directory of manifests.
-        keep: leave it running until a signal.
-        faults: what is to go wrong from the moment on when all devices are published.
-        runtime: run each example's container for real; None: do not.
+        keep: whether the cluster runs on until a signal.
+        faults: fault plan that is put in force once all devices are published.
+        runtime: runs each example's container; if None, none is run.
     """
 
     cluster: ClusterConfig
@@ -55,8 +55,8 @@ class Demo:
     """One run.
 
     Attributes:
-        out: where progress and the table go; plain lines, no terminal tricks.
-        kept: with ``keep``, the result of the checks, once they are done; a signal ends the run then.
+        out: file for progress and the table, in plain lines without terminal control.
+        kept: with ``keep``, the result of the checks once they are done; a signal ends the run then.
     """
 
     options: DemoOptions
@@ -71,10 +71,10 @@ class Demo:
         self._say(f"[{time.monotonic() - self._started:5.1f}s] {text}")
 
     async def run(self) -> int:
-        """Runs it all.
+        """Run the whole demo.
 
         Returns:
-            0 if every example pod got what it asked for and nothing was left behind, else 1.
+            0 if every example pod got what it expects and nothing was left behind, else 1.
 
         Raises:
             ConfigurationError: the examples cannot be used.
@@ -119,7 +119,7 @@ class Demo:
     async def _apply(
         self, cluster: EmbeddedCluster, objects: Sequence[Mapping[str, Any]], pods: Sequence[examples.Example]
     ) -> list[examples.Example]:
-        """Applies everything but pods that have no place here; gives the others."""
+        """Apply everything but pods that have no place in this cluster; return the examples that have one."""
         placeless = await examples.placeless(cluster.api, pods)
         left_out = {("Pod", key) for key in placeless}
         wanted = [o for o in objects if (o["kind"], _key(o)) not in left_out]
@@ -131,7 +131,7 @@ class Demo:
         return [p for p in pods if p.key not in placeless]
 
     async def _watch(self, cluster: EmbeddedCluster, pods: Sequence[examples.Example]) -> list[Outcome]:
-        """Follows the example pods until there is something to say about each."""
+        """Follow the example pods until each can be judged."""
         settled: set[ObjectKey] = set()
         quiet_since = time.monotonic()
 
@@ -142,15 +142,15 @@ class Demo:
                     quiet_since = time.monotonic()
                     settled.add(outcome.example.key)
                     self._step(demo_report.progress(outcome))
-            # A pod that should run, but for which nothing happens any more, is a result too.
+            # A pod that should run, and for which nothing happens any more, is a result, too.
             return len(settled) == len(pods) or time.monotonic() - quiet_since > QUIET_SECONDS
 
         try:
             await cluster.wait_for("example pods", all_settled, SETTLE_SECONDS)
         except ClusterFailed as e:
-            cluster.check()  # a dead part explains more than the pods that wait for it
+            cluster.check()  # a failed part explains more than the pods that wait for it
             print(e, file=sys.stderr)
-        # Once more: what waits may have found better words, and what runs must still run.
+        # Once more: pods that wait may have a better reason now, and pods that ran must still run.
         return await self._observe(cluster, pods)
 
     async def _observe(self, cluster: EmbeddedCluster, pods: Sequence[examples.Example]) -> list[Outcome]:
@@ -258,7 +258,7 @@ class Demo:
 
 
 def _device_node_findings(cluster: EmbeddedCluster, outcome: Outcome) -> list[str]:
-    """Whether each container has exactly the device nodes of the pod's devices."""
+    """Return a finding for each container whose device nodes are not those of the pod's devices."""
     if outcome.node not in cluster.nodes:
         return []
     there = profiles.device_nodes(cluster.nodes[outcome.node].layout.hardware)

@@ -1,8 +1,9 @@
-"""The example manifests: read, applied, observed.
+"""The example manifests: reading, applying and observing them.
 
-Each example pod says in the annotation ``demo.dra-driver.dev/expect`` what it must get, as JSON. The demo and
-the end-to-end suite hold that (``example_checks``) against the API objects, so the same checks hold on a real
-cluster; what the container sees and what was set on a GPU is added where somebody can tell.
+Each example pod has its expectation as JSON in the annotation ``demo.dra-driver.dev/expect``. The demo and
+the end-to-end suite compare it (``checks``) with the API objects, so that the same checks work on a real
+cluster.
+What a container sees, and what is set on a GPU, is checked if it can be observed.
 """
 
 from __future__ import annotations
@@ -51,25 +52,25 @@ FIELD_MANAGER = "dra-driver-demo"
 
 
 class Expectation(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """What an example pod must get. Attributes of devices go by their unqualified names.
+    """What an example pod must get. Attributes of devices have their unqualified names.
 
     Attributes:
         devices: number of devices over all its claims.
-        min_devices: least number, where it depends on the node.
+        min_devices: least number, if it depends on the node.
         requests: the requests (``request/subrequest``) that they serve, each once.
         min_memory: least ``memory`` of each device.
-        consumed_memory: what each share of a device has of its memory.
+        consumed_memory: memory that is allocated to each share of a device.
         attributes: values that each device has.
-        without_attributes: what no device has.
+        without_attributes: attributes that no device has.
         same_attributes: attributes that are equal on all its devices.
         tainted: key of a taint on each device.
-        admin_access: whether it only looks at devices.
+        admin_access: whether its access is admin access.
         env: variables of each container; ``*`` in a value stands for anything.
-        gpu_settings: what is set on each of its GPUs, by the names of the simulated backend.
+        gpu_settings: settings of each of its GPUs, by the names of the simulated backend.
         shares_claim_with: pod of the same namespace that uses the same claim.
         same_device_as: pod of the same namespace that has a share of the same device.
         unschedulable: it must wait, with a reason for people.
-        needs_node_label: ``key=value`` of a node without which the example has no place.
+        needs_node_label: ``key=value`` of a node label without which the example cannot run.
     """
 
     devices: int = 0
@@ -92,7 +93,7 @@ class Expectation(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example pod; ``source`` is the example's folder, or its file where that is in none."""
+    """One example pod; ``source`` is the example's folder, or its file if that is in none."""
 
     key: ObjectKey
     expect: Expectation
@@ -101,7 +102,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevice:
-    """One device that a pod's claim holds; ``device`` is None where no slice shows it (any more)."""
+    """One device that is allocated to a pod's claim; ``device`` is None if no slice has it any more."""
 
     claim: str
     result: DeviceRequestAllocationResult
@@ -110,12 +111,12 @@ class AllocatedDevice:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of an example pod.
+    """The observed state of an example pod.
 
     Attributes:
-        reasons: why it waits, the most telling first.
-        containers: what each container sees; None where nobody can tell.
-        gpu_settings: what is set on the node's GPUs, by UUID; None where nobody can tell.
+        reasons: why it waits, the most specific reason first.
+        containers: what each container sees; None if that cannot be observed.
+        gpu_settings: UUID → settings of the node's GPUs; None if they cannot be observed.
     """
 
     example: Example
@@ -127,12 +128,12 @@ class Outcome:
 
     @property
     def phase(self) -> str:
-        """Of the pod; ``Gone`` where there is none."""
+        """Phase of the pod; ``Gone`` if it is deleted."""
         return self.pod.status.phase if self.pod is not None else "Gone"
 
     @property
     def node(self) -> str:
-        """Where it runs, or empty."""
+        """Node on which it runs; empty if it is not bound."""
         return self.pod.spec.node_name if self.pod is not None else ""
 
     @property
@@ -147,13 +148,13 @@ class Outcome:
 
 
 def load_manifests(directory: Path) -> tuple[list[dict[str, Any]], list[Example]]:
-    """Reads all ``*.yaml`` of a directory and of those below it, in order of their paths.
+    """Read all ``*.yaml`` of a directory and of those below it, in order of their paths.
 
     Returns:
         the objects, and the example pods among them.
 
     Raises:
-        ConfigurationError: no such directory, nothing in it, or a file that is wrong; says which and why.
+        ConfigurationError: there is no such directory, it has no manifests, or a file has mistakes.
     """
     files = sorted(directory.rglob("*.yaml")) if directory.is_dir() else []
     if not files:
@@ -204,12 +205,12 @@ def _example(document: Mapping[str, Any], path: Path, source: str) -> Example | 
 
 
 def setup_objects(objects: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What an admin sets up before anybody asks for devices: all that is in no namespace."""
+    """Return the objects that an administrator applies first: all that are in no namespace."""
     return [o for o in objects if not APPLIED_KINDS[o["apiVersion"], o["kind"]].namespaced]
 
 
 async def placeless(api: KubeClient, examples: Iterable[Example]) -> dict[ObjectKey, str]:
-    """The examples that have no place in this cluster, and why."""
+    """Return the examples that cannot run in this cluster, and why."""
     labels = [n.metadata.labels or {} for n in (await api.list(NODES)).items]
     found: dict[ObjectKey, str] = {}
     for example in examples:
@@ -220,14 +221,14 @@ async def placeless(api: KubeClient, examples: Iterable[Example]) -> dict[Object
 
 
 async def apply(api: KubeClient, objects: Iterable[Mapping[str, Any]]) -> None:
-    """Server-side apply, in order."""
+    """Apply the objects in order, by server-side apply."""
     for body in objects:
         kind = APPLIED_KINDS[body["apiVersion"], body["kind"]]
         await api.apply(kind, body, field_manager=FIELD_MANAGER, force=True)
 
 
 async def delete_pods(api: KubeClient, examples: Iterable[Example]) -> None:
-    """Deletes the example pods; those that are gone are fine."""
+    """Delete the example pods, as far as they are there."""
     for example in examples:
         try:
             await api.delete(PODS, example.key.name, example.key.namespace)
@@ -235,11 +236,11 @@ async def delete_pods(api: KubeClient, examples: Iterable[Example]) -> None:
             continue
 
 
-# --- what became of them ------------------------------------------------------------------------------------
+# --- observing pods -----------------------------------------------------------------------------------------
 
 
 async def observe(api: KubeClient, examples: Sequence[Example]) -> list[Outcome]:
-    """Looks at the pods, their claims, the claims' devices, and the events about them."""
+    """Observe the pods, their claims, the claims' devices, and the Events about them."""
     pods: dict[ObjectKey, RunPod] = {}
     claims: dict[ObjectKey, ResourceClaim] = {}
     events: list[Event] = []
@@ -280,7 +281,7 @@ def _outcome(
 
 
 def _reasons(pod: Pod, uids: set[str], events: Sequence[Event]) -> list[str]:
-    """Warnings about the pod and its claims, newest first; then what the scheduler says."""
+    """Return the warnings about the pod and its claims, newest first, then the scheduler's condition."""
     warnings = [e for e in events if e.involved_object.uid in uids and e.type == "Warning"]
     warnings.sort(key=lambda e: e.last_timestamp or "", reverse=True)
     found = [e.message for e in warnings if e.reason != "FailedScheduling"]
@@ -291,7 +292,7 @@ def _reasons(pod: Pod, uids: set[str], events: Sequence[Event]) -> list[str]:
 
 
 def settled(outcome: Outcome) -> bool:
-    """Whether there is something to judge."""
+    """Return whether the pod can be judged."""
     if outcome.example.expect.unschedulable:
         return bool(outcome.reasons) or outcome.phase not in ("Pending", "Gone")
     return outcome.phase in ("Running", "Succeeded", "Failed")

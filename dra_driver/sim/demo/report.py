@@ -12,12 +12,12 @@ from dra_driver.sim.demo.examples import AllocatedDevice, Outcome
 
 __all__ = ["inventory", "progress", "table"]
 
-# Of more devices, or lines of a container, only the first are shown.
+# Most devices, and most lines of a container, that are shown.
 _SHOWN = 2
 
 
 def inventory(slices: Sequence[ResourceSlice]) -> str:
-    """What a node publishes: ``8 devices (8 × A100-SXM4-40GB)``."""
+    """Return what a node publishes, for example ``8 devices (8 × A100-SXM4-40GB)``."""
     devices = [d for s in slices for d in s.spec.devices]
     kinds: Counter[str] = Counter()
     for device in devices:
@@ -28,7 +28,7 @@ def inventory(slices: Sequence[ResourceSlice]) -> str:
 
 
 def progress(outcome: Outcome) -> str:
-    """One line when a pod has come to where it stays."""
+    """Return the line about a pod that has reached its final state."""
     if outcome.phase == "Pending":
         return f"{outcome.example.key}: Pending, cannot be satisfied"
     devices = ", ".join(f"{d.result.device} ({_model(d)})" for d in outcome.devices[:_SHOWN])
@@ -38,7 +38,7 @@ def progress(outcome: Outcome) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A table of pods, their devices, and what their containers see."""
+    """Return a table of pods, their devices, and what their containers see."""
     header = ("EXAMPLE", "POD", "NODE", "DEVICE", "WHAT THE CONTAINER SEES")
     rows: list[tuple[str, ...]] = []
     source = ""
@@ -99,7 +99,7 @@ def _tells(name: str) -> bool:
 
 
 def _different(containers: Mapping[str, ContainerView]) -> list[ContainerView]:
-    """Without those that see the same as one before."""
+    """Return the containers without those that see the same as an earlier one."""
     found: list[ContainerView] = []
     for view in containers.values():
         if all(view.env != other.env for other in found):

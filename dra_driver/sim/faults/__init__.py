@@ -1,8 +1,8 @@
-"""Faults on demand: a small language for what goes wrong, and when.
+"""Faults on demand: a small language for faults and their times.
 
-``parse`` reads it, strictly; ``str`` gives it back; ``random_plan`` makes seeded schedules. The API
-server carries out what concerns requests, watches, its clock and itself; the embedded cluster what concerns
-its processes and disks. ``docs/faults.md`` is the reference. Nothing here does I/O or has a clock.
+``parse`` reads it strictly, ``str`` writes it, ``random_plan`` makes seeded plans. The API server carries out
+faults of requests, watches, its clock and itself; the embedded cluster those of its processes and disks.
+``docs/faults.md`` is the reference. Nothing here does I/O or has a clock.
 """
 
 from dra_driver.sim.faults.language import parse

@@ -1,4 +1,4 @@
-"""The language of faults, read strictly: whatever is not understood is refused, with its line."""
+"""The language of faults, read strictly: a statement that is not understood is refused, with its line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLAUSES = ("on", "from", "at", "for", "every", "until", "times")
 
 
 class _Wrong(Exception):
-    """What is wrong with a statement; the caller adds where."""
+    """A mistake in a statement; the caller adds its place."""
 
 
 def parse(text: str, *, seed: int = 0, source: str = "faults") -> FaultPlan:
@@ -35,11 +35,11 @@ def parse(text: str, *, seed: int = 0, source: str = "faults") -> FaultPlan:
 
     Args:
         text: statements, one per line or separated by ``;``; ``#`` begins a comment.
-        seed: where the text has no statement ``seed N``.
-        source: for errors: a file name, a flag.
+        seed: the seed, if the text has no statement ``seed N``.
+        source: name of the text in errors: a file name, or a flag.
 
     Raises:
-        ConfigurationError: names the line, what was found and what is allowed.
+        ConfigurationError: with the line, what was found and what is allowed.
     """
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -68,7 +68,7 @@ def _seed(words: list[str]) -> int:
 
 @dataclass(slots=True)
 class _Clauses:
-    """What follows the action, in any order, each at most once."""
+    """The clauses after the action, in any order, each at most once."""
 
     verbs: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ def _clauses(words: list[str], *, watches: bool) -> _Clauses:
 
 
 def _on(made: _Clauses, rest: Iterator[str], pending: list[str], *, watches: bool) -> None:
-    """``on VERBS [RESOURCES]``, of watches ``on RESOURCES``."""
+    """Read ``on VERBS [RESOURCES]``, of faults of watches ``on RESOURCES``."""
     first = next(rest, None)
     if first is None:
         raise _Wrong("'on' needs " + ("resources" if watches else "verbs"))

@@ -1,4 +1,4 @@
-"""The faults as values.
+"""Faults as values.
 
 A plan's time starts at zero when it is put in force. ``str`` of everything here is the language that
 ``parse`` reads.
@@ -43,7 +43,7 @@ REQUEST_VERBS = (
 
 
 def show_duration(seconds: float) -> str:
-    """As the language has it: ``1.5s``, ``250ms``."""
+    """Return a duration as the language writes it: ``1.5s``, ``250ms``."""
     if seconds and abs(seconds) < 1:
         return f"{seconds * 1000:g}ms"
     return f"{seconds:g}s"
@@ -51,14 +51,14 @@ def show_duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a fault is there. Seconds from the start of the plan.
+    """When a fault is active, in seconds from the start of the plan.
 
     Attributes:
         at: the first time.
-        duration: how long each time; None: to the end (for faults that are a moment: just that).
-        every: from one beginning to the next; None: once.
-        until: nothing begins from here on.
-        times: how often it strikes at most, over all.
+        duration: how long it is active each time; if None, to the end, or for a moment.
+        every: time from one beginning to the next; if None, it begins once.
+        until: time from which on it does not begin any more; None for no limit.
+        times: how often it strikes at most, over all; None for no limit.
     """
 
     at: float = 0.0
@@ -68,7 +68,7 @@ class Timing:
     times: int | None = None
 
     def active(self, elapsed: float) -> bool:
-        """Whether a fault with a duration is there."""
+        """Return whether a fault with a duration is active."""
         if elapsed < self.at:
             return False
         if self.every is None:
@@ -80,7 +80,10 @@ class Timing:
         return self.duration is None or elapsed - started < self.duration
 
     def moments(self) -> Iterator[float]:
-        """When a fault begins; ``every`` without ``at`` begins after the first interval, and is endless."""
+        """Yield the times at which the fault begins.
+
+        With ``every`` they are endless; without ``at``, the first one is then after one interval.
+        """
         now = self.at if self.at or self.every is None else self.every
         count = 0
         while (self.until is None or now < self.until) and (self.times is None or count < self.times):
@@ -107,13 +110,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Which requests.
+    """The requests that a fault concerns.
 
     Attributes:
-        verbs: of ``REQUEST_VERBS``; empty: all.
-        resources: plural names, with ``/status`` and the like for a subresource; empty: all.
-        agents: beginnings of the ``User-Agent``; empty: everybody.
-        percent: how many of them, by chance.
+        verbs: verbs of ``REQUEST_VERBS``; all if empty.
+        resources: plural names, with ``/status`` and the like for a subresource; all if empty.
+        agents: prefixes of the ``User-Agent``; all clients if empty.
+        percent: share of these requests, by chance.
     """
 
     verbs: tuple[str, ...] = ()
@@ -122,7 +125,7 @@ class Traffic:
     percent: float = 100.0
 
     def concerns(self, verb: str, resource: str, agent: str) -> bool:
-        """Whether a request is meant; ``resource`` is, for example, ``pods`` or ``pods/status``."""
+        """Return whether a request is concerned; ``resource`` is for example ``pods`` or ``pods/status``."""
         return (
             (not self.verbs or verb in self.verbs)
             and (not self.resources or resource in self.resources)
@@ -141,7 +144,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Requests wait before they are looked at, between ``low`` and ``high`` seconds."""
+    """Requests wait between ``low`` and ``high`` seconds before they are handled."""
 
     low: float
     high: float
@@ -157,7 +160,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Requests are answered with a code and do nothing."""
+    """Requests are answered with an error code and have no effect."""
 
     code: int
     traffic: Traffic = Traffic()
@@ -169,7 +172,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Connections are closed without an answer, and the request does nothing."""
+    """Connections are closed without an answer, and the request has no effect."""
 
     traffic: Traffic = Traffic()
     timing: Timing = Timing()
@@ -180,7 +183,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Lose:
-    """Requests do what they should; then the connection is closed without the answer."""
+    """Requests have their effect; then the connection is closed without the answer."""
 
     traffic: Traffic = Traffic()
     timing: Timing = Timing()
@@ -191,7 +194,7 @@ class Lose:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Watches that are open end without warning."""
+    """Open watches end without warning."""
 
     traffic: Traffic = Traffic(verbs=("watch",))
     timing: Timing = Timing()
@@ -202,7 +205,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Watches stay open, and nothing comes."""
+    """Watches stay open, and get no events."""
 
     traffic: Traffic = Traffic(verbs=("watch",))
     timing: Timing = Timing()
@@ -247,7 +250,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A part is killed, and started again after the duration (none: it stays dead)."""
+    """A part is killed, and started again after the duration; without one it stays stopped."""
 
     target: Target
     timing: Timing = Timing()
@@ -272,22 +275,22 @@ Fault = Latency | Error | Reset | Lose | Drop | Stall | Expire | Jump | Kill | F
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Everything that is to go wrong.
+    """A fault plan.
 
     Attributes:
         faults: the statements, in order; of several that answer a request, the first one counts.
-        seed: of whatever happens by chance.
+        seed: seed of everything that happens by chance.
     """
 
     faults: Sequence[Fault] = field(default_factory=tuple)
     seed: int = 0
 
     def for_cluster(self) -> tuple[Fault, ...]:
-        """What an API server alone cannot do: kill processes other than itself, fill disks."""
+        """Return the faults that an API server alone cannot carry out: killed processes, full disks."""
         return tuple(f for f in self.faults if not for_server(f))
 
     def for_server(self) -> FaultPlan:
-        """What the API server does by itself."""
+        """Return the plan with the faults that the API server carries out."""
         return FaultPlan(tuple(f for f in self.faults if for_server(f)), self.seed)
 
     def __str__(self) -> str:
@@ -296,7 +299,7 @@ class FaultPlan:
 
 
 def for_server(fault: Fault) -> bool:
-    """Whether an API server alone can do it."""
+    """Return whether an API server alone can carry out the fault."""
     match fault:
         case FullDisk():
             return False

@@ -1,4 +1,4 @@
-"""Random plans: the same seed gives the same plan, and its text can be kept when it has found something."""
+"""Random plans: the same seed gives the same plan, whose text can be kept if it finds a bug."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def random_plan(
     nodes: Sequence[str] = (),
     processes: bool = False,
 ) -> FaultPlan:
-    """A plan whose every fault is over after ``seconds``: what it disturbs must come right afterwards.
+    """Return a plan whose every fault is over after ``seconds``; the cluster must recover afterwards.
 
     Args:
-        seed: of the plan, and of what happens by chance in it.
-        seconds: the disturbed time.
+        seed: seed of the plan, and of what happens by chance in it.
+        seconds: time after which all faults are over.
         faults: number of statements.
-        agents: beginnings of the ``User-Agent`` whose requests are disturbed; none: everybody's.
-        nodes: names of nodes; their plugins and kubelets are killed and their disks filled.
-        processes: also kill the controller and the API server.
+        agents: prefixes of the ``User-Agent`` whose requests are disturbed; all clients if empty.
+        nodes: names of the nodes whose plugins and kubelets are killed and whose disks are filled.
+        processes: whether the controller and the API server are killed, too.
     """
     # Not for secrets.
     rng = random.Random(seed)  # noqa: S311

@@ -1,7 +1,7 @@
-"""The stand-in kubelet: registers plugins, prepares claims, "runs" pods, wipes slices, as the real one does.
+"""The stand-in kubelet: it registers plugins, prepares claims, "runs" pods and wipes slices.
 
-Speaks real gRPC over real Unix sockets to real plugin processes; only the containers are imaginary. Does not
-evict, probe, pull images, mount volumes or measure anything.
+It speaks real gRPC over real Unix sockets to real plugin processes; only the containers are simulated. It
+does not evict, probe, pull images, mount volumes or measure anything.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The kubelet's knowledge of prepared claims: who uses them, what the plugins answered, on disk.
+"""The prepared claims of a node: the pods that use them and the answers of plugins, kept on disk.
 
-Texts of errors are those that the recorded kubelet puts into Events.
+Texts of errors are those in the Events of the recorded kubelet.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ClaimInfo:
 
     Attributes:
         pods: UIDs of the pods that use it.
-        devices: what each driver of the allocation answered.
-        prepared: whether all of them did, since this kubelet started.
+        devices: driver → the devices that it has prepared.
+        prepared: whether all drivers of the allocation have answered since this kubelet started.
     """
 
     key: ObjectKey
@@ -52,7 +52,7 @@ class ClaimInfo:
 
     @property
     def ref(self) -> ClaimRef:
-        """As the plugins are told of it."""
+        """The claim as plugins get it."""
         return ClaimRef(self.key.namespace, self.key.name, self.uid)
 
 
@@ -60,9 +60,9 @@ class ClaimManager:
     """Prepares and unprepares the claims of pods.
 
     Args:
-        api: to fetch claims.
+        api: the API server, from which claims are read.
         plugins: the registered plugins.
-        checkpoint: file that remembers what must be unprepared.
+        checkpoint: file that keeps what has to be unprepared.
     """
 
     def __init__(self, api: KubeClient, plugins: PluginManager, checkpoint: Path) -> None:
@@ -73,21 +73,21 @@ class ClaimManager:
 
     @property
     def claims(self) -> Mapping[ObjectKey, ClaimInfo]:
-        """What this node knows of."""
+        """The claims on this node, by namespace and name."""
         return self._claims
 
     # --- prepare --------------------------------------------------------------------------------------------
 
     async def prepare(self, pod: Pod) -> None:
-        """Prepares all claims of a pod; claims that are prepared already only get the pod noted.
+        """Prepare all claims of a pod; to claims that are prepared already, only the pod is added.
 
         Raises:
-            ClaimsNotReady: why not.
+            ClaimsNotReady: a claim cannot be prepared now.
         """
         batches: dict[str, list[ClaimInfo]] = {}
         infos: list[ClaimInfo] = []
-        # Nothing is noted before all is known to be there: a pod whose driver was never on the node can be
-        # deleted, because there is nothing to unprepare.
+        # Nothing is recorded before all drivers are known to be there: a pod whose driver was never on the
+        # node can be deleted, because there is nothing to unprepare.
         for claim in await self._ready(pod):
             info = self._note(pod, claim)
             if info.prepared:
@@ -103,7 +103,7 @@ class ClaimManager:
         self._save()
 
     async def _ready(self, pod: Pod) -> list[ResourceClaim]:
-        """The claims of the pod, if all can be prepared; their drivers must be there even if they are."""
+        """Return the claims of the pod if all can be prepared; the drivers of all of them must be there."""
         found = []
         for used in resourceclaim.pod_claims(pod):
             if used.key is None:
@@ -164,10 +164,10 @@ class ClaimManager:
         if missing:
             raise ClaimsNotReady(f"NodePrepareResources skipped {missing} ResourceClaims")
 
-    # --- what a container gets ------------------------------------------------------------------------------
+    # --- devices of a container -----------------------------------------------------------------------------
 
     def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
-        """The CDI IDs for one container: of the claims and requests that it names, without repetition.
+        """Return the CDI IDs of the claims and requests that a container names, each once.
 
         Raises:
             ClaimsNotReady: a claim is not known on this node.
@@ -180,7 +180,7 @@ class ClaimManager:
     def allocated_resources(
         self, pod: Pod, container: Container
     ) -> tuple[tuple[str, PreparedDevice, str], ...]:
-        """``(claim:NAME[/REQUEST], device, driver)`` for ``allocatedResourcesStatus``."""
+        """Return ``(claim:NAME[/REQUEST], device, driver)`` for ``allocatedResourcesStatus``."""
         found: list[tuple[str, PreparedDevice, str]] = []
         for wanted in container.resources.claims:
             info = self._info(pod, wanted.name)
@@ -219,9 +219,9 @@ class ClaimManager:
     # --- unprepare ------------------------------------------------------------------------------------------
 
     async def unprepare(self, pod_uid: str) -> None:
-        """Unprepares the claims of a pod, except those that another pod of this node still uses.
+        """Unprepare the claims of a pod, except those that another pod of this node still uses.
 
-        Needs no API server. Claims whose prepare failed are unprepared all the same.
+        It needs no API server. Claims whose prepare failed are unprepared, too.
 
         Raises:
             ClaimsNotReady: a plugin is missing or reports an error; what succeeded is remembered.
@@ -273,13 +273,13 @@ class ClaimManager:
 
 
 def _drivers(claim: ResourceClaim) -> list[str]:
-    """The drivers of what the claim was given, each once."""
+    """Return the drivers of the devices that are allocated to the claim, each once."""
     assert claim.status.allocation is not None
     return list(dict.fromkeys(r.driver for r in claim.status.allocation.devices.results))
 
 
 def _of_request(info: ClaimInfo, request: str) -> Iterator[PreparedDevice]:
-    """The devices of one request of a claim, or of all where none is named."""
+    """Yield the devices of one request of a claim, or of all requests if none is named."""
     for devices in info.devices.values():
         yield from (d for d in devices if not request or request in d.requests)
 
@@ -336,7 +336,7 @@ def _read_checkpoint(path: Path) -> dict[ObjectKey, ClaimInfo]:
 
 @contextlib.contextmanager
 def _rpc(method: str) -> Iterator[None]:
-    """Turns the failure of a call into a reason to try again."""
+    """Turn the failure of a call into ``ClaimsNotReady``, so that it is tried again."""
     try:
         yield
     except grpc.aio.AioRpcError as e:
@@ -345,7 +345,7 @@ def _rpc(method: str) -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # The channel was closed under the call because the plugin deregistered: nobody cancelled us.
+        # The channel was closed during the call because the plugin deregistered; this task is not cancelled.
         text = "rpc error: code = Canceled desc = grpc: the client connection is closing"
         raise ClaimsNotReady(f"{method}: {text}") from None
 

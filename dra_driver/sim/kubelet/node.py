@@ -36,12 +36,12 @@ class SimKubelet:
 
     Args:
         api: the API server.
-        name: of the node.
+        name: name of the node.
         layout: the node's directories.
         settings: delays.
-        runtime: pass the old one to restart a kubelet under running containers.
-        labels: of the Node object, beside ``kubernetes.io/hostname``.
-        allocatable: of the Node object.
+        runtime: container runtime; that of an earlier kubelet to restart it while its containers run on.
+        labels: labels of the Node object, beside ``kubernetes.io/hostname``.
+        allocatable: ``status.allocatable`` of the Node object.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SimKubelet:
         self._workers: dict[str, PodWorker] = {}
 
     async def run(self) -> None:
-        """Until cancelled. Containers stay as they are, as they do when a kubelet stops."""
+        """Run until cancelled. Containers run on, as they do when a kubelet stops."""
         pods = Informer(self._api, RUN_PODS, field_selector=f"spec.nodeName={self.name}")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._recorder.run())
@@ -112,7 +112,7 @@ class SimKubelet:
             worker.removed()
 
     async def _forget_lost_pods(self) -> None:
-        """Unprepares claims of pods that vanished while no kubelet was running."""
+        """Unprepare claims of pods that were deleted while no kubelet was running."""
         while True:
             await asyncio.sleep(self._settings.reconcile)
             users = {uid for info in self.claims.claims.values() for uid in info.pods}
@@ -142,7 +142,7 @@ class SimKubelet:
             await self._wipe("")
 
     async def _wipe(self, driver: str) -> None:
-        """Deletes the node's slices, those of one driver or all, whoever published them."""
+        """Delete the node's slices, of one driver or of all, whichever component published them."""
         selector = f"spec.nodeName={self.name}" + (f",spec.driver={driver}" if driver else "")
         backoff = Backoff(base=0.2, cap=10.0)
         while True:
@@ -164,7 +164,7 @@ class SimKubelet:
         backoff = Backoff(base=0.2, cap=10.0)
         while True:
             try:
-                with contextlib.suppress(Conflict):  # it is there already
+                with contextlib.suppress(Conflict):  # the Node is there already
                     await self._api.create(
                         NODES,
                         {

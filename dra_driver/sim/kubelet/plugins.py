@@ -1,4 +1,4 @@
-"""Plugins as the kubelet sees them: found by their sockets, registered, called, lost.
+"""The plugins of a kubelet: found by their sockets, registered, called and lost.
 
 The behaviour is that of the recorded kubelet: any failure of a registration is tried again per socket with
 growing delays; the first entry of a plugin's list that the kubelet supports decides which version is spoken;
@@ -35,13 +35,13 @@ __all__ = ["ClaimRef", "DeviceHealth", "Plugin", "PluginManager", "PreparedDevic
 log = structlog.get_logger(__name__)
 
 SUPPORTED = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-# A plugin that comes back on its old socket is called again at once, not after gRPC's two minutes.
+# A plugin that is back on its old socket is called again at once, not after gRPC's two minutes.
 CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRef:
-    """What the kubelet tells a plugin about a claim."""
+    """A claim as the kubelet sends it to a plugin."""
 
     namespace: str
     name: str
@@ -50,7 +50,7 @@ class ClaimRef:
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """What a plugin answers for one device."""
+    """A device in the answer of a plugin."""
 
     pool: str
     device: str
@@ -61,7 +61,7 @@ class PreparedDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """One entry of the health stream; ``health`` as pod status writes it."""
+    """One entry of the health stream; ``health`` is as in pod status."""
 
     pool: str
     device: str
@@ -70,10 +70,10 @@ class DeviceHealth:
 
 
 def choose_service(driver: str, endpoint: str, offered: Sequence[str]) -> str:
-    """The service that the kubelet will call.
+    """Return the service that the kubelet calls.
 
     Raises:
-        ValueError: none fits; the text is the kubelet's.
+        ValueError: none is supported; the text is the kubelet's.
     """
     prefix = f"invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {endpoint}: "
     if not offered:
@@ -106,10 +106,10 @@ class Plugin:
     async def prepare(
         self, claims: Sequence[ClaimRef]
     ) -> Mapping[str, tuple[tuple[PreparedDevice, ...], str]]:
-        """NodePrepareResources.
+        """Call NodePrepareResources.
 
         Returns:
-            by claim UID: the devices, and an error text that is empty on success.
+            claim UID → the devices, and an error text that is empty on success.
 
         Raises:
             grpc.aio.AioRpcError: the call itself failed.
@@ -157,7 +157,7 @@ class Plugin:
         }
 
     async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
-        """NodeUnprepareResources: by claim UID an error text, empty on success.
+        """Call NodeUnprepareResources; return claim UID → an error text that is empty on success.
 
         Raises:
             grpc.aio.AioRpcError: the call itself failed.
@@ -179,7 +179,7 @@ class Plugin:
         return {uid: result.error for uid, result in old.claims.items()}
 
     async def watch_health(self, report: Callable[[str, Sequence[DeviceHealth]], None], retry: float) -> None:
-        """Keeps a health stream open until cancelled, whether or not the plugin offers the service."""
+        """Keep a health stream open until cancelled, whether or not the plugin offers the service."""
         stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(self.channel)
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -188,7 +188,7 @@ class Plugin:
             await asyncio.sleep(retry)
 
     async def watch_connection(self, changed: Callable[[Plugin], None]) -> None:
-        """Follows the state of the connection until cancelled."""
+        """Follow the state of the connection until cancelled."""
         state = self.channel.get_state(try_to_connect=True)
         while True:
             connected = state is grpc.ChannelConnectivity.READY
@@ -214,9 +214,9 @@ class _Socket:
     """One socket in the registry directory.
 
     Attributes:
-        identity: inode and time of making of the file: another one means that the plugin made it anew.
-        task: registration, then the life of the connection.
-        plugin: set once registered.
+        identity: inode and mtime of the file; if they change, the plugin has made it again.
+        task: registers the plugin, then follows its connection.
+        plugin: the plugin, once it is registered.
     """
 
     identity: tuple[int, int]
@@ -226,7 +226,7 @@ class _Socket:
 
 @dataclass(slots=True)
 class _Retry:
-    """Survives the plugin: a new process on the same path waits out the delay of the old one."""
+    """The delay of a path, which outlives the plugin: a new process on the path waits for its end, too."""
 
     failures: int = 0
     not_before: float = 0.0
@@ -238,7 +238,7 @@ class PluginManager:
 
     Attributes:
         wipe: deletes the slices of a driver on this node.
-        report_health: gets every answer of a health stream.
+        report_health: called with every answer of a health stream.
     """
 
     registry: Path
@@ -252,7 +252,7 @@ class PluginManager:
     _stopping: bool = False
 
     def plugin(self, driver: str) -> Plugin | None:
-        """The instance that gets calls: the newest connected one, else the newest."""
+        """Return the instance that gets calls: the newest connected one, else the newest."""
         instances = [p for p in self._plugins if p.driver == driver]
         connected = [p for p in instances if p.connected]
         candidates = connected or instances
@@ -264,7 +264,7 @@ class PluginManager:
         return frozenset(p.driver for p in self._plugins)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             try:
                 while True:
@@ -314,7 +314,7 @@ class PluginManager:
             await plugin.channel.close(None)
 
     async def _register(self, path: Path) -> Plugin | None:
-        """One try; the plugin is told of a refusal."""
+        """Try once to register a plugin; a refusal is reported to it."""
         async with grpc.aio.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS) as channel:
             stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
             try:
@@ -372,9 +372,9 @@ def _sockets_below(directory: Path) -> list[tuple[Path, tuple[int, int]]]:
     for path in sorted(directory.rglob("*")) if directory.is_dir() else ():
         if path.name.startswith("."):
             continue
-        with contextlib.suppress(OSError):  # gone between listing and looking
+        with contextlib.suppress(OSError):  # deleted after it was listed
             if path.is_socket():
                 status = path.stat()
-                # Not the time of the last change: a plugin that closes the file to others is no new one.
+                # Not ctime: a change of the file's mode does not make it a new one.
                 found.append((path, (status.st_ino, status.st_mtime_ns)))
     return found

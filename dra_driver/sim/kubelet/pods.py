@@ -26,16 +26,16 @@ __all__ = ["NodeContext", "PodWorker"]
 log = structlog.get_logger(__name__)
 
 FINISHED = ("Succeeded", "Failed")
-# Before a status that could not be written is tried again.
+# Seconds before a status that could not be written is tried again.
 STATUS_RETRY = 0.5
 
 
 @dataclass(slots=True)
 class NodeContext:
-    """What the pods of a node share.
+    """The parts that the pods of a node share.
 
     Attributes:
-        health: last report by (driver, pool, device): health and message.
+        health: (driver, pool, device) → health and message of the last report.
     """
 
     api: KubeClient
@@ -51,7 +51,7 @@ class PodWorker:
 
     Args:
         node: the node's parts.
-        pod: as first seen.
+        pod: the pod in its first version.
     """
 
     def __init__(self, node: NodeContext, pod: RunPod) -> None:
@@ -69,7 +69,7 @@ class PodWorker:
 
     @property
     def pod(self) -> RunPod:
-        """As last seen."""
+        """The newest version of the pod."""
         return self._pod
 
     @property
@@ -78,17 +78,17 @@ class PodWorker:
         return self._pod.metadata.uid
 
     def update(self, pod: RunPod) -> None:
-        """The pod changed."""
+        """Update the pod to a new version."""
         self._pod = pod
         self._changed.set()
 
     def removed(self) -> None:
-        """The object is gone from the API server: force-deleted, or we deleted it ourselves."""
+        """Note that the object is deleted from the API server, by force or by this kubelet."""
         self._gone = True
         self._changed.set()
 
     def health_changed(self) -> None:
-        """The health of some device changed: pod status may have to follow."""
+        """Note that the health of a device has changed, so that pod status may have to change."""
         self._changed.set()
 
     # --- the life -------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class PodWorker:
         return self._gone or self._pod.metadata.deletion_timestamp is not None
 
     async def run(self) -> None:
-        """Until the pod is gone."""
+        """Run until the pod is deleted."""
         if self._pod.status.phase in FINISHED:
             self._phase = self._pod.status.phase
             await self._unprepare()
@@ -119,7 +119,7 @@ class PodWorker:
         await self._terminate()
 
     async def _wait(self, seconds: float | None) -> None:
-        """Until something changes, at most ``seconds``."""
+        """Wait until something changes, at most ``seconds``; if None, without limit."""
         if self._unwritten:
             seconds = STATUS_RETRY if seconds is None else min(seconds, STATUS_RETRY)
         with contextlib.suppress(TimeoutError):
@@ -128,7 +128,7 @@ class PodWorker:
         self._changed.clear()
 
     async def _pause(self, seconds: float) -> None:
-        """Sleeps; wakes for the pod's end only."""
+        """Sleep ``seconds``, or until the pod is to end."""
         deadline = time.monotonic() + seconds
         while not self._ending and (left := deadline - time.monotonic()) > 0:
             await self._wait(left)
@@ -160,7 +160,7 @@ class PodWorker:
             await self._pause(self._node.settings.prepare_retry)
 
     async def _start_containers(self) -> None:
-        """Starts what is not there; a container that cannot be created is tried again later."""
+        """Start the containers that are not there; one that cannot be created is tried again later."""
         sandbox = self._node.runtime.sandboxes[self.uid]
         for container in self._pod.spec.containers:
             if container.name not in sandbox.containers:
@@ -181,7 +181,7 @@ class PodWorker:
             self._event("Normal", "Started", f"Started container {container.name}")
 
     async def _supervise(self) -> None:
-        """One round: acts on what ended, else waits for the next thing to happen."""
+        """Act once on containers that have ended; if none has, wait for the next event."""
         containers = self._node.runtime.sandboxes[self.uid].containers
         now = time.monotonic()
         await self._write_status()
@@ -205,7 +205,7 @@ class PodWorker:
         return policy == "Always" or (policy == "OnFailure" and container.exit_code != 0)
 
     async def _restart(self, ended: list[RunningContainer]) -> None:
-        """In place: the same sandbox, no new prepare, the CDI specs as they are now."""
+        """Restart containers in the same sandbox, without prepare, with the CDI specs as they are now."""
         await self._pause(self._node.settings.restart_backoff)
         if self._ending:
             return
@@ -217,7 +217,7 @@ class PodWorker:
         self._create_again = time.monotonic() + self._node.settings.create_retry
 
     async def _finish(self, ended: list[RunningContainer]) -> None:
-        """All containers ended for good: unprepare comes before the phase, as recorded."""
+        """Finish a pod whose containers have ended; as recorded, unprepare comes before the phase."""
         await self._unprepare()
         self._phase = "Failed" if any(c.exit_code for c in ended) else "Succeeded"
         self._sandbox_ready = False
@@ -281,7 +281,7 @@ class PodWorker:
             self._written = status
             self._unwritten = False
         except NotFound:
-            pass  # gone; the watch will say so
+            pass  # deleted; the watch will show it
         except DraError as e:
             self._unwritten = True
             log.warning("pod status not written", pod=str(self._pod.key), error=str(e))

@@ -1,8 +1,8 @@
-"""A stand-in for the container runtime: sandboxes and containers that exist on paper.
+"""A stand-in for the container runtime: sandboxes and containers that are only data.
 
-Nothing is executed. What a container would see is worked out from the pod's spec and the CDI specs of the
-node; how long it lives is read from its command: ``sleep 2`` in it means that it ends after two seconds
-(``exit 3`` gives the code); without either it runs until it is stopped. Survives restarts of the kubelet.
+Nothing is executed. What a container would see is computed from the pod's spec and the CDI specs of the node.
+How long it lives is read from its command: with ``sleep 2`` it ends after two seconds, with the code of
+``exit 3``; without either it runs until it is stopped. The runtime outlives restarts of the kubelet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["RunningContainer", "Sandbox", "SimRuntime"]
 
 _SLEEP = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")
 _EXIT = re.compile(r"\bexit (\d{1,3})\b")
-# A container that a manifest keeps alive with a long sleep is alive as far as a simulation goes.
+# A container with a longer sleep than this runs until it is stopped.
 FOREVER_FROM = 600.0
 
 
@@ -30,8 +30,8 @@ class RunningContainer:
     Attributes:
         view: environment, device nodes and mounts as the container sees them.
         started: monotonic seconds.
-        ends: monotonic seconds at which the command is over; None: not by itself.
-        exit_code: how it ends.
+        ends: monotonic seconds at which the command is over; None if it does not end by itself.
+        exit_code: exit code of the command.
         restarts: how often it was started again.
     """
 
@@ -43,11 +43,11 @@ class RunningContainer:
     restarts: int = 0
 
     def ended(self, now: float) -> bool:
-        """Whether its command is over."""
+        """Return whether its command is over."""
         return self.ends is not None and now >= self.ends
 
     def output(self) -> str:
-        """What ``env; ls /dev`` inside would print."""
+        """Return what ``env; ls /dev`` would print in the container."""
         lines = [f"{k}={v}" for k, v in sorted(self.view.env.items())]
         lines += sorted(d.path for d in self.view.devices)
         return "\n".join(lines) + "\n"
@@ -67,21 +67,21 @@ class SimRuntime:
     """The runtime of one node.
 
     Attributes:
-        cdi: the specs that containers are made with.
-        sandboxes: by pod UID.
+        cdi: the CDI specs of the node.
+        sandboxes: the sandboxes by pod UID.
     """
 
     cdi: CdiRegistry
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)
 
     def run_sandbox(self, uid: str, namespace: str, pod: str) -> Sandbox:
-        """The pod's sandbox, made if there is none."""
+        """Return the pod's sandbox; make it if there is none."""
         return self.sandboxes.setdefault(uid, Sandbox(namespace, pod))
 
     def start_container(
         self, uid: str, container: RunContainer, cdi_devices: Sequence[str]
     ) -> RunningContainer:
-        """Creates and starts a container; one of the same name that ended is replaced.
+        """Create and start a container; one of the same name that has ended is replaced.
 
         Raises:
             CdiError: the devices cannot be injected; the text is the runtime's.
@@ -104,7 +104,7 @@ class SimRuntime:
         return running
 
     def stop_sandbox(self, uid: str) -> None:
-        """Stops and removes everything of the pod; unknown pods are fine."""
+        """Stop and remove everything of the pod; an unknown pod is ignored."""
         self.sandboxes.pop(uid, None)
 
 

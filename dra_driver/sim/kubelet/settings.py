@@ -1,4 +1,4 @@
-"""Where a simulated node keeps its files, and how patient its kubelet is."""
+"""The directories of a simulated node, and the delays of its kubelet."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ SOCKET_PATH_BYTES = 107
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """The directories of one node below its root, which stands for ``/``. Short names: see the 107 bytes."""
+    """The directories of one node below its root, which stands for ``/``, with short names."""
 
     root: Path
 
     @property
     def kubelet(self) -> Path:
-        """For ``/var/lib/kubelet``."""
+        """Stands for ``/var/lib/kubelet``."""
         return self.root / "k"
 
     @property
     def registry(self) -> Path:
-        """For ``/var/lib/kubelet/plugins_registry``."""
+        """Stands for ``/var/lib/kubelet/plugins_registry``."""
         return self.kubelet / "r"
 
     @property
     def plugins(self) -> Path:
-        """For ``/var/lib/kubelet/plugins``."""
+        """Stands for ``/var/lib/kubelet/plugins``."""
         return self.kubelet / "p"
 
     @property
     def cdi(self) -> Path:
-        """For ``/var/run/cdi``."""
+        """Stands for ``/var/run/cdi``."""
         return self.root / "cdi"
 
     @property
     def state(self) -> Path:
-        """Where the plugin keeps its checkpoint."""
+        """Directory of the plugin's checkpoint."""
         return self.root / "s"
 
     @property
     def dev(self) -> Path:
-        """For ``/dev``."""
+        """Stands for ``/dev``."""
         return self.root / "dev"
 
     @property
     def hardware(self) -> Path:
-        """The profile of the node's simulated hardware."""
+        """File with the profile of the node's simulated hardware."""
         return self.root / "hardware.yaml"
 
     @property
     def nics(self) -> Path:
-        """``sys`` and ``dev`` of the node's RDMA NICs, where it has any."""
+        """Directory with ``sys`` and ``dev`` of the node's RDMA NICs, if it has any."""
         return self.root / "n"
 
     @property
     def proc(self) -> Path:
-        """For ``/proc``, of which only the boot ID is there."""
+        """Stands for ``/proc``, of which only the boot ID is there."""
         return self.root / "proc"
 
     @property
@@ -69,14 +69,14 @@ class NodeLayout:
         return self.kubelet / "dra_manager_state"
 
     def create(self) -> None:
-        """Makes the directories."""
+        """Make the directories."""
         for directory in (self.registry, self.plugins, self.cdi, self.state, self.dev):
             directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         if not self.proc.exists():
             self.boot()
 
     def boot(self) -> None:
-        """Another boot of the node: writes a new boot ID."""
+        """Write a new boot ID, as after a boot of the node."""
         file = self.proc / "sys/kernel/random/boot_id"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
@@ -87,24 +87,24 @@ class KubeletSettings:
     """Delays of the kubelet, in seconds. The defaults are those of the real one, as recorded.
 
     Attributes:
-        registry_tick: how often the registry directory is looked at.
-        registration_backoff: first delay after a failed registration; doubles up to ``registration_cap``.
-        registration_cap: longest such delay.
+        registry_tick: time between two looks at the registry directory.
+        registration_backoff: first delay after a failed registration; it doubles up to ``registration_cap``.
+        registration_cap: longest delay after a failed registration.
         get_info_timeout: deadline of GetInfo.
         notify_timeout: deadline of NotifyRegistrationStatus.
         call_timeout: deadline of NodePrepareResources and NodeUnprepareResources.
-        startup_wipe: when, after the start, the slices of the node are deleted; None: never.
-        wipe_delay: how long after a plugin is lost its slices are deleted.
-        prepare_retry: before a failed prepare is tried again.
-        unprepare_retry: before a failed unprepare is tried again, the first time.
-        unprepare_retry_later: the same, every further time.
-        create_retry: before a container that could not be created is tried again.
-        restart_backoff: before a container that ended is started again.
-        health_retry: before an ended health stream is opened again.
-        stop_delay: how long containers take to stop; at most the pod's grace period.
-        exit_detection: after a container ended, until that is noticed.
-        reconcile: how often claims of pods that are gone are looked for.
-        heartbeat: between two updates of the Node's Ready condition.
+        startup_wipe: delay after the start until the slices of the node are deleted; if None, they are not.
+        wipe_delay: delay after a plugin is lost until its slices are deleted.
+        prepare_retry: delay before a failed prepare is tried again.
+        unprepare_retry: delay before a failed unprepare is tried again for the first time.
+        unprepare_retry_later: delay before it is tried again every further time.
+        create_retry: delay before a container that could not be created is tried again.
+        restart_backoff: delay before a container that has ended is started again.
+        health_retry: delay before an ended health stream is opened again.
+        stop_delay: time that containers take to stop; at most the pod's grace period.
+        exit_detection: delay until the end of a container is noticed.
+        reconcile: time between two searches for claims of deleted pods.
+        heartbeat: time between two updates of the Node's Ready condition.
     """
 
     registry_tick: float = 1.0
@@ -128,7 +128,7 @@ class KubeletSettings:
 
     @classmethod
     def quick(cls) -> KubeletSettings:
-        """For the demo and for tests: the same behaviour, less waiting."""
+        """Return shorter delays, for the demo and for tests."""
         return cls(
             registry_tick=0.1,
             registration_backoff=0.2,

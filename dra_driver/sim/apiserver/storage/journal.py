@@ -2,8 +2,8 @@
 
 A change is in the file before it is answered or watched, so a server that is killed at any moment comes
 back with all that it has answered, and its resource versions go on where they were. A last line that is cut
-off has never been answered, and is left out. When the file is several times as large as its objects, a new one
-is written and replaces it in one step.
+off has never been answered, and is left out. When the file is several times as large as its objects, a new
+one is written and replaces it in one step.
 
 The first line identifies the file; its ``versions`` are those of the last change of each kind, so that
 watches know which history is gone. Lines are written, not synced to the disk: a power failure may lose the
