@@ -1,3 +1,3 @@
-"""The ``dra-driver`` command: each subcommand is a module, ``main`` finds and runs it."""
+"""The ``dra-driver`` command: each subcommand is a module, which ``main`` imports and runs."""
 
 from __future__ import annotations

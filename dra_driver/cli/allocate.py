@@ -12,28 +12,28 @@ from dra_driver.cli.allocator import stream as allocator_stream
 from dra_driver.errors import ConfigurationError
 from dra_driver.structured import NodePolicy, Strategy
 
-__all__ = ["HELP", "add_arguments", "run"]
-
-HELP = "the allocator on manifests or recorded cases: what would be allocated where"
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     source = parser.add_mutually_exclusive_group(required=True)
     allocator_manifests.add_file_argument(source)
-    source.add_argument("--cases", metavar="FILE", help="recorded cases (JSON); prints every outcome")
+    source.add_argument(
+        "--cases", metavar="FILE", help="recorded cases (JSON), of which every result is printed"
+    )
     source.add_argument(
         "--stream",
         action="store_true",
-        help="a service on stdin and stdout: one JSON object a line (op: load, allocate, free, slice), one "
-        "answer line each, in order",
+        help="serve on stdin and stdout: one JSON object per line (op: load, allocate, free, slice), and one "
+        "line of answer each, in order",
     )
     allocator_manifests.add_claim_argument(parser)
     parser.add_argument(
         "--strategy",
         choices=[s.value for s in Strategy],
         default=Strategy.BEST_FIT.value,
-        help="first-fit: the devices that Kubernetes takes; best-fit: the best of all that fit",
+        help="first-fit: the devices that kube-scheduler would choose; best-fit: the best of all that fit",
     )
     allocator_manifests.add_node_policy_argument(parser)
     common.add_output_argument(parser)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        0: everything fits (always 0 with ``--cases``); 1: a claim does not fit.
+        0 if everything fits (always with ``--cases``), 1 if a claim does not fit.
     """
     strategy, policy = Strategy(args.strategy), NodePolicy(args.node_policy)
     if args.file is None and policy is not NodePolicy.PACK:

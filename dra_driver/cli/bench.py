@@ -24,9 +24,7 @@ from dra_driver.structured import (
     allocate,
 )
 
-__all__ = ["HELP", "add_arguments", "measure_allocator", "run"]
-
-HELP = "measure one part; prints JSON"
+__all__ = ["add_arguments", "measure_allocator", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,8 @@ from dra_driver.cli import common
 from dra_driver.errors import DraError, InvalidInput
 from dra_driver.preparation import RECORD_ANNOTATION, PreparedClaim
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-HELP = "CDI documents of this node: list devices, validate documents, show what a device brings"
 
 _DIRECTORIES: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _SUFFIXES: Final = (".json", ".yaml", ".yml")
@@ -165,7 +164,7 @@ def _conflicts(documents: Sequence[_Document]) -> Iterator[tuple[Path, str]]:
             name = f"{d.spec.kind}={device.name}" if d.spec is not None else ""
             first = seen.setdefault((d.path.parent, name), d.path)
             if first != d.path:
-                yield d.path, f"device {name} is in {first.name} too: runtimes take neither"
+                yield d.path, f"device {name} is in {first.name} too: runtimes use neither"
 
 
 def _validate(documents: Sequence[_Document], output: str) -> int:

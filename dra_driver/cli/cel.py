@@ -25,9 +25,7 @@ from dra_driver.api.resource import Device, DeviceAttribute, DeviceCapacity
 from dra_driver.cli import common
 from dra_driver.errors import ConfigurationError, DecodeError
 
-__all__ = ["HELP", "add_arguments", "run"]
-
-HELP = "device selectors on recorded cases"
+__all__ = ["add_arguments", "run"]
 
 
 class _Features(msgspec.Struct, rename="camel"):
@@ -76,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate each case and print the results.
 
     Raises:
-        ConfigurationError: the file cannot be read or holds no cases.
+        ConfigurationError: the file cannot be read, or it has no cases.
     """
     results = [_evaluate(case) for case in _read(args.cases).cases]
     if args.output == "table":

@@ -33,7 +33,7 @@ LEVELS = ("debug", "info", "warning", "error")
 def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--log-level`` and ``--log-format``."""
     parser.add_argument(
-        "--log-level", choices=LEVELS, default="info", help="least severity that is logged (stderr)"
+        "--log-level", choices=LEVELS, default="info", help="least severity that is logged, to stderr"
     )
     parser.add_argument(
         "--log-format",
@@ -56,7 +56,7 @@ def add_cluster_arguments(parser: argparse._ActionsContainer) -> None:
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="default: the KUBECONFIG variable, the pod's service account, ~/.kube/config",
+        help="kubeconfig; default: the KUBECONFIG variable, the pod's service account, ~/.kube/config",
     )
     parser.add_argument(
         "--context", default="", metavar="NAME", help="context of the kubeconfig; default: the current one"

@@ -19,8 +19,6 @@ from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
 
-HELP = "the cluster controller: publishes ResourceSlices, allocates ResourceClaims"
-
 log = structlog.get_logger(__name__)
 
 
@@ -44,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_allocation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--kubeconfig", type=Path, help="default: the KUBECONFIG variable, then the pod's service account"
+        "--kubeconfig",
+        type=Path,
+        help="kubeconfig; default: the KUBECONFIG variable, then the pod's service account",
     )
     parser.add_argument(
         "--driver-name",
@@ -56,20 +56,20 @@ def _add_allocation(parser: argparse.ArgumentParser) -> None:
         "--allocator",
         choices=[a.value for a in PoolAllocator],
         default=PoolAllocator.CONTROLLER.value,
-        help="who allocates: this controller (devices are protected by a taint) or kube-scheduler",
+        help="allocator of the claims: this controller (devices are protected by a taint) or kube-scheduler",
     )
     parser.add_argument(
         "--strategy",
         choices=[s.value for s in Strategy],
         default=Strategy.BEST_FIT.value,
-        help="how this controller chooses devices, where no DevicePolicy says; default: best-fit",
+        help="how this controller chooses devices, unless a DevicePolicy says it; default: best-fit",
     )
     parser.add_argument(
         "--node-policy",
         choices=[p.value for p in NodePolicy],
         default=NodePolicy.PACK.value,
-        help="with best-fit, of nodes that are equally good: the fullest (pack) or the emptiest (spread), "
-        "where no DevicePolicy says; default: pack",
+        help="which one best-fit chooses of nodes that are equally good: the fullest (pack) or the emptiest "
+        "(spread), unless a DevicePolicy says it; default: pack",
     )
 
 
@@ -91,7 +91,7 @@ def _add_observability(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--web-port",
         type=int,
-        help="serve a page that draws the fleet and follows it live (read-only); default: not served",
+        help="serve a read-only page that shows the fleet live; default: not served",
     )
     parser.add_argument(
         "--web-host",
@@ -115,7 +115,7 @@ def _add_observability(parser: argparse.ArgumentParser) -> None:
 
 def _add_admission(parser: argparse.ArgumentParser) -> None:
     admission = parser.add_argument_group(
-        "admission webhooks", "they check opaque parameters of our drivers when objects are written"
+        "admission webhooks", "They check opaque parameters of our drivers when objects are written."
     )
     admission.add_argument(
         "--admission-port", type=int, help="serve the webhooks over HTTPS; default: not served"
@@ -127,7 +127,7 @@ def _add_admission(parser: argparse.ArgumentParser) -> None:
         "--admission-service",
         default=OBJECT_NAME,
         metavar="NAME",
-        help=f"Service in --namespace by which the API server reaches them; default: {OBJECT_NAME}",
+        help=f"Service in --namespace by which the API server reaches the webhooks; default: {OBJECT_NAME}",
     )
     admission.add_argument(
         "--admission-service-port", type=int, default=443, help="port of the Service; default: 443"
@@ -136,7 +136,7 @@ def _add_admission(parser: argparse.ArgumentParser) -> None:
         "--admission-url",
         default="",
         metavar="URL",
-        help="instead of a Service: https://HOST[:PORT][/PATH], as the API server reaches them",
+        help="URL of the webhooks, instead of a Service: https://HOST[:PORT][/PATH]",
     )
 
 

@@ -12,12 +12,10 @@ from dra_driver.sim import assets, container_runtime
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
 from dra_driver.sim.demo.demo import Demo, DemoOptions
 
-HELP = "the embedded cluster end to end: simulated nodes, example pods, a table of who got what"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
-    # The demo tells what happens in its own lines.
+    """Add the flags."""
+    # The demo reports its progress in lines of its own.
     parser.set_defaults(log_level="warning")
     parser.add_argument(
         "--nodes",
@@ -28,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="NAME",
-        help="hardware of all nodes, which may be less than the examples ask for: a built-in profile "
+        help="profile of all nodes, which may have less than the examples ask for: a built-in one "
         f"({', '.join(simulated_profile.built_in_profiles())}) or a YAML file; default: different kinds",
     )
     parser.add_argument(
-        "--keep", action="store_true", help="leave the cluster up for kubectl until Ctrl-C or SIGTERM"
+        "--keep", action="store_true", help="keep the cluster running for kubectl until Ctrl-C or SIGTERM"
     )
     parser.add_argument(
         "--kubeconfig", type=Path, metavar="FILE", help="where to write the kubeconfig of the cluster"
@@ -43,24 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--faults",
         metavar="FILE|TEXT",
-        help="what is to go wrong once all devices are published, a file or statements such as 'kill plugin "
+        help="faults once all devices are published: a file, or statements such as 'kill plugin "
         "node2 at 1s for 2s'; see docs/faults.md",
     )
     parser.add_argument(
         "--runtime",
         action="store_true",
-        help="run each example's container for real (needs root and runc, crun or podman)",
+        help="run each example's container with runc, crun or podman (needs root)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the demo.
+    """Run the demo.
 
     Returns:
-        0: every example pod got what it asked for; 1: not; 130: interrupted.
+        0 if every example pod got what it expects, else 1; 130 if it was interrupted.
 
     Raises:
-        ConfigurationError: a flag is wrong, or ``--runtime`` cannot be had here.
+        ConfigurationError: a flag is wrong, or there is no container runtime for ``--runtime``.
     """
     if args.profile is not None:
         simulated_profile.load(args.profile)

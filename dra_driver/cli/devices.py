@@ -16,9 +16,7 @@ from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cli import common
 from dra_driver.discovery import LastKnownGood
 
-__all__ = ["HELP", "add_arguments", "run"]
-
-HELP = "what discovery finds on this machine"
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how to look at hardware ({', '.join(discovery.backend_names())}; simulated=dgx-h100 for a "
         "built-in profile); may be repeated; default: every built-in backend that finds its hardware",
     )
-    parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is")
+    parser.add_argument(
+        "--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is mounted"
+    )
     parser.add_argument(
         "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="where device nodes are"
     )
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         print(_table(devices))
     if not devices and not broken:
         lines = discovery.diagnostics(backends, sysfs_root=args.sysfs_root, dev_root=args.dev_root)
-        # Data goes to stdout alone, so that a program can read it.
+        # stdout has nothing but the data, so that a program can read it.
         stream = sys.stdout if args.output == "table" else sys.stderr
         print("No devices were found. Looked for:", *(f"  {line}" for line in lines), sep="\n", file=stream)
     for report in broken:

@@ -16,9 +16,8 @@ from dra_driver.kube import KubeApi
 from dra_driver.ownership import is_controller_taint
 from dra_driver.structured import NodePolicy, with_rules
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-HELP = "why a claim is or is not allocatable: per node, request and device the first reason"
 
 _EPILOG = """Without -f, a live cluster is read (and nothing is written). The taint by which the controller
 keeps kube-scheduler off its devices excludes nothing there."""
@@ -30,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     allocator_manifests.add_file_argument(parser)
     common.add_cluster_arguments(parser)
     parser.add_argument(
-        "-n", "--namespace", default="", metavar="NS", help="only claims of this namespace; default: of all"
+        "-n",
+        "--namespace",
+        default="",
+        metavar="NS",
+        help="only claims of this namespace; default: all namespaces",
     )
     allocator_manifests.add_claim_argument(parser)
     allocator_manifests.add_node_policy_argument(parser)

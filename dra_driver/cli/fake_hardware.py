@@ -7,9 +7,7 @@ from pathlib import Path
 
 from dra_driver.discovery.simulated import layout, profile
 
-__all__ = ["HELP", "add_arguments", "run"]
-
-HELP = "build sysfs, procfs and dev trees of a simulated machine from its profile"
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,7 @@ from dra_driver.api.policy import PUBLISH, WITHHOLD
 from kubelet_plugin import app as plugin
 from kubelet_plugin.config import Configuration
 
-__all__ = ["HELP", "add_arguments", "run"]
-
-HELP = "the node agent: discovery, registration, prepare and unprepare"
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +56,7 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=ARG]",
-        help="how to look at hardware, for example nvml or simulated=dgx-h100; may be repeated; "
+        help="backend that discovers devices, for example nvml or simulated=dgx-h100; may be repeated; "
         "default: every built-in backend that finds its hardware",
     )
     parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), help="where sysfs is mounted")
@@ -69,8 +67,8 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--instance-id",
         default="",
-        help="makes the sockets of two plugins on one node different, so that an update leaves no gap; "
-        "in a pod: metadata.uid",
+        help="part of the socket's name in which two plugins on one node differ, for updates without a "
+        "gap; in a pod: metadata.uid",
     )
     parser.add_argument(
         "--rescan-interval",
@@ -161,7 +159,7 @@ def _add_services(parser: argparse.ArgumentParser) -> None:
         "--publish",
         choices=("controller", "node"),
         default="controller",
-        help="who publishes the node's ResourceSlices: our controller, or this agent where there is no "
+        help="publisher of the node's ResourceSlices: our controller, or this agent if there is no "
         "controller (whole devices, allocated by kube-scheduler; needs deploy/optional/publish-node.yaml)",
     )
     parser.add_argument(
@@ -178,11 +176,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the node agent until SIGTERM or SIGINT.
 
     Returns:
-        0 after an orderly end.
+        0 after an orderly shutdown.
 
     Raises:
         ConfigurationError: the flags or what they name cannot be used.
-        DraError: it cannot go on.
+        DraError: the agent cannot continue.
     """
     configuration = Configuration(
         node_name=args.node_name,

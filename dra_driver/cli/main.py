@@ -1,4 +1,4 @@
-"""Entry point of ``dra-driver``: parses the command line and runs one subcommand.
+"""The entry point of ``dra-driver``: it parses the command line and runs one subcommand.
 
 A subcommand is a module of this package with ``add_arguments(parser)`` and ``run(args) -> int``. Only the
 module of the chosen subcommand is imported, so that ``kubelet-plugin`` does not pay for the allocator's
@@ -22,7 +22,7 @@ __all__ = ["kubectl_dra", "main"]
 COMMANDS = {
     "demo": (
         "demo",
-        "the embedded cluster end to end: simulated nodes, example pods, a table of who got what",
+        "the embedded cluster end to end: simulated nodes, example pods, and a table of their devices",
     ),
     "sim": ("sim", "parts of the embedded cluster alone (sim apiserver)"),
     "controller": (
@@ -34,16 +34,16 @@ COMMANDS = {
     "cdi": ("cdi", "CDI documents of this node: list devices, validate documents, show what a device brings"),
     "fake-hardware": (
         "fake_hardware",
-        "build sysfs, procfs and dev trees of a machine from a short description",
+        "build sysfs, procfs and dev trees of a simulated machine from its profile",
     ),
-    "allocate": ("allocate", "the allocator on manifests or recorded cases: what would be allocated where"),
+    "allocate": ("allocate", "run the allocator on manifests or recorded cases, and print its decisions"),
     "explain": ("explain", "why a claim is or is not allocatable"),
-    "bench": ("bench", "measure one part; prints JSON"),
+    "bench": ("bench", "measure one part, and print the result as JSON"),
     "status": (
         "status",
-        "the fleet: devices free, allocated, shared, unhealthy by model and node; claims that wait and why",
+        "the fleet: devices by model, node and state; the claims that wait, and why",
     ),
-    "cel": ("cel", "device selectors on recorded cases"),
+    "cel": ("cel", "evaluate device selectors on recorded cases"),
 }
 
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0: done; 1: it failed; 2: bad usage or configuration.
+        0 for success, 1 for a failure, 2 for bad usage or configuration.
     """
     return _main("dra-driver", list(COMMANDS), argv)
 
@@ -123,7 +123,7 @@ def _parse(
             command_parser = sub
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        # The subcommand's usage helps, that of the whole command does not.
+        # Print the usage of the subcommand, not that of the whole command.
         command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     assert run is not None  # argparse has refused everything else
     return args, run

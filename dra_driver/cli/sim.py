@@ -17,9 +17,7 @@ from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.assets import deploy_directory, read_plan
 from dra_driver.sim.faults import FaultPlan
 
-__all__ = ["HELP", "add_arguments", "run"]
-
-HELP = "parts of the embedded cluster alone (sim apiserver)"
+__all__ = ["add_arguments", "run"]
 
 
 def _port(text: str) -> int:
@@ -48,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = parts.add_parser(
         "apiserver", help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    server.add_argument("--port", type=_port, default=0, help="port on --host; 0 takes any free one")
+    server.add_argument("--port", type=_port, default=0, help="port on --host; 0 for any free one")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on")
     server.add_argument(
         "--kubeconfig",
@@ -62,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         metavar="FILE",
-        help="keep the objects in this file, and continue with what it holds",
+        help="keep the objects in this file, and start with those that are in it",
     )
     server.add_argument(
         "--service",
@@ -70,12 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAMESPACE/NAME=HOST:PORT",
-        help="where the Service of an admission webhook really listens (there are no pods here); repeatable",
+        help="address of the Service of an admission webhook, as there are no pods here; may be repeated",
     )
     server.add_argument(
         "--faults",
         metavar="FILE|TEXT",
-        help="what is to go wrong, a file or statements such as 'error 429 10%% on patch; drop watches every "
+        help="faults: a file, or statements such as 'error 429 10%% on patch; drop watches every "
         "3s'; see docs/faults.md",
     )
 

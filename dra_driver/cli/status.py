@@ -20,8 +20,6 @@ from dra_driver.fleet import STATES, Fleet, PoolView, WaitingClaim, latest_reaso
 from dra_driver.kube import KubeApi
 from dra_driver.ports import KubeClient
 
-HELP = "the fleet: devices free, allocated, shared, unhealthy by model and node; claims that wait and why"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
@@ -65,7 +63,7 @@ async def _main(args: argparse.Namespace) -> None:
 
 @dataclass(slots=True)
 class Row:
-    """Devices of one model on one node, or (``node`` empty) on all nodes."""
+    """Devices of one model on one node, or on all nodes if ``node`` is empty."""
 
     node: str
     model: str

@@ -1,1 +1,1 @@
-"""The allocator on files and on a stream, for the commands that ask it."""
+"""The allocator on files and on a stream, for the commands that use it."""

@@ -1,4 +1,4 @@
-"""The allocator on recorded cases: a JSON file of clusters, pods and what is allocated."""
+"""The allocator on recorded cases: a JSON file of clusters, pods and allocated devices."""
 
 from __future__ import annotations
 

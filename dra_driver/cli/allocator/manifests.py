@@ -159,7 +159,7 @@ def read(files: Sequence[str]) -> Manifests:
     """Read manifests.
 
     Raises:
-        InvalidInput: a file cannot be read or a document is wrong; names file, document and field.
+        InvalidInput: a file cannot be read, or a document is wrong, with file, document and field.
     """
     manifests = Manifests()
     for name in files:

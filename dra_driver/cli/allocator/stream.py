@@ -117,9 +117,9 @@ def serve(source: BinaryIO, sink: BinaryIO, strategy: Strategy) -> None:
         if not line.strip():
             continue
         sink.write(service.answer(line) + b"\n")
-        # A reader that waits for an answer gets it at once; one that writes ahead gets them in blocks.
+        # A client that waits for an answer gets it at once; one that writes ahead gets answers in blocks.
         sink.flush()
         if len(line) > 1 << 20:
-            # A loaded cluster stays: without this every full collection would go through all of it.
+            # A loaded cluster stays in memory: without this, every full collection would traverse all of it.
             gc.collect()
             gc.freeze()
