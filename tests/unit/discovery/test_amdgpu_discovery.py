@@ -1,4 +1,4 @@
-"""The backend ``amdgpu`` on fake machines, recorded ones and broken ones."""
+"""The backend ``amdgpu`` on simulated machines, recorded ones and broken ones."""
 
 from __future__ import annotations
 

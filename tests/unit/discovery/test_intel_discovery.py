@@ -1,4 +1,4 @@
-"""The backend ``intel`` on fake machines."""
+"""The backend ``intel`` on simulated machines."""
 
 from __future__ import annotations
 

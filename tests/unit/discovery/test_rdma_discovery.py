@@ -1,4 +1,4 @@
-"""The backend ``rdma`` on fake machines, recorded ones and broken ones."""
+"""The backend ``rdma`` on simulated machines, recorded ones and broken ones."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_nvidia_gpus_are_what_nvidia_smi_said(name: str, probe: stub.Probe, tmp_
 
 
 def write_topology(root: ET.Element, target: Path) -> Counter[str]:
-    """A fake machine of a recorded PCIe tree; gives the number of functions by vendor and class.
+    """A simulated machine of a recorded PCIe tree; gives the number of functions by vendor and class.
 
     The recordings begin below the root complex: each tree of theirs gets one of its own.
     """
