@@ -19,8 +19,11 @@
  *
  * What a GPU does not have (arch, mig, ...) is NOT_SUPPORTED. Configuration (struct gpu) is apart from state
  * (struct state, instances.inc), which outlives the reading of the file.
+ *
+ * Calls may come from several threads, as with the real library: each holds one lock, but for the pauses of a wait.
  */
-#define _POSIX_C_SOURCE 199309L
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +66,24 @@ static char driver[80];
 static failure system_fails[MAX_FAILS];
 static int system_nfails;
 static struct state state;
+
+/* Recursive, because some calls make others. */
+static pthread_mutex_t mutex;
+
+__attribute__((constructor)) static void prepare_mutex(void) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+}
+
+static void unlock(const int *locked) { (void)locked; pthread_mutex_unlock(&mutex); }
+
+/* Holds the lock to the end of the block. */
+#define JOINED(a, b) a##b
+#define NAMED(number) JOINED(locked_, number)
+#define LOCKED() __attribute__((cleanup(unlock), unused)) const int NAMED(__COUNTER__) = pthread_mutex_lock(&mutex)
 
 static void clear_gpu(struct gpu *g) {
     memset(g, 0, sizeof *g);
@@ -180,8 +201,8 @@ static int check(const struct gpu *g, const char *function) {
     return failing(g->fails, g->nfails, function);
 }
 
-#define SYSTEM() do { int r_ = check_system(__func__); if (r_) return r_; } while (0)
-#define GPU(g) do { int r_ = check(g, __func__); if (r_) return r_; } while (0)
+#define SYSTEM() LOCKED(); do { int r_ = check_system(__func__); if (r_) return r_; } while (0)
+#define GPU(g) LOCKED(); do { int r_ = check(g, __func__); if (r_) return r_; } while (0)
 
 static int put(const char *text, char *buffer, unsigned size) {
     if (strlen(text) + 1 > size) return INSUFFICIENT_SIZE;
@@ -196,6 +217,7 @@ static int number(int value, unsigned *out) {
 }
 
 int nvmlInitWithFlags(unsigned flags) {
+    LOCKED();
     (void)flags;
     read_config();
     int code = failing(system_fails, system_nfails, __func__);
@@ -218,6 +240,7 @@ int nvmlSystemGetDriverVersion(char *buffer, unsigned size) { SYSTEM(); return p
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { SYSTEM(); *version = cuda; return OK; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
+    LOCKED();
     if (state.references) read_config();
     SYSTEM();
     *count = (unsigned)(count_override >= 0 ? count_override : ngpus);
@@ -225,6 +248,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **handle) {
+    LOCKED();
     if (!state.references) return UNINITIALIZED;
     if (index >= (unsigned)ngpus) return INVALID_ARGUMENT;
     GPU(&gpus[index]);
@@ -265,6 +289,7 @@ int nvmlDeviceGetAddressingMode(struct gpu *g, addressing_mode *mode) { GPU(g); 
 typedef struct { unsigned long long total, free, used; } memory_info;
 static int mig_memory(const void *handle, memory_info *info);
 int nvmlDeviceGetMemoryInfo(struct gpu *g, memory_info *info) {
+    LOCKED();
     if (state.references && mig_memory(g, info)) return OK;
     GPU(g);
     if (!g->memory) return NOT_SUPPORTED;
@@ -444,7 +469,7 @@ static long delivered;  /* sequence number of the last event; survives the set, 
 
 int nvmlEventSetCreate(int **set) { SYSTEM(); event_sets++; *set = &event_sets; return OK; }
 
-int nvmlEventSetFree(int *set) { (void)set; event_sets--; return OK; }
+int nvmlEventSetFree(int *set) { LOCKED(); (void)set; event_sets--; return OK; }
 
 int nvmlDeviceGetSupportedEventTypes(struct gpu *g, unsigned long long *types) {
     GPU(g);
@@ -492,10 +517,14 @@ static int next_event(event_data *found) {
 
 int nvmlEventSetWait_v2(int *set, event_data *data, unsigned milliseconds) {
     (void)set;
-    SYSTEM();
+    { SYSTEM(); }
     const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
     for (;;) {
-        int code = next_event(data);
+        int code;
+        {
+            LOCKED();
+            code = next_event(data);
+        }
         if (code == OK || milliseconds == 0) return code;
         nanosleep(&pause, NULL);
         milliseconds -= milliseconds < 10 ? milliseconds : 10;
@@ -505,6 +534,7 @@ int nvmlEventSetWait_v2(int *set, event_data *data, unsigned milliseconds) {
 #include "instances.inc"
 
 int nvmlDeviceGetUUID(struct gpu *g, char *buffer, unsigned size) {
+    LOCKED();
     if (state.references && instance_of(g)) return mig_uuid(g, buffer, size);
     GPU(g);
     return put(g->uuid, buffer, size);

@@ -61,6 +61,7 @@ def build(folder: Path, command: Sequence[str]) -> Path:
         "-O1",
         "-shared",
         "-fPIC",
+        "-pthread",
         "-o",
         str(library),
         str(SOURCE),
@@ -259,7 +260,7 @@ class Probe:
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
