@@ -155,7 +155,7 @@ class _Health:
             )
 
 
-async def until(condition: Any, seconds: float = 5.0) -> None:
+async def until(condition: Any, seconds: float = 60.0) -> None:
     """Waits until ``condition()`` is true."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -38,7 +38,7 @@ def _server(kubeconfig: Path, *more: str) -> Iterator[str]:
     try:
         yield process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
@@ -50,7 +50,7 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     with _server(path) as line:
         url = yaml.safe_load(path.read_text())["clusters"][0]["cluster"]["server"]
         assert url in line
-        with urllib.request.urlopen(f"{url}/apis/resource.k8s.io/v1/deviceclasses", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}/apis/resource.k8s.io/v1/deviceclasses", timeout=60) as answer:
             assert b"gpu.dra-driver.dev" in answer.read()
 
 
@@ -133,7 +133,7 @@ def test_faults_come_from_a_flag_or_a_file(tmp_path: Path) -> None:
         with _server(path, "--faults", given):
             url = yaml.safe_load(path.read_text())["clusters"][0]["cluster"]["server"]
             with pytest.raises(urllib.error.HTTPError, match="503") as caught:
-                urllib.request.urlopen(f"{url}/apis/resource.k8s.io/v1/deviceclasses", timeout=5)
+                urllib.request.urlopen(f"{url}/apis/resource.k8s.io/v1/deviceclasses", timeout=60)
             caught.value.close()
 
 

@@ -248,13 +248,13 @@ def test_kill_minus_nine_loses_nothing_that_was_answered(tmp_path: Path) -> None
         for i in range(20):
             body = json.dumps(config_map(f"c{i}")).encode()
             request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 version = json.load(answer)["metadata"]["resourceVersion"]
     finally:
         kill(process)
     process, url = start()
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             listed = json.load(answer)
     finally:
         kill(process)

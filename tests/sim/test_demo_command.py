@@ -164,7 +164,7 @@ def test_keep_stays_until_a_signal_and_leaves_nothing(tmp_path: Path) -> None:
         assert len(children_of(root)) == 3  # one plugin is for NICs; the controller has the kubeconfig alone
         assert len(children_of(f"--kubeconfig={kubeconfig}")) == 4
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert not kubeconfig.exists()
     assert not Path(root).exists()
     assert children_of(root) == []
@@ -180,7 +180,7 @@ def test_an_interrupted_start_leaves_nothing() -> None:
         process.stdout.readline()  # the API server is up, the plugins are starting
         time.sleep(0.1)
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(60) == 130
         assert "Traceback" not in process.stdout.read()
     new = [p for p in set(Path("/tmp").glob("dra-*")) - before if children_of(str(p))]
     assert new == []

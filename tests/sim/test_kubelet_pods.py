@@ -115,7 +115,7 @@ class Node:
         return (await self.api.get(RESOURCE_CLAIMS, claim, "default")).metadata.uid
 
 
-async def eventually(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
             result = condition()

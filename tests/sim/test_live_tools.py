@@ -26,7 +26,7 @@ def post(url, path, body):
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )
-    with urllib.request.urlopen(request, timeout=10):
+    with urllib.request.urlopen(request, timeout=60):
         pass
 
 

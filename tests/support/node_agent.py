@@ -125,7 +125,7 @@ def configuration(root: Path, **more: Any) -> Configuration:
     )
 
 
-async def eventually(condition: Any, seconds: float = 5.0) -> Any:
+async def eventually(condition: Any, seconds: float = 60.0) -> Any:
     """Waits until ``condition()`` is true, and gives what it gave."""
     async with asyncio.timeout(seconds):
         while not (value := condition()):

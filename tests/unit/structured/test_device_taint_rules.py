@@ -219,6 +219,6 @@ def test_the_version_is_found_and_absence_is_fine():
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)

@@ -22,7 +22,7 @@ def test_metrics_are_served_beside_health():
         controller = Controller(cluster, config)
         task = asyncio.create_task(controller.run())
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await controller.ready.wait()
                 host, port = controller.health_address
                 async with aiohttp.ClientSession() as session:

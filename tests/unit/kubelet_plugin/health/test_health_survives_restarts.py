@@ -361,7 +361,7 @@ class Agents:
 
         def conditions() -> list[str] | None:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/debug/state", timeout=5) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/debug/state", timeout=60) as answer:
                     devices = json.load(answer)["devices"]
             except OSError:
                 assert agent.poll() is None, (root / "stderr").read_text()
