@@ -74,7 +74,7 @@ def test_the_wheel_brings_the_embedded_cluster_with_its_manifests(wheel: Path, t
     """In an environment that has the dependencies, but neither the project nor its source tree."""
     fresh = tmp_path / "venv"
     environment = install(wheel, fresh)
-    demo = [str(fresh / "bin" / "dra-driver"), "demo"]
+    demo = [str(fresh / "bin" / "dra-driver"), "demo", "--nodes", "1"]
     done = subprocess.run(demo, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
