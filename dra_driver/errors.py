@@ -3,7 +3,7 @@
 ::
 
     DraError                      everything that we raise on purpose
-    ├── InvalidInput              what somebody gave us is wrong: says what was given, what is allowed, where
+    ├── InvalidInput              an input is wrong: says what was given, what is allowed, where
     │   ├── InvalidQuantity       not a Kubernetes quantity
     │   ├── InvalidVersion        not a semantic version
     │   ├── InvalidParameters     opaque parameters of a claim or class; carries all findings at once
@@ -57,7 +57,7 @@ class DraError(Exception):
 
 
 class InvalidInput(DraError, ValueError):
-    """What somebody gave us is wrong."""
+    """An input is wrong."""
 
 
 class InvalidQuantity(InvalidInput):

@@ -52,7 +52,7 @@ __all__ = ["Engine"]
 
 log = structlog.get_logger(__name__)
 
-# Another instance cannot tell this one that it has released a device.
+# Another instance cannot wake this one when it releases a device.
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
 

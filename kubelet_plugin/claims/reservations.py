@@ -7,8 +7,8 @@ this order, and none is held while the API server is waited for, except the firs
 2. the lock of the node (``LockedClaim.transaction``): one instance of the plugin at a time. Several
    transactions of one process run side by side;
 3. the devices (``Reservation.reserve``): a reservation is the lock of its devices, exclusive or shared as
-   ``Holdings`` decides. It is granted or refused at once; whoever is refused leaves the transaction and waits
-   in ``wait_released``.
+   ``Holdings`` decides. It is granted or refused at once; a call that is refused leaves the transaction and
+   waits in ``wait_released``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class DeviceReservations:
     * memory holds at least what the checkpoint holds: a device is reserved before its claim's record is
       written, and released after the record is removed, or has become that of an ended claim;
     * what memory holds beyond the checkpoint belongs to a transaction that is under way, and is released when
-      that ends, however it ends; or it was recovered from CDI files and is written with the next record.
+      that ends, by an error too; or it was recovered from CDI files and is written with the next record; or
+      it belongs to a write whose outcome is not known, because its transaction was cancelled meanwhile.
 
     So a crash at any point loses no reservation of a device that something was done to: the next start reads
     all of them back from the checkpoint.
@@ -111,7 +112,7 @@ class DeviceReservations:
         self._node_lock: NodeLock = node_lock or NoNodeLock()
         self._node_lock.on_taken(self._read_again)
         self._starting = False
-        # Records that were recovered and could not be written yet: as good as written to everybody else.
+        # Records that were recovered and could not be written yet: as good as written to all others.
         self._unwritten: dict[Uid, PreparedClaim] = {}
         # Set when the claim of that UID releases its devices.
         self._released: dict[Uid, asyncio.Event] = {}
@@ -167,7 +168,7 @@ class DeviceReservations:
     async def wait_released(self, conflict: Conflict, seconds: float) -> None:
         """Wait until the claim of a conflict releases its devices, at most so many seconds.
 
-        Another instance of the plugin cannot tell this one that it has released a device: ask again.
+        Another instance of the plugin cannot wake this one when it releases a device: ask again.
         """
         released = self._released.setdefault(conflict.holder_uid, asyncio.Event())
         with contextlib.suppress(TimeoutError):
@@ -213,7 +214,7 @@ class DeviceReservations:
             yield reservation
         finally:
             reservation.is_open = False
-            if not reservation.has_begun:
+            if not reservation.has_begun and not reservation.is_writing:
                 self._release(uid)
 
     def _hold(self, record: PreparedClaim) -> None:
@@ -292,12 +293,14 @@ class Reservation:
     Attributes:
         uid: of the claim.
         is_open: whether the transaction is under way; nothing can be changed after it.
+        is_writing: whether a write has begun and has neither succeeded nor failed.
     """
 
     def __init__(self, owner: DeviceReservations, uid: Uid) -> None:
         self._owner = owner
         self.uid = uid
         self.is_open = True
+        self.is_writing = False
 
     @property
     def record(self) -> PreparedClaim | None:
@@ -336,7 +339,7 @@ class Reservation:
             OSError: the record is as it was before.
         """
         self._check(record)
-        await self._owner._save(record)
+        await self._write(record)
 
     async def note(self, record: PreparedClaim) -> None:
         """Write the record if it says something else than the durable one.
@@ -354,7 +357,7 @@ class Reservation:
             OSError: the record is as it was before; the devices stay reserved.
         """
         self._check(record)
-        await self._owner._save(ended(record))
+        await self._write(ended(record))
         self._owner._release(self.uid)
 
     async def forget(self) -> None:
@@ -386,6 +389,16 @@ class Reservation:
             OSError: the checkpoint is as it was before.
         """
         await self._owner._note_boot()
+
+    async def _write(self, record: PreparedClaim) -> None:
+        # Not reset by a cancellation: the write may go on, and be durable after the transaction has ended.
+        self.is_writing = True
+        try:
+            await self._owner._save(record)
+        except Exception:
+            self.is_writing = False
+            raise
+        self.is_writing = False
 
     def _check(self, record: PreparedClaim) -> None:
         assert self.is_open, "a reservation is changed inside its transaction only"

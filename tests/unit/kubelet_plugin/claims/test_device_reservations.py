@@ -120,6 +120,45 @@ def test_what_is_reserved_and_not_recorded_is_released_with_the_transaction(how:
     asyncio.run(main())
 
 
+class SlowCheckpoints(DiskCheckpoints):
+    """Writes go on when their caller is cancelled, as they do in a thread."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk)
+        self.reached = asyncio.Event()
+        self.go = asyncio.Event()
+        self.writes: list[asyncio.Task[None]] = []
+
+    async def save(self, *claims: PreparedClaim) -> None:
+        self.writes.append(asyncio.get_running_loop().create_task(self._late(*claims)))
+        await asyncio.shield(self.writes[-1])
+
+    async def _late(self, *claims: PreparedClaim) -> None:
+        self.reached.set()
+        await self.go.wait()
+        await super().save(*claims)
+
+
+def test_a_write_that_outlives_its_transaction_keeps_the_device() -> None:
+    async def main() -> None:
+        checkpoints = SlowCheckpoints(Disk())
+        owner = DeviceReservations(checkpoints)
+        async with owner.starting(deadline()):
+            pass
+        task = asyncio.get_running_loop().create_task(prepare(owner, planned(0)))
+        await checkpoints.reached.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert "held by claim ns/c0" in await prepare(owner, planned(1))
+        checkpoints.go.set()
+        await asyncio.wait(checkpoints.writes)
+        assert [r.uid for r in owner.records] == [UIDS[0]]
+        await unprepare(owner, 0)
+        assert await prepare(owner, planned(1)) == ""
+
+    asyncio.run(main())
+
+
 def test_a_record_that_cannot_be_removed_keeps_its_device() -> None:
     async def main() -> None:
         disk = Disk()
