@@ -111,110 +111,41 @@ class Plugin:
         settle_seconds: float = 1.0,
         functions: PciFunctions | None = None,
     ) -> None:
-        pool = PoolName(configuration.node_name)
         self._configuration = configuration
+        self._pool = PoolName(configuration.node_name)
+        self._client = client
+        self._clock = clock or SystemClock()
         self._timings = timings or Timings()
         self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
         # Vendors' libraries get a thread of their own: what hangs there must not hold up files.
         self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
+        self._boot_id = _boot_id(configuration.procfs_root)
         self._setup = set_up(configuration, backends, functions=functions)
-        clock = clock or SystemClock()
-        boot_id = _boot_id(configuration.procfs_root)
-        self.notices = Notices(client, clock, configuration.node_name)
+        self.notices = Notices(client, self._clock, configuration.node_name)
         self._memory = HealthFile(
-            configuration.health_memory, backends, self._io, boot_id=boot_id, tell=self.notices.report
-        )
-        self._table = DeviceTable(
-            backends,
-            self._discovery,
-            optional=not configuration.backends,
-            controls=self._setup.controls,
-            daemons=self._setup.daemons,
-            complete=NvidiaMaterial(
-                host_root=configuration.host_root,
-                driver_root=configuration.nvidia_driver_root,
-                hook=configuration.nvidia_cdi_hook,
-                sysfs_root=configuration.sysfs_root,
-            ).complete,
-            keep=self._memory.keep,
-            elsewhere=lambda: elsewhere(self._engine.claims),
-            passthrough=configuration.passthrough,
+            configuration.health_memory, backends, self._io, boot_id=self._boot_id, tell=self.notices.report
         )
         self._node_lock = StateLock(configuration.state / "state.lock")
-        self._instances = Instances(configuration.state, configuration.instance, clock)
-        self._engine = Engine(
-            driver=configuration.driver_name,
-            pool=pool,
-            client=client,
-            checkpoints=CheckpointFile(configuration.checkpoint, self._io),
-            specs=CdiDirectory(configuration.cdi_dir, configuration.driver_name, self._io),
-            devices=lambda: self._table.for_prepare,
-            hardware=self._setup.hardware,
-            timing=timing,
-            node_lock=self._node_lock,
-            boot_id=boot_id,
-            metadata=MetadataDirectory(configuration.metadata_dir, self._io),
-            metadata_directory=str(configuration.metadata_dir) if configuration.device_metadata else "",
-            host=HostFiles(
-                dev_root=configuration.dev_root,
-                host_root=configuration.host_root,
-                mounts=configuration.procfs_root / "self/mountinfo",
-                executor=self._io,
-            ),
-            complete=self._table.complete.is_set,
-            report=self.notices.report,
-        )
+        self._instances = Instances(configuration.state, configuration.instance, self._clock)
+        self._table = self._new_table(backends)
+        self._engine = self._new_engine(timing)
         self._calls = services.Calls(self._engine, observe=self._observe)
         self._state = RegistrationState(
             lambda: self._registrar.present and self._dra.present, self._instances.registered
         )
         self._health = services.Health(
-            pool=pool,
+            pool=self._pool,
             table=self._table,
             state=self._state,
-            clock=clock,
+            clock=self._clock,
             claims=lambda: self._engine.claims,
         )
-        served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
-        self._dra = SocketServer(configuration.dra_socket, lambda s: services.register(s, served))
-        registrar = services.Registrar(configuration.driver_name, str(configuration.dra_socket), self._state)
-        self._registrar = SocketServer(
-            configuration.registrar_socket, lambda s: services.register(s, (registrar,))
-        )
+        self._dra, self._registrar = self._new_sockets()
         self._activity = ActivityWatch(
-            clock, threshold=configuration.busy_percent / 100, seconds=configuration.busy_seconds
+            self._clock, threshold=configuration.busy_percent / 100, seconds=configuration.busy_seconds
         )
-        self._keeper = InventoryKeeper(
-            client=client,
-            node_name=configuration.node_name,
-            driver=configuration.driver_name,
-            table=self._table,
-            registration=self._state,
-            leads=self._instances.leads,
-            publisher=NodePublisher(
-                client,
-                DriverName(configuration.driver_name),
-                configuration.node_name,
-                self._state,
-                beside_device_plugin=configuration.beside_device_plugin,
-                clock=clock,
-                tell=self.notices.report,
-            )
-            if configuration.publish == "node"
-            else None,
-            settle_seconds=settle_seconds,
-            activity=self._activity,
-        )
-        self._reconciler = Reconciler(
-            engine=self._engine,
-            unprepare=self._calls.unprepare,
-            client=client,
-            driver=configuration.driver_name,
-            pool=pool,
-            live=lambda: self._state.live and self._instances.leads(),
-            intervals=intervals,
-            report=self.notices.report,
-        )
+        self._keeper = self._new_keeper(settle_seconds)
+        self._reconciler = self._new_reconciler(intervals)
         self._leftovers = Leftovers(
             engine=self._engine,
             hardware=self._setup.hardware,
@@ -231,21 +162,120 @@ class Plugin:
         )
         self._scanned = asyncio.Event()
         self.ready = asyncio.Event()
-        self.observation = Observation(
-            configuration,
+        self.observation = self._new_observation(backends)
+
+    # --- parts ----------------------------------------------------------------------------------------------
+
+    def _new_table(self, backends: Sequence[DeviceBackend]) -> DeviceTable:
+        settings = self._configuration
+        return DeviceTable(
+            backends,
+            self._discovery,
+            optional=not settings.backends,
+            controls=self._setup.controls,
+            daemons=self._setup.daemons,
+            complete=NvidiaMaterial(
+                host_root=settings.host_root,
+                driver_root=settings.nvidia_driver_root,
+                hook=settings.nvidia_cdi_hook,
+                sysfs_root=settings.sysfs_root,
+            ).complete,
+            keep=self._memory.keep,
+            elsewhere=lambda: elsewhere(self._engine.claims),
+            passthrough=settings.passthrough,
+        )
+
+    def _new_engine(self, timing: Timing | None) -> Engine:
+        settings = self._configuration
+        return Engine(
+            driver=settings.driver_name,
+            pool=self._pool,
+            client=self._client,
+            checkpoints=CheckpointFile(settings.checkpoint, self._io),
+            specs=CdiDirectory(settings.cdi_dir, settings.driver_name, self._io),
+            devices=lambda: self._table.for_prepare,
+            hardware=self._setup.hardware,
+            timing=timing,
+            node_lock=self._node_lock,
+            boot_id=self._boot_id,
+            metadata=MetadataDirectory(settings.metadata_dir, self._io),
+            metadata_directory=str(settings.metadata_dir) if settings.device_metadata else "",
+            host=HostFiles(
+                dev_root=settings.dev_root,
+                host_root=settings.host_root,
+                mounts=settings.procfs_root / "self/mountinfo",
+                executor=self._io,
+            ),
+            complete=self._table.complete.is_set,
+            report=self.notices.report,
+        )
+
+    def _new_sockets(self) -> tuple[SocketServer, SocketServer]:
+        """Return the server that the kubelet calls, and the one by which it finds the plugin."""
+        settings = self._configuration
+        served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
+        registrar = services.Registrar(settings.driver_name, str(settings.dra_socket), self._state)
+        return (
+            SocketServer(settings.dra_socket, lambda s: services.register(s, served)),
+            SocketServer(settings.registrar_socket, lambda s: services.register(s, (registrar,))),
+        )
+
+    def _new_keeper(self, settle_seconds: float) -> InventoryKeeper:
+        settings = self._configuration
+        publisher: NodePublisher | None = None
+        if settings.publish == "node":
+            publisher = NodePublisher(
+                self._client,
+                DriverName(settings.driver_name),
+                settings.node_name,
+                self._state,
+                beside_device_plugin=settings.beside_device_plugin,
+                clock=self._clock,
+                tell=self.notices.report,
+            )
+        return InventoryKeeper(
+            client=self._client,
+            node_name=settings.node_name,
+            driver=settings.driver_name,
+            table=self._table,
+            registration=self._state,
+            leads=self._instances.leads,
+            publisher=publisher,
+            settle_seconds=settle_seconds,
+            activity=self._activity,
+        )
+
+    def _new_reconciler(self, intervals: Intervals | None) -> Reconciler:
+        return Reconciler(
+            engine=self._engine,
+            # As the kubelet calls it: counted, logged, and waited for at the end.
+            unprepare=self._calls.unprepare,
+            client=self._client,
+            driver=self._configuration.driver_name,
+            pool=self._pool,
+            live=lambda: self._state.live and self._instances.leads(),
+            intervals=intervals,
+            report=self.notices.report,
+        )
+
+    def _new_observation(self, backends: Sequence[DeviceBackend]) -> Observation:
+        return Observation(
+            self._configuration,
             engine=self._engine,
             table=self._table,
             state=self._state,
             leads=self._instances.leads,
             ready=self.ready,
-            client=client,
+            client=self._client,
             backends=backends,
             executor=self._discovery,
-            clock=clock,
+            clock=self._clock,
             reconciled=lambda: self._reconciler.unprepared,
             strangers=lambda: self._leftovers.unmanaged,
             findings=lambda: self.notices.counts,
         )
+
+    # --- life -----------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then end in order.
