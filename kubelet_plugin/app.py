@@ -19,12 +19,12 @@ from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
 from kubelet_plugin.claims.cdi_directory import CdiDirectory
 from kubelet_plugin.claims.checkpoint_file import CheckpointFile
-from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.host_files import HostFiles
 from kubelet_plugin.claims.leftovers import Leftovers
 from kubelet_plugin.claims.locks import StateLock
 from kubelet_plugin.claims.metadata_directory import MetadataDirectory
 from kubelet_plugin.claims.planning import Timing
+from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.claims.reconciliation import Intervals, Reconciler
 from kubelet_plugin.config import Configuration, Timings
 from kubelet_plugin.core import files
@@ -128,8 +128,8 @@ class Plugin:
         self._node_lock = StateLock(configuration.state / "state.lock")
         self._instances = Instances(configuration.state, configuration.instance, self._clock)
         self._table = self._new_table(backends)
-        self._engine = self._new_engine(timing)
-        self._calls = services.Calls(self._engine, observe=self._observe)
+        self._preparer = self._new_preparer(timing)
+        self._calls = services.Calls(self._preparer, observe=self._observe)
         self._state = RegistrationState(
             lambda: self._registrar.present and self._dra.present, self._instances.registered
         )
@@ -138,7 +138,7 @@ class Plugin:
             table=self._table,
             state=self._state,
             clock=self._clock,
-            claims=lambda: self._engine.claims,
+            claims=lambda: self._preparer.claims,
         )
         self._dra, self._registrar = self._new_sockets()
         self._activity = ActivityWatch(
@@ -147,7 +147,7 @@ class Plugin:
         self._keeper = self._new_keeper(settle_seconds)
         self._reconciler = self._new_reconciler(intervals)
         self._leftovers = Leftovers(
-            engine=self._engine,
+            preparer=self._preparer,
             hardware=self._setup.hardware,
             table=self._table,
             leads=self._instances.leads,
@@ -181,13 +181,13 @@ class Plugin:
                 sysfs_root=settings.sysfs_root,
             ).complete,
             keep=self._memory.keep,
-            elsewhere=lambda: elsewhere(self._engine.claims),
+            elsewhere=lambda: elsewhere(self._preparer.claims),
             passthrough=settings.passthrough,
         )
 
-    def _new_engine(self, timing: Timing | None) -> Engine:
+    def _new_preparer(self, timing: Timing | None) -> Preparer:
         settings = self._configuration
-        return Engine(
+        return Preparer(
             driver=settings.driver_name,
             pool=self._pool,
             client=self._client,
@@ -247,7 +247,7 @@ class Plugin:
 
     def _new_reconciler(self, intervals: Intervals | None) -> Reconciler:
         return Reconciler(
-            engine=self._engine,
+            preparer=self._preparer,
             # As the kubelet calls it: counted, logged, and waited for at the end.
             unprepare=self._calls.unprepare,
             client=self._client,
@@ -261,7 +261,7 @@ class Plugin:
     def _new_observation(self, backends: Sequence[DeviceBackend]) -> Observation:
         return Observation(
             self._configuration,
-            engine=self._engine,
+            engine=self._preparer,
             table=self._table,
             state=self._state,
             leads=self._instances.leads,
@@ -289,7 +289,7 @@ class Plugin:
                 self._remove_sockets_of_killed_instances()
                 await self._memory.load()
                 self._hotplug.begin()
-                await self._engine.restore()
+                await self._preparer.restore()
                 async with asyncio.TaskGroup() as group:
                     background = group.create_task(self._background())
                     try:
@@ -356,12 +356,12 @@ class Plugin:
         await self._scanned.wait()
         while True:
             await self._renew_documents()
-            pause = self._timings.renew_again if self._engine.unsettled else self._timings.renew
+            pause = self._timings.renew_again if self._preparer.unsettled else self._timings.renew
             seen = await self._table.changes.wait(seen, pause)
 
     async def _renew_documents(self) -> None:
         try:
-            await self._engine.renew()
+            await self._preparer.renew()
         except (OSError, DraError) as e:
             log.error("CDI files could not be compared with the devices", error=str(e))
 

@@ -16,7 +16,7 @@ import structlog
 
 from dra_driver.errors import DraError
 from dra_driver.hardware import GpuInstance
-from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.core.notices import FOREIGN_INSTANCE, IDLE_DAEMON
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
@@ -45,14 +45,14 @@ class Leftovers:
     def __init__(
         self,
         *,
-        engine: Engine,
+        preparer: Preparer,
         hardware: GpuHardware,
         table: DeviceTable,
         leads: Callable[[], bool] = lambda: True,
         report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._report = report
-        self._engine = engine
+        self._preparer = preparer
         self._hardware = hardware
         self._table = table
         self._leads = leads
@@ -86,7 +86,7 @@ class Leftovers:
         if not self._leads():
             return
         # Before the hardware: a claim has its record before it changes anything.
-        records = await self._engine.prepared()
+        records = await self._preparer.prepared()
         gpus = [d.uuid for d in self._table.devices if d.device.partitions]
         instances = {
             ("instance", f"{gpu}/{i.instance_id}/{i.uuid}"): (gpu, i)
@@ -132,4 +132,4 @@ class Leftovers:
 
     def _is_idle(self, device: str) -> bool:
         # A claim has its record before it starts a daemon.
-        return not any(device in daemons_of(record) for record in self._engine.claims)
+        return not any(device in daemons_of(record) for record in self._preparer.claims)

@@ -19,8 +19,8 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
 from dra_driver.errors import DraError, NotFound
 from dra_driver.ports import KubeClient
 from dra_driver.preparation import PreparedClaim
-from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.planning import ClaimReference
+from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.core.notices import CLAIM_GONE
 
 __all__ = ["Intervals", "Reconciler", "why_gone"]
@@ -86,7 +86,7 @@ class Reconciler:
     def __init__(
         self,
         *,
-        engine: Engine,
+        preparer: Preparer,
         unprepare: Callable[[Sequence[ClaimReference]], Awaitable[Mapping[str, str | None]]],
         client: KubeClient,
         driver: str,
@@ -95,7 +95,7 @@ class Reconciler:
         intervals: Intervals | None = None,
         report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        self._engine = engine
+        self._preparer = preparer
         self._report = report
         self._unprepare = unprepare
         self._client = client
@@ -112,7 +112,7 @@ class Reconciler:
         await asyncio.sleep(self._intervals.first)
         while True:
             try:
-                await self._engine.tidy()
+                await self._preparer.tidy()
                 await self._compare()
             except (OSError, DraError) as e:
                 log.error("the node's records could not be compared with what there is", error=str(e))
@@ -127,7 +127,7 @@ class Reconciler:
             return
         now = asyncio.get_running_loop().time()
         suspects: dict[Uid, float] = {}
-        for record in await self._engine.prepared():
+        for record in await self._preparer.prepared():
             try:
                 why = await self._ask(record)
             except DraError as e:

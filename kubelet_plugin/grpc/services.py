@@ -24,8 +24,8 @@ from dra_driver.wire import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.planning import ClaimReference
+from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.health.health import ailments, troubles
@@ -91,7 +91,7 @@ class Calls:
     call finds its result.
 
     Args:
-        engine: prepares and unprepares.
+        preparer: prepares and unprepares.
         seconds: after which a call is answered in any case.
         observe: called after each claim with prepare or unprepare, success or error, and the seconds it took.
     """
@@ -101,11 +101,11 @@ class Calls:
 
     def __init__(
         self,
-        engine: Engine,
+        preparer: Preparer,
         seconds: float = SECONDS,
         observe: Callable[[str, str, float], None] = lambda *_: None,
     ) -> None:
-        self._engine = engine
+        self._preparer = preparer
         self._observe = observe
         self._seconds = seconds
         self._tasks: asyncio.TaskGroup | None = None
@@ -131,11 +131,11 @@ class Calls:
 
     async def prepare(self, claims: Iterable[_Claim]) -> dict[str, tuple[PreparedDevice, ...] | str]:
         """Return the devices, or the reason why there are none, by claim UID."""
-        return await self._each(claims, "prepare", self._engine.prepare)
+        return await self._each(claims, "prepare", self._preparer.prepare)
 
     async def unprepare(self, claims: Iterable[_Claim]) -> dict[str, str | None]:
         """Return None, or the reason why it is not unprepared, by claim UID."""
-        return await self._each(claims, "unprepare", self._engine.unprepare)
+        return await self._each(claims, "unprepare", self._preparer.unprepare)
 
     async def _each(
         self,

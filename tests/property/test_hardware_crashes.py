@@ -19,8 +19,8 @@ from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice, PartitionRecord
-from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.planning import ClaimReference, Timing
+from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
 
 GROUP = "dra-driver.dev/v1alpha1"
@@ -102,11 +102,11 @@ class World:
         self.machine = machine(disk)
         self.executor = ThreadPoolExecutor(1)
 
-    def engine(self) -> Engine:
+    def preparer(self) -> Preparer:
         kube = FakeKube()
         for body in CLAIMS:
             kube.put(RESOURCE_CLAIMS, body)
-        return Engine(
+        return Preparer(
             driver=DRIVER,
             pool=PoolName(NODE),
             client=kube,
@@ -117,7 +117,7 @@ class World:
             timing=Timing(budget=5.0, patience=0.0),
         )
 
-    async def call(self, to: Engine, what: Call) -> object:
+    async def call(self, to: Preparer, what: Call) -> object:
         verb, i = what
         reference = ClaimReference("ns", f"c{i}", UIDS[i])
         try:
@@ -129,12 +129,12 @@ class World:
 
     async def play(self, script: Sequence[Call]) -> list[object]:
         answers: list[object] = []
-        alive: Engine | None = None
+        alive: Preparer | None = None
         for what in script:
             while True:
                 try:
                     if alive is None:
-                        fresh = self.engine()
+                        fresh = self.preparer()
                         await fresh.restore()
                         self.check()
                         alive = fresh
@@ -146,7 +146,7 @@ class World:
                     pass  # the kubelet asks again
         while True:
             with contextlib.suppress(Crash):
-                await self.engine().restore()
+                await self.preparer().restore()
                 self.check()
                 return answers
 

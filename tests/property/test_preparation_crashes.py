@@ -16,8 +16,8 @@ from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice
-from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.planning import ClaimReference, Timing
+from kubelet_plugin.claims.preparer import Preparer
 
 UIDS = [f"00000000-0000-4000-8000-00000000000{i}" for i in range(4)]
 # Claims 0 and 1 want the same device; 2 has one of its own and one with admin access; 3 has none of ours.
@@ -37,11 +37,11 @@ Call = tuple[str, int]
 calls = st.lists(st.tuples(st.sampled_from(["prepare", "unprepare"]), st.integers(0, 3)), max_size=8)
 
 
-def engine(disk: Disk) -> Engine:
+def preparer(disk: Disk) -> Preparer:
     kube = FakeKube()
     for body in CLAIMS:
         kube.put(RESOURCE_CLAIMS, body)
-    return Engine(
+    return Preparer(
         driver=DRIVER,
         pool=PoolName(NODE),
         client=kube,
@@ -52,7 +52,7 @@ def engine(disk: Disk) -> Engine:
     )
 
 
-async def call(to: Engine, what: Call) -> object:
+async def call(to: Preparer, what: Call) -> object:
     verb, i = what
     reference = ClaimReference("ns", f"c{i}", UIDS[i])
     try:
@@ -64,12 +64,12 @@ async def call(to: Engine, what: Call) -> object:
 async def play(disk: Disk, script: Sequence[Call]) -> list[object]:
     """Plays the kubelet: after a crash the plugin starts anew, and the call is repeated."""
     answers: list[object] = []
-    alive: Engine | None = None
+    alive: Preparer | None = None
     for what in script:
         while True:
             try:
                 if alive is None:
-                    fresh = engine(disk)
+                    fresh = preparer(disk)
                     await fresh.restore()
                     check_consistent(disk)
                     alive = fresh
@@ -83,7 +83,7 @@ async def play(disk: Disk, script: Sequence[Call]) -> list[object]:
                 if what[0] == "prepare":
                     assert UIDS[what[1]] not in disk.specs
                     assert UIDS[what[1]] not in disk.claims()
-    await engine(disk).restore()
+    await preparer(disk).restore()
     check_consistent(disk)
     return answers
 

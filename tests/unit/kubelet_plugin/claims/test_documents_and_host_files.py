@@ -224,7 +224,7 @@ def test_a_node_that_comes_back_is_waited_for_and_one_that_goes_takes_the_docume
         async with running(
             tmp_path, kube, backend=Gpus("/usr/lib/a.so"), settings=settings, timing=patient
         ) as node:
-            engine = node.plugin._engine
+            preparer = node.plugin._preparer
             answer = (await prepare(node, body))[uid]
             assert (
                 answer.error
@@ -242,16 +242,16 @@ def test_a_node_that_comes_back_is_waited_for_and_one_that_goes_takes_the_docume
             # A file that vanishes, and a node that comes, without a word from discovery.
             library.unlink()
             (host.dev / "gpuctl").touch()
-            await engine.tidy()
+            await preparer.tidy()
             text = (node.config.cdi_dir / node.specs()[0]).read_text()
             assert "/usr/lib/a.so" not in text
             assert "/dev/gpuctl" in text
             (host.dev / "gpu0").unlink()
-            await engine.tidy()
+            await preparer.tidy()
             assert node.specs() == []
             assert "CdiFileWithdrawn" in {kind for kind, n in node.plugin.notices.counts.items() if n}
             (host.dev / "gpu0").touch()
-            await engine.renew()
+            await preparer.renew()
             assert len(node.specs()) == 1
             (host.dev / "gpu0").unlink()
             kube.down = True

@@ -18,8 +18,8 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, NodeDevice, PartitionRecord
-from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.planning import ClaimReference, Timing
+from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.gpu.hardware import Hardware, NoHardware
 
 OLD, NEW = "550.54.15", "570.86.10"
@@ -82,8 +82,8 @@ class World:
         """From now on these are the node's devices."""
         self.devices = {d.name: d for d in devices}
 
-    def engine(self, hardware: Hardware | None = None) -> Engine:
-        return Engine(
+    def preparer(self, hardware: Hardware | None = None) -> Preparer:
+        return Preparer(
             driver=DRIVER,
             pool=PoolName(NODE),
             client=self.kube,
@@ -98,12 +98,12 @@ class World:
             complete=lambda: self.known,
         )
 
-    async def started(self, hardware: Hardware | None = None) -> Engine:
+    async def started(self, hardware: Hardware | None = None) -> Preparer:
         """A new agent that has looked at the hardware."""
-        engine = self.engine(hardware)
-        await engine.restore()
-        await engine.renew()
-        return engine
+        preparer = self.preparer(hardware)
+        await preparer.restore()
+        await preparer.renew()
+        return preparer
 
     def nodes(self) -> dict[int, set[str]]:
         """Numbered nodes by claim, as the container runtime reads them."""
@@ -135,14 +135,14 @@ def reference(i: int) -> ClaimReference:
     return ClaimReference("ns", f"c{i}", UIDS[i])
 
 
-async def two_prepared(vendor: str = "nvidia") -> tuple[World, Engine]:
+async def two_prepared(vendor: str = "nvidia") -> tuple[World, Preparer]:
     """Claims of devices 0 and 1, whose nodes are 0 and 1."""
     world = World(device(0, 0, vendor=vendor), device(1, 1, vendor=vendor))
-    engine = await world.started()
+    preparer = await world.started()
     for i in (0, 1):
-        await engine.prepare(reference(i))
+        await preparer.prepare(reference(i))
     assert world.true()
-    return world, engine
+    return world, preparer
 
 
 # --- a reboot -----------------------------------------------------------------------------------------------
@@ -155,11 +155,11 @@ def test_after_a_reboot_that_swaps_minors_no_two_claims_have_one_node(vendor: st
         before = world.nodes()
         world.boot = "two"
         world.place(device(0, 1, vendor=vendor), device(1, 0, vendor=vendor))
-        engine = await world.started()
+        preparer = await world.started()
         assert world.nodes() == {}  # nobody has asked since the reboot
-        await engine.prepare(reference(0))
+        await preparer.prepare(reference(0))
         assert world.nodes() == {0: before[1]}
-        await engine.prepare(reference(1))
+        await preparer.prepare(reference(1))
         assert world.nodes() == {0: before[1], 1: before[0]}
 
     asyncio.run(main())
@@ -173,8 +173,8 @@ def test_after_a_reboot_a_claim_is_read_from_the_api_server_again() -> None:
         world.boot = "two"
         add_claim(world.kube, claim("c0", "gpu-2", uid=UIDS[0]))
         world.place(*world.devices.values(), device(2, 2))
-        engine = await world.started()
-        (prepared,) = await engine.prepare(reference(0))
+        preparer = await world.started()
+        (prepared,) = await preparer.prepare(reference(0))
         assert prepared.device == "gpu-2"
 
     asyncio.run(main())
@@ -186,20 +186,20 @@ def test_a_reboot_leaves_nothing_that_holds_a_device_or_keeps_a_claim_from_endin
         world.boot = "two"
         world.place()
         world.known = False
-        engine = await world.started()
+        preparer = await world.started()
         assert world.disk.specs == {}
         assert world.metadata.files == {}
-        assert engine.claims == ()
-        assert [c.uid for c in await engine.prepared()] == UIDS[:2]  # to be compared with the API server
+        assert preparer.claims == ()
+        assert [c.uid for c in await preparer.prepared()] == UIDS[:2]  # to be compared with the API server
         world.kube.down = True
         for i in (0, 1, 2):
-            await engine.unprepare(reference(i))
+            await preparer.unprepare(reference(i))
         assert world.disk.claims() == {}
         # Another claim of the device does not wait for the one that a reboot has ended.
         world.kube.down = False
         world.place(device(0, 0))
         add_claim(world.kube, claim("other", "gpu-0", uid=UIDS[2]))
-        await engine.prepare(ClaimReference("ns", "other", UIDS[2]))
+        await preparer.prepare(ClaimReference("ns", "other", UIDS[2]))
 
     asyncio.run(main())
 
@@ -236,40 +236,40 @@ def test_what_cannot_be_given_back_after_a_reboot_is_tried_again_and_stays_of_th
     async def main() -> None:
         hardware = Broken()
         world = World(dataclasses.replace(device(0, 0), controllable=True, mig_enabled=True))
-        engine = await world.started(hardware)
-        await engine.prepare(reference(0))
+        preparer = await world.started(hardware)
+        await preparer.prepare(reference(0))
         world.boot = "two"
         world.place(dataclasses.replace(device(0, 7), controllable=True, mig_enabled=True))
         for _ in range(2):
             await world.started(hardware)
             assert world.disk.specs == {}, "it was in force again"
         hardware.broken = False
-        engine = await world.started(hardware)
+        preparer = await world.started(hardware)
         assert hardware.restored == 1
-        assert engine.claims == ()
+        assert preparer.claims == ()
 
     asyncio.run(main())
 
 
 # --- the same boot ------------------------------------------------------------------------------------------
 
-Noticed = Callable[[World, Engine], Awaitable[object]]
+Noticed = Callable[[World, Preparer], Awaitable[object]]
 
 
-async def _restart(world: World, _: Engine) -> None:
+async def _restart(world: World, _: Preparer) -> None:
     await world.started()
 
 
-async def _prepare(_: World, engine: Engine) -> None:
+async def _prepare(_: World, preparer: Preparer) -> None:
     for i in (0, 1):
-        await engine.prepare(reference(i))
+        await preparer.prepare(reference(i))
 
 
 NOTICED: dict[str, Noticed] = {
     "at the start": _restart,
     "when it is prepared again": _prepare,
-    "when discovery finds it": lambda _, engine: engine.renew(),
-    "now and then": lambda _, engine: engine.tidy(),
+    "when discovery finds it": lambda _, preparer: preparer.renew(),
+    "now and then": lambda _, preparer: preparer.tidy(),
 }
 
 
@@ -277,11 +277,11 @@ NOTICED: dict[str, Noticed] = {
 @pytest.mark.parametrize("noticed", NOTICED)
 def test_minors_that_are_swapped_without_a_reboot_are_followed(noticed: str, vendor: str) -> None:
     async def main() -> None:
-        world, engine = await two_prepared(vendor)
+        world, preparer = await two_prepared(vendor)
         before = world.nodes()
         world.kube.down = True
         world.place(device(0, 1, vendor=vendor), device(1, 0, vendor=vendor))
-        await NOTICED[noticed](world, engine)
+        await NOTICED[noticed](world, preparer)
         assert world.nodes() == {0: before[1], 1: before[0]}
         # What is in the checkpoint is what is in the file.
         again = {c.uid: c.spec for c in Checkpoint.decode(world.disk.checkpoint)}
@@ -293,11 +293,11 @@ def test_minors_that_are_swapped_without_a_reboot_are_followed(noticed: str, ven
 @pytest.mark.parametrize("noticed", NOTICED)
 def test_another_version_of_the_driver_is_followed(noticed: str) -> None:
     async def main() -> None:
-        world, engine = await two_prepared()
+        world, preparer = await two_prepared()
         assert f"/usr/lib64/libcuda.so.{OLD}" in _mounts(world.spec(0))
         world.kube.down = True
         world.place(device(0, 0, version=NEW), device(1, 1, version=NEW))
-        await NOTICED[noticed](world, engine)
+        await NOTICED[noticed](world, preparer)
         for i in (0, 1):
             mounts = _mounts(world.spec(i))
             assert f"/usr/lib64/libcuda.so.{NEW}" in mounts
@@ -311,18 +311,18 @@ def test_another_version_of_the_driver_is_followed(noticed: str) -> None:
 @pytest.mark.parametrize("noticed", NOTICED)
 def test_a_device_that_was_replaced_is_handed_out_by_nobody(noticed: str) -> None:
     async def main() -> None:
-        world, engine = await two_prepared()
+        world, preparer = await two_prepared()
         world.place(device(0, 0, uuid="GPU-new"), device(1, 1))
         if noticed == "when it is prepared again":
             with pytest.raises(PrepareError, match="the hardware now says 'GPU-new': it was replaced"):
-                await engine.prepare(reference(0))
+                await preparer.prepare(reference(0))
         else:
-            await NOTICED[noticed](world, engine)
+            await NOTICED[noticed](world, preparer)
         assert set(world.nodes()) == {1}
         # A restart before the hardware was looked at does not bring it back.
         world.known = False
         here, world.devices = world.devices, {}
-        again = world.engine()
+        again = world.preparer()
         await again.restore()
         assert set(world.nodes()) == {1}
         world.known, world.devices = True, here
@@ -342,12 +342,12 @@ def test_a_device_that_was_replaced_while_the_machine_was_off_is_refused() -> No
         world.boot = "two"
         world.place(device(0, 0, uuid="GPU-new"), device(1, 1))
         for _ in range(2):
-            engine = await world.started()
+            preparer = await world.started()
             with pytest.raises(PrepareError, match="with uuid 'GPU-0', but the hardware now says 'GPU-new'"):
-                await engine.prepare(reference(0))
+                await preparer.prepare(reference(0))
         assert world.nodes() == {}
         world.place(device(0, 5), device(1, 1))
-        await engine.prepare(reference(0))
+        await preparer.prepare(reference(0))
         assert world.nodes() == {0: {"/dev/nvidia5"}}
 
     asyncio.run(main())
@@ -358,39 +358,39 @@ def test_documents_wait_for_devices_that_are_not_known_yet_and_leave_those_that_
         world, _ = await two_prepared()
         here, contents = world.devices, dict(world.disk.specs)
         world.known, world.devices = False, {}
-        engine = await world.started()
+        preparer = await world.started()
         assert world.disk.specs == contents, "in the same boot they are the best that is known"
         del world.disk.specs[UIDS[0]]
         world.disk.specs[UIDS[1]] = b"{}"
-        engine = await world.started()
+        preparer = await world.started()
         assert world.disk.specs == {}, "nothing is written from memory"
         with pytest.raises(PrepareError, match="device gpu-0 is not on this node now") as refused:
-            await engine.prepare(reference(0))
+            await preparer.prepare(reference(0))
         assert refused.value.retryable
         world.known, world.devices = True, here
-        await engine.renew()
+        await preparer.renew()
         assert world.disk.specs == contents
         world.place(device(1, 0))
-        await engine.renew()
+        await preparer.renew()
         assert set(world.nodes()) == {1}, "gpu-0 is gone, and its number is another's"
         world.place(device(0, 1), device(1, 0))
-        await engine.renew()
+        await preparer.renew()
         assert world.nodes() == {0: {"/dev/nvidia1"}, 1: {"/dev/nvidia0"}}
-        assert not engine.unsettled
+        assert not preparer.unsettled
 
     asyncio.run(main())
 
 
 def test_a_device_whose_node_is_not_known_now_gets_no_document_without_one() -> None:
     async def main() -> None:
-        world, engine = await two_prepared()
+        world, preparer = await two_prepared()
         blind = device(0, 0)
         edits = cdi.ContainerEdits(device_nodes=(cdi.DeviceNode(path="/dev/nvidiactl"),))
         world.place(dataclasses.replace(blind, edits=edits), device(1, 1))
-        await engine.renew()
+        await preparer.renew()
         assert set(world.nodes()) == {1}
         world.place(blind, device(1, 1))
-        await engine.renew()
+        await preparer.renew()
         assert set(world.nodes()) == {0, 1}
 
     asyncio.run(main())
@@ -412,9 +412,9 @@ async def _disturbed(world: World, boot: str, at: int, trouble: dict[str, bool])
     world.disk.trouble_at = world.disk.effects + at
     world.disk.after, world.disk.error = trouble["after"], trouble["error"]
     try:
-        engine = await world.started()
+        preparer = await world.started()
         for i in (0, 1):
-            await engine.prepare(reference(i))
+            await preparer.prepare(reference(i))
     except (Crash, OSError):
         pass
     came = world.disk.trouble_at is None
@@ -431,17 +431,17 @@ def test_a_crash_or_an_error_at_any_effect_leaves_no_document_of_before(boot: st
                 world, _ = await two_prepared()
                 came = await _disturbed(world, boot, at, trouble)
                 world.kube.down = boot == "one"
-                engine = await world.started()
+                preparer = await world.started()
                 assert world.true(), (at, trouble)
                 assert {c.standing.name for c in Checkpoint.decode(world.disk.checkpoint)} <= (
                     {"COMPLETED"} if boot == "one" else {"COMPLETED", "ENDED"}
                 )
                 for i in (0, 1):
-                    await engine.prepare(reference(i))
+                    await preparer.prepare(reference(i))
                 assert world.true()
                 assert world.nodes() == {0: {"/dev/nvidia1"}, 1: {"/dev/nvidia0"}}
                 for i in (0, 1):
-                    await engine.unprepare(reference(i))
+                    await preparer.unprepare(reference(i))
                 assert (world.disk.claims(), world.disk.specs) == ({}, {})
                 if not came:
                     break
@@ -538,15 +538,15 @@ def test_records_of_the_version_before_are_of_the_boot_that_is_noted_beside_them
         world = older("two")
         world.place()
         world.known = False
-        engine = await world.started()
+        preparer = await world.started()
         assert world.disk.specs == {}
-        assert engine.claims == ()
+        assert preparer.claims == ()
         # Also when the boot is noted already, by an agent that was killed before it could end anything.
         world = older("two")
         world.disk.checkpoint = Checkpoint.decode(world.disk.checkpoint).with_boot_id("two").encode()
         assert {c.boot_id for c in Checkpoint.decode(world.disk.checkpoint)} == {"one"}
-        engine = await world.started()
+        preparer = await world.started()
         assert world.disk.specs == {}
-        assert engine.claims == ()
+        assert preparer.claims == ()
 
     asyncio.run(main())

@@ -19,8 +19,8 @@ from dra_driver.api.meta import PoolName
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.preparation import Checkpoint, Holdings, NodeDevice, PreparedClaim
-from kubelet_plugin.claims.engine import Engine
 from kubelet_plugin.claims.planning import ClaimReference, Timing
+from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.gpu.hardware import NoHardware
 
 SLICE = {
@@ -48,9 +48,9 @@ class Buggy(NoHardware):
         self.restored += 1
 
 
-def engine(disk: Disk, kube: FakeKube, hardware: Buggy, boot_id: str = "") -> Engine:
+def preparer(disk: Disk, kube: FakeKube, hardware: Buggy, boot_id: str = "") -> Preparer:
     devices = {"gpu-0": NodeDevice("gpu-0", "U", "U", controllable=True)}
-    return Engine(
+    return Preparer(
         driver=DRIVER,
         pool=PoolName(NODE),
         client=kube,
@@ -75,7 +75,7 @@ def test_a_bug_in_the_middle_of_prepare_leaves_nothing_half_made() -> None:
     reference = sliced(kube)
 
     async def main() -> None:
-        node = engine(disk, kube, hardware)
+        node = preparer(disk, kube, hardware)
         await node.restore()
         with pytest.raises(ZeroDivisionError):
             await node.prepare(reference)
@@ -93,9 +93,9 @@ def test_a_bug_at_the_start_does_not_end_the_plugin() -> None:
 
     async def main() -> None:
         hardware.broken = False
-        await engine(disk, kube, hardware).prepare(reference)
+        await preparer(disk, kube, hardware).prepare(reference)
         hardware.broken = True
-        again = engine(disk, kube, hardware)
+        again = preparer(disk, kube, hardware)
         await again.restore()
         assert len(again.claims) == 1
         await again.unprepare(reference)
@@ -111,13 +111,13 @@ def test_a_boot_that_could_not_be_noted_at_once_does_not_look_like_another_one()
     hardware.broken = False
 
     async def main() -> None:
-        await engine(disk, kube, hardware, "one").restore()
+        await preparer(disk, kube, hardware, "one").restore()
         disk.trouble_at, disk.error = disk.effects, True
-        node = engine(disk, kube, hardware, "two")
+        node = preparer(disk, kube, hardware, "two")
         await node.restore()
         assert disk.trouble_at is None, "the boot was to be noted"
         await node.prepare(reference)
-        again = engine(disk, kube, hardware, "two")
+        again = preparer(disk, kube, hardware, "two")
         await again.restore()
         assert len(again.claims) == 1
         assert hardware.restored == 0
@@ -193,8 +193,8 @@ def test_claims_recovered_on_a_full_disk_keep_their_devices_and_files_until_they
     kube, disk = FakeKube(), Disk()
     one, two = (add_claim(kube, claim(name, "gpu-0"))["metadata"]["uid"] for name in ("one", "two"))
 
-    def node(checkpoints: DamagedCheckpoints) -> Engine:
-        return Engine(
+    def node(checkpoints: DamagedCheckpoints) -> Preparer:
+        return Preparer(
             driver=DRIVER,
             pool=PoolName(NODE),
             client=kube,

@@ -95,7 +95,7 @@ def test_an_orphaned_cdi_file_is_told(tmp_path: Path) -> None:
             # A backup of somebody's brings files back that belong to no claim any more.
             for name, data in kept.items():
                 (config.cdi_dir / name).write_bytes(data)
-            await node.plugin._engine.tidy()
+            await node.plugin._preparer.tidy()
             assert node.specs() == []
             assert len(await eventually(lambda: told(kube, ORPHANED_CDI_FILE))) == 2
 
@@ -154,7 +154,7 @@ def test_libraries_are_not_opened_by_an_agent_that_starts_meanwhile(tmp_path: Pa
         async with running(tmp_path, kube, backend=library) as node:
             assert library.looks == 0
             # What was prepared stays, and is answered for.
-            assert len(node.plugin._engine.claims) == 2
+            assert len(node.plugin._preparer.claims) == 2
             file.unlink()
             await eventually(lambda: library.open)
 

@@ -18,7 +18,7 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Forbidden, NotFound
 from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim, PreparedDevice
-from kubelet_plugin.claims.engine import Engine
+from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.claims.reconciliation import Intervals
 from kubelet_plugin.grpc.services import Calls
 
@@ -131,7 +131,7 @@ def test_a_reboot_ends_claims_until_they_are_prepared_again(tmp_path: Path) -> N
             assert Checkpoint.decode(node.config.checkpoint.read_bytes()).boot_id == "0b0b"
             assert node.specs() == []
             assert list(node.config.metadata_dir.iterdir()) == []
-            assert node.plugin._engine.claims == ()
+            assert node.plugin._preparer.claims == ()
             await prepare(node, body)
             again = {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()}
             assert {n: b.replace(b"0b0b", b"0a0a") for n, b in again.items()} == content
@@ -165,7 +165,7 @@ def test_a_reboot_ends_claims_whose_records_come_from_files(tmp_path: Path, lost
             node.config.checkpoint.with_name("checkpoint.json.previous").write_bytes(b"")
         async with running(tmp_path, kube, [device(1), device(0)], settings=settings) as node:
             assert node.specs() == []
-            assert node.plugin._engine.claims == ()
+            assert node.plugin._preparer.claims == ()
             for body in bodies:
                 assert not (await prepare(node, body))[body["metadata"]["uid"]].error
             assert len(node.specs()) == 2
@@ -245,7 +245,7 @@ def test_a_reboot_ends_what_was_set_on_gpus() -> None:
 
     async def after(boot_id: str) -> dict[str, str]:
         disk = Disk(checkpoint=before, specs={uid: b"{}"})
-        restarted = Engine(
+        restarted = Preparer(
             driver=DRIVER,
             pool=PoolName("node-a"),
             client=FakeKube(),

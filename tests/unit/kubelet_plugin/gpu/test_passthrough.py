@@ -347,7 +347,7 @@ def test_what_is_in_use_or_shared_is_refused_and_left_as_it_was(tmp_path: Path) 
             body = add_claim(kube, passed_through("gpu-0"))
             assert "in use by process 4711" in await call(node, "prepare", body)
             assert machine.pci.driver(ONE) == "nvidia"
-            assert node.plugin._engine.claims == ()
+            assert node.plugin._preparer.claims == ()
             (fds / "3").unlink()
             share = {"shareID": "5a1f0e5e-0000-4000-8000-000000000001"}
             shared = add_claim(kube, passed_through("gpu-0", name="share", **share))
@@ -397,7 +397,7 @@ def test_a_virtual_machine_that_does_not_end_holds_up_nobody_else(tmp_path: Path
             (fds / "3").symlink_to("/dev/vfio/12")
             assert "in use by process 4711" in await call(node, "unprepare", body)
             assert machine.pci.driver(ONE) == VFIO
-            assert [c.name for c in node.plugin._engine.claims] == ["vm"]
+            assert [c.name for c in node.plugin._preparer.claims] == ["vm"]
             (fds / "3").unlink()
             assert await call(node, "unprepare", body) == ""
             assert machine.pci.driver(ONE) == "nvidia"

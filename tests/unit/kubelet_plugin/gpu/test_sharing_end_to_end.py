@@ -337,7 +337,7 @@ def test_leftovers_are_found_twice_before_they_count(tmp_path: Path, state: Path
             control.create_instance(machine.uuid(GPU), 9, 0, 4)
             setup.daemons.start(THIRD, machine.uuid(THIRD))
             leftovers = Leftovers(
-                engine=node.plugin._engine, hardware=setup.hardware, table=node.plugin._table
+                preparer=node.plugin._preparer, hardware=setup.hardware, table=node.plugin._table
             )
             await leftovers.look()
             assert leftovers.unmanaged == 0
@@ -360,7 +360,7 @@ def test_leftovers_of_before_the_start_are_found_soon_after_it(tmp_path: Path, s
             setup = node.plugin._setup
             setup.daemons.start(THIRD, machine.uuid(THIRD))
             leftovers = Leftovers(
-                engine=node.plugin._engine, hardware=setup.hardware, table=node.plugin._table
+                preparer=node.plugin._preparer, hardware=setup.hardware, table=node.plugin._table
             )
             looking = asyncio.create_task(leftovers.run(first=0, every=3600, confirm=0.05))
             await eventually(lambda: setup.daemons.present() == [], 30)

@@ -48,7 +48,7 @@ from kubelet_plugin.claims.reservations import (
 from kubelet_plugin.claims.upkeep import Upkeep
 from kubelet_plugin.gpu.hardware import Hardware, NoHardware
 
-__all__ = ["Engine"]
+__all__ = ["Preparer"]
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ log = structlog.get_logger(__name__)
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
 
-class Engine:
+class Preparer:
     """The claims of one driver on one node.
 
     Args:
