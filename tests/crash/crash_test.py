@@ -409,32 +409,36 @@ PATTERNS = ((1, ""), (3, ""), (12, ""), (25, "cdi"), (25, "state"), (25, "gpu"),
 
 
 async def run(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figures:
-    """Everything; stops early only where ``kills`` is small."""
+    """Run the matrix and return the figures; where ``kills`` is small, a part of it."""
     figures = Figures()
     started = time.monotonic()
     async with ForkServer() as forks:
         scripts = [(script, *await count_steps(forks, script)) for script in (SCRIPT, GPU_SCRIPT)]
-        queue = matrix(scripts, kills, seed)
+        queue, spare = matrix(scripts, kills, seed), []
         if kills < 100:
-            # A short run takes a part of the matrix, and always some load of both kinds.
-            queue = [*queue[: kills * 4 // 5], *queue[-2:]]
+            # A short run takes a part of the matrix, always some load of both kinds, and more of the matrix
+            # where agents ended before they could be killed.
+            part = kills * 4 // 5
+            queue, spare = [*queue[:part], *queue[-2:]], queue[part:-2]
         total = len(queue)
         queue.reverse()
+        spare.reverse()
 
-        told, shown = [0], [started]
+        told, shown, done = [0], [started], 0
 
         async def work() -> None:
-            while queue:
-                name, one = queue.pop()
+            nonlocal done
+            while queue or (spare and figures.kills < kills):
+                name, one = (queue or spare).pop()
                 async with worlds(forks, figures, name) as world:
                     await one(world)
-                done = total - len(queue)
+                done += 1
                 if not quiet and time.monotonic() > shown[0] + 15:
                     shown[0] = time.monotonic()
                     bad = sum(figures.violations.values())
                     print(
-                        f"{time.monotonic() - started:6.1f} s  runs {done}/{total}  kills {figures.kills}  "
-                        f"violations {bad}",
+                        f"{time.monotonic() - started:6.1f} s  runs {done}/{max(total, done)}  "
+                        f"kills {figures.kills}  violations {bad}",
                         flush=True,
                     )
                 while not quiet and len(figures.texts) > told[0]:
