@@ -161,3 +161,15 @@ def test_plans_for_resources_that_are_not_there_are_refused() -> None:
         assert (await client.get(PODS))[0] == 200
 
     run(scenario)
+
+
+def test_a_server_that_refuses_its_plan_does_not_listen() -> None:
+    async def scenario() -> None:
+        server = ApiServer(faults=parse_faults("error 500 on list gpus"))
+        with pytest.raises(ConfigurationError, match="no resource 'gpus'"):
+            await server.start()
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await session.get(server.url)
+
+    asyncio.run(scenario())

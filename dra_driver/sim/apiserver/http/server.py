@@ -131,11 +131,16 @@ class ApiServer:
         """Listen on an address; port 0 is any free one.
 
         Raises:
+            ConfigurationError: the plan of faults names what is not there.
             DraError: the address cannot be used.
         """
         await self._listen(host, port)
         if self._faults is not None:
-            self.set_faults(self._faults)
+            try:
+                self.set_faults(self._faults)
+            except BaseException:
+                await self.stop()
+                raise
 
     async def _listen(self, host: str, port: int) -> None:
         server = web.Server(
