@@ -28,16 +28,15 @@ from controller.informers import Informers
 from controller.observe.metrics import Metrics
 from controller.observe.node_labels import NodeLabeler
 from controller.observe.tracing import traced
-from controller.publish.device_plugins import DevicePlugins
-from controller.publish.freeze import FrozenPools
-from controller.publish.handover import Handover, Tolerators
+from controller.publish.extended_resources import ExtendedResources
+from controller.publish.gates import PoolGates
 from controller.publish.policies import PolicyBook
 from controller.publish.publisher import POOL_INDEX, Publisher
+from controller.publish.tolerators import Tolerators
 from dra_driver.errors import DraError
 from dra_driver.kube import Backoff, EventRecorder
 from dra_driver.ownership import PoolAllocator, PoolID, refusal_of
 from dra_driver.ports import Clock, KubeClient
-from dra_driver.publishing import LeavingPlugins
 from dra_driver.structured import PoolPolicy
 
 __all__ = ["Allocation", "Environment", "Publishing", "State", "labeler_of"]
@@ -138,7 +137,6 @@ class Publishing:
             informers.policies,
             timings=config.timings,
             default=PoolPolicy(config.strategy, config.node_policy),
-            rule_changed=state.pools.set_policy,
         )
         publisher = Publisher(
             client,
@@ -149,15 +147,19 @@ class Publishing:
             slices=informers.slices,
             nodes=informers.nodes,
             policies=policies,
-            handover=_handover(env, state),
-            taken=state.assume_cache.taken,
-            frozen=FrozenPools(state.pools.set_frozen),
-            device_plugins=DevicePlugins(
-                informers.classes, LeavingPlugins(clock), changed=state.republish.send
+            gates=PoolGates(
+                clock,
+                inventories=informers.inventories,
+                slices=informers.slices,
+                changed=state.pools.set_blocked,
             ),
+            tolerators=_tolerators(env, state),
+            extended_resources=ExtendedResources(informers.classes, changed=state.republish.send),
+            assume_cache=state.assume_cache,
+            rule_changed=state.pools.set_policy,
         )
-        state.republish.listen(publisher.all_again)
-        state.freed.listen(publisher.pending_again)
+        state.republish.listen(publisher.look_at_all)
+        state.freed.listen(publisher.look_at_pending)
         for queue in (publisher.queue, policies.queue):
             env.metrics.watch_queue(queue.name, queue.__len__)
         return cls(policies, publisher)
@@ -241,8 +243,8 @@ class Allocation:
         self.doubles.queue.close()
 
 
-def _handover(env: Environment, state: State) -> Handover:
-    """Return the part that hands pools over, which also counts what tolerates our taint."""
+def _tolerators(env: Environment, state: State) -> Tolerators:
+    """Return the part that finds and counts what tolerates our taint."""
     tolerators = Tolerators(
         env.config.drivers,
         env.informers.claims,
@@ -252,15 +254,7 @@ def _handover(env: Environment, state: State) -> Handover:
         recorder=env.recorder,
     )
     env.metrics.watch_tolerating_claims(tolerators.count)
-    return Handover(
-        env.client,
-        env.clock,
-        env.informers.inventories,
-        tolerators,
-        state.assume_cache,
-        changed=state.pools.set_handed_over,
-        timings=env.config.timings,
-    )
+    return tolerators
 
 
 def _wakeups(

@@ -231,7 +231,7 @@ class Plugin:
                 self._state,
                 beside_device_plugin=settings.beside_device_plugin,
                 clock=self._clock,
-                tell=self.notices.report,
+                report=self.notices.report,
             )
         return InventoryKeeper(
             client=self._client,

@@ -27,17 +27,17 @@ class PoolStates:
         self._default = default
         self._apply = apply
         self._changed = changed
-        self._handed_over: set[PoolID] = set()
-        self._frozen: set[PoolID] = set()
+        self._blocked: set[PoolID] = set()
         self._policies: dict[PoolID, PoolPolicy] = {}
 
-    def set_handed_over(self, pool: PoolID, blocked: bool) -> None:
-        """Note whether a pool is kube-scheduler's, or on its way from or to kube-scheduler."""
-        self._set(pool, self._handed_over, blocked)
-
-    def set_frozen(self, pool: PoolID, frozen: bool) -> None:
-        """Note whether devices of a pool are changing their form."""
-        self._set(pool, self._frozen, frozen)
+    def set_blocked(self, pool: PoolID, blocked: bool) -> None:
+        """Note whether a pool is kube-scheduler's, changes hands, or has devices that change their form."""
+        before = self.of(pool)
+        if blocked:
+            self._blocked.add(pool)
+        else:
+            self._blocked.discard(pool)
+        self._report(before)
 
     def set_policy(self, pool: PoolID, policy: PoolPolicy) -> None:
         """Note how the devices of a pool are chosen."""
@@ -50,16 +50,7 @@ class PoolStates:
 
     def of(self, pool: PoolID) -> PoolChanged:
         """Return the state of a pool."""
-        blocked = pool in self._handed_over or pool in self._frozen
-        return PoolChanged(pool, blocked, self._policies.get(pool, self._default))
-
-    def _set(self, pool: PoolID, pools: set[PoolID], member: bool) -> None:
-        before = self.of(pool)
-        if member:
-            pools.add(pool)
-        else:
-            pools.discard(pool)
-        self._report(before)
+        return PoolChanged(pool, pool in self._blocked, self._policies.get(pool, self._default))
 
     def _report(self, before: PoolChanged) -> None:
         now = self.of(before.pool)

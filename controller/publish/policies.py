@@ -1,12 +1,12 @@
 """Which DevicePolicies apply to a node, and what became of each: their status.
 
-The publisher tells what it made of the policies of each pool (``record``); the status of a policy sums that
+The publisher records what became of the policies in each pool (``record``). The status of a policy sums that
 up over all pools, a short while after the last change, and is written only where it says something new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -47,7 +47,7 @@ _SHOWN: Final = 8
 
 
 class PolicyBook:
-    """See the module."""
+    """The policies of the cluster, and their statuses."""
 
     def __init__(
         self,
@@ -58,9 +58,8 @@ class PolicyBook:
         *,
         timings: Timings,
         default: PoolPolicy = DEFAULT_POLICY,
-        rule_changed: Callable[[PoolID, PoolPolicy], None] = lambda _pool, _policy: None,
     ) -> None:
-        """Connects it.
+        """Connect it.
 
         Args:
             client: for statuses.
@@ -69,11 +68,9 @@ class PolicyBook:
             policies: all.
             timings: when statuses are written.
             default: how the allocator chooses where no policy says.
-            rule_changed: called at once with a pool and its policy, when that is another one.
         """
         self._settle = timings.settle
         self._default = default
-        self._rule_changed = rule_changed
         self._rules: dict[PoolID, PoolPolicy] = {}
         self._client = client
         self._clock = clock
@@ -106,7 +103,7 @@ class PolicyBook:
     # --- questions ------------------------------------------------------------------------------------------
 
     def for_node(self, node: Node) -> tuple[DevicePolicy, ...]:
-        """Policies whose node selector matches, those that win first."""
+        """Return the policies whose node selector matches, those that win first."""
         if self._ranked is None:
             self._ranked = tuple(sorted(self._policies.items(), key=lambda p: p.rank))
         return tuple(
@@ -129,15 +126,19 @@ class PolicyBook:
         )
 
     def rule(self, pool: PoolID) -> PoolPolicy:
-        """How our allocator chooses the devices of a pool."""
+        """Return how our allocator chooses the devices of a pool."""
         return self._rules.get(pool, self._default)
 
     # --- status ---------------------------------------------------------------------------------------------
 
-    def record(self, inventory: DeviceInventory, desired: DesiredPool) -> None:
-        """What the publisher made of the policies of one pool."""
+    def record(self, inventory: DeviceInventory, desired: DesiredPool) -> bool:
+        """Take note of what became of the policies in one pool.
+
+        Returns:
+            Whether ``rule`` has another answer for the pool now.
+        """
         name = inventory.metadata.name
-        self._set_rule(PoolID(desired.driver, desired.pool), self._rule_of(desired))
+        changed = self._set_rule(PoolID(desired.driver, desired.pool), self._rule_of(desired))
         old = self._pools.get(name)
         if old is not None and (old.outcomes, old.partitioned, old.allocator) == (
             desired.outcomes,
@@ -145,16 +146,20 @@ class PolicyBook:
             desired.allocator,
         ):
             self._pools[name] = desired
-            return
+            return changed
         self._pools[name] = desired
         self._touch(old, desired)
+        return changed
 
-    def forget(self, inventory: DeviceInventory) -> None:
-        """The inventory is gone."""
+    def forget(self, inventory: DeviceInventory) -> bool:
+        """Forget a pool that is gone, or that its node publishes.
+
+        Returns:
+            Whether ``rule`` has another answer for the pool now.
+        """
         old = self._pools.pop(inventory.metadata.name, None)
-        if old is not None:
-            self._set_rule(PoolID(old.driver, old.pool), self._default)
         self._touch(old, None)
+        return old is not None and self._set_rule(PoolID(old.driver, old.pool), self._default)
 
     def _rule_of(self, desired: DesiredPool) -> PoolPolicy:
         return PoolPolicy(
@@ -162,13 +167,14 @@ class PolicyBook:
             NodePolicy(desired.node_policy) if desired.node_policy else self._default.nodes,
         )
 
-    def _set_rule(self, pool: PoolID, rule: PoolPolicy) -> None:
-        if self.rule(pool) != rule:
-            if rule == self._default:
-                del self._rules[pool]
-            else:
-                self._rules[pool] = rule
-            self._rule_changed(pool, rule)
+    def _set_rule(self, pool: PoolID, rule: PoolPolicy) -> bool:
+        if self.rule(pool) == rule:
+            return False
+        if rule == self._default:
+            del self._rules[pool]
+        else:
+            self._rules[pool] = rule
+        return True
 
     def _touch(self, old: DesiredPool | None, new: DesiredPool | None) -> None:
         for pool in (old, new):
@@ -176,7 +182,7 @@ class PolicyBook:
                 self.queue.add_after(name, self._settle)
 
     async def run(self) -> None:
-        """Writes statuses until cancelled."""
+        """Write statuses until cancelled."""
         await self.queue.process(traced("policy status", self.reconcile))
 
     async def reconcile(self, name: str) -> None:
@@ -216,7 +222,7 @@ class PolicyBook:
                 self._recorder.event(DEVICE_POLICIES, policy, "Warning", condition.reason, condition.message)
 
     def _without_effect(self, policy: DevicePolicy) -> int:
-        """Pools about which the policy tells our allocator something, and that it does not use."""
+        """Return the number of pools in which strategy and nodePolicy do nothing: kube-scheduler has them."""
         if not (policy.spec.strategy or policy.spec.node_policy):
             return 0
         found = (p for p in self._pools.values() if policy.metadata.name in p.outcomes)

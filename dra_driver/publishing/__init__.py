@@ -1,21 +1,42 @@
-"""Writing the slices of a pool, for whoever publishes it: the controller, or the node agent itself.
+"""Publishing a pool: when its slices may be written and by which program, and what is noted of that.
 
-What a pool should be is ``dra_driver.resourceslice``'s to say (``build_slices``, ``plan``), when it may be
-written the publisher's. Here the API server is asked which fields it keeps, and a plan is carried out through
-``ports.KubeClient``.
+``dra_driver.resourceslice`` says what the slices of a pool should be. Here a publisher, the controller or
+the agent of a node, computes what it does about a pool from what it has seen (``plan_publication``). The
+rules are tables: registration epochs (``epochs``), pools that change hands (``handover``), and pools that
+the allocator leaves alone while devices change their form (``freeze``). Pure: no I/O, and no clock but the
+one passed in; ``dra_driver.kube.slices`` carries a plan out.
 """
 
 from __future__ import annotations
 
-from dra_driver.publishing.device_plugins import LEAVING_SECONDS, LeavingPlugins
-from dra_driver.publishing.features import probe_features
-from dra_driver.publishing.slices import AlteredByServer, delete_stale, store
+from dra_driver.publishing.device_plugins import LEAVING_SECONDS, CountedResources, count_resources
+from dra_driver.publishing.plan import (
+    Announce,
+    DeleteSlice,
+    NoteAttempt,
+    NoteStatus,
+    PublicationPlan,
+    Seen,
+    Step,
+    Verdict,
+    WriteSlice,
+    is_due,
+    plan_publication,
+)
 
 __all__ = [
     "LEAVING_SECONDS",
-    "AlteredByServer",
-    "LeavingPlugins",
-    "delete_stale",
-    "probe_features",
-    "store",
+    "Announce",
+    "CountedResources",
+    "DeleteSlice",
+    "NoteAttempt",
+    "NoteStatus",
+    "PublicationPlan",
+    "Seen",
+    "Step",
+    "Verdict",
+    "WriteSlice",
+    "count_resources",
+    "is_due",
+    "plan_publication",
 ]

@@ -39,7 +39,6 @@ _BY_POLICY: Final = "set besideDevicePlugin: publish in a DevicePolicy for devic
 def published(
     desired: DesiredPool,
     features: ServerFeatures | None,
-    refused_mode: str = "",
     *,
     draining: bool = False,
     publish_anyway: str = _BY_POLICY,
@@ -49,7 +48,6 @@ def published(
     Args:
         desired: what is published.
         features: what the server keeps.
-        refused_mode: why the controller does not allocate the pool though it should, or should not.
         draining: the pool is on its way to the controller, which does not allocate from it yet.
         publish_anyway: how an admin publishes what is withheld because of a device plugin.
     """
@@ -73,9 +71,9 @@ def published(
             for gate, what in sorted(missing.items())
         )
         text += f" (off: {off})"
-    elif refused_mode:
+    elif desired.refusal:
         reason = "ToleratingClaims"
-        text += f"; {refused_mode}"
+        text += f"; {desired.refusal}"
     elif desired.allocator is not desired.wanted or draining:
         reason = "ChangingHands"
         text += f"; it goes to the {_WHO[desired.wanted]} when what is under way has ended"

@@ -1,8 +1,8 @@
 """ResourceSlices of a pool: what they should be, and the steps from what is there.
 
-``build_slices`` makes the desired pool of one inventory and the policies that apply to it; ``plan`` compares
-it with the slices that exist and says what to create, update and delete so that no reader ever sees a mix of
-two states. Both are pure and deterministic: no I/O, no clock, no logging.
+``build_slices`` makes the desired pool of one inventory and the policies that apply to it; ``plan_slices``
+compares it with the slices that exist and says what to create, update and delete so that no reader ever
+sees a mix of two states. Both are pure and deterministic: no I/O, no clock, no logging.
 
 Sources: ``resource.k8s.io/v1 ResourceSlice`` (limits, pool generation), KEP-4381, KEP-5055 (taints).
 """
@@ -10,6 +10,7 @@ Sources: ``resource.k8s.io/v1 ResourceSlice`` (limits, pool generation), KEP-438
 from __future__ import annotations
 
 from dra_driver.resourceslice.build import build_slices
+from dra_driver.resourceslice.conflicts import extended_resource_conflicts
 from dra_driver.resourceslice.device_plugins import (
     PluginDevices,
     counted,
@@ -23,7 +24,7 @@ from dra_driver.resourceslice.devices import (
     PENDING_TAINT,
     clean_devices,
 )
-from dra_driver.resourceslice.plan import Plan, SliceWrite, altered, plan
+from dra_driver.resourceslice.plan import SlicePlan, SliceWrite, altered, plan_slices
 from dra_driver.resourceslice.policies import Overridden, PolicyOutcome, merge_policies
 from dra_driver.resourceslice.sharing import SHARES
 from dra_driver.resourceslice.types import (
@@ -47,13 +48,13 @@ __all__ = [
     "DesiredPool",
     "Overridden",
     "Pending",
-    "Plan",
     "PluginDevices",
     "PolicyOutcome",
     "PoolAllocator",
     "PublishOptions",
     "ServerFeatures",
     "SliceContent",
+    "SlicePlan",
     "SliceWrite",
     "Usage",
     "Withheld",
@@ -61,9 +62,10 @@ __all__ = [
     "build_slices",
     "clean_devices",
     "counted",
+    "extended_resource_conflicts",
     "handed_out",
     "is_well_known",
     "merge_policies",
-    "plan",
+    "plan_slices",
     "selected_by",
 ]

@@ -1,4 +1,4 @@
-"""``plan``: from the slices that exist to those that should.
+"""``plan_slices``: from the slices that exist to those that should.
 
 Readers (kube-scheduler, our allocator) take the slices of a pool's highest generation, and only if there are
 exactly ``resourceSliceCount`` of them. Hence:
@@ -25,7 +25,7 @@ from dra_driver.api.resource import Device, ResourcePool, ResourceSlice, Resourc
 from dra_driver.ownership import is_owned_by, slice_name
 from dra_driver.resourceslice.types import DesiredPool
 
-__all__ = ["Plan", "SliceWrite", "altered", "plan"]
+__all__ = ["SlicePlan", "SliceWrite", "altered", "plan_slices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SliceWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlicePlan:
     """Steps, to be taken in the order creates, updates, deletes.
 
     Attributes:
@@ -65,14 +65,14 @@ class Plan:
         return not (self.creates or self.updates or self.deletes)
 
 
-def plan(
+def plan_slices(
     existing: Iterable[ResourceSlice],
     desired: DesiredPool,
     owner: OwnerReference,
     *,
     least_generation: int = 1,
     labels: Mapping[str, str] | None = None,
-) -> Plan:
+) -> SlicePlan:
     """Compares and decides.
 
     Args:
@@ -99,7 +99,7 @@ def plan(
     else:
         generation = max(generation + 1, least_generation)
         writes = _writes(desired, names, present, generation, owner, labels)
-    return Plan(
+    return SlicePlan(
         creates=tuple(w for w in writes if w.replaces is None),
         updates=tuple(w for w in writes if w.replaces is not None),
         deletes=tuple(stale),

@@ -137,6 +137,7 @@ class DesiredPool:
         sources: field of the pool → policy that it is from.
         partitioned: whether there are counters.
         withheld: devices that a device plugin of the node hands out; they are not in the slices.
+        refusal: why the controller does not get the pool, or should not have it, though it is wanted.
         conflicts: what people may expect of the pool and it cannot do, for people.
     """
 
@@ -155,6 +156,7 @@ class DesiredPool:
     sources: Mapping[str, str] = field(default_factory=dict)
     partitioned: bool = False
     withheld: tuple[Withheld, ...] = ()
+    refusal: str = ""
     conflicts: tuple[str, ...] = ()
 
     @property

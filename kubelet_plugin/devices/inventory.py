@@ -35,8 +35,8 @@ from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.discovery import BackendReport
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube import Backoff, Handler, Informer
-from dra_driver.ownership import missing_slices
 from dra_driver.ports import KubeClient
+from dra_driver.publishing import epochs
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.activity import ActivityWatch
@@ -288,10 +288,7 @@ class InventoryKeeper:
         confirmations, registered = self._registration.confirmations, self._registration.registered
         held = current.status.registration
         new = confirmations - self._written_confirmations
-        wanted = Registration(
-            registered=held.registered if registered is None else registered,
-            epoch=held.epoch + (1 if new else 0),
-        )
+        wanted = epochs.confirmed(held, registered=registered, anew=bool(new))
         if wanted != held:
             current = await self._write_registration(current, wanted)
             log.info("registration written", registered=wanted.registered, epoch=wanted.epoch)
@@ -333,7 +330,7 @@ class InventoryKeeper:
             return  # the controller was in the middle of it; the change wakes us
         held = again.status.registration
         gone = sorted(set(again.status.publication.slices) - names)
-        await self._write_registration(again, msgspec.structs.replace(held, epoch=held.epoch + 1))
+        await self._write_registration(again, epochs.asks_again(held))
         self._last_raise = loop.time()
         log.warning("slices are gone; asked for them again", gone=gone[:8], epoch=held.epoch + 1)
 
@@ -341,14 +338,8 @@ class InventoryKeeper:
         return frozenset(s.metadata.name for s in self._slices.items())
 
     def _is_missing(self, inventory: DeviceInventory, names: frozenset[str]) -> bool:
-        held: Registration = inventory.status.registration
-        published: Publication = inventory.status.publication
-        return (
-            self._registration.live
-            and held.registered
-            and published.epoch == held.epoch
-            and bool(missing_slices(published, names))
-        )
+        status = inventory.status
+        return self._registration.live and epochs.lacks_slices(status.registration, status.publication, names)
 
 
 def _unconfirmed(device: InventoryDevice) -> InventoryDevice:

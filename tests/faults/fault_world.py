@@ -56,7 +56,7 @@ from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolID, is_controller_taint, owner_of
 from dra_driver.resourceclaim import pod_claims
-from dra_driver.resourceslice import Usage, build_slices, plan
+from dra_driver.resourceslice import Usage, build_slices, plan_slices
 from dra_driver.sim import assets
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.http.injection import Injector, at_moments
@@ -680,7 +680,7 @@ class World:
             matching = [p for p in store.list(DEVICE_POLICIES) if p.metadata.name == node]
             desired = build_slices(inventory, matching, usage)
             owner = store.get(NODES, node)
-            if owner is None or not plan(mine, desired, owner_of(owner)).empty:
+            if owner is None or not plan_slices(mine, desired, owner_of(owner)).empty:
                 yield f"slices of {node} are not those of its inventory"
             if inventory.status.publication.allocator != desired.allocator.value:
                 yield f"{node} is noted as {inventory.status.publication.allocator}"

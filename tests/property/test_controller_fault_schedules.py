@@ -32,7 +32,7 @@ from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Conflict, ServerBusy
 from dra_driver.ownership import PoolID, is_controller_taint, owner_of
-from dra_driver.resourceslice import Usage, build_slices, plan
+from dra_driver.resourceslice import Usage, build_slices, plan_slices
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -336,7 +336,7 @@ class Schedule:
             usage = Usage(frozenset(state.devices), frozenset(state.shares), published)
             matching = [p for p in self.cluster.all(DEVICE_POLICIES) if p.metadata.name == node]
             desired = build_slices(inventory, matching, usage)
-            assert plan(mine, desired, owner_of(self.cluster.obj(NODES, node))).empty, node
+            assert plan_slices(mine, desired, owner_of(self.cluster.obj(NODES, node))).empty, node
 
     def check_allocated(self) -> None:
         snapshot = Snapshot.build(

@@ -22,7 +22,7 @@ from dra_driver.resourceslice import (
     PublishOptions,
     ServerFeatures,
     build_slices,
-    plan,
+    plan_slices,
 )
 
 DRIVER = "gpu.example.com"
@@ -66,7 +66,7 @@ def visible(cluster: dict[str, ResourceSlice]) -> list[str] | None:
 
 def steps(desired, cluster):
     """Applies a plan one write at a time."""
-    todo = plan(cluster.values(), desired, OWNER)
+    todo = plan_slices(cluster.values(), desired, OWNER)
     for write in (*todo.creates, *todo.updates):
         store(cluster, write.slice)
         yield
@@ -99,7 +99,7 @@ def test_a_reader_sees_the_old_pool_or_the_new_one_or_none_even_when_writing_sto
     for _ in steps(new, cluster):
         assert visible(cluster) in (None, *allowed)
     assert visible(cluster) == allowed[1]
-    assert plan(cluster.values(), new, OWNER).empty
+    assert plan_slices(cluster.values(), new, OWNER).empty
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,7 +131,7 @@ def test_the_order_of_the_inventory_does_not_matter(found, random):
 def test_a_pool_without_devices_is_one_empty_slice():
     pool = build_slices(inventory())
     assert [s.devices for s in pool.slices] == [()]
-    todo = plan([], pool, OWNER)
+    todo = plan_slices([], pool, OWNER)
     assert len(todo.creates) == 1
     assert todo.creates[0].slice.spec.pool.resource_slice_count == 1
 
@@ -198,9 +198,9 @@ def test_unchanged_slices_are_not_written_and_one_changed_slice_keeps_the_genera
     cluster: dict[str, ResourceSlice] = {}
     for _ in steps(build_slices(inventory(*many)), cluster):
         pass
-    assert plan(cluster.values(), build_slices(inventory(*many)), OWNER).empty
+    assert plan_slices(cluster.values(), build_slices(inventory(*many)), OWNER).empty
     many[99] = device("gpu-099", attributes={"x": DeviceAttribute(int_value=1)})
-    todo = plan(cluster.values(), build_slices(inventory(*many)), OWNER)
+    todo = plan_slices(cluster.values(), build_slices(inventory(*many)), OWNER)
     assert (len(todo.creates), len(todo.updates), len(todo.deletes)) == (0, 1, 0)
     assert todo.generation == 1
 
@@ -210,7 +210,7 @@ def test_taints_keep_their_time():
     for _ in steps(build_slices(inventory(device("gpu-0"))), cluster):
         pass
     sick = device("gpu-0", health=(DeviceHealth(reason="Hot", severity="degraded"),))
-    update = plan(cluster.values(), build_slices(inventory(sick)), OWNER).updates[0].slice
+    update = plan_slices(cluster.values(), build_slices(inventory(sick)), OWNER).updates[0].slice
     times = {t.key: t.time_added for t in update.spec.devices[0].taints}
     assert times == {names.CONTROLLER_TAINT: "2026-01-01T00:00:00Z", HEALTH_TAINT: None}
 
@@ -220,12 +220,12 @@ def test_slices_of_a_node_that_was_replaced_get_the_new_owner():
     for _ in steps(build_slices(inventory(device("gpu-0"))), cluster):
         pass
     other = owner_of(Node(metadata=ObjectMeta(name="n1", uid="u2")))
-    todo = plan(cluster.values(), build_slices(inventory(device("gpu-0"))), other)
+    todo = plan_slices(cluster.values(), build_slices(inventory(device("gpu-0"))), other)
     assert [o.uid for o in todo.updates[0].slice.metadata.owner_references] == ["u2"]
 
 
 def test_generation_never_falls_behind_what_was_noted():
-    todo = plan([], build_slices(inventory(device("gpu-0"))), OWNER, least_generation=9)
+    todo = plan_slices([], build_slices(inventory(device("gpu-0"))), OWNER, least_generation=9)
     assert todo.generation == 9
 
 

@@ -9,7 +9,7 @@ import cluster_support as support
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_TAINT, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
-from dra_driver.publishing import probe_features
+from dra_driver.kube.features import probe_features
 from dra_driver.sim.cluster import EmbeddedCluster, SimNode
 
 BY_NODES = support.config(run_controller=False, plugin_flags=("--publish=node",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dra_driver.api.inventory import DeviceInventory, Publication
 from dra_driver.api.policy import DevicePolicy
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceClass
-from dra_driver.publishing import LEAVING_SECONDS, LeavingPlugins, conditions
+from dra_driver.publishing import LEAVING_SECONDS, conditions, count_resources
 from dra_driver.resourceslice import DesiredPool, ServerFeatures, build_slices, counted, handed_out
 
 DRIVER = "gpu.example.com"
@@ -239,51 +240,55 @@ def test_the_condition_names_node_resource_and_the_ways_out() -> None:
 # --- device plugins that leave ------------------------------------------------------------------------------
 
 
-class Clock:
-    seconds = 1000.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
 GPU = capacity(**{"nvidia.com/gpu": "8"})
 NONE = capacity(**{"nvidia.com/gpu": "0"})
 
 
+class Looks:
+    """A publisher that looks at a Node now and then."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.gone: Mapping[str, float] = {}
+
+    def look(
+        self, noted: DeviceInventory, capacity: Mapping[str, Quantity]
+    ) -> tuple[Mapping[str, Quantity], float]:
+        names = noted.status.publication.withheld_for
+        found = count_resources(names, capacity, gone=self.gone, now=self.now)
+        self.gone = found.gone
+        return found.amounts, found.again
+
+
 def test_a_kubelet_that_restarts_counts_nothing_for_a_while_and_nothing_is_published() -> None:
-    clock = Clock()
-    leaving = LeavingPlugins(clock)
+    looks = Looks()
     noted = inventory(withheld_for=("nvidia.com/gpu",))
-    assert leaving.resources(noted, GPU) == (GPU, 0.0)
-    assert leaving.resources(noted, NONE) == (NONE, LEAVING_SECONDS)
-    clock.seconds += LEAVING_SECONDS - 1
-    assert leaving.resources(noted, {}) == (NONE, 1.0)
+    assert looks.look(noted, GPU) == (GPU, 0.0)
+    assert looks.look(noted, NONE) == (NONE, LEAVING_SECONDS)
+    looks.now += LEAVING_SECONDS - 1
+    assert looks.look(noted, {}) == (NONE, 1.0)
     desired = build_slices(noted, plugins=handed_out(NONE))
     assert NVIDIA not in published(desired)
     assert "until a moment ago" in conditions.published(desired, ServerFeatures()).message
     # It is back, and later the kubelet restarts once more: the time begins anew.
-    assert leaving.resources(noted, GPU) == (GPU, 0.0)
-    assert leaving.resources(noted, NONE) == (NONE, LEAVING_SECONDS)
+    assert looks.look(noted, GPU) == (GPU, 0.0)
+    assert looks.look(noted, NONE) == (NONE, LEAVING_SECONDS)
 
 
 def test_a_device_plugin_that_stays_away_is_forgotten() -> None:
-    clock = Clock()
-    leaving = LeavingPlugins(clock)
+    looks = Looks()
     noted = inventory(withheld_for=("nvidia.com/gpu",))
-    leaving.resources(noted, NONE)
-    clock.seconds += LEAVING_SECONDS
-    assert leaving.resources(noted, NONE) == ({}, 0.0)
+    looks.look(noted, NONE)
+    looks.now += LEAVING_SECONDS
+    assert looks.look(noted, NONE) == ({}, 0.0)
     # What was noted may still be seen for a moment after it was changed.
-    assert leaving.resources(noted, NONE) == ({}, 0.0)
-    assert leaving.resources(inventory(), NONE) == ({}, 0.0)
+    assert looks.look(noted, NONE) == ({}, 0.0)
+    assert looks.look(inventory(), NONE) == ({}, 0.0)
 
 
 def test_a_publisher_that_restarts_waits_once_more() -> None:
     noted = inventory(withheld_for=("nvidia.com/gpu",))
-    assert LeavingPlugins(Clock()).resources(noted, {}) == (NONE, LEAVING_SECONDS)
+    assert Looks().look(noted, {}) == (NONE, LEAVING_SECONDS)
     fresh = inventory()
     assert fresh.status.publication == Publication()
-    assert LeavingPlugins(Clock()).resources(fresh, NONE) == ({}, 0.0)
+    assert Looks().look(fresh, NONE) == ({}, 0.0)

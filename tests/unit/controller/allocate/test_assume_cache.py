@@ -75,20 +75,19 @@ def test_what_is_assumed_stays_taken_through_the_write_and_is_free_after_the_rel
     asyncio.run(scenario())
 
 
-def test_a_pool_is_left_alone_for_as_long_as_any_reason_holds_and_each_change_is_reported_once():
+def test_each_change_of_what_the_allocator_must_know_about_a_pool_is_reported_once():
     default, spread = PoolPolicy(), PoolPolicy(Strategy.BEST_FIT, NodePolicy.SPREAD)
     changes, sent = [], []
     signal: Signal[[PoolID]] = Signal()
     signal.listen(sent.append)
     pools = PoolStates(default, changes.append, signal)
-    pools.set_handed_over(POOL, False)
+    pools.set_blocked(POOL, False)
     pools.set_policy(POOL, default)
     assert changes == []
-    pools.set_frozen(POOL, True)
-    pools.set_handed_over(POOL, True)
-    pools.set_frozen(POOL, False)
+    pools.set_blocked(POOL, True)
+    pools.set_blocked(POOL, True)
     pools.set_policy(POOL, spread)
-    pools.set_handed_over(POOL, False)
+    pools.set_blocked(POOL, False)
     pools.set_policy(POOL, default)
     assert [(c.blocked, c.policy) for c in changes] == [
         (True, default),

@@ -9,8 +9,8 @@ from support.fake_cluster import FakeCluster
 
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings
-from controller.publish.handover import Tolerators
 from controller.publish.policies import MANY_PARTITIONED_NODES
+from controller.publish.tolerators import Tolerators
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT

@@ -13,7 +13,8 @@ from support.fake_cluster import FakeCluster
 
 from controller.app import Controller
 from controller.config import ControllerConfig
-from controller.publish.device_plugins import DevicePlugins
+from controller.publish.extended_resources import ExtendedResources
+from controller.publish.gates import PoolGates
 from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api import codec
 from dra_driver.api.core import EVENTS, NODES, PODS, Node
@@ -24,7 +25,6 @@ from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import PoolAllocator
-from dra_driver.publishing import LeavingPlugins
 
 DRIVER = DriverName("gpu.example.com")
 GPU = "nvidia.com/gpu"
@@ -146,10 +146,11 @@ def run_publisher(
             inventories=inventories,
             slices=slices,
             nodes=nodes,
-            device_plugins=DevicePlugins(
+            gates=PoolGates(virtual_time.LoopClock(), inventories=inventories, slices=slices),
+            extended_resources=ExtendedResources(
                 classes,
-                LeavingPlugins(virtual_time.LoopClock(), leaving_seconds),
-                changed=lambda: publisher.all_again(),  # noqa: PLW0108 - made here
+                changed=lambda: publisher.look_at_all(),  # noqa: PLW0108 - made here
+                leaving=leaving_seconds,
             ),
         )
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -290,7 +291,7 @@ def test_a_kubelet_that_restarts_does_not_give_the_devices_away() -> None:
         await until(lambda: made.obj(DEVICE_INVENTORIES, name).status.publication.epoch == 2)
         assert published(made) == ("False", "DevicePluginPresent", 0)
         assert "until a moment ago" in message(made)
-        publisher.all_again()
+        publisher.look_at_all()
         await settled(made)
         assert published(made) == ("False", "DevicePluginPresent", 0)
         count(made, "2")
@@ -328,19 +329,17 @@ def test_a_heartbeat_of_a_node_costs_nothing() -> None:
 
 
 def test_only_resources_that_matter_make_a_node_worth_looking_at() -> None:
-    asked = DevicePlugins(
-        Informer(FakeCluster(), DEVICE_CLASSES), LeavingPlugins(virtual_time.LoopClock()), lambda: None
-    )
+    asked = ExtendedResources(Informer(FakeCluster(), DEVICE_CLASSES), lambda: None)
 
     def node(**capacity: str) -> Node:
         return codec.convert(Node, {"metadata": {"name": "n1"}, "status": {"capacity": capacity}})
 
     none = node(cpu="8")
-    assert not asked.concerned(none, node(cpu="9", memory="1Ti"))
-    assert not asked.concerned(none, node(**{"cpu": "8", GPU: "0"}))
-    assert not asked.concerned(none, node(**{"cpu": "8", OWN: "1"}))
-    assert asked.concerned(none, node(**{"cpu": "8", GPU: "1"}))
-    assert asked.concerned(node(**{GPU: "8"}), node(**{GPU: "7"}))
+    assert not asked.concerns(none, node(cpu="9", memory="1Ti"))
+    assert not asked.concerns(none, node(**{"cpu": "8", GPU: "0"}))
+    assert not asked.concerns(none, node(**{"cpu": "8", OWN: "1"}))
+    assert asked.concerns(none, node(**{"cpu": "8", GPU: "1"}))
+    assert asked.concerns(node(**{GPU: "8"}), node(**{GPU: "7"}))
 
 
 # --- claims in use ------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import pytest
 from support import virtual_time
 from support.fake_cluster import FakeCluster, unreachable
 
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, Timings
+from controller.publish.gates import PoolGates
 from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api.core import EVENTS, NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES
@@ -67,12 +68,13 @@ class Harness:
         self.recorder = EventRecorder(cluster, "test", Clock())
         self.publisher = Publisher(
             cluster,
-            ControllerConfig(drivers=(DRIVER,)),
+            ControllerConfig(drivers=(DRIVER,), timings=Timings(drain=0)),
             Clock(),
             self.recorder,
             inventories=self.inventories,
             slices=self.slices,
             nodes=self.nodes,
+            gates=PoolGates(Clock(), inventories=self.inventories, slices=self.slices),
         )
 
     async def quiet(self, seconds: float = 0.15) -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.tolerations import TAINT, cases, claim, template
 
-from controller.publish.handover import Tolerators
+from controller.publish.tolerators import Tolerators
 from dra_driver.api import codec
 from dra_driver.api.resource import (
     DEVICE_CLASSES,

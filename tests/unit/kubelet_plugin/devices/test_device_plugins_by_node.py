@@ -76,7 +76,7 @@ class Agent:
             registration,
             beside_device_plugin=beside,
             clock=self.clock,
-            tell=lambda kind, text: self.told.append((kind, text)),
+            report=lambda kind, text: self.told.append((kind, text)),
         )
 
     def count(self, amount: str | None) -> None:

@@ -1,0 +1,285 @@
+"""Handover as a table: pools that change hands between kube-scheduler and this controller.
+
+Two allocators on one pool would give a device away twice, and each sees the other's work late. So there is a
+time in which neither allocates, long enough for decisions that are under way to be written and seen:
+
+* to the controller: ``draining`` is noted, then the devices are tainted, so that kube-scheduler decides
+  nothing more here; after the time to drain the claims are read again, and ``controller`` is noted. The
+  controller decides when it sees that note.
+* to kube-scheduler: the controller stops deciding at once; after the time to drain, when none of its writes
+  is under way, ``scheduler`` is noted and then the taint goes.
+
+What is noted is in ``status.publication.allocator``. A controller that is killed in between starts the time
+anew; no clocks of different machines are compared.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.api.resource import ResourceSlice
+from dra_driver.ownership import AllocatorRecord, PoolAllocator, protected_pools
+from dra_driver.publishing.tables import Transition, total
+
+__all__ = [
+    "HANDOVER_TRANSITIONS",
+    "Handover",
+    "HandoverEffect",
+    "HandoverEvent",
+    "HandoverFacts",
+    "HandoverState",
+    "advance",
+    "deleted",
+    "look",
+    "recorded",
+    "slices_event",
+    "takes_over",
+]
+
+# How long until it is asked again whether the last write or event has arrived.
+_POLL_SECONDS: Final = 0.5
+
+
+class HandoverState(enum.Enum):
+    """Who may allocate from a pool, as far as this controller knows."""
+
+    UNKNOWN = "there is no note, and the slices were not looked at yet"
+    SCHEDULER = "kube-scheduler may"
+    NOTING = "on its way to the controller: ``draining`` is to be noted"
+    TAINTING = "on its way to the controller: it is noted, the devices are to be tainted"
+    DRAINING = "on its way to the controller: tainted; what kube-scheduler has decided is waited for"
+    GRANTED = "on its way to the controller: drained; ``controller`` is to be noted"
+    CONTROLLER = "the controller may"
+    YIELDING = "on its way to kube-scheduler: what the controller has decided is waited for"
+
+    @property
+    def blocked(self) -> bool:
+        """Whether this controller must neither allocate from the pool nor deallocate what is held of it."""
+        return self not in (HandoverState.UNKNOWN, HandoverState.CONTROLLER)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the time to drain runs."""
+        return self in (HandoverState.DRAINING, HandoverState.YIELDING)
+
+    @property
+    def allocator(self) -> PoolAllocator:
+        """For whom the slices are made: those for the controller are tainted."""
+        if self is HandoverState.SCHEDULER:
+            return PoolAllocator.SCHEDULER
+        return PoolAllocator.CONTROLLER
+
+    @property
+    def record(self) -> AllocatorRecord:
+        """What has to be noted before slices are written."""
+        match self:
+            case HandoverState.SCHEDULER:
+                return AllocatorRecord.SCHEDULER
+            case HandoverState.NOTING | HandoverState.TAINTING | HandoverState.DRAINING:
+                return AllocatorRecord.DRAINING
+            case _:
+                return AllocatorRecord.CONTROLLER
+
+
+class HandoverEvent(enum.Enum):
+    """What is seen, in the order in which a look at a pool goes through it."""
+
+    NOTED_NOTHING = "the inventory has no note: the first publication, or an older controller's work"
+    NOTED_SCHEDULER = "the inventory says ``scheduler``"
+    NOTED_DRAINING = "the inventory says ``draining``"
+    NOTED_CONTROLLER = "the inventory says ``controller``"
+    TAINTED = "kube-scheduler can allocate no device of the slices as they are"
+    UNTAINTED = "kube-scheduler can allocate devices of them"
+    NO_DEVICES = "no slice has devices"
+    CONTROLLER_WANTED = "the controller should allocate, and nothing is against it"
+    REFUSED = "the controller should allocate, but claims or templates tolerate its taint"
+    SCHEDULER_WANTED = "kube-scheduler should allocate"
+    TIME_OVER = "the time to drain is over, and no allocation of ours is being written"
+    CLAIMS_SEEN = "every allocation from the pool that the API server has is known here, too"
+    INVENTORY_DELETED = "the DeviceInventory is deleted, and with it the note"
+
+
+class HandoverEffect(enum.Enum):
+    """What is done besides noting ``HandoverState.record`` and writing slices for its ``allocator``."""
+
+    BLOCK = "the allocator has to leave the pool alone from now on"
+    UNBLOCK = "the allocator may decide on the pool from now on"
+    READ_CLAIMS = "read the claims from the API server again and look whether all of them are known"
+
+
+_S, _E = HandoverState, HandoverEvent
+_BLOCK, _UNBLOCK = (HandoverEffect.BLOCK,), (HandoverEffect.UNBLOCK,)
+_ON_THE_WAY: Final = (_S.NOTING, _S.TAINTING, _S.DRAINING, _S.GRANTED)
+
+HANDOVER_TRANSITIONS: Final[
+    Mapping[tuple[HandoverState, HandoverEvent], Transition[HandoverState, HandoverEffect]]
+] = total(
+    {
+        # A controller that has just started goes by the note, and without one by the slices. A pool without
+        # either is given at once to the one who should have it, unless kube-scheduler could reach it too.
+        (_S.UNKNOWN, _E.NOTED_SCHEDULER): Transition(_S.SCHEDULER, _BLOCK),
+        (_S.UNKNOWN, _E.NOTED_DRAINING): Transition(_S.TAINTING, _BLOCK),
+        (_S.UNKNOWN, _E.NOTED_CONTROLLER): Transition(_S.CONTROLLER),
+        (_S.UNKNOWN, _E.TAINTED): Transition(_S.CONTROLLER),
+        (_S.UNKNOWN, _E.UNTAINTED): Transition(_S.SCHEDULER, _BLOCK),
+        (_S.UNKNOWN, _E.CONTROLLER_WANTED): Transition(_S.CONTROLLER),
+        (_S.UNKNOWN, _E.REFUSED): Transition(_S.SCHEDULER, _BLOCK),
+        (_S.UNKNOWN, _E.SCHEDULER_WANTED): Transition(_S.SCHEDULER, _BLOCK),
+        # A note that says otherwise is older than what this process has decided since: it changes nothing.
+        (_S.SCHEDULER, _E.CONTROLLER_WANTED): Transition(_S.NOTING),
+        (_S.SCHEDULER, _E.INVENTORY_DELETED): Transition(_S.UNKNOWN, _UNBLOCK),
+        (_S.NOTING, _E.NOTED_DRAINING): Transition(_S.TAINTING),
+        (_S.TAINTING, _E.NOTED_NOTHING): Transition(_S.NOTING),
+        (_S.TAINTING, _E.NOTED_SCHEDULER): Transition(_S.NOTING),
+        (_S.TAINTING, _E.TAINTED): Transition(_S.DRAINING),
+        (_S.TAINTING, _E.NO_DEVICES): Transition(_S.DRAINING),
+        # Whoever takes the note or the taint away lets kube-scheduler decide again: all of it once more.
+        (_S.DRAINING, _E.NOTED_NOTHING): Transition(_S.NOTING),
+        (_S.DRAINING, _E.NOTED_SCHEDULER): Transition(_S.NOTING),
+        (_S.DRAINING, _E.UNTAINTED): Transition(_S.TAINTING),
+        (_S.DRAINING, _E.TIME_OVER): Transition(_S.DRAINING, (HandoverEffect.READ_CLAIMS,)),
+        (_S.DRAINING, _E.CLAIMS_SEEN): Transition(_S.GRANTED),
+        (_S.GRANTED, _E.NOTED_NOTHING): Transition(_S.NOTING),
+        (_S.GRANTED, _E.NOTED_SCHEDULER): Transition(_S.NOTING),
+        (_S.GRANTED, _E.NOTED_CONTROLLER): Transition(_S.CONTROLLER, _UNBLOCK),
+        (_S.GRANTED, _E.UNTAINTED): Transition(_S.TAINTING),
+        # The controller has decided nothing on the way, so there is nothing to wait for on the way back.
+        **{(state, _E.REFUSED): Transition(_S.SCHEDULER) for state in _ON_THE_WAY},
+        **{(state, _E.SCHEDULER_WANTED): Transition(_S.SCHEDULER) for state in _ON_THE_WAY},
+        # What kube-scheduler has decided may still be on its way, even if the note of it is deleted.
+        **{(state, _E.INVENTORY_DELETED): Transition(_S.NOTING) for state in _ON_THE_WAY},
+        # REFUSED changes nothing: to hand the pool over for it would let any user switch allocators.
+        (_S.CONTROLLER, _E.NOTED_SCHEDULER): Transition(_S.SCHEDULER, _BLOCK),
+        (_S.CONTROLLER, _E.NOTED_DRAINING): Transition(_S.TAINTING, _BLOCK),
+        (_S.CONTROLLER, _E.SCHEDULER_WANTED): Transition(_S.YIELDING, _BLOCK),
+        (_S.CONTROLLER, _E.INVENTORY_DELETED): Transition(_S.UNKNOWN),
+        # The devices are tainted until the end, so the controller may go on at once.
+        (_S.YIELDING, _E.CONTROLLER_WANTED): Transition(_S.CONTROLLER, _UNBLOCK),
+        (_S.YIELDING, _E.REFUSED): Transition(_S.CONTROLLER, _UNBLOCK),
+        (_S.YIELDING, _E.NOTED_SCHEDULER): Transition(_S.SCHEDULER),
+        (_S.YIELDING, _E.NOTED_DRAINING): Transition(_S.TAINTING),
+        (_S.YIELDING, _E.TIME_OVER): Transition(_S.SCHEDULER),
+        (_S.YIELDING, _E.INVENTORY_DELETED): Transition(_S.UNKNOWN, _UNBLOCK),
+    },
+    HandoverState,
+    HandoverEvent,
+)
+
+_NOTED: Final = {
+    AllocatorRecord.NONE: _E.NOTED_NOTHING,
+    AllocatorRecord.SCHEDULER: _E.NOTED_SCHEDULER,
+    AllocatorRecord.DRAINING: _E.NOTED_DRAINING,
+    AllocatorRecord.CONTROLLER: _E.NOTED_CONTROLLER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Whose a pool is, and since when that is waited for.
+
+    Attributes:
+        state: as in the table.
+        since: monotonic time in seconds at which the present state began, where its time to drain runs.
+    """
+
+    state: HandoverState = HandoverState.UNKNOWN
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverFacts:
+    """What a look at a pool goes by.
+
+    Attributes:
+        record: what is noted.
+        slices: of the pool, as they are.
+        wanted: by policy, and possible on this server.
+        refused: whether claims or templates tolerate our taint.
+        writing: whether an allocation from the pool is being written by this controller.
+        claims_seen: whether all claims that the API server has are known; if None, they were not read again.
+        now: monotonic time in seconds.
+        drain: seconds between the last decision of one allocator and the first of the other.
+    """
+
+    record: AllocatorRecord
+    slices: tuple[ResourceSlice, ...]
+    wanted: PoolAllocator
+    refused: bool
+    writing: bool
+    claims_seen: bool | None
+    now: float
+    drain: float
+
+
+def advance(
+    handover: Handover, event: HandoverEvent, now: float
+) -> tuple[Handover, tuple[HandoverEffect, ...]]:
+    """Return the pool after an event, and the effects; the time to drain runs from the entry into a state."""
+    move = HANDOVER_TRANSITIONS[handover.state, event]
+    if move.state is handover.state:
+        return handover, move.effects
+    return Handover(move.state, now if move.state.timed else 0.0), move.effects
+
+
+def recorded(
+    handover: Handover, record: AllocatorRecord, now: float
+) -> tuple[Handover, tuple[HandoverEffect, ...]]:
+    """Return the pool after its inventory was seen, and the effects."""
+    return advance(handover, _NOTED[record], now)
+
+
+def deleted(handover: Handover, now: float) -> tuple[Handover, tuple[HandoverEffect, ...]]:
+    """Return the pool after its inventory was deleted, and the effects."""
+    return advance(handover, _E.INVENTORY_DELETED, now)
+
+
+def look(handover: Handover, facts: HandoverFacts) -> tuple[Handover, tuple[HandoverEffect, ...], float]:
+    """Return the pool after all that a look shows, the effects, and seconds to the next look (0: none)."""
+    effects: list[HandoverEffect] = []
+    for event in _before(facts):
+        handover, more = advance(handover, event, facts.now)
+        effects += more
+    left = handover.since + facts.drain - facts.now
+    if handover.state.timed and left <= 0 and not facts.writing:
+        handover, more = advance(handover, _E.TIME_OVER, facts.now)
+        effects += more
+        if facts.claims_seen:
+            handover, more = advance(handover, _E.CLAIMS_SEEN, facts.now)
+            effects += more
+    again = max(left, 0.0) or _POLL_SECONDS
+    return handover, tuple(effects), again if handover.state.timed else 0.0
+
+
+def _before(facts: HandoverFacts) -> Iterator[HandoverEvent]:
+    """Yield what is seen before the time counts."""
+    yield _NOTED[facts.record]
+    yield slices_event(facts.slices)
+    if facts.wanted is PoolAllocator.SCHEDULER:
+        yield _E.SCHEDULER_WANTED
+    else:
+        yield _E.REFUSED if facts.refused else _E.CONTROLLER_WANTED
+
+
+def slices_event(slices: Iterable[ResourceSlice]) -> HandoverEvent:
+    """Return what the slices of one pool say of kube-scheduler."""
+    with_devices = [s for s in slices if s.spec.devices]
+    if not with_devices:
+        return _E.NO_DEVICES
+    return _E.TAINTED if protected_pools(with_devices) else _E.UNTAINTED
+
+
+def takes_over(record: AllocatorRecord, since: float | None, now: float, patience: float) -> bool:
+    """Whether the agent of a node may publish a pool that ``status.publication`` gives to somebody.
+
+    A controller that lives hands the pool to kube-scheduler within seconds. One that is gone decides nothing.
+
+    Args:
+        record: who may allocate.
+        since: monotonic time in seconds at which the agent began to wait; if None, it has not.
+        now: monotonic time in seconds.
+        patience: seconds that a controller is given.
+    """
+    return not record.is_controllers or (since is not None and now - since >= patience)

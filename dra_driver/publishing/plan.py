@@ -1,0 +1,435 @@
+"""The publication plan: what a publisher does about one pool, computed from what it has seen.
+
+``plan_publication`` has no effects. The plan is a value; a publisher carries it out in one pass: first what
+the allocator has to know at once (``handover``, ``freezes``), then ``steps`` in their order. Each step is one
+request or one Event; a publisher that is killed between any two of them, and looks again, ends where it would
+have ended (the tables of ``epochs``, ``handover`` and ``freeze`` say why).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import msgspec
+
+from dra_driver.api.core import Node
+from dra_driver.api.inventory import NODE_PUBLISHES, DeviceInventory, Publication
+from dra_driver.api.policy import DevicePolicy
+from dra_driver.api.resource import Condition, DeviceClass, ResourceSlice
+from dra_driver.ownership import (
+    CREATED_BY_CONTROLLER,
+    CREATED_BY_NODE,
+    AllocatorRecord,
+    PoolAllocator,
+    PoolID,
+    is_published_by_node,
+    owner_of,
+    pool_of_inventory,
+    raw_publication,
+    recorded_allocator,
+    refusal_of,
+    slice_name,
+    slices_of_node,
+)
+from dra_driver.publishing import conditions
+from dra_driver.publishing.device_plugins import LEAVING_SECONDS, CountedResources, count_resources
+from dra_driver.publishing.epochs import (
+    EPOCH_TRANSITIONS,
+    EpochEffect,
+    EpochEvent,
+    EpochState,
+    epoch_state,
+)
+from dra_driver.publishing.freeze import Freeze, changes_forms
+from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, look
+from dra_driver.resourceslice import (
+    DesiredPool,
+    PublishOptions,
+    ServerFeatures,
+    SlicePlan,
+    SliceWrite,
+    Usage,
+    build_slices,
+    extended_resource_conflicts,
+    handed_out,
+    plan_slices,
+)
+
+__all__ = [
+    "Announce",
+    "DeleteSlice",
+    "NoteAttempt",
+    "NoteStatus",
+    "PublicationPlan",
+    "Seen",
+    "Step",
+    "Verdict",
+    "WriteSlice",
+    "is_due",
+    "plan_publication",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a publisher knows of a pool when it looks at it.
+
+    Attributes:
+        inventory: of the pool.
+        node: that the inventory names; if None, it is not there (yet).
+        slices: of the driver with this pool's name, whoever made them.
+        features: what the API server keeps.
+        by_node: whether the publisher is the agent of the node (``--publish=node``), not the controller.
+        allocator: who allocates where no policy says.
+        policies: those that match the node.
+        usage: what claims hold of the pool, assumed allocations included.
+        withholds: whether devices that a device plugin hands out are withheld.
+        classes: DeviceClasses that serve an extended resource.
+        gone: device plugins that have gone, as of the last look.
+        leaving: seconds for which what has gone goes on counting.
+        handover: whose the pool is, as of the last look.
+        refusal: why kube-scheduler could allocate from a tainted pool all the same; empty if it cannot.
+        writing: whether an allocation from the pool is being written.
+        claims_seen: whether all claims that the API server has are known; if None, they were not read again.
+        drain: seconds between the last decision of one allocator and the first of the other.
+        freeze: whether the pool is frozen, as of the last look.
+        begun: the epoch for which this process has begun to create slices, with every write answered.
+        now: monotonic time in seconds.
+    """
+
+    inventory: DeviceInventory
+    node: Node | None
+    slices: tuple[ResourceSlice, ...]
+    features: ServerFeatures
+    by_node: bool = False
+    allocator: PoolAllocator = PoolAllocator.SCHEDULER
+    policies: tuple[DevicePolicy, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    withholds: bool = True
+    classes: tuple[DeviceClass, ...] = ()
+    gone: Mapping[str, float] = field(default_factory=dict)
+    leaving: float = LEAVING_SECONDS
+    handover: Handover = field(default_factory=Handover)
+    refusal: str = ""
+    writing: bool = False
+    claims_seen: bool | None = None
+    drain: float = 0.0
+    freeze: Freeze = field(default_factory=Freeze)
+    begun: int = 0
+    now: float = 0.0
+
+
+class Verdict(enum.Enum):
+    """What the inventory is to the publisher."""
+
+    PUBLISHES = "it publishes the pool, as far as the epoch allows"
+    REFUSED = "the inventory is not believed"
+    NO_NODE = "there is no such Node yet"
+    LEFT_TO_NODE = "the agent of the node publishes"
+
+
+@dataclass(frozen=True, slots=True)
+class NoteAttempt:
+    """Note that slices are about to be created for an epoch, and who allocates.
+
+    Attributes:
+        epoch: from now on the publisher knows what becomes of its writes for it.
+        publication: fields of ``status.publication``, by their names in the API.
+    """
+
+    epoch: int
+    publication: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteStatus:
+    """Note what was done, or is about to be.
+
+    Attributes:
+        publication: fields of ``status.publication``, by their names in the API; empty: none.
+        condition: if None, conditions stay.
+    """
+
+    publication: Mapping[str, Any] = field(default_factory=dict)
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSlice:
+    """Create or replace one slice."""
+
+    write: SliceWrite
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSlice:
+    """Delete a slice that is no longer recorded."""
+
+    slice: ResourceSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell people: an Event on the inventory."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+Step = NoteAttempt | NoteStatus | WriteSlice | DeleteSlice | Announce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicationPlan:
+    """What is to be done about a pool. Every write is under the resourceVersion of what was seen.
+
+    Attributes:
+        pool: which one.
+        verdict: where it is not ``PUBLISHES``, only conditions are written.
+        reason: why the inventory is refused.
+        steps: in order.
+        desired: what should be published; None where that was not looked into.
+        slices: how the slices become that, whether or not the epoch allows it.
+        state: how far the publication was.
+        handover: whose the pool is from now on.
+        handover_effects: what follows from that.
+        freezes: whether the allocator must leave the pool alone while the steps are carried out, and until
+            the informer shows what they wrote.
+        gone: device plugins that have gone, for the next look.
+        again: seconds after which to look again although nothing has changed; 0: not.
+    """
+
+    pool: PoolID
+    verdict: Verdict = Verdict.PUBLISHES
+    reason: str = ""
+    steps: tuple[Step, ...] = ()
+    desired: DesiredPool | None = None
+    slices: SlicePlan | None = None
+    state: EpochState = EpochState.UNPUBLISHED
+    handover: Handover = field(default_factory=Handover)
+    handover_effects: tuple[HandoverEffect, ...] = ()
+    freezes: bool = False
+    gone: Mapping[str, float] = field(default_factory=dict)
+    again: float = 0.0
+
+    @property
+    def reads_claims(self) -> bool:
+        """Whether the claims have to be read again, and then the pool looked at again."""
+        return HandoverEffect.READ_CLAIMS in self.handover_effects
+
+
+def is_due(seen: Seen) -> bool:
+    """Whether the epoch lets the publisher do anything; ``node`` and ``features`` do not matter for that."""
+    return bool(_effects(seen, _state(seen)))
+
+
+def plan_publication(seen: Seen) -> PublicationPlan:
+    """Return what is to be done about a pool now."""
+    inventory, node = seen.inventory, seen.node
+    pool = pool_of_inventory(inventory)
+    # The agent has made the inventory by itself and reads its own Node; it need not be told.
+    refusal = "" if seen.by_node else refusal_of(inventory, node)
+    if refusal:
+        steps = tuple(_note_condition(inventory, conditions.refused(refusal)))
+        return PublicationPlan(pool=pool, verdict=Verdict.REFUSED, reason=refusal, steps=steps)
+    if node is None:
+        return PublicationPlan(pool=pool, verdict=Verdict.NO_NODE)
+    if not seen.by_node and is_published_by_node(inventory):
+        # What the agent withholds it notes itself, and when that is over.
+        withheld = conditions.is_withheld(inventory.status.conditions)
+        steps = () if withheld else tuple(_note_condition(inventory, conditions.left_to_node()))
+        return PublicationPlan(pool=pool, verdict=Verdict.LEFT_TO_NODE, steps=steps)
+    return _plan(seen, pool, node)
+
+
+def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
+    publication = seen.inventory.status.publication
+    counted = CountedResources()
+    if seen.withholds:
+        served = [c.spec.extended_resource_name or "" for c in seen.classes]
+        counted = count_resources(
+            publication.withheld_for,
+            node.status.capacity,
+            served,
+            gone=seen.gone,
+            now=seen.now,
+            seconds=seen.leaving,
+        )
+    desired, handover, effects, again = _desired(seen, counted)
+    todo = plan_slices(
+        slices_of_node(seen.slices, node.metadata.name),
+        desired,
+        owner_of(node),
+        least_generation=publication.generation + 1,
+        labels=CREATED_BY_NODE if seen.by_node else CREATED_BY_CONTROLLER,
+    )
+    state = _state(seen)
+    steps = tuple(_Steps(seen, desired, todo, handover, state).all())
+    writes = any(isinstance(step, WriteSlice | DeleteSlice) for step in steps)
+    return PublicationPlan(
+        pool=pool,
+        steps=steps,
+        desired=desired,
+        slices=todo,
+        state=state,
+        handover=handover,
+        handover_effects=effects,
+        freezes=writes and (seen.freeze.blocked or changes_forms(todo, seen.slices)),
+        gone=counted.gone,
+        again=min((seconds for seconds in (again, counted.again) if seconds), default=0.0),
+    )
+
+
+def _state(seen: Seen) -> EpochState:
+    status = seen.inventory.status
+    present = {s.metadata.name for s in seen.slices}
+    # The plugin itself knows whether it lives: see ``epochs``.
+    begun = status.registration.epoch if seen.by_node else seen.begun
+    return epoch_state(status.registration, status.publication, begun=begun, present=present)
+
+
+def _effects(seen: Seen, state: EpochState) -> tuple[EpochEffect, ...]:
+    registered = seen.inventory.status.registration.registered
+    return EPOCH_TRANSITIONS[state, EpochEvent.LOOK if registered else EpochEvent.LOOK_UNREGISTERED].effects
+
+
+def _desired(
+    seen: Seen, counted: CountedResources
+) -> tuple[DesiredPool, Handover, tuple[HandoverEffect, ...], float]:
+    """Return what should be published, whose the pool is, the effects, and seconds to the next look."""
+    if seen.by_node:
+        return _build(seen, counted, PoolAllocator.SCHEDULER), Handover(), (), 0.0
+    # A pool that its node is to publish goes to kube-scheduler first, in the order that keeps it safe.
+    to_node = seen.inventory.spec.publisher == NODE_PUBLISHES
+    desired = _build(seen, counted, PoolAllocator.SCHEDULER if to_node else None)
+    facts = HandoverFacts(
+        record=recorded_allocator(seen.inventory.status.publication),
+        slices=seen.slices,
+        wanted=desired.allocator,
+        refused=bool(seen.refusal),
+        writing=seen.writing,
+        claims_seen=seen.claims_seen,
+        now=seen.now,
+        drain=seen.drain,
+    )
+    handover, effects, again = look(seen.handover, facts)
+    refusal = seen.refusal if desired.allocator is PoolAllocator.CONTROLLER else ""
+    if handover.state.allocator is not desired.allocator:
+        desired = _build(seen, counted, handover.state.allocator)
+    conflicts = extended_resource_conflicts(desired, seen.classes)
+    return replace(desired, refusal=refusal, conflicts=conflicts), handover, effects, again
+
+
+def _build(seen: Seen, counted: CountedResources, forced: PoolAllocator | None) -> DesiredPool:
+    return build_slices(
+        seen.inventory,
+        seen.policies,
+        seen.usage,
+        options=PublishOptions(allocator=seen.allocator, forced=forced),
+        features=seen.features,
+        plugins=handed_out(counted.amounts, seen.classes),
+    )
+
+
+class _Steps:
+    """The steps that the table of epochs asks for."""
+
+    def __init__(
+        self, seen: Seen, desired: DesiredPool, todo: SlicePlan, handover: Handover, state: EpochState
+    ) -> None:
+        self._seen = seen
+        self._publication = seen.inventory.status.publication
+        self._registration = seen.inventory.status.registration
+        self._desired = desired
+        self._todo = todo
+        self._state = state
+        self._record = AllocatorRecord.SCHEDULER if seen.by_node else handover.state.record
+
+    def all(self) -> Iterator[Step]:
+        """Yield them in order."""
+        effects = _effects(self._seen, self._state)
+        if EpochEffect.UPDATE_SLICES in effects and self._todo.creates:
+            return
+        for effect in effects:
+            yield from self._of(effect)
+
+    def _of(self, effect: EpochEffect) -> Iterator[Step]:
+        epoch, allocator = self._registration.epoch, self._record.value
+        match effect:
+            case EpochEffect.NOTE_ATTEMPT:
+                yield NoteAttempt(epoch, {"attempted": epoch, "allocator": allocator})
+            case EpochEffect.NOTE_ALLOCATOR:
+                if self._notes_allocator():
+                    yield NoteStatus({"allocator": allocator})
+            case EpochEffect.WRITE_SLICES | EpochEffect.UPDATE_SLICES:
+                yield from (WriteSlice(w) for w in (*self._todo.creates, *self._todo.updates))
+            case EpochEffect.NOTE_PUBLICATION:
+                yield from self._note()
+            case EpochEffect.CLOSE:
+                yield NoteStatus(raw_publication(self._closed()))
+            case EpochEffect.DELETE_STALE:
+                yield from (DeleteSlice(s) for s in self._todo.deletes)
+            case EpochEffect.FORGET_ATTEMPT:
+                pass  # nothing to write
+
+    def _notes_allocator(self) -> bool:
+        if self._state is EpochState.ASKED:
+            return False  # noted with the attempt
+        if self._seen.by_node and recorded_allocator(self._publication) is AllocatorRecord.NONE:
+            return False  # there is no controller that would have to be stopped
+        return self._publication.allocator != self._record.value
+
+    def _note(self) -> Iterator[Step]:
+        present = self._publication
+        new = self._state in (EpochState.ASKED, EpochState.BEGUN)
+        epoch = self._registration.epoch if new else present.epoch
+        publication = Publication(
+            epoch=epoch,
+            attempted=max(epoch, present.attempted),
+            generation=self._todo.generation,
+            slices=self._todo.names,
+            devices=self._desired.devices,
+            allocator=self._record.value,
+            withheld_for=self._desired.withheld_for,
+        )
+        if self._notes_allocator():
+            present = msgspec.structs.replace(present, allocator=self._record.value)
+        fields = raw_publication(publication) if publication != present else {}
+        condition = self._condition()
+        if condition is not None and conditions.same(self._seen.inventory.status.conditions, condition):
+            condition = None
+        if condition is not None:
+            type_: Literal["Normal", "Warning"] = "Normal" if condition.reason == "Published" else "Warning"
+            yield Announce(type_, condition.reason, condition.message)
+        if fields or condition is not None:
+            yield NoteStatus(fields, condition)
+
+    def _condition(self) -> Condition | None:
+        seen, desired = self._seen, self._desired
+        if not seen.by_node:
+            draining = self._record is AllocatorRecord.DRAINING
+            return conditions.published(desired, seen.features, draining=draining)
+        # Of device plugins only: all else is the controller's to say, where there is one.
+        if desired.withheld:
+            return conditions.published(desired, seen.features, publish_anyway=_BY_FLAG)
+        if conditions.is_withheld(seen.inventory.status.conditions):
+            return conditions.left_to_node()
+        return None
+
+    def _closed(self) -> Publication:
+        """Return the record that ends an attempt of which it is not known what it has created."""
+        desired, epoch = self._desired, self._registration.epoch
+        names = tuple(slice_name(desired.node_name, desired.driver, i) for i in range(len(desired.slices)))
+        return msgspec.structs.replace(self._publication, epoch=epoch, attempted=epoch, slices=names)
+
+
+_BY_FLAG: Final = "start the node agent with --beside-device-plugin=publish if the plugin leaves them alone"
+
+
+def _note_condition(inventory: DeviceInventory, condition: Condition) -> Iterator[Step]:
+    if not conditions.same(inventory.status.conditions, condition):
+        yield NoteStatus(condition=condition)

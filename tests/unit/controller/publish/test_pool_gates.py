@@ -1,0 +1,42 @@
+"""What the allocator is told about pools that change hands and pools whose devices change form."""
+
+from __future__ import annotations
+
+import asyncio
+
+import virtual_time
+from fake_cluster import FakeCluster
+
+from controller.publish.gates import PoolGates
+from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.resource import RESOURCE_SLICES
+from dra_driver.kube import Informer
+from dra_driver.ownership import PoolID
+from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverState
+
+POOL = PoolID(DriverName("gpu.example.com"), PoolName("n1"))
+
+
+def test_a_pool_is_blocked_for_as_long_as_any_reason_holds() -> None:
+    told: list[tuple[PoolID, bool]] = []
+    cluster = FakeCluster()
+
+    async def scenario() -> None:
+        gates = PoolGates(
+            virtual_time.LoopClock(),
+            inventories=Informer(cluster, DEVICE_INVENTORIES),
+            slices=Informer(cluster, RESOURCE_SLICES),
+            changed=lambda pool, blocked: told.append((pool, blocked)),
+        )
+        gates.begin(POOL)
+        gates.hand_over(POOL, Handover(HandoverState.YIELDING), (HandoverEffect.BLOCK,))
+        gates.end(POOL)
+        assert gates.blocked(POOL)
+        gates.hand_over(POOL, Handover(HandoverState.CONTROLLER), (HandoverEffect.UNBLOCK,))
+        assert not gates.blocked(POOL)
+
+    asyncio.run(scenario())
+    assert told[0] == (POOL, True)
+    assert told[-1] == (POOL, False)
+    assert {blocked for _, blocked in told[:-1]} == {True}

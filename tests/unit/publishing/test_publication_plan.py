@@ -1,0 +1,240 @@
+"""What a publisher does about a pool, from what it has seen: values in, a value out."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_driver.api import codec
+from dra_driver.api.core import Node
+from dra_driver.api.inventory import DeviceInventory, inventory_name
+from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.resource import DeviceClass, ResourceSlice
+from dra_driver.ownership import PoolAllocator, owner_of
+from dra_driver.publishing import (
+    Announce,
+    DeleteSlice,
+    NoteAttempt,
+    NoteStatus,
+    PublicationPlan,
+    Seen,
+    Verdict,
+    WriteSlice,
+    is_due,
+    plan_publication,
+)
+from dra_driver.publishing.handover import Handover, HandoverState
+from dra_driver.resourceslice import PublishOptions, ServerFeatures, Usage, build_slices, plan_slices
+
+DRIVER = "gpu.example.com"
+NODE = Node(metadata=ObjectMeta(name="n1", uid="u1"))
+DRAIN = 15.0
+
+
+def inventory(
+    count: int = 2, *, registered: bool = True, asked: int = 1, **publication: Any
+) -> DeviceInventory:
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1"}
+    capacity = {"memory": {"value": "40Gi"}}
+    return codec.convert(
+        DeviceInventory,
+        {
+            "metadata": {"name": inventory_name("n1", DRIVER), "ownerReferences": [owner]},
+            "spec": {
+                "nodeName": "n1",
+                "driver": DRIVER,
+                "devices": [{"name": f"gpu-{i}", "capacity": capacity} for i in range(count)],
+            },
+            "status": {
+                "registration": {"registered": registered, "epoch": asked},
+                "publication": publication,
+            },
+        },
+    )
+
+
+def slices_for(made: DeviceInventory, allocator: PoolAllocator) -> tuple[ResourceSlice, ...]:
+    desired = build_slices(made, options=PublishOptions(allocator=allocator))
+    return tuple(w.slice for w in plan_slices([], desired, owner_of(NODE)).creates)
+
+
+def seen(made: DeviceInventory, *slices: ResourceSlice, **more: Any) -> Seen:
+    values: dict[str, Any] = {"allocator": PoolAllocator.CONTROLLER, "drain": DRAIN, "node": NODE, **more}
+    return Seen(inventory=made, slices=slices, features=ServerFeatures(), **values)
+
+
+def published(whose: PoolAllocator, count: int = 2, **status: Any) -> tuple[DeviceInventory, Any]:
+    """A pool whose record and slices say the same."""
+    slices = slices_for(inventory(count), whose)
+    record = {
+        "epoch": 1,
+        "attempted": 1,
+        "generation": 1,
+        "slices": [s.metadata.name for s in slices],
+        "devices": count,
+        "allocator": whose.value,
+    }
+    return inventory(count, **{**record, **status}), slices
+
+
+def kinds(plan: PublicationPlan) -> list[type]:
+    return [type(step) for step in plan.steps]
+
+
+def test_a_first_publication_notes_the_attempt_writes_and_notes_what_was_written():
+    plan = plan_publication(seen(inventory()))
+    assert kinds(plan) == [NoteAttempt, WriteSlice, Announce, NoteStatus]
+    attempt, _, announce, note = plan.steps
+    assert attempt == NoteAttempt(1, {"attempted": 1, "allocator": "controller"})
+    assert (announce.type, announce.reason) == ("Normal", "Published")
+    assert (note.publication["epoch"], note.publication["devices"]) == (1, 2)
+    assert not plan.freezes
+
+
+def test_a_plan_says_the_same_each_time():
+    what = seen(inventory())
+    assert plan_publication(what) == plan_publication(what)
+
+
+def test_a_pool_as_it_should_be_gives_nothing_to_do():
+    made, slices = published(PoolAllocator.CONTROLLER)
+    first = plan_publication(seen(made, *slices))
+    announce, note = first.steps
+    assert (type(announce), note.publication) == (Announce, {})
+    status = msgspec.structs.replace(made.status, conditions=(note.condition,))
+    made = msgspec.structs.replace(made, status=status)
+    assert plan_publication(seen(made, *slices)).steps == ()
+
+
+def test_what_vanished_stays_away_and_so_does_everything_else():
+    made, _ = published(PoolAllocator.CONTROLLER)
+    assert plan_publication(seen(made)).steps == ()
+    assert not is_due(seen(made))
+
+
+def test_without_the_plugin_slices_change_and_none_is_created():
+    grown, slices = published(PoolAllocator.CONTROLLER)
+    grown = msgspec.structs.replace(inventory(3), status=grown.status)
+    gone = msgspec.structs.replace(grown.status.registration, registered=False)
+    grown = msgspec.structs.replace(grown, status=msgspec.structs.replace(grown.status, registration=gone))
+    assert WriteSlice in kinds(plan_publication(seen(grown, *slices)))
+    many = msgspec.structs.replace(inventory(100), status=grown.status)
+    assert plan_publication(seen(many, *slices)).steps == ()
+
+
+def test_an_attempt_of_another_process_is_closed_without_writing():
+    made = inventory(attempted=1, generation=4, allocator="controller")
+    (note,) = plan_publication(seen(made)).steps
+    assert (note.publication["epoch"], note.publication["generation"]) == (1, 4)
+    assert len(note.publication["slices"]) == 1
+    assert WriteSlice in kinds(plan_publication(seen(made, begun=1)))
+
+
+def test_who_must_not_allocate_is_noted_before_the_slices_say_so():
+    made, slices = published(PoolAllocator.SCHEDULER)
+    plan = plan_publication(seen(made, *slices))
+    assert plan.steps[0] == NoteStatus({"allocator": "draining"})
+    assert isinstance(plan.steps[1], WriteSlice)
+    assert plan.handover.state is HandoverState.NOTING
+
+
+def test_an_agent_that_takes_a_pool_over_notes_that_before_the_taint_goes():
+    made, slices = published(PoolAllocator.CONTROLLER)
+    plan = plan_publication(seen(made, *slices, by_node=True))
+    assert plan.steps[0] == NoteStatus({"allocator": "scheduler"})
+    (write,) = [s for s in plan.steps if isinstance(s, WriteSlice)]
+    assert all(not d.taints for d in write.write.slice.spec.devices)
+    # Where no controller has ever been, there is nothing to stop.
+    assert kinds(plan_publication(seen(inventory(), by_node=True))) == [WriteSlice, NoteStatus]
+
+
+def test_claims_are_read_again_when_a_pool_is_drained_and_then_it_is_granted():
+    made, slices = published(PoolAllocator.CONTROLLER, allocator="draining")
+    draining = Handover(HandoverState.DRAINING, since=100.0)
+    early = plan_publication(seen(made, *slices, handover=draining, now=110.0))
+    assert not early.reads_claims
+    assert early.again == 5.0
+    late = seen(made, *slices, handover=draining, now=115.0)
+    assert plan_publication(late).reads_claims
+    unknown = plan_publication(seen(made, *slices, handover=draining, now=115.0, claims_seen=False))
+    assert unknown.handover.state is HandoverState.DRAINING
+    assert unknown.again > 0
+    granted = plan_publication(seen(made, *slices, handover=draining, now=115.0, claims_seen=True))
+    assert granted.handover.state is HandoverState.GRANTED
+    assert granted.steps[0] == NoteStatus({"allocator": "controller"})
+
+
+def test_a_pool_is_yielded_when_no_allocation_is_being_written():
+    made, slices = published(PoolAllocator.CONTROLLER)
+    yielding = Handover(HandoverState.YIELDING, since=100.0)
+    wanted = {"allocator": PoolAllocator.SCHEDULER, "handover": yielding, "now": 115.0}
+    writing = plan_publication(seen(made, *slices, **wanted, writing=True))
+    assert writing.handover is yielding
+    assert writing.again > 0
+    assert not any(isinstance(s, WriteSlice) for s in writing.steps)
+    done = plan_publication(seen(made, *slices, **wanted))
+    assert done.steps[0] == NoteStatus({"allocator": "scheduler"})
+
+
+def test_a_pool_is_frozen_only_while_devices_change_their_form():
+    made, slices = published(PoolAllocator.CONTROLLER)
+    grown = msgspec.structs.replace(inventory(3), status=made.status)
+    assert not plan_publication(seen(grown, *slices)).freezes
+    shrunk = msgspec.structs.replace(inventory(1), status=made.status)
+    assert plan_publication(seen(shrunk, *slices)).freezes
+    held = Usage(whole=frozenset({"gpu-1"}))
+    assert plan_publication(seen(shrunk, *slices, usage=held)).freezes
+
+
+def test_stale_slices_go_last():
+    made, slices = published(PoolAllocator.CONTROLLER, 100)
+    shrunk = msgspec.structs.replace(inventory(2), status=made.status)
+    steps = kinds(plan_publication(seen(shrunk, *slices)))
+    assert steps[-1] is DeleteSlice
+    assert steps.index(WriteSlice) < steps.index(NoteStatus) < steps.index(DeleteSlice)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "reason"),
+    [
+        ({"node": Node(metadata=ObjectMeta(name="n1", uid="another"))}, Verdict.REFUSED, "Refused"),
+        ({"node": None}, Verdict.NO_NODE, ""),
+    ],
+)
+def test_an_inventory_that_is_not_its_node_s_is_not_published(change, verdict, reason):
+    plan = plan_publication(seen(inventory(), **change))
+    assert plan.verdict is verdict
+    assert [s.condition.reason for s in plan.steps] == ([reason] if reason else [])
+    assert plan.desired is None
+
+
+def test_a_pool_that_its_node_publishes_is_left_alone_once_it_is_handed_over():
+    made, slices = published(PoolAllocator.CONTROLLER)
+    made = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, publisher="node"))
+    first = plan_publication(seen(made, *slices))
+    assert (first.verdict, first.handover.state) == (Verdict.PUBLISHES, HandoverState.YIELDING)
+    publication = msgspec.structs.replace(made.status.publication, allocator="scheduler")
+    status = msgspec.structs.replace(made.status, publication=publication)
+    left = plan_publication(seen(msgspec.structs.replace(made, status=status), *slices))
+    assert left.verdict is Verdict.LEFT_TO_NODE
+    assert [s.condition.reason for s in left.steps] == ["PublishedByNode"]
+
+
+def test_claims_that_tolerate_the_taint_are_named_and_take_no_pool_away():
+    made, slices = published(PoolAllocator.CONTROLLER)
+    plan = plan_publication(seen(made, *slices, refusal="claim ns/a tolerates it"))
+    assert plan.handover.state is HandoverState.CONTROLLER
+    assert [s.reason for s in plan.steps if isinstance(s, Announce)] == ["ToleratingClaims"]
+    fresh = plan_publication(seen(inventory(), refusal="claim ns/a tolerates it"))
+    assert fresh.handover.state is HandoverState.SCHEDULER
+
+
+def test_a_device_plugin_withholds_and_is_looked_at_again_when_it_has_gone():
+    class_ = codec.convert(
+        DeviceClass, {"metadata": {"name": "c"}, "spec": {"extendedResourceName": "example.com/gpu"}}
+    )
+    made = inventory(withheldFor=["example.com/gpu"])
+    plan = plan_publication(seen(made, classes=(class_,), leaving=120.0, now=1000.0))
+    assert plan.gone == {"example.com/gpu": 1000.0}
+    assert plan.again == 120.0
+    assert plan.desired.devices == 0

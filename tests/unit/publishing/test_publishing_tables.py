@@ -1,0 +1,193 @@
+"""The tables of publishing: every state has an answer to every event, and the answers keep the rules."""
+
+import pytest
+
+from dra_driver.api.inventory import Publication, Registration
+from dra_driver.ownership import AllocatorRecord, PoolAllocator
+from dra_driver.publishing.epochs import (
+    EPOCH_TRANSITIONS,
+    EpochEffect,
+    EpochEvent,
+    EpochState,
+    epoch_state,
+)
+from dra_driver.publishing.freeze import (
+    FREEZE_TRANSITIONS,
+    Freeze,
+    FreezeEffect,
+    FreezeEvent,
+    FreezeState,
+)
+from dra_driver.publishing.handover import (
+    HANDOVER_TRANSITIONS,
+    HandoverEffect,
+    HandoverEvent,
+    HandoverState,
+    takes_over,
+)
+
+WRITES = {EpochEffect.WRITE_SLICES, EpochEffect.UPDATE_SLICES}
+
+
+@pytest.mark.parametrize(
+    ("table", "states", "events"),
+    [
+        (EPOCH_TRANSITIONS, EpochState, EpochEvent),
+        (HANDOVER_TRANSITIONS, HandoverState, HandoverEvent),
+        (FREEZE_TRANSITIONS, FreezeState, FreezeEvent),
+    ],
+)
+def test_every_state_has_an_answer_to_every_event(table, states, events):
+    assert set(table) == {(state, event) for state in states for event in events}
+    for (state, _), move in table.items():
+        assert isinstance(move.state, type(state))
+
+
+# --- epochs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pair", "move"), EPOCH_TRANSITIONS.items())
+def test_slices_are_written_only_where_it_is_known_what_there_is_and_noted_afterwards(pair, move):
+    state, event = pair
+    effects = list(move.effects)
+    if EpochEffect.WRITE_SLICES in effects:
+        assert event is EpochEvent.LOOK
+        assert state in (EpochState.ASKED, EpochState.BEGUN, EpochState.PUBLISHED)
+    if state is EpochState.ASKED and WRITES & set(effects):
+        assert effects[0] is EpochEffect.NOTE_ATTEMPT
+    written = next((i for i, e in enumerate(effects) if e in WRITES), None)
+    if written is not None:
+        assert effects.index(EpochEffect.NOTE_ALLOCATOR) < written
+        assert written < effects.index(EpochEffect.NOTE_PUBLICATION)
+        # Out of the record first: else the deletion would read as one by the kubelet.
+        assert effects.index(EpochEffect.NOTE_PUBLICATION) < effects.index(EpochEffect.DELETE_STALE)
+    if event not in (EpochEvent.LOOK, EpochEvent.LOOK_UNREGISTERED):
+        assert set(effects) <= {EpochEffect.FORGET_ATTEMPT}
+
+
+@pytest.mark.parametrize("state", [EpochState.UNPUBLISHED, EpochState.VANISHED])
+@pytest.mark.parametrize("event", [EpochEvent.LOOK, EpochEvent.LOOK_UNREGISTERED])
+def test_what_is_gone_stays_away_until_the_plugin_asks(state, event):
+    assert EPOCH_TRANSITIONS[state, event].effects == ()
+
+
+@pytest.mark.parametrize(
+    ("registration", "publication", "begun", "present", "state"),
+    [
+        ((False, 0), (0, 0), 0, (), EpochState.UNPUBLISHED),
+        ((False, 3), (0, 3), 0, (), EpochState.UNPUBLISHED),
+        ((True, 1), (0, 0), 0, (), EpochState.ASKED),
+        ((True, 2), (1, 1), 1, ("s",), EpochState.ASKED),
+        ((True, 2), (1, 2), 0, ("s",), EpochState.UNCERTAIN),
+        ((True, 2), (1, 2), 2, (), EpochState.BEGUN),
+        ((True, 2), (2, 2), 2, ("s",), EpochState.PUBLISHED),
+        ((True, 2), (2, 2), 0, (), EpochState.VANISHED),
+        # The plugin is gone: what there is stays, what vanishes stays away.
+        ((False, 3), (2, 2), 0, ("s",), EpochState.PUBLISHED),
+        ((False, 3), (2, 2), 0, (), EpochState.VANISHED),
+    ],
+)
+def test_how_far_a_publication_is_follows_from_the_record(registration, publication, begun, present, state):
+    registered, asked = registration
+    epoch, attempted = publication
+    record = Publication(epoch=epoch, attempted=attempted, slices=("s",))
+    held = Registration(registered=registered, epoch=asked)
+    assert epoch_state(held, record, begun=begun, present=present) is state
+
+
+# --- handover -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pair", "move"), HANDOVER_TRANSITIONS.items())
+def test_the_allocator_learns_of_every_pool_that_it_loses_or_gets(pair, move):
+    before, after = pair[0].blocked, move.state.blocked
+    assert (HandoverEffect.BLOCK in move.effects) is (after and not before)
+    assert (HandoverEffect.UNBLOCK in move.effects) is (before and not after)
+
+
+def predecessors(state: HandoverState) -> set[tuple[HandoverState, HandoverEvent]]:
+    return {
+        pair for pair, move in HANDOVER_TRANSITIONS.items() if move.state is state and pair[0] is not state
+    }
+
+
+def test_the_controller_gets_a_pool_of_kube_scheduler_only_drained_and_noted():
+    assert predecessors(HandoverState.GRANTED) == {(HandoverState.DRAINING, HandoverEvent.CLAIMS_SEEN)}
+    assert {state for state, _ in predecessors(HandoverState.DRAINING)} == {HandoverState.TAINTING}
+    got = {pair for pair in predecessors(HandoverState.CONTROLLER) if pair[0] is not HandoverState.UNKNOWN}
+    assert got == {
+        (HandoverState.GRANTED, HandoverEvent.NOTED_CONTROLLER),
+        (HandoverState.YIELDING, HandoverEvent.CONTROLLER_WANTED),
+        (HandoverState.YIELDING, HandoverEvent.REFUSED),
+    }
+
+
+def test_kube_scheduler_gets_a_pool_of_the_controller_only_when_it_has_stopped_for_long_enough():
+    assert predecessors(HandoverState.YIELDING) == {
+        (HandoverState.CONTROLLER, HandoverEvent.SCHEDULER_WANTED)
+    }
+    given = {
+        event
+        for state, event in predecessors(HandoverState.SCHEDULER)
+        if state in (HandoverState.CONTROLLER, HandoverState.YIELDING)
+    }
+    # A note of it is somebody else's, of a node agent that has taken the pool over.
+    assert given == {HandoverEvent.TIME_OVER, HandoverEvent.NOTED_SCHEDULER}
+    assert (
+        HANDOVER_TRANSITIONS[HandoverState.CONTROLLER, HandoverEvent.TIME_OVER].state
+        is HandoverState.CONTROLLER
+    )
+
+
+@pytest.mark.parametrize("note", [HandoverEvent.NOTED_CONTROLLER, HandoverEvent.NOTED_DRAINING])
+def test_a_note_that_is_older_than_a_handover_takes_nothing_back(note):
+    """The policy changes twice before the informer shows that ``scheduler`` was noted."""
+    state = HandoverState.SCHEDULER
+    for event in (note, HandoverEvent.UNTAINTED, HandoverEvent.CONTROLLER_WANTED):
+        state = HANDOVER_TRANSITIONS[state, event].state
+    assert state is HandoverState.NOTING
+
+
+@pytest.mark.parametrize("state", HandoverState)
+def test_slices_are_tainted_unless_kube_scheduler_allocates_from_them(state):
+    tainted = state.allocator is PoolAllocator.CONTROLLER
+    assert tainted is (state.record is not AllocatorRecord.SCHEDULER)
+    assert state.record is not AllocatorRecord.NONE
+    if state.timed:
+        assert state.blocked
+        assert tainted
+
+
+@pytest.mark.parametrize("state", HandoverState)
+def test_a_refusal_takes_no_pool_from_the_controller(state):
+    after = HANDOVER_TRANSITIONS[state, HandoverEvent.REFUSED].state
+    ours = state in (HandoverState.CONTROLLER, HandoverState.YIELDING)
+    assert after is (HandoverState.CONTROLLER if ours else HandoverState.SCHEDULER)
+
+
+def test_an_agent_waits_for_a_controller_as_long_as_it_was_told_to():
+    for record in (AllocatorRecord.NONE, AllocatorRecord.SCHEDULER):
+        assert takes_over(record, None, 100.0, 120.0)
+    for record in (AllocatorRecord.DRAINING, AllocatorRecord.CONTROLLER):
+        assert not takes_over(record, None, 1000.0, 120.0)
+        assert not takes_over(record, 900.0, 1019.0, 120.0)
+        assert takes_over(record, 900.0, 1020.0, 120.0)
+
+
+# --- freeze -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pair", "move"), FREEZE_TRANSITIONS.items())
+def test_the_allocator_learns_of_every_pool_that_is_frozen_or_opened(pair, move):
+    before, after = Freeze(pair[0]).blocked, Freeze(move.state).blocked
+    assert (FreezeEffect.BLOCK in move.effects) is (after and not before)
+    assert (FreezeEffect.UNBLOCK in move.effects) is (before and not after)
+
+
+def test_a_pool_that_is_being_written_is_opened_by_the_end_of_the_writes_alone():
+    opened = {
+        event
+        for event in FreezeEvent
+        if FREEZE_TRANSITIONS[FreezeState.WRITING, event].state is FreezeState.OPEN
+    }
+    assert opened == {FreezeEvent.WRITTEN}
