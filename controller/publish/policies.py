@@ -186,7 +186,7 @@ class PolicyBook:
         await self.queue.process(traced("policy status", self.reconcile))
 
     async def reconcile(self, name: str) -> None:
-        """Brings the status of one policy up to date."""
+        """Bring the status of one policy up to date."""
         policy = self._policies.get_by_name(name)
         if policy is None:
             return

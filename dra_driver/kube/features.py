@@ -36,7 +36,7 @@ _ONE = Quantity.of(1)
 
 
 async def probe_features(client: KubeClient, driver: DriverName, node_name: str = _NAME) -> ServerFeatures:
-    """Asks the server by dry runs; nothing is stored.
+    """Ask the server by dry runs which fields it keeps; nothing is stored.
 
     Args:
         client: the server.

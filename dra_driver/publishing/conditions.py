@@ -1,4 +1,4 @@
-"""The condition ``Published`` of a DeviceInventory, written by whoever publishes its pool."""
+"""The condition ``Published`` of a DeviceInventory, written by the publisher of its pool."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def published(
     draining: bool = False,
     publish_anyway: str = _BY_POLICY,
 ) -> Condition:
-    """Says what was published, what was left out, and which feature gate would be needed for more.
+    """Return what was published, what was left out, and which feature gate would be needed for more.
 
     Args:
         desired: what is published.
@@ -110,7 +110,7 @@ _WHO: Final = {PoolAllocator.CONTROLLER: "controller", PoolAllocator.SCHEDULER: 
 
 
 def left_to_node() -> Condition:
-    """The node agent publishes by itself (``--publish=node``)."""
+    """Return the condition of a pool that the agent of its node publishes (``--publish=node``)."""
     return Condition(
         type=PUBLISHED,
         status="True",
@@ -121,7 +121,7 @@ def left_to_node() -> Condition:
 
 
 def refused(why: str) -> Condition:
-    """The inventory is not believed."""
+    """Return the condition of an inventory that is not believed."""
     return _not_published("Refused", why)
 
 
@@ -155,7 +155,7 @@ def merged(present: Iterable[Condition], condition: Condition, now: str) -> list
 
 
 def merged_all(present: Iterable[Condition], wanted: Iterable[Condition], now: str) -> list[dict[str, Any]]:
-    """Like ``merged``, for several."""
+    """Return all conditions with these in place, as ``merged`` does with one."""
     result = {c.type: c for c in present}
     for condition in wanted:
         before = result.get(condition.type)
@@ -166,5 +166,5 @@ def merged_all(present: Iterable[Condition], wanted: Iterable[Condition], now: s
 
 
 def cut(text: str) -> str:
-    """At most as long as people read."""
+    """Return the text, cut where it is longer than people read."""
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,9 +1,9 @@
 """Registration epochs as a table: for which epoch slices are created, and when they must not be.
 
-The kubelet deletes a node's slices when it starts and 30 s after it has lost the plugin, whoever wrote them.
-The plugin raises ``status.registration.epoch`` when they may come back; only then are slices created that
-were there before. ``status.publication`` records for which epoch that was done, so a dead plugin is never
-advertised again, not even by a publisher that is killed and restarted:
+The kubelet deletes a node's slices when it starts and 30 s after it has lost the plugin, no matter which
+program wrote them. The plugin raises ``status.registration.epoch`` when they may come back; only then are
+slices created that were there before. ``status.publication`` records for which epoch that was done, so a
+dead plugin is never advertised again, not even by a publisher that is killed and restarted:
 
 1. ``attempted`` = epoch is noted, before the first slice is created;
 2. slices are written;

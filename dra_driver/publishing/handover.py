@@ -136,7 +136,7 @@ HANDOVER_TRANSITIONS: Final[
         (_S.TAINTING, _E.NOTED_SCHEDULER): Transition(_S.NOTING),
         (_S.TAINTING, _E.TAINTED): Transition(_S.DRAINING),
         (_S.TAINTING, _E.NO_DEVICES): Transition(_S.DRAINING),
-        # Whoever takes the note or the taint away lets kube-scheduler decide again: all of it once more.
+        # Without the note or the taint kube-scheduler may have decided again: all of it once more.
         (_S.DRAINING, _E.NOTED_NOTHING): Transition(_S.NOTING),
         (_S.DRAINING, _E.NOTED_SCHEDULER): Transition(_S.NOTING),
         (_S.DRAINING, _E.UNTAINTED): Transition(_S.TAINTING),

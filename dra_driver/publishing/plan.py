@@ -231,7 +231,7 @@ def plan_publication(seen: Seen) -> PublicationPlan:
     """Return what is to be done about a pool now."""
     inventory, node = seen.inventory, seen.node
     pool = pool_of_inventory(inventory)
-    # The agent has made the inventory by itself and reads its own Node; it need not be told.
+    # The agent has made the inventory by itself and reads its own Node; neither can be another one's.
     refusal = "" if seen.by_node else refusal_of(inventory, node)
     if refusal:
         steps = tuple(_note_condition(inventory, conditions.refused(refusal)))

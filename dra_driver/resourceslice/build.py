@@ -43,7 +43,7 @@ def build_slices(
     features: ServerFeatures | None = None,
     plugins: Sequence[PluginDevices] = (),
 ) -> DesiredPool:
-    """The slices that should exist for an inventory. Health is in the inventory.
+    """Return the slices that should exist for an inventory. Health is in the inventory.
 
     Devices come smallest memory first and healthy before unhealthy, because kube-scheduler takes the first
     that fits: a claim for 32Gi then gets 40Gi before 80Gi, and a partition before a whole GPU. Devices of one
@@ -60,8 +60,8 @@ def build_slices(
         inventory: what the node's plugin found; not trusted.
         policies: those that match the node.
         usage: what claims hold; devices in use keep what matters to those who hold them.
-        options: None: the defaults.
-        features: None: a server that keeps every field.
+        options: how the pool is published; if None, the defaults.
+        features: what the API server keeps; if None, every field.
         plugins: what device plugins hand out on the node.
     """
     options = options or PublishOptions()
@@ -113,7 +113,7 @@ def _handed_out(
     made: Forms,
     settings: PoolSettings,
 ) -> int | None:
-    """Which device plugin hands out the device, or a part of it that would be published."""
+    """Return the index of the plugin that hands out the device, or a part of it that would be published."""
     of_device = settings.devices.get(device.name)
     if not made.forms or (of_device is not None and of_device.beside_device_plugin == PUBLISH):
         return None

@@ -69,7 +69,7 @@ _RANK: Final = {name: i for i, name in enumerate(_KEEP)}
 
 
 def clean_devices(devices: Iterable[InventoryDevice]) -> tuple[list[Device], list[str]]:
-    """Devices as the API accepts them, in the order given, and what was left out."""
+    """Return devices as the API accepts them, in the order given, and what was left out."""
     result: list[Device] = []
     problems: list[str] = []
     seen: set[str] = set()
@@ -85,7 +85,7 @@ def clean_devices(devices: Iterable[InventoryDevice]) -> tuple[list[Device], lis
 
 
 def clean_device(device: InventoryDevice, problems: list[str]) -> Device:
-    """One device as the API accepts it; what is left out is added to ``problems``."""
+    """Return one device as the API accepts it; what is left out is added to ``problems``."""
     attributes: dict[str, DeviceAttribute] = {}
     for name, attribute in sorted(device.attributes.items()):
         problem = problem_of_attribute(name, attribute)
@@ -111,7 +111,7 @@ _FIRST_CAPACITIES: Final = ("memory", SHARES)
 
 
 def limit_facts(device: Device, problems: list[str]) -> Device:
-    """The device with as many attributes and capacities as the API allows."""
+    """Return the device with as many attributes and capacities as the API allows."""
     if len(device.attributes) + len(device.capacity) <= MAX_FACTS:
         return device
     facts = [(_RANK.get(n, len(_RANK) + 1), n, True) for n in device.attributes]
@@ -130,7 +130,7 @@ def limit_facts(device: Device, problems: list[str]) -> Device:
 
 
 def problem_of_attribute(name: str, attribute: DeviceAttribute) -> str:
-    """Why the API would refuse the attribute; empty: it would not."""
+    """Return why the API would refuse the attribute; empty if it would not."""
     return _name_problem(name) or _attribute_problem(attribute)
 
 
@@ -168,14 +168,14 @@ def _attribute_problem(attribute: DeviceAttribute) -> str:
 
 
 def pending_taint() -> DeviceTaint:
-    """Keeps new claims off a device that is to be changed when those that hold it are gone."""
+    """Return the taint that keeps new claims off a device which changes when those that hold it are gone."""
     return DeviceTaint(key=PENDING_TAINT, value="policy", effect="NoSchedule")
 
 
 def health_taints(
     health: Iterable[DeviceHealth], policy: HealthPolicy = _DEFAULT_HEALTH
 ) -> tuple[DeviceTaint, ...]:
-    """Taints for what ails a device. The policy says which severity has which effect.
+    """Return taints for what ails a device. The policy says which severity has which effect.
 
     The API allows one taint per key and effect; the first reason of each effect is the value. Without a
     policy, ``degraded`` gets no new work and ``failed`` loses what runs on it.

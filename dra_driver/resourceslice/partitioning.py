@@ -48,13 +48,13 @@ _OWN_TO_THE_GPU: Final = ("uuid", "index", "migCapable", "migEnabled", "nvlinkGr
 def chosen_partitions(
     partitions: Sequence[PartitionDevice], profiles: Iterable[str]
 ) -> tuple[PartitionDevice, ...]:
-    """Those whose profile is listed; ``*`` lists all."""
+    """Return those whose profile is listed; ``*`` lists all."""
     wanted = set(profiles)
     return tuple(p for p in partitions if ALL_PROFILES in wanted or p.profile.name in wanted)
 
 
 def partition_attributes(gpu: Device, profile: PartitionProfile) -> dict[str, DeviceAttribute]:
-    """Those of the GPU as far as they hold for a part of it, and those of the profile."""
+    """Return those of the GPU as far as they hold for a part of it, and those of the profile."""
     shared = {n: a for n, a in gpu.attributes.items() if n not in _OWN_TO_THE_GPU}
     result = {**shared, **profile.attributes}
     uuid = gpu.attributes.get("uuid")
@@ -67,7 +67,7 @@ def partition_attributes(gpu: Device, profile: PartitionProfile) -> dict[str, De
 
 
 def counter_set(gpu: InventoryDevice, partitions: Sequence[PartitionDevice]) -> CounterSet | str:
-    """What the GPU has, or why it cannot be expressed."""
+    """Return what the GPU has, or why it cannot be expressed."""
     slices = max((p.placement.start + p.placement.size for p in partitions), default=0)
     if slices > _MOST_SLICES or any(p.placement.start < 0 or p.placement.size < 1 for p in partitions):
         return f"a placement is outside of {_MOST_SLICES} memory slices"
@@ -83,12 +83,12 @@ def counter_set(gpu: InventoryDevice, partitions: Sequence[PartitionDevice]) -> 
 
 
 def taken_whole(counters: CounterSet) -> DeviceCounterConsumption:
-    """The whole GPU takes everything."""
+    """Return what the whole GPU takes: everything."""
     return DeviceCounterConsumption(counter_set=counters.name, counters=counters.counters)
 
 
 def taken_by(partition: PartitionDevice, counters: CounterSet) -> DeviceCounterConsumption:
-    """What one partition takes."""
+    """Return what one partition takes."""
     place = partition.placement
     taken = {_slice(i): 1 for i in range(place.start, place.start + place.size)}
     compute = _compute(partition.profile)
@@ -110,7 +110,7 @@ def _slice(number: int) -> str:
 
 
 def _compute(profile: PartitionProfile) -> int:
-    """Compute slices, which the vendor writes into the name: ``3g.40gb`` has three."""
+    """Return the compute slices, which the vendor writes into the name: ``3g.40gb`` has three."""
     found = _COMPUTE_SLICES.match(profile.name)
     return int(found[1]) if found else 0
 

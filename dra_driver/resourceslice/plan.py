@@ -5,8 +5,8 @@ exactly ``resourceSliceCount`` of them. Hence:
 
 * one slice differs and the number stays: it is written in place, with the same generation;
 * anything else: every slice is written with a new generation. Until the last one is there, the pool counts as
-  incomplete, so nobody sees a mix;
-* slices that are no longer wanted have an older generation by then, so nobody looks at them; they go last.
+  incomplete, so no reader sees a mix;
+* slices that are no longer wanted have an older generation by then, which no reader uses; they go last.
 
 Names are deterministic, other than those of Kubernetes' own slice controller (``generateName``): a controller
 that was killed between creating a slice and noting it meets its own slice again and not a second one, and
@@ -73,7 +73,7 @@ def plan_slices(
     least_generation: int = 1,
     labels: Mapping[str, str] | None = None,
 ) -> SlicePlan:
-    """Compares and decides.
+    """Return the steps from the slices that exist to those that should.
 
     Args:
         existing: every slice of the driver with this pool's name, whoever made it.
@@ -116,7 +116,7 @@ def _writes(
     owner: OwnerReference,
     labels: Mapping[str, str] | None,
 ) -> list[SliceWrite]:
-    """The slices that are not as they should be with this generation."""
+    """Return the slices that are not as they should be with this generation."""
     pool = ResourcePool(name=desired.pool, generation=generation, resource_slice_count=len(names))
     writes: list[SliceWrite] = []
     for name, content, old in zip(names, desired.slices, present, strict=True):
@@ -138,7 +138,7 @@ def _writes(
 
 
 def _with_times(devices: tuple[Device, ...], old: ResourceSlice | None) -> tuple[Device, ...]:
-    """Taints keep the time at which they were added: eviction counts from it."""
+    """Return the devices with the times at which their taints were added: eviction counts from them."""
     if old is None:
         return devices
     times = {(d.name, t.key, t.value, t.effect): t.time_added for d in old.spec.devices for t in d.taints}

@@ -2,8 +2,8 @@
 
 Order: the higher ``priority`` first, between equals the name that sorts first. Each field is taken from the
 first policy that sets it; taints are united by key and effect, attributes by name, where again the first one
-wins. A policy that loses a field to one that says something else is told so; it is a conflict where nobody
-said who should win, which is where the priorities are equal.
+wins. What a policy loses to another one is in its status. It is a conflict where both have the same priority:
+then no admin has said which one should win.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dra_driver.api.resource import Device, DeviceAttribute, DeviceTaint
 __all__ = ["DeviceSettings", "Overridden", "PolicyOutcome", "PoolSettings", "merge_policies"]
 
 _SCALARS: Final = ("hide", "share", "partitions", "health", "besideDevicePlugin")
-# Fields whose names in Python are not those of the API, which people are told.
+# Fields whose names in Python are not those of the API, which people read.
 _MEMBERS: Final = {"nodePolicy": "node_policy", "besideDevicePlugin": "beside_device_plugin"}
 _DEFAULT_HEALTH: Final = HealthPolicy()
 
@@ -79,7 +79,7 @@ class PolicyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """What applies to a pool and its devices; names as in ``DevicePolicySpec``, empty where nobody says."""
+    """What applies to a pool and its devices; names as in ``DevicePolicySpec``, or empty."""
 
     allocator: str
     strategy: str
@@ -92,7 +92,7 @@ class PoolSettings:
 def merge_policies(
     policies: Iterable[DevicePolicy], driver: DriverName, devices: Sequence[Device]
 ) -> PoolSettings:
-    """Settings of one pool.
+    """Return the settings of one pool.
 
     Args:
         policies: those that match the node, in any order.
@@ -139,7 +139,7 @@ class _Notes:
 def _matching(
     policy: DevicePolicy, views: Sequence[tuple[Device, cel.DeviceView]], notes: _Notes
 ) -> frozenset[str]:
-    """Names of the devices that every selector matches; an error on a device counts as no."""
+    """Return the names of the devices that every selector matches; an error on a device counts as no."""
     selectors: list[Callable[[cel.DeviceView], bool]] = []
     for selector in policy.spec.device_selectors:
         if selector.cel is None:
@@ -205,7 +205,7 @@ class _Merge:
     def _share_or_partitions(
         self, settings: DeviceSettings, ranked: Sequence[DevicePolicy]
     ) -> DeviceSettings:
-        """A device is either shared or cut: the counters of a GPU are taken once for all of its shares."""
+        """Keep the one that ranks first: the counters of a GPU are taken once for all of its shares."""
         share, cut = settings.share, settings.partitions
         if share is None or not share.shares or cut is None or not cut.profiles:
             return settings

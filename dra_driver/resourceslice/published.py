@@ -52,7 +52,7 @@ class PublishedDevice:
     consumes: tuple[DeviceCounterConsumption, ...] = ()
 
     def device(self, *, protected: bool) -> Device:
-        """As it goes into the slice."""
+        """Return the device as it goes into the slice."""
         taints = (PROTECTION_TAINT, *self.taints) if protected else self.taints
         return msgspec.structs.replace(self.base, taints=taints, consumes_counters=self.consumes)
 
@@ -80,7 +80,7 @@ class Forms:
         self.pending: list[Pending] = []
 
     def add(self, found: InventoryDevice, base: Device) -> None:
-        """Publishes one device of the inventory, in whatever form applies to it.
+        """Publish one device of the inventory, in the form that applies to it.
 
         Args:
             found: as in the inventory.
@@ -114,7 +114,7 @@ class Forms:
         )
 
     def join(self, other: Forms) -> None:
-        """Takes over what another one has collected."""
+        """Take over what another one has collected."""
         self.forms += other.forms
         self.counters += other.counters
         self.missing |= other.missing
@@ -175,7 +175,7 @@ class Forms:
     def _shared(
         self, base: Device, settings: DeviceSettings, taints: tuple[DeviceTaint, ...], *, cut: bool
     ) -> tuple[Device, tuple[DeviceTaint, ...]]:
-        """The device as it is shared, and its taints."""
+        """Return the device as it is shared, and its taints."""
         name, share = base.name, settings.share
         new = base
         if share is not None and share.shares and not settings.hide:
@@ -196,7 +196,7 @@ class Forms:
     def _still_shared(
         self, base: Device, new: Device, settings: DeviceSettings, taints: tuple[DeviceTaint, ...]
     ) -> tuple[Device, tuple[DeviceTaint, ...]]:
-        """Shares are held: the amounts from which they were cut stay until the last one is given back."""
+        """Return a device of which shares are held: the amounts stay until the last one is free."""
         old = self._usage.published.get(base.name)
         if old is not None and not old.allow_multiple_allocations:
             old = None
@@ -216,7 +216,7 @@ class Forms:
     # --- taints, attributes ---------------------------------------------------------------------------------
 
     def _left_out(self, base: Device, settings: DeviceSettings, sick: Sequence[DeviceTaint]) -> bool:
-        """A server without taints: what they would keep away is kept away by leaving the device out."""
+        """Decide whether to leave a device out, as a server without taints needs it to keep claims off."""
         keeping = [t for t in (*sick, *settings.taints) if t.effect != "None"]
         if settings.taints:
             self.missing[GATES["taints"]] = "taints of policies; tainted devices are left out instead"

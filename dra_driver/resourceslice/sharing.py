@@ -25,7 +25,7 @@ _MIB: Final = 1 << 20
 
 
 def shared_form(device: Device, policy: SharePolicy) -> tuple[Device, str]:
-    """The device with ``allowMultipleAllocations``, and why that is not possible (then it is unchanged).
+    """Return the device with ``allowMultipleAllocations``, or unchanged with the reason why not.
 
     Memory is given out in ``min`` plus multiples of ``step``. Without a step, amounts are whole MiB. A
     request without an amount gets ``default``: of the policy, or an equal part where the number of shares is

@@ -44,7 +44,7 @@ class ServerFeatures:
     multi_allocation: bool = True
 
     def missing_gates(self) -> tuple[str, ...]:
-        """Names of the feature gates that are off, as an admin would turn them on."""
+        """Return the names of the feature gates that are off, as an admin would turn them on."""
         return tuple(gate for name, gate in GATES.items() if not getattr(self, name))
 
 

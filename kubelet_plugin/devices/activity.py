@@ -1,8 +1,8 @@
 """Which devices are busy, for allocators that take idle ones first.
 
 A device is busy or idle by the mean of its load over the last minute, when that has said so for another
-minute: what is written follows the use of a device, not its bursts, and is written rarely. A device that does
-not tell its load, or has not told it for a minute, is neither.
+minute: what is written follows the use of a device, not its bursts, and is written rarely. A device that has
+reported no load for a minute is neither.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class DeviceActivity:
         self.use: Use | None = None
 
     def observe(self, now: float, load: float | None) -> None:
-        """Takes one sample.
+        """Take one sample.
 
         Args:
             now: seconds on a clock that never goes back.
-            load: share of the time, 0 to 1; None: the device does not tell.
+            load: share of the time, 0 to 1; if None, the device has reported none.
         """
         if load is not None:
             if not self._samples:
@@ -104,7 +104,7 @@ class ActivityWatch:
         self.current: Activity | None = None
 
     async def run(self, samples: Callable[[], Awaitable[Sequence[DeviceSample]]]) -> None:
-        """Samples until cancelled.
+        """Sample until cancelled.
 
         Args:
             samples: of all devices; none where they do not answer.
@@ -114,7 +114,7 @@ class ActivityWatch:
             await asyncio.sleep(self._every)
 
     def take(self, samples: Iterable[DeviceSample]) -> None:
-        """Takes one sample of each device; a device that is missing does not tell."""
+        """Take one sample of each device; one that is missing has no utilisation."""
         now = self._clock.monotonic()
         loads = {s.device: _load(s.utilization) for s in samples}
         for name in loads.keys() - self._devices.keys():
@@ -135,6 +135,6 @@ class ActivityWatch:
         return tuple(sorted(name for name, device in self._devices.items() if device.use == use))
 
 
-def _load(told: object) -> float | None:
-    """Of what a backend, maybe a third party's, tells; None where it is no share of the time."""
-    return float(told) if isinstance(told, int | float) and 0 <= told <= 1 else None
+def _load(value: object) -> float | None:
+    """Return the share of the time that a backend reports; None where it reports something else."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None

@@ -1,11 +1,11 @@
-"""Devices that come and go, drivers that are loaded and unloaded, and letting go of them when asked to.
+"""Devices that come and go, drivers that are loaded and unloaded, and their release on request.
 
-The kernel tells of most of it (``uevents``); what it does not tell, as of NVIDIA's device nodes, or where it
-cannot be heard, shows in directories that are listed once a second.
+The kernel reports most of it (``uevents``). What it does not report, such as NVIDIA's device nodes, or where
+its events cannot be read, shows in directories that are listed once a second.
 
-A vendor's library keeps the driver's device nodes open, and a driver in use cannot be unloaded. Whoever wants
-to unload it creates the file ``release`` in the state directory: while it is there the libraries are
-closed and nobody looks at the hardware.
+A vendor's library keeps the driver's device nodes open, and a driver in use cannot be unloaded. To
+unload it, an admin creates the file ``release`` in the state directory: while it is there the libraries are
+closed and the hardware is not read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 def watched(sysfs: Path, dev: Path) -> tuple[tuple[Path, str], ...]:
-    """Directories whose entries come and go with devices and drivers, and how the names of these begin."""
+    """Return directories whose entries come and go with devices and drivers, and how those names begin."""
     return (
         (sysfs / "bus/pci/devices", ""),
         (sysfs / "class/drm", ""),
@@ -49,7 +49,7 @@ def watched(sysfs: Path, dev: Path) -> tuple[tuple[Path, str], ...]:
 
 
 def fingerprint(places: Iterable[tuple[Path, str]]) -> frozenset[str]:
-    """Changes when a device comes or goes, or its driver. Blocks, for well under a millisecond."""
+    """Return a value that changes when a device or its driver comes or goes. Blocks for under 1 ms."""
     found: set[str] = set()
     for folder, prefix in places:
         with contextlib.suppress(OSError):
@@ -62,10 +62,10 @@ class Hotplug:
 
     Args:
         table: scanned when something has changed, closed while it shall be released.
-        file: while it is there, the hardware is let go of.
+        file: while it is there, the hardware is released.
         places: see ``watched``.
         executor: of the vendors' libraries, which are closed in it.
-        hold: told whether the hardware is let go of.
+        hold: called with whether the hardware is released.
         listen: opens what the kernel's events are read from.
     """
 
@@ -89,27 +89,27 @@ class Hotplug:
         self._events = Changes()
 
     def begin(self) -> None:
-        """Before anything is opened: somebody may have asked while no agent ran."""
+        """Read what was asked for while no agent ran; call it before any device is opened."""
         if self._file.exists():
             log.warning("the hardware is not looked at, as asked for", file=str(self._file))
             self._set(released=True)
             self._table.close()  # nothing is open; the backends learn that they were let go of
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Work until cancelled."""
         with heard(self._listen(), self._events.notify):
             await self._follow()
 
     async def _follow(self) -> None:
         before, seen = fingerprint(self._places), self._events.count
         while True:
-            told = await self._events.wait(seen, LOOK_SECONDS)
+            events = await self._events.wait(seen, LOOK_SECONDS)
             await self._release_or_not(self._file.exists())
             now = fingerprint(self._places)
-            if now == before and told == seen:
+            if now == before and events == seen:
                 continue
             if not self._released:
-                log.info("devices or drivers have changed; looking at the hardware", told=told != seen)
+                log.info("devices or drivers have changed; looking at the hardware", events=events != seen)
                 await self._settle()
             # What comes during the look is looked at again.
             before, seen = fingerprint(self._places), self._events.count
@@ -117,7 +117,7 @@ class Hotplug:
                 await self._table.scan()
 
     async def _settle(self) -> None:
-        """Until nothing has been told for a moment; a driver that is loaded tells of each of its devices."""
+        """Wait until no event has come for a moment: loading a driver sends one for each device."""
         loop = asyncio.get_running_loop()
         end = loop.time() + MOST_SETTLE_SECONDS
         while True:

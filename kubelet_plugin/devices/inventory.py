@@ -56,7 +56,7 @@ log = structlog.get_logger(__name__)
 
 
 def fit(spec: DeviceInventorySpec, limit: int = MAX_BYTES, most: int = MAX_DEVICES) -> DeviceInventorySpec:
-    """The spec with as many devices, from the first on, as the API server stores; the rest is counted."""
+    """Return the spec with as many devices, from the first on, as the API server stores; count the rest."""
     room = limit - len(codec.encode(msgspec.structs.replace(spec, devices=(), truncated=10**9)))
     kept: list[InventoryDevice] = []
     for device in spec.devices[:most]:
@@ -72,10 +72,10 @@ class InventoryKeeper:
 
     Args:
         leads: whether this instance speaks for the node; during a rolling update only one of two does.
-        publisher: publishes the slices of the node; None: the controller does.
+        publisher: publishes the slices of the node; if None, the controller does.
         settle_seconds: how long slices must be gone before that counts: the kubelet removes one after the
             other, and the controller replaces them one after the other.
-        activity: which devices are busy; None: nobody looks.
+        activity: source of device utilisation; if None, none is reported.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class InventoryKeeper:
         self._altered_status: tuple[Discovery, Activity] | None = None
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Work until cancelled."""
         for handler_owner in (self._slices, self._inventory):
             handler_owner.add_handler(_waking(self._wake))
         async with asyncio.TaskGroup() as tasks:
@@ -128,9 +128,9 @@ class InventoryKeeper:
             tasks.create_task(self._loop())
 
     async def withdraw(self, seconds: float = 5.0) -> None:
-        """Says in the object that the plugin is gone; gives up after so many seconds.
+        """Note in the object that the plugin is gone; give up after so many seconds.
 
-        Nothing is said where another instance has taken over.
+        Nothing is noted where another instance has taken over.
         """
         if not self._leads():
             return
@@ -171,13 +171,13 @@ class InventoryKeeper:
                     await asyncio.sleep(delay)
 
     def _patience(self) -> float:
-        """Seconds until the next round although nothing has changed."""
+        """Return seconds until the next round although nothing has changed."""
         if not self._leads():
             return _FOLLOW_SECONDS  # there is no event when the instance that leads dies
         return (self._publisher.again if self._publisher is not None else 0.0) or _RESYNC_SECONDS
 
     async def reconcile(self) -> None:
-        """One round; raises what the API server raised."""
+        """Make one round; raise what the API server raised."""
         if not self._table.complete.is_set() and not self._table.devices:
             return  # an empty inventory would withdraw the devices of a node whose driver is not up yet
         if not self._leads():
@@ -211,7 +211,7 @@ class InventoryKeeper:
         )
         created = await self._client.create(DEVICE_INVENTORIES, body)
         log.info("inventory created", name=self._name, devices=len(created.spec.devices))
-        # A new object counts from 0: whoever has confirmed us before has to be written down again.
+        # A new object counts from 0: a confirmation from before has to be written down again.
         self._written_confirmations = 0
         return created
 
@@ -264,7 +264,7 @@ class InventoryKeeper:
         return written
 
     async def _sync_observations(self, current: DeviceInventory) -> DeviceInventory:
-        """What else the plugin tells: backends in trouble, and which devices are busy."""
+        """Write what else the plugin reports: backends in trouble, and which devices are busy."""
         said = None if self._activity is None else self._activity.current
         wanted = (_discovery(self._table.reports), current.status.activity if said is None else said)
         held = (current.status.discovery, current.status.activity)
@@ -306,7 +306,7 @@ class InventoryKeeper:
     # --- slices that are gone -------------------------------------------------------------------------------
 
     async def _look_for_slices(self, current: DeviceInventory) -> None:
-        """Raises the epoch if slices published for it are gone although the kubelet knows us."""
+        """Raise the epoch if slices published for it are gone although the kubelet has the plugin."""
         if not self._slices.synced.is_set() or not self._is_missing(current, self._names_seen()):
             self._suspicion = None
             return
@@ -315,7 +315,7 @@ class InventoryKeeper:
         if self._suspicion is None or self._suspicion[0] != published:
             if loop.time() - self._last_raise > 5 * self._raises.cap:
                 self._raises.reset()
-            # Whoever deletes slices again and again gets them back more and more slowly.
+            # Slices that are deleted again and again come back more and more slowly.
             delay = max(self._settle, self._raises.next() - 1.0)
             self._suspicion = (published, loop.time() + delay)
             loop.call_later(delay, self._wake.notify)

@@ -44,14 +44,14 @@ class DeviceTable:
         changes: notified when a scan found something else than the one before, or a backend
             fails or recovers.
         complete: set when every backend has answered once.
-        released: the hardware is let go of: nobody asks the backends, and what they found stays.
+        released: whether the hardware is released: backends are not asked, and what they found stays.
 
     Args:
-        optional: whether the backends stand for hardware that may be there or not, as where nobody named any.
+        optional: whether the backends stand for hardware that may be there or not, as where none was named.
         controls: of each backend, what changes its devices; None where nothing does.
         daemons: the sharing daemons of the node.
         complete: adds to what backends found; blocks.
-        keep: awaited around each look: makes durable what the backends know, before anybody is told.
+        keep: awaited around each look: makes durable what the backends know, before anything is published.
         elsewhere: devices that backends cannot find because claims have them.
         passthrough: devices may be handed over as bare PCI functions.
     """
@@ -103,13 +103,13 @@ class DeviceTable:
         return self._reports
 
     def published(self, uuids: Mapping[str, str]) -> None:
-        """Notes name and uuid of the devices in the inventory that the API server has."""
+        """Note name and uuid of the devices in the inventory that the API server has."""
         if uuids != self._published:
             self._published = dict(uuids)
             self._refresh()
 
     async def scan(self) -> None:
-        """Asks every backend; never raises for hardware."""
+        """Ask every backend; never raise for hardware."""
         async with self._one:
             await self._scan()
 
@@ -152,13 +152,13 @@ class DeviceTable:
             backend.look(self._complete)
 
     async def scan_forever(self, seconds: float) -> None:
-        """Scans every so many seconds; sooner while a backend has never answered."""
+        """Scan every so many seconds; sooner while a backend has never answered."""
         while True:
             await asyncio.sleep(seconds if self.complete.is_set() else min(seconds, 5.0))
             await self.scan()
 
     def close(self) -> None:
-        """Releases what the backends hold. Blocks."""
+        """Release what the backends hold. Blocks."""
         for kept in self._backends:
             try:
                 kept.backend.close()
@@ -250,7 +250,7 @@ def _memory(capacity: Mapping[str, DeviceCapacity]) -> str:
 
 
 def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice]:
-    """The devices that the GPU can be cut into. They have its identity until they are made."""
+    """Return the devices that the GPU can be cut into. They have its identity until they are made."""
     # The node of a GPU may change its number with the mode, so that the instance tells it.
     shared = tuple(n for n in gpu.edits.device_nodes if not _OWN_NODE.fullmatch(n.path))
     edits = msgspec.structs.replace(gpu.edits, device_nodes=shared)

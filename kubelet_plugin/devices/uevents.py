@@ -1,4 +1,4 @@
-"""What the kernel tells of devices and drivers that come and go, as udev hears it, without udev.
+"""The kernel's events of devices and drivers that come and go, as udev receives them, without udev.
 
 The socket is ``NETLINK_KOBJECT_UEVENT``, group 1: one datagram for each event, ``ACTION@DEVPATH`` and then
 ``NAME=VALUE`` strings, each ended by a zero byte (``lib/kobject_uevent.c`` of the kernel). They are a hint to
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 def open_uevents() -> socket.socket | None:
-    """The kernel's events; None where they cannot be heard (another system, a namespace, no permission)."""
+    """Return a socket for the kernel's events; None where there are none (system, namespace, permission)."""
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         return None
@@ -61,10 +61,10 @@ def concerns_us(datagram: bytes) -> bool:
 
 @contextlib.contextmanager
 def heard(source: socket.socket | None, notify: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, calls ``notify`` in the running loop for what concerns us; closes the socket.
+    """Call ``notify`` in the running loop for what concerns us while the block runs; close the socket.
 
     Args:
-        source: of ``open_uevents``; None: nothing is heard.
+        source: of ``open_uevents``; if None, there are no events.
         notify: called once for everything that has come by then.
     """
     if source is None:
@@ -91,7 +91,7 @@ def heard(source: socket.socket | None, notify: Callable[[], None]) -> Iterator[
 
 
 def _read(source: socket.socket) -> bool:
-    """Reads what is there; says whether any of it concerns us."""
+    """Read what is there, and return whether any of it concerns us."""
     found = False
     for _ in range(_MOST_AT_ONCE):
         try:
