@@ -28,7 +28,7 @@ ADMISSION_GROUP = "admissionregistration.k8s.io"
 
 
 class GroupVersionKind(Wire, frozen=True, kw_only=True):
-    """``request.kind``: in which form the object was sent."""
+    """``request.kind``: the form in which the object was sent."""
 
     group: str = ""
     version: str = ""
@@ -82,7 +82,7 @@ class AdmissionResponse(msgspec.Struct, frozen=True, kw_only=True, rename="camel
 
 
 class AdmissionReview(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Both directions."""
+    """``AdmissionReview``, as request and as response."""
 
     api_version: str
     kind: str
@@ -104,12 +104,12 @@ class Webhook(Wire, frozen=True, kw_only=True):
 
 
 class WebhookConfiguration(WireObject, frozen=True, kw_only=True):
-    """Validating or mutating: what we read of them is the same."""
+    """A validating or mutating configuration, of which the same is read."""
 
     webhooks: tuple[Webhook, ...] | None = None
 
     def bundles(self) -> Mapping[str, str]:
-        """Name of the webhook → its CA bundle, as stored."""
+        """Return the CA bundle of each webhook by its name, as stored."""
         return {w.name: w.client_config.ca_bundle for w in self.webhooks or ()}
 
 

@@ -56,7 +56,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
 
 
 def decode(kind: type[_T], data: bytes | str | msgspec.Raw) -> _T:
-    """Decodes JSON into ``kind``; unknown fields are ignored.
+    """Decode JSON into ``kind``; unknown fields are ignored.
 
     Raises:
         DecodeError: not JSON, or a field has the wrong type (the text names its path).
@@ -68,7 +68,7 @@ def decode(kind: type[_T], data: bytes | str | msgspec.Raw) -> _T:
 
 
 def convert(kind: type[_T], raw: object) -> _T:
-    """Like ``decode``, from a value that is parsed already (a dict from YAML or from a watch).
+    """Decode as ``decode`` does, from a value that is parsed already (a dict from YAML or from a watch).
 
     Raises:
         DecodeError: a field has the wrong type, or the value is not plain data.
@@ -82,7 +82,7 @@ def convert(kind: type[_T], raw: object) -> _T:
 
 
 def decode_strict(kind: type[_T], data: bytes | str) -> _T:
-    """Like ``decode``, and refuses unknown fields, all of them at once.
+    """Decode as ``decode`` does, and refuse unknown fields, all of them at once.
 
     Raises:
         DecodeError: not JSON, a wrong type, or unknown fields (the text lists their paths).
@@ -95,12 +95,12 @@ def decode_strict(kind: type[_T], data: bytes | str) -> _T:
 
 
 def encode(value: object) -> bytes:
-    """JSON of a struct, or of plain data with structs in it. Add kind and apiVersion with ``to_raw``."""
+    """Return the JSON of a struct or of plain data with structs; ``to_raw`` adds kind and apiVersion."""
     return _encoder.encode(value)
 
 
 def to_raw(resource: Resource[Any], value: WireObject) -> dict[str, Any]:
-    """The object as plain data with ``apiVersion`` and ``kind``, ready to be sent."""
+    """Return the object as plain data with ``apiVersion`` and ``kind``, ready to be sent."""
     body: dict[str, Any] = msgspec.json.decode(_encoder.encode(value))
     return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
 
@@ -111,7 +111,7 @@ _META_KNOWN = frozenset({"managedFields", "selfLink", "deletionGracePeriodSecond
 
 
 def unknown_fields(kind: Any, raw: object, path: str = "") -> Iterator[str]:
-    """Paths of the fields of ``raw`` that ``kind`` does not have, such as ``spec.devices.foo``."""
+    """Yield the paths of the fields of ``raw`` that ``kind`` does not have, such as ``spec.devices.foo``."""
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         for option in typing.get_args(kind):

@@ -44,7 +44,7 @@ NODE_PUBLISHES = "node"
 
 
 class PartitionPlacement(Wire, frozen=True, kw_only=True):
-    """Where a partition can sit, in memory slices of the device."""
+    """Place where a partition can sit, in memory slices of the device."""
 
     start: int
     size: int
@@ -68,7 +68,7 @@ class PartitionProfile(Wire, frozen=True, kw_only=True):
     capacity: Mapping[str, DeviceCapacity] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Every GPU of a fleet lists the same profiles."""
+        """Share what is equal in all GPUs of a fleet: they list the same profiles."""
         shared_attributes(self.attributes)
         msgspec.structs.force_setattr(self, "placements", shared(self.placements))
         msgspec.structs.force_setattr(self, "capacity", shared_capacities(self.capacity))
@@ -89,7 +89,7 @@ class DeviceLink(Wire, frozen=True, kw_only=True):
 
 
 class DeviceHealth(Wire, frozen=True, kw_only=True):
-    """Why a device should not be used, as ``health[]`` of a device; none means healthy as far as we can tell.
+    """Reason not to use a device, in ``health[]`` of it; without one it is healthy as far as can be told.
 
     Attributes:
         reason: CamelCase, stable, for example ``XidError``.
@@ -115,13 +115,13 @@ class InventoryDevice(Wire, frozen=True, kw_only=True):
     health: tuple[DeviceHealth, ...] = ()
 
     def __post_init__(self) -> None:
-        """Most attributes are those of the model."""
+        """Share what is equal in devices of one model: most attributes are."""
         shared_attributes(self.attributes)
         msgspec.structs.force_setattr(self, "capacity", shared_capacities(self.capacity))
 
 
 class DeviceInventorySpec(Wire, frozen=True, kw_only=True):
-    """What the plugin found on its node.
+    """Devices that the plugin found on its node.
 
     Attributes:
         truncated: number of devices that were left out because the object would have grown beyond what the
@@ -154,11 +154,11 @@ class Publication(Wire, frozen=True, kw_only=True):
     Attributes:
         epoch: epoch for which the slices in ``slices`` were created.
         attempted: epoch for which creating slices was begun, noted before the first of them. Where it is
-            ahead of ``epoch``, a controller was killed in between and nobody knows what it had created.
+            ahead of ``epoch``, a controller was killed in between and what it had created is not known.
         generation: pool generation.
         slices: names of the ResourceSlices of the pool.
         devices: number of devices published.
-        allocator: who may allocate from the pool: ``scheduler``, ``controller``, or ``draining`` while it
+        allocator: of the pool: ``scheduler``, ``controller``, or ``draining`` while it
             goes from the first to the second; empty where an older controller wrote the rest.
         withheld_for: resources of device plugins for which devices of the node are withheld.
     """
@@ -188,7 +188,7 @@ class BackendProblem(Wire, frozen=True, kw_only=True):
 
 
 class Discovery(Wire, frozen=True, kw_only=True):
-    """Written by the plugin: which backends are in trouble; none is good."""
+    """Written by the plugin: the backends that are in trouble."""
 
     problems: tuple[BackendProblem, ...] = ()
 
@@ -196,7 +196,7 @@ class Discovery(Wire, frozen=True, kw_only=True):
 class Activity(Wire, frozen=True, kw_only=True):
     """Written by the plugin: devices on which something runs, and devices on which nothing does.
 
-    A device in neither tells no utilisation, or not for long enough. Changes are a minute or more apart.
+    A device in neither reports no utilisation, or not for long enough. Changes are a minute or more apart.
     """
 
     busy: tuple[str, ...] = ()
@@ -204,7 +204,7 @@ class Activity(Wire, frozen=True, kw_only=True):
 
 
 class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
-    """``publication`` and ``conditions`` belong to whoever publishes the slices, the rest to the plugin."""
+    """``publication`` and ``conditions`` belong to the publisher of the slices, the rest to the plugin."""
 
     registration: Registration = Registration()
     discovery: Discovery = Discovery()
@@ -226,7 +226,7 @@ DEVICE_INVENTORIES = Resource(
 
 
 def inventory_name(node_name: str, driver: str) -> str:
-    """Name of the DeviceInventory: ``<node>.<driver>``, hashed where that is over 253 bytes."""
+    """Return the name of the DeviceInventory: ``<node>.<driver>``, hashed where that is over 253 bytes."""
     name = f"{node_name}.{driver.lower()}"
     if len(name) <= 253:
         return name

@@ -114,7 +114,7 @@ class Resource(Generic[_T]):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """URL path of the collection (no name) or of one object.
+        """Return the URL path of the collection (no name) or of one object.
 
         A namespaced kind without a namespace gives the collection over all namespaces.
         """

@@ -74,5 +74,5 @@ CONTROLLER_FIELD_MANAGER: Final = "dra-driver-controller"
 
 
 def cdi_kind(driver: str) -> str:
-    """CDI kind of the specs that the plugin of ``driver`` writes, ``k8s.<driver>/claim``."""
+    """Return the CDI kind of the specs that the plugin of ``driver`` writes, ``k8s.<driver>/claim``."""
     return f"k8s.{driver}/claim"

@@ -49,7 +49,7 @@ _E = TypeVar("_E", bound=enum.Enum)
 
 
 class DeviceType(enum.Enum):
-    """What a result of an allocation is of; parameters are made for some of them."""
+    """Kind of an allocated device; parameters are made for some of them."""
 
     GPU = "whole GPU"
     MIG = "MIG partition"
@@ -57,7 +57,7 @@ class DeviceType(enum.Enum):
 
 
 class Strategy(enum.Enum):
-    """How the processes of several containers meet on a device."""
+    """The way in which processes of several containers share a device."""
 
     NONE = "None"  # nothing is set, nothing is enforced
     AUTO = "Auto"  # of a share: MPS where the node has it, else nothing
@@ -66,7 +66,7 @@ class Strategy(enum.Enum):
 
 
 class KernelDriver(enum.Enum):
-    """What a device is bound to while a claim holds it."""
+    """Driver that a device is bound to while a claim holds it."""
 
     DEFAULT = "Default"  # what it is bound to anyway
     VFIO_PCI = "vfio-pci"  # handed over as a bare PCI function
@@ -89,9 +89,9 @@ class Parameters:
         kind: as written, for messages.
         types: what they may be applied to.
         interval: None where the time slice is left alone.
-        thread_percentage: most of a GPU's threads that one process may use; None: no limit.
-        memory_limit: most device memory that one process may pin, in bytes; None: of a share what it has,
-            else no limit.
+        thread_percentage: most of a GPU's threads that one process may use; None means no limit.
+        memory_limit: most device memory that one process may pin, in bytes; None means what the
+            share has, and no limit on other devices.
         memory_limits: likewise for single devices, by UUID or by position in the claim.
         driver: the kernel driver that the device is bound to.
     """
@@ -106,19 +106,19 @@ class Parameters:
     driver: KernelDriver = KernelDriver.DEFAULT
 
     def memory_limit_of(self, uuid: str, position: int) -> int | None:
-        """The limit for one device of a claim."""
+        """Return the limit for one device of a claim."""
         limits = dict(self.memory_limits)
         return limits.get(uuid, limits.get(str(position), self.memory_limit))
 
 
-# What a share gets that nobody gave parameters for.
+# Parameters of a share for which none are given.
 DEFAULT_SHARE: Final = Parameters(
     kind="ShareConfig", types=frozenset({DeviceType.SHARE}), strategy=Strategy.AUTO
 )
 
 
 def decode_parameters(data: bytes | msgspec.Raw, driver: str) -> Parameters:
-    """Reads the JSON of ``opaque.parameters``.
+    """Read the JSON of ``opaque.parameters``.
 
     Args:
         data: at most ``MAX_BYTES`` bytes of JSON.
@@ -153,7 +153,7 @@ def decode_parameters(data: bytes | msgspec.Raw, driver: str) -> Parameters:
 
 
 class _Fields:
-    """Takes an object apart; what is wrong is noted and reading goes on.
+    """Reader of an object, which notes what is wrong and goes on.
 
     All objects of one document share the list of findings.
     """
@@ -164,15 +164,15 @@ class _Fields:
         self.findings: list[str] = findings if findings is not None else []
 
     def note(self, name: str, problem: str) -> None:
-        """Notes what is wrong with a field."""
+        """Note what is wrong with a field."""
         self.findings.append(f"{self._at(name)}: {problem}")
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is there and not null."""
         return self._raw.get(name) is not None
 
     def inner(self, name: str) -> _Fields:
-        """An object; empty where absent."""
+        """Read an object; empty where absent."""
         value = self._raw.pop(name, None)
         if value is not None and not isinstance(value, dict):
             self.note(name, f"expected an object, got {_show(value)}")
@@ -180,7 +180,7 @@ class _Fields:
         return _Fields(value or {}, self._at(name), self.findings)
 
     def choice(self, name: str, kind: type[_E], default: _E, *allowed: _E) -> _E:
-        """One of the values of an enumeration; all of them where ``allowed`` is empty."""
+        """Read one of the values of an enumeration; all of them where ``allowed`` is empty."""
         value = self._raw.pop(name, None)
         options = allowed or tuple(kind)
         if value is None:
@@ -192,7 +192,7 @@ class _Fields:
         return default
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """A whole number within bounds."""
+        """Read a whole number within bounds."""
         value = self._raw.pop(name, None)
         if value is None:
             return None
@@ -202,11 +202,11 @@ class _Fields:
         return value
 
     def memory(self, name: str) -> int | None:
-        """An amount of memory, in bytes."""
+        """Read an amount of memory, in bytes."""
         return self._memory(name, self._raw.pop(name, None))
 
     def memories(self, name: str) -> tuple[tuple[str, int], ...]:
-        """Amounts of memory by name."""
+        """Read amounts of memory by name."""
         inner = self.inner(name)
         if len(inner._raw) > _MAX_ENTRIES:
             self.note(name, f"{len(inner._raw)} entries, at most {_MAX_ENTRIES} are read")
@@ -215,7 +215,7 @@ class _Fields:
         return tuple((key, amount) for key, amount in amounts if amount is not None)
 
     def end(self) -> None:
-        """Notes every field that nobody took."""
+        """Note every field that was not read."""
         for name in self._raw:
             self.note(name, "unknown field")
 
@@ -249,7 +249,7 @@ def _show(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """How the fields of one kind are called."""
+    """Names of the fields of one kind."""
 
     slicing: str = "timeSlicing"
     mps: str = "mps"
@@ -319,7 +319,7 @@ def _nvidia_mig(fields: _Fields) -> Parameters:
 
 
 def _shared(kind: str, types: frozenset[DeviceType], fields: _Fields, names: _Names) -> Parameters:
-    """``sharing: {strategy, timeSlicing…: {interval}, mps…: {…}}``."""
+    """Read ``sharing: {strategy, timeSlicing…: {interval}, mps…: {…}}``."""
     sharing = fields.inner("sharing")
     allowed = [Strategy.TIME_SLICING, Strategy.MPS]
     if names is _OURS:

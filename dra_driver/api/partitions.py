@@ -34,7 +34,7 @@ class PartitionDevice:
 
 
 def partition_name(gpu: str, profile: str, start: int) -> str:
-    """``<gpu>-mig-<profile>-<start>``, a DNS label.
+    """Return ``<gpu>-mig-<profile>-<start>``, a DNS label.
 
     Dots become dashes, ``+me`` becomes ``-me`` and ``-me`` (without media engines) ``-nome``. Where the whole
     is longer than 63 characters, the GPU's name is cut and followed by digits of its SHA-256.
@@ -48,7 +48,7 @@ def partition_name(gpu: str, profile: str, start: int) -> str:
 
 
 def partition_devices(device: InventoryDevice) -> tuple[PartitionDevice, ...]:
-    """Every profile at every placement, in the order of the inventory; of two with one name the first."""
+    """Return every profile at every placement, in the order of the inventory; of one name the first."""
     found: dict[str, PartitionDevice] = {}
     for profile in device.partitions:
         for placement in profile.placements:

@@ -50,7 +50,7 @@ class ShareMemory(Wire, frozen=True, kw_only=True):
 
 
 class SharePolicy(Wire, frozen=True, kw_only=True):
-    """How a device is shared by several claims.
+    """Sharing of a device by several claims.
 
     Attributes:
         max_shares: most claims at a time; 0: as many as the memory allows; 1: the device is not shared.
@@ -69,7 +69,7 @@ class SharePolicy(Wire, frozen=True, kw_only=True):
 
 
 class PartitionPolicy(Wire, frozen=True, kw_only=True):
-    """Which kinds of partition are published; none: the whole device only; ``*``: every kind."""
+    """Kinds of partition that are published; ``*`` means all. Without any, only the whole device is."""
 
     profiles: tuple[str, ...] = ()
 
@@ -83,12 +83,12 @@ class HealthPolicy(Wire, frozen=True, kw_only=True):
 
 
 class DevicePolicySpec(Wire, frozen=True, kw_only=True):
-    """What is wanted, and of which devices.
+    """Settings, and the devices that get them.
 
     Attributes:
         priority: policies with a higher one win; between equals, the name that sorts first.
         driver: only devices of this driver; empty: of every driver that the controller handles.
-        node_selector: nodes; None: all.
+        node_selector: nodes; if None, all of them.
         device_selectors: CEL, as in a DeviceClass; a device must match all of them.
         allocator: of the whole pool: ``scheduler`` or ``controller``.
         strategy: of the whole pool: ``first-fit`` or ``best-fit``.
@@ -140,7 +140,7 @@ class DevicePolicy(WireObject, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Sorts the policy that wins first."""
+        """Return a key that sorts the policy that wins first."""
         return (-self.spec.priority, self.metadata.name)
 
 

@@ -69,7 +69,7 @@ class Quantity:
         scale: int | None = None,
         big: bool = False,
     ) -> None:
-        """Makes a quantity of ``nano`` × 1e-9; use ``parse`` or ``of`` instead."""
+        """Make a quantity of ``nano`` × 1e-9; use ``parse`` or ``of`` instead."""
         if scale is None:
             scale = 0 if nano % _NANO == 0 else -9
             big = not _fits(nano // 10 ** (scale + 9))
@@ -87,12 +87,12 @@ class Quantity:
 
     @classmethod
     def of(cls, value: int, format_: Format = Format.DECIMAL_SI) -> Quantity:
-        """The whole number ``value`` (bytes, cores …)."""
+        """Return the whole number ``value`` (bytes, cores …)."""
         return cls(value * _NANO, format_)
 
     @staticmethod
     def parse(text: str) -> Quantity:
-        """Parses ``32Gi``, ``500m``, ``1e3``, ``0.5``.
+        """Parse ``32Gi``, ``500m``, ``1e3``, ``0.5``.
 
         Raises:
             InvalidQuantity: the text is no quantity; says what is allowed.
@@ -115,11 +115,11 @@ class Quantity:
         return self._big
 
     def value(self) -> int:
-        """The amount as a whole number, rounded away from zero (``Quantity.Value()`` in Go)."""
+        """Return the amount as a whole number, rounded away from zero (``Quantity.Value()`` in Go)."""
         return -(-self._nano // _NANO) if self._nano >= 0 else self._nano // _NANO
 
     def as_int64(self) -> int | None:
-        """The amount where the original holds it as a whole int64 (``AsInt64``), else None.
+        """Return the amount where the original holds it as a whole int64 (``AsInt64``), else None.
 
         Depends on how it was written: ``16Ti`` is a number, ``160Ti``, ``1000m`` and ``0.0`` are None.
         """
@@ -129,7 +129,7 @@ class Quantity:
         return value if _fits(value) else None
 
     def approximate_float(self) -> float:
-        """The amount as a float with the original's rounding (``AsApproximateFloat64``)."""
+        """Return the amount as a float with the original's rounding (``AsApproximateFloat64``)."""
         try:
             base = float(self._nano // 10 ** (self._scale + 9))
         except OverflowError:
@@ -254,6 +254,6 @@ def _decimal(sign: int, number: str, fraction: str, exponent: int, form: Format)
 
 
 def _shifted(amount: int, power: int) -> int:
-    """``amount`` × 10**power, rounded up; ``amount`` is not negative."""
+    """Return ``amount`` × 10**power, rounded up; ``amount`` is not negative."""
     result: int = amount * 10**power if power >= 0 else -(-amount // 10**-power)
     return result

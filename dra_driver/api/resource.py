@@ -179,7 +179,7 @@ class Device(Wire, frozen=True, kw_only=True):
     allow_multiple_allocations: bool | None = None
 
     def __post_init__(self) -> None:
-        """Most attributes are those of the model."""
+        """Share what is equal in devices of one model: most attributes are."""
         shared_attributes(self.attributes)
         msgspec.structs.force_setattr(self, "capacity", shared_capacities(self.capacity))
 
@@ -400,7 +400,7 @@ class ResourceClaimSpec(Wire, frozen=True, kw_only=True):
 
 
 class ResourceClaim(WireObject, frozen=True, kw_only=True):
-    """What a workload asks for, and what it got."""
+    """Devices that a workload asks for, and those that it got."""
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
@@ -476,5 +476,5 @@ DEVICE_CLASSES = Resource(_GROUP, "v1", "deviceclasses", "DeviceClass", DeviceCl
 
 
 def device_taint_rules(version: str) -> Resource[DeviceTaintRule]:
-    """The kind in the version that a server has."""
+    """Return the kind in the version that a server has."""
     return Resource(_GROUP, version, "devicetaintrules", "DeviceTaintRule", DeviceTaintRule, namespaced=False)

@@ -18,7 +18,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 
 class _Capacity(Protocol):
-    """What ``DeviceCapacity`` has."""
+    """Fields of ``DeviceCapacity``."""
 
     @property
     def value(self) -> Quantity: ...
@@ -36,7 +36,7 @@ _capacities: dict[Hashable, Mapping[str, object]] = {}
 
 
 def shared(value: _T) -> _T:
-    """An equal value, the same one for all who ask. Not for quantities, nor what contains any."""
+    """Return an equal value, the same object for every caller. Not for quantities, nor what contains any."""
     key = (type(value), value)
     known = _values.get(key)
     if known is None:
@@ -47,14 +47,14 @@ def shared(value: _T) -> _T:
 
 
 def shared_attributes(attributes: Mapping[str, _T]) -> None:
-    """Replaces the values of a dict by equal ones that are shared. Other mappings are left alone."""
+    """Replace the values of a dict by equal ones that are shared. Other mappings are left alone."""
     if type(attributes) is dict:
         for name, value in attributes.items():
             attributes[name] = shared(value)
 
 
 def shared_capacities(capacities: Mapping[str, _C]) -> Mapping[str, _C]:
-    """An equal mapping, the same one for all who ask; nobody may change it."""
+    """Return an equal mapping, the same object for every caller, which must not be changed."""
     key: list[Hashable] = []
     for name, capacity in capacities.items():
         value = capacity.value

@@ -59,7 +59,7 @@ class Version:
 
     @staticmethod
     def parse(text: str) -> Version:
-        """Parses ``1.2.3-rc.1+build``.
+        """Parse ``1.2.3-rc.1+build``.
 
         Raises:
             InvalidVersion: the text is no semantic version.

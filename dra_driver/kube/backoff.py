@@ -29,12 +29,12 @@ class Backoff:
         return self._failures
 
     def next(self) -> float:
-        """The delay before the next try, in seconds."""
+        """Return the delay before the next try, in seconds."""
         # The exponent is bounded: 2.0**1024 overflows after weeks of outage.
         step = min(self.cap, self.base * self.factor ** min(self._failures, 64))
         self._failures += 1
         return step * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
 
     def reset(self) -> None:
-        """After a success."""
+        """Start again with the shortest delay, after a success."""
         self._failures = 0

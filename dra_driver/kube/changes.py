@@ -35,7 +35,7 @@ class Changes(Generic[T]):
         return bool(self._changed or self._removed)
 
     def take(self) -> tuple[list[T], set[str]]:
-        """Objects that were added or changed, and names of those that are gone; from now on, none."""
+        """Return the objects that were added or changed and the names of those that are gone; start anew."""
         changed, removed = list(self._changed.values()), self._removed
         self._changed, self._removed = {}, set()
         return changed, removed

@@ -15,19 +15,19 @@ class SystemClock:
     _MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
     def now(self) -> float:
-        """Seconds since the epoch, UTC."""
+        """Return seconds since the epoch, UTC."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return seconds on a clock that never goes back."""
         return time.clock_gettime(self._MONOTONIC)
 
 
 def rfc3339(seconds: float) -> str:
-    """``metav1.Time``: UTC with whole seconds, ``2026-01-02T03:04:05Z``."""
+    """Write a ``metav1.Time``: UTC with whole seconds, ``2026-01-02T03:04:05Z``."""
     return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_time(seconds: float) -> str:
-    """``metav1.MicroTime``: exactly six decimals; the API server answers 400 to any other number of them."""
+    """Write a ``metav1.MicroTime``: exactly six decimals; the API server answers 400 to any other number."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""Where the API server is and who we are: kubeconfig and in-cluster configuration.
+"""Address and credentials of the API server: kubeconfig and in-cluster configuration.
 
 This module picks the source. Service accounts and plain files are read by ``plain``; the ``kubernetes``
 package does the rest (several files, exec plugins, OIDC, proxies): its many exceptions become one clear
@@ -49,7 +49,7 @@ class Connection:
         self.proxy: str | None = configuration.proxy or None
 
     async def authorization(self, *, refresh: bool = False) -> str | None:
-        """Value of the Authorization header, or None (client certificate, anonymous).
+        """Return the value of the Authorization header, or None (client certificate, anonymous).
 
         Args:
             refresh: the server has just refused the credential: get a new one.
@@ -106,10 +106,10 @@ def _ssl_context(configuration: Any, source: str) -> ssl.SSLContext:
 
 
 async def connect(kubeconfig: Path | None, context: str = "") -> Connection:
-    """Finds the API server: the file, the KUBECONFIG variable, the pod's service account, ~/.kube/config.
+    """Find the API server: the file, the KUBECONFIG variable, the pod's service account, ~/.kube/config.
 
     Args:
-        kubeconfig: a file; None: the others, in this order.
+        kubeconfig: a file; if None, the others are tried, in this order.
         context: of the kubeconfig; empty: its current one.
 
     Raises:
@@ -134,7 +134,7 @@ def _home() -> Path:
 
 
 def _files(kubeconfig: Path | None) -> list[Path]:
-    """The files to read; none: look for the service account."""
+    """Return the files to read; if there are none, the service account is used."""
     if kubeconfig is not None:
         return [kubeconfig.expanduser()]
     variable = os.environ.get("KUBECONFIG", "")

@@ -46,7 +46,7 @@ class _Note:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What makes two notes the same event."""
+        """Identity of a note: two with the same one are one event."""
         return (self.involved["uid"], self.involved["kind"], self.type, self.reason, self.message)
 
 
@@ -69,7 +69,7 @@ class EventRecorder:
         reason: str,
         message: str,
     ) -> None:
-        """Queues one event about ``object_``; returns at once.
+        """Queue one event about ``object_``; returns at once.
 
         Args:
             resource: kind of the object.
@@ -97,7 +97,7 @@ class EventRecorder:
             log.debug("event dropped: too many are waiting", reason=reason, name=meta.name)
 
     async def run(self) -> None:
-        """Writes queued events until cancelled."""
+        """Write queued events until cancelled."""
         while True:
             note = await self._queue.get()
             try:
@@ -108,7 +108,7 @@ class EventRecorder:
                 self._queue.task_done()
 
     async def drain(self) -> None:
-        """Waits until everything queued is written (for tests and an orderly end)."""
+        """Wait until everything queued is written (for tests and an orderly end)."""
         await self._queue.join()
 
     async def _write(self, note: _Note) -> None:

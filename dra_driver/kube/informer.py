@@ -75,22 +75,22 @@ class Informer(Generic[T]):
         return self._resource
 
     def get(self, key: ObjectKey) -> T | None:
-        """The object, as last seen."""
+        """Return an object as last seen; None where there is none."""
         return self._store.get(key)
 
     def get_by_name(self, name: str, namespace: str = "") -> T | None:
-        """The object, as last seen."""
+        """Return an object as last seen; None where there is none."""
         return self._store.get(ObjectKey(namespace, name))
 
     def items(self) -> tuple[T, ...]:
-        """All objects, as last seen."""
+        """Return all objects as last seen."""
         return tuple(self._store.values())
 
     def __len__(self) -> int:
         return len(self._store)
 
     def by_index(self, index: str, value: Hashable) -> tuple[T, ...]:
-        """Objects whose index function gives ``value``, in order of their keys."""
+        """Return the objects whose index function gives ``value``, in order of their keys."""
         keys = self._indices[index].get(value, ())
         return tuple(self._store[k] for k in sorted(keys))
 
@@ -99,7 +99,7 @@ class Informer(Generic[T]):
         return len(self._indices[index].get(value, ()))
 
     def add_handler(self, handler: Handler[T]) -> None:
-        """Calls ``handler`` for every change from now on, and ``added`` at once for what is there already."""
+        """Call ``handler`` for every change from now on, and ``added`` at once for what is there already."""
         self._handlers.append(handler)
         for item in tuple(self._store.values()):
             handler.added(item)
@@ -107,7 +107,7 @@ class Informer(Generic[T]):
     # --- the loop -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keeps the store up to date until cancelled."""
+        """Keep the store up to date until cancelled."""
         backoff = Backoff(base=0.1, cap=30.0)
         while True:
             try:

@@ -50,7 +50,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", Lease, namespa
 
 @dataclass(frozen=True, slots=True)
 class LeaderConfig:
-    """Who we are and how patient.
+    """Identity of a process and its patience.
 
     Attributes:
         namespace: of the lease.
@@ -94,7 +94,7 @@ class LeaderElector:
         self.fence = Fence(clock, config.renew_deadline_seconds, config.lease_seconds)
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Waits for the lease, runs ``work`` until it ends or the lease is lost, and releases the lease.
+        """Wait for the lease, run ``work`` until it ends or the lease is lost, and release the lease.
 
         Raises:
             LeadershipLost: the lease could not be renewed in time; ``work`` has been cancelled and has ended.
@@ -156,7 +156,7 @@ class LeaderElector:
             if problem and self.fence.age >= deadline:
                 # A process that was stopped for a while may find its attempt timed out by that alone, so the
                 # last one begins after the deadline. The fence is closed meanwhile, and being late is no
-                # harm: see _renew. A leader that nobody has replaced goes on with what it has in memory,
+                # harm: see _renew. A leader that was not replaced goes on with what it has in memory,
                 # which is as old as after any delay of its watches; its writes carry the versions they saw.
                 log.warning("the lease was not renewed in time: writes wait", age=round(self.fence.age, 1))
                 problem = await self._attempt()
@@ -187,8 +187,8 @@ class LeaderElector:
     async def _renew(self) -> None:
         """Renew the lease, at whatever age.
 
-        The lease names us as its holder and counts no transition since we took it: nobody has held it in the
-        meantime. It is written under the resourceVersion at which that was so.
+        The lease names us as its holder and counts no transition since we took it: no other has held it
+        meanwhile. It is written under the resourceVersion at which that was so.
 
         Raises:
             LeadershipLost: another has the lease, or had it in the meantime.
@@ -229,7 +229,7 @@ class LeaderElector:
         return lease.spec.lease_duration_seconds or self._config.lease_seconds
 
     async def _write(self, lease: Lease | None) -> None:
-        """Make the lease ours, from the version that was read; None: there is none."""
+        """Make the lease ours, from the version that was read; if None, create it."""
         asked = self._clock.monotonic()
         if lease is None:
             self._lease = await self._client.create(LEASES, self._body(None), self._config.namespace)
@@ -262,7 +262,7 @@ class LeaderElector:
         return body
 
     async def _release(self) -> None:
-        """Empties the lease so that the next leader need not wait for it to run out."""
+        """Empty the lease so that the next leader need not wait for it to run out."""
         if self._lease is None:
             return
         body = self._body(self._lease)

@@ -64,7 +64,7 @@ class PlainConfiguration:
         self._read_at = float("-inf")
 
     async def get_api_key_with_prefix(self, _: str) -> str | None:
-        """Value of the Authorization header.
+        """Return the value of the Authorization header.
 
         Raises:
             ConfigurationError: the token file cannot be read and was never read before.
@@ -74,7 +74,7 @@ class PlainConfiguration:
         return f"Bearer {self.token}" if self.token else None
 
     def read_token(self) -> None:
-        """Reads the token file again; an earlier token stays where that fails."""
+        """Read the token file again; an earlier token stays where that fails."""
         if self.token_file is None:
             return
         try:
@@ -89,7 +89,7 @@ class PlainConfiguration:
 
     @contextmanager
     def certificate_files(self) -> Iterator[None]:
-        """Inline certificates as files, which is how OpenSSL takes them; gone at the end of the block."""
+        """Write inline certificates to files, as OpenSSL wants them; remove them after the block."""
         if self.certificate is None:
             yield
             return
@@ -104,7 +104,7 @@ class PlainConfiguration:
 
 
 def from_service_account(folder: Path = SERVICE_ACCOUNT) -> PlainConfiguration:
-    """What the kubelet gives to every pod.
+    """Return the configuration that the kubelet gives to every pod.
 
     Raises:
         ConfigurationError: a part of it is missing.
@@ -127,7 +127,7 @@ def from_service_account(folder: Path = SERVICE_ACCOUNT) -> PlainConfiguration:
 
 
 def from_file(path: Path, content: Mapping[str, Any]) -> PlainConfiguration | None:
-    """The current context of a kubeconfig.
+    """Return the current context of a kubeconfig.
 
     Args:
         path: of the file; relative paths in it begin at its directory.
@@ -190,7 +190,7 @@ def _bytes(folder: Path, user: Mapping[str, Any], part: str) -> bytes:
 
 
 def _named(content: Mapping[str, Any], plural: str, name: object, field: str) -> dict[str, Any] | None:
-    """``field`` of the entry of that name; None where it is not what it should be."""
+    """Return ``field`` of the entry of that name; None where it is not what it should be."""
     entries = content.get(plural)
     if not isinstance(entries, list):
         return None

@@ -48,7 +48,7 @@ _KINDS: Mapping[int, type[ApiError]] = {
 
 
 def to_error(http_status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
-    """The exception for an answer.
+    """Return the exception for an answer.
 
     Args:
         http_status: 0 where the Status came in a watch event (it then carries its own code).

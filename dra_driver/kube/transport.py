@@ -87,7 +87,7 @@ class KubeApi:
     """Implements ``ports.KubeClient``. Use ``async with await KubeApi.connect(path) as api``.
 
     Calls time out after 30 s (``ApiUnavailable``). 429 is waited out as the server asks, a few times; 401
-    refreshes the credential once. Everything else is raised to the caller, who knows what to do.
+    refreshes the credential once. Everything else is raised to the caller.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class KubeApi:
         field_manager: str = "",
         user_agent: str = "",
     ) -> Self:
-        """Reads the configuration; no request is sent yet.
+        """Read the configuration; no request is sent yet.
 
         Args:
-            kubeconfig: a file; None: the KUBECONFIG variable, the pod's service account, ~/.kube/config.
+            kubeconfig: a file; if None, the KUBECONFIG variable, the pod's service account, ~/.kube/config.
             context: of the kubeconfig; empty: its current one.
             field_manager: owner of what we write, as ``managedFields`` shows it.
             user_agent: as the audit log shows it.
@@ -147,7 +147,7 @@ class KubeApi:
         return other
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await self._session.close()
 
     async def __aenter__(self) -> Self:
@@ -164,7 +164,7 @@ class KubeApi:
     # --- ports.KubeClient -----------------------------------------------------------------------------------
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        """One object."""
+        """Read one object."""
         data = await self._call("GET", _path(resource, namespace, name))
         return codec.decode(resource.type, data)
 
@@ -176,7 +176,7 @@ class KubeApi:
         label_selector: str = "",
         field_selector: str = "",
     ) -> ObjectList[T]:
-        """All objects, in pages of 500. An object that cannot be decoded is logged and left out."""
+        """Read all objects, in pages of 500. An object that cannot be decoded is logged and left out."""
         query = _selectors(label_selector, field_selector)
         try:
             return await self._pages(resource, namespace, {**query, "limit": str(PAGE)})
@@ -194,7 +194,7 @@ class KubeApi:
         field_selector: str = "",
         timeout_seconds: int = 300,
     ) -> AsyncGenerator[WatchEvent[T], None]:
-        """Events after ``resource_version`` until the server ends the watch.
+        """Yield events after ``resource_version`` until the server ends the watch.
 
         An object that cannot be decoded is logged and passed over.
 
@@ -223,7 +223,7 @@ class KubeApi:
     async def create(
         self, resource: Resource[T], body: Mapping[str, Any], namespace: str = "", *, dry_run: bool = False
     ) -> T:
-        """POST."""
+        """Send a POST."""
         namespace = namespace or str(body.get("metadata", {}).get("namespace", ""))
         data = await self._call("POST", _path(resource, namespace), body=body, query=self._query(dry_run))
         return codec.decode(resource.type, data)
@@ -231,7 +231,7 @@ class KubeApi:
     async def replace(
         self, resource: Resource[T], body: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False
     ) -> T:
-        """PUT."""
+        """Send a PUT."""
         metadata = body["metadata"]
         path = _path(resource, str(metadata.get("namespace", "")), str(metadata["name"]), subresource)
         data = await self._call("PUT", path, body=body, query=self._query(dry_run))
@@ -247,7 +247,7 @@ class KubeApi:
         subresource: str = "",
         dry_run: bool = False,
     ) -> T:
-        """PATCH with RFC 7386."""
+        """Send a PATCH in the form of RFC 7386."""
         data = await self._call(
             "PATCH",
             _path(resource, namespace, name, subresource),
@@ -267,7 +267,7 @@ class KubeApi:
         force: bool = False,
         dry_run: bool = False,
     ) -> T:
-        """Server-side apply."""
+        """Send a server-side apply."""
         metadata = body["metadata"]
         query = {**self._query(dry_run), "fieldManager": field_manager, "force": "true" if force else "false"}
         data = await self._call(
@@ -289,7 +289,7 @@ class KubeApi:
         resource_version: str = "",
         grace_period_seconds: int | None = None,
     ) -> None:
-        """DELETE, with preconditions where given."""
+        """Send a DELETE, with preconditions where given."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         preconditions = {k: v for k, v in (("uid", uid), ("resourceVersion", resource_version)) if v}
         if preconditions:
@@ -299,7 +299,7 @@ class KubeApi:
         await self._call("DELETE", _path(resource, namespace, name), body=options)
 
     async def served(self, group: str, version: str) -> frozenset[str]:
-        """What discovery says; subresources are left out."""
+        """Return what discovery says, without subresources."""
         path = f"/apis/{group}/{version}" if group else f"/api/{version}"
         try:
             body = _resources_decoder.decode(await self._call("GET", path))
@@ -380,7 +380,11 @@ class KubeApi:
         data: bytes | None = None,
         content_type: str = "",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One exchange; after a 401 once more with a fresh credential. No answer: ``ApiUnavailable``."""
+        """Make one exchange, after a 401 once more with a fresh credential.
+
+        Raises:
+            ApiUnavailable: there is no answer.
+        """
         try:
             for refresh in (False, True):
                 headers = {"Content-Type": content_type} if data is not None else {}
@@ -470,7 +474,7 @@ def _decode_event(resource: Resource[T], line: bytes) -> WatchEvent[T] | None:
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Lines of any length: aiohttp's own readline gives up at 128 KiB, a slice of 128 devices is larger."""
+    """Yield lines of any length: aiohttp's own readline gives up at 128 KiB, and a slice can be larger."""
     pending: list[bytes] = []
     async for chunk in response.content.iter_any():
         start = 0

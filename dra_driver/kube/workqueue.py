@@ -44,7 +44,7 @@ class WorkQueue(Generic[K]):
         return not self._waiting and not self._active
 
     def add(self, key: K) -> None:
-        """Asks for the key to be worked on as soon as possible; cancels a delay."""
+        """Ask for the key to be worked on as soon as possible; cancel a delay."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -55,7 +55,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, delay: float) -> None:
-        """Asks for the key after ``delay`` seconds, or earlier where an earlier request stands."""
+        """Ask for the key after ``delay`` seconds, or earlier where an earlier request stands."""
         loop = asyncio.get_running_loop()
         present = self._timers.get(key)
         if present is not None:
@@ -69,37 +69,37 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     def add_rate_limited(self, key: K) -> float:
-        """Asks for the key after a delay that grows with every call until ``forget``; returns the delay."""
+        """Ask for the key after a delay that grows with every call until ``forget``; return the delay."""
         backoff = self._backoffs.setdefault(key, Backoff(self._base, self._cap))
         delay = backoff.next()
         self.add_after(key, delay)
         return delay
 
     def failures(self, key: K) -> int:
-        """Number of rate-limited requests since the last ``forget``."""
+        """Return the number of rate-limited requests since the last ``forget``."""
         backoff = self._backoffs.get(key)
         return backoff.failures if backoff else 0
 
     def forget(self, key: K) -> None:
-        """The key's work succeeded: its next failure starts with the shortest delay."""
+        """Note that the key's work succeeded: its next failure starts with the shortest delay."""
         self._backoffs.pop(key, None)
 
     async def get(self) -> K:
-        """The next key; give it back with ``done``."""
+        """Wait for the next key and return it; give it back with ``done``."""
         key = await self._ready.get()
         self._waiting.discard(key)
         self._active.add(key)
         return key
 
     def done(self, key: K) -> None:
-        """The worker is finished with the key."""
+        """Note that the worker is finished with the key."""
         self._active.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
 
     async def process(self, work: Callable[[K], Awaitable[None]], *, workers: int = 1) -> None:
-        """Works on keys until cancelled. A ``DraError`` is logged and the key tried again later."""
+        """Work on keys until cancelled. A ``DraError`` is logged and the key tried again later."""
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._worker(work))
@@ -136,7 +136,7 @@ class WorkQueue(Generic[K]):
                 self.done(key)
 
     def close(self) -> None:
-        """Cancels all delayed requests."""
+        """Cancel all delayed requests."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
