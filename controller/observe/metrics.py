@@ -7,21 +7,22 @@ cluster). Labels are bounded: verbs, plurals of kinds, codes, outcomes; never na
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from types import TracebackType
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from controller.observe.tracing import span
 from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.watch import ObjectList, WatchEvent
+from dra_driver.api.watch import WatchEvent
 from dra_driver.errors import ApiError, ApiUnavailable
+from dra_driver.kube import Call, DelegatingClient
 from dra_driver.ports import KubeClient
 
 __all__ = ["CONTENT_TYPE", "MeteredClient", "Metrics"]
 
 T = TypeVar("T", bound=WireObject)
+R = TypeVar("R")
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -121,40 +122,35 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class MeteredClient:
-    """A ``KubeClient`` that counts what goes through it."""
+class MeteredClient(DelegatingClient):
+    """A ``KubeClient`` that counts and times what goes through it, with a span where calls are traced.
+
+    What the server serves is asked for without being counted: it is about no kind.
+    """
 
     def __init__(self, client: KubeClient, metrics: Metrics) -> None:
-        self._client = client
+        super().__init__(client)
         self._metrics = metrics
 
-    def _count(self, verb: str, resource: Resource[Any], started: float, error: BaseException | None) -> None:
-        code = "200"
-        if isinstance(error, ApiError):
-            code = str(error.code)
-        elif error is not None:
-            code = "0"
-        self._metrics.calls.labels(verb, resource.plural, code).inc()
-        self._metrics.call_seconds.labels(verb).observe(time.monotonic() - started)
-
-    async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        """See ``KubeClient``."""
-        with _Call(self, "get", resource):
-            return await self._client.get(resource, name, namespace)
-
-    async def list(
-        self,
-        resource: Resource[T],
-        namespace: str = "",
-        *,
-        label_selector: str = "",
-        field_selector: str = "",
-    ) -> ObjectList[T]:
-        """See ``KubeClient``."""
-        with _Call(self, "list", resource):
-            return await self._client.list(
-                resource, namespace, label_selector=label_selector, field_selector=field_selector
-            )
+    async def _call(self, call: Call, send: Callable[[], Awaitable[R]]) -> R:
+        if call.resource is None:
+            return await send()
+        plural = call.resource.plural
+        started = time.monotonic()
+        code = "0"
+        try:
+            with span(f"{call.verb} {plural}"):
+                answer = await send()
+            code = "200"
+        except ApiError as e:
+            code = str(e.code)
+            raise
+        finally:
+            self._metrics.calls.labels(call.verb, plural, code).inc()
+            self._metrics.call_seconds.labels(call.verb).observe(time.monotonic() - started)
+        if plural == "resourceslices" and call.verb in ("create", "update", "delete") and not call.dry_run:
+            self._metrics.slice_writes.labels(call.verb).inc()
+        return answer
 
     async def watch(
         self,
@@ -167,7 +163,7 @@ class MeteredClient:
         timeout_seconds: int = 300,
     ) -> AsyncIterator[WatchEvent[T]]:
         """See ``KubeClient``. Counted when it ends; a watch has no duration worth measuring."""
-        events = self._client.watch(
+        events = super().watch(
             resource,
             namespace,
             resource_version=resource_version,
@@ -190,107 +186,3 @@ class MeteredClient:
             close = getattr(events, "aclose", None)
             if close is not None:
                 await close()
-
-    async def create(
-        self, resource: Resource[T], body: Mapping[str, Any], namespace: str = "", *, dry_run: bool = False
-    ) -> T:
-        """See ``KubeClient``."""
-        with _Call(self, "create", resource, dry_run=dry_run):
-            return await self._client.create(resource, body, namespace, dry_run=dry_run)
-
-    async def replace(
-        self, resource: Resource[T], body: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False
-    ) -> T:
-        """See ``KubeClient``."""
-        with _Call(self, "update", resource, dry_run=dry_run):
-            return await self._client.replace(resource, body, subresource=subresource, dry_run=dry_run)
-
-    async def merge_patch(
-        self,
-        resource: Resource[T],
-        name: str,
-        patch: Mapping[str, Any],
-        namespace: str = "",
-        *,
-        subresource: str = "",
-        dry_run: bool = False,
-    ) -> T:
-        """See ``KubeClient``."""
-        with _Call(self, "patch", resource, dry_run=dry_run):
-            return await self._client.merge_patch(
-                resource, name, patch, namespace, subresource=subresource, dry_run=dry_run
-            )
-
-    async def apply(
-        self,
-        resource: Resource[T],
-        body: Mapping[str, Any],
-        *,
-        field_manager: str,
-        subresource: str = "",
-        force: bool = False,
-        dry_run: bool = False,
-    ) -> T:
-        """See ``KubeClient``."""
-        with _Call(self, "apply", resource, dry_run=dry_run):
-            return await self._client.apply(
-                resource,
-                body,
-                field_manager=field_manager,
-                subresource=subresource,
-                force=force,
-                dry_run=dry_run,
-            )
-
-    async def delete(
-        self,
-        resource: Resource[T],
-        name: str,
-        namespace: str = "",
-        *,
-        uid: str = "",
-        resource_version: str = "",
-        grace_period_seconds: int | None = None,
-    ) -> None:
-        """See ``KubeClient``."""
-        with _Call(self, "delete", resource):
-            await self._client.delete(
-                resource,
-                name,
-                namespace,
-                uid=uid,
-                resource_version=resource_version,
-                grace_period_seconds=grace_period_seconds,
-            )
-
-    async def served(self, group: str, version: str) -> frozenset[str]:
-        """See ``KubeClient``. Not counted: it is no kind's."""
-        return await self._client.served(group, version)
-
-
-class _Call:
-    """Counts one call when it ends, however it ends; a span in a trace, where there is one."""
-
-    __slots__ = ("_client", "_dry_run", "_resource", "_span", "_started", "_verb")
-
-    def __init__(
-        self, client: MeteredClient, verb: str, resource: Resource[Any], *, dry_run: bool = False
-    ) -> None:
-        self._client = client
-        self._verb = verb
-        self._resource = resource
-        self._dry_run = dry_run
-        self._started = time.monotonic()
-        self._span = span(f"{verb} {resource.plural}")
-
-    def __enter__(self) -> None:
-        self._span.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._span.__exit__(kind, error, trace)
-        self._client._count(self._verb, self._resource, self._started, error)
-        writes = self._verb in ("create", "update", "delete") and not self._dry_run
-        if writes and error is None and self._resource.plural == "resourceslices":
-            self._client._metrics.slice_writes.labels(self._verb).inc()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.changes import Changes
 from dra_driver.kube.clock import SystemClock
+from dra_driver.kube.delegating import Call, DelegatingClient
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.fence import Fence, FencedClient
 from dra_driver.kube.informer import Handler, Informer
@@ -20,7 +21,9 @@ from dra_driver.kube.workqueue import WorkQueue
 
 __all__ = [
     "Backoff",
+    "Call",
     "Changes",
+    "DelegatingClient",
     "EventRecorder",
     "Fence",
     "FencedClient",

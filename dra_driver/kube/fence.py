@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
-from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.watch import ObjectList, WatchEvent
 from dra_driver.errors import NotLeading
+from dra_driver.kube.delegating import Call, DelegatingClient
 from dra_driver.ports import Clock, Guardable, KubeClient
 
 __all__ = ["Fence", "FencedClient"]
 
-T = TypeVar("T", bound=WireObject)
 R = TypeVar("R")
 
 
@@ -27,7 +25,7 @@ class Fence:
     """
 
     def __init__(self, clock: Clock, valid_seconds: float, lease_seconds: float) -> None:
-        """Makes a fence that is closed until ``begin`` and ``renewed``.
+        """Make a fence that is closed until ``begin`` and ``renewed``.
 
         Args:
             clock: its monotonic time counts.
@@ -65,7 +63,7 @@ class Fence:
         self._held = True
 
     def end(self) -> None:
-        """Refuse new writes: the work is being cancelled, and with it those who wait already."""
+        """Refuse new writes: the work is being cancelled, and with it the writes that wait already."""
         self._ended = True
 
     async def answered(self, seconds: float) -> bool:
@@ -76,7 +74,7 @@ class Fence:
                     await self._changed.wait()
         return not self._writing
 
-    # --- the side of those who write ------------------------------------------------------------------------
+    # --- the side of the writers ----------------------------------------------------------------------------
 
     @property
     def age(self) -> float:
@@ -104,8 +102,8 @@ class Fence:
     async def until_open(self) -> None:
         """Wait for a renewal while the fence is closed.
 
-        The elector either renews the lease or ends the work, which cancels those who wait here. Nobody waits
-        for longer than the elector tries.
+        The elector either renews the lease or ends the work, which cancels the writes that wait here. None
+        waits for longer than the elector tries.
 
         Raises:
             NotLeading: the work is over, so there will be no renewal.
@@ -131,7 +129,7 @@ class Fence:
         self._changed = asyncio.Event()
 
 
-class FencedClient:
+class FencedClient(DelegatingClient):
     """A ``KubeClient`` whose writes leave this process only while a fence is open; reads always do.
 
     A write that meets a closed fence waits for the outcome of the renewal. A client that is ``Guardable``
@@ -139,128 +137,14 @@ class FencedClient:
     """
 
     def __init__(self, client: KubeClient, fence: Fence) -> None:
-        self._client: KubeClient = client.guarded(fence) if isinstance(client, Guardable) else client
+        super().__init__(client.guarded(fence) if isinstance(client, Guardable) else client)
         self._fence = fence
 
-    async def _write(self, write: Callable[[], Awaitable[R]]) -> R:
+    async def _call(self, call: Call, send: Callable[[], Awaitable[R]]) -> R:
+        if not call.writes:
+            return await send()
         while True:
             await self._fence.until_open()
             # The client found the fence closed before it sent anything: this write waits like any other.
             with contextlib.suppress(NotLeading), self._fence.writing():
-                return await write()
-
-    async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        """See ``KubeClient``."""
-        return await self._client.get(resource, name, namespace)
-
-    async def list(
-        self,
-        resource: Resource[T],
-        namespace: str = "",
-        *,
-        label_selector: str = "",
-        field_selector: str = "",
-    ) -> ObjectList[T]:
-        """See ``KubeClient``."""
-        return await self._client.list(
-            resource, namespace, label_selector=label_selector, field_selector=field_selector
-        )
-
-    def watch(
-        self,
-        resource: Resource[T],
-        namespace: str = "",
-        *,
-        resource_version: str,
-        label_selector: str = "",
-        field_selector: str = "",
-        timeout_seconds: int = 300,
-    ) -> AsyncIterator[WatchEvent[T]]:
-        """See ``KubeClient``."""
-        return self._client.watch(
-            resource,
-            namespace,
-            resource_version=resource_version,
-            label_selector=label_selector,
-            field_selector=field_selector,
-            timeout_seconds=timeout_seconds,
-        )
-
-    async def create(
-        self, resource: Resource[T], body: Mapping[str, Any], namespace: str = "", *, dry_run: bool = False
-    ) -> T:
-        """See ``KubeClient``."""
-        return await self._write(lambda: self._client.create(resource, body, namespace, dry_run=dry_run))
-
-    async def replace(
-        self, resource: Resource[T], body: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False
-    ) -> T:
-        """See ``KubeClient``."""
-        return await self._write(
-            lambda: self._client.replace(resource, body, subresource=subresource, dry_run=dry_run)
-        )
-
-    async def merge_patch(
-        self,
-        resource: Resource[T],
-        name: str,
-        patch: Mapping[str, Any],
-        namespace: str = "",
-        *,
-        subresource: str = "",
-        dry_run: bool = False,
-    ) -> T:
-        """See ``KubeClient``."""
-        return await self._write(
-            lambda: self._client.merge_patch(
-                resource, name, patch, namespace, subresource=subresource, dry_run=dry_run
-            )
-        )
-
-    async def apply(
-        self,
-        resource: Resource[T],
-        body: Mapping[str, Any],
-        *,
-        field_manager: str,
-        subresource: str = "",
-        force: bool = False,
-        dry_run: bool = False,
-    ) -> T:
-        """See ``KubeClient``."""
-        return await self._write(
-            lambda: self._client.apply(
-                resource,
-                body,
-                field_manager=field_manager,
-                subresource=subresource,
-                force=force,
-                dry_run=dry_run,
-            )
-        )
-
-    async def delete(
-        self,
-        resource: Resource[T],
-        name: str,
-        namespace: str = "",
-        *,
-        uid: str = "",
-        resource_version: str = "",
-        grace_period_seconds: int | None = None,
-    ) -> None:
-        """See ``KubeClient``."""
-        await self._write(
-            lambda: self._client.delete(
-                resource,
-                name,
-                namespace,
-                uid=uid,
-                resource_version=resource_version,
-                grace_period_seconds=grace_period_seconds,
-            )
-        )
-
-    async def served(self, group: str, version: str) -> frozenset[str]:
-        """See ``KubeClient``."""
-        return await self._client.served(group, version)
+                return await send()
