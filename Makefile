@@ -35,7 +35,7 @@ demo: $(STAMP) ## the main job on the embedded cluster: no root, no GPU, no clus
 test: $(STAMP) ## the tests (no root, no GPU, no cluster), on JOBS processors; ARGS goes to pytest
 	@$(VENV_BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
-lint: $(STAMP) proto-check ## ruff, mypy --strict, import-linter, drift of the generated stubs
+lint: $(STAMP) proto-check ## ruff, mypy --strict (tests too), import-linter, drift of the generated stubs
 	@$(VENV_BIN)/ruff check .
 	@$(VENV_BIN)/ruff format --check .
 	@$(VENV_BIN)/mypy
@@ -45,7 +45,7 @@ fmt: $(STAMP) ## formats the code and sorts imports
 	@$(VENV_BIN)/ruff check --fix-only --quiet .
 	@$(VENV_BIN)/ruff format .
 
-types: $(STAMP) ## mypy --strict alone
+types: $(STAMP) ## mypy --strict alone, tests included
 	@$(VENV_BIN)/mypy
 
 proto: $(STAMP) ## generates dra_driver/wire from proto/

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -51,7 +52,7 @@ class Agent:
         self.pid = 0
         self.seconds_to_registered = 0.0
         self.channel: grpc.aio.Channel
-        self.stub: dra_v1_pb2_grpc.DRAPluginStub
+        self.stub: dra_v1_pb2_grpc.DRAPluginAsyncStub
 
     def allocate(self, device: int) -> dra_v1_pb2.Claim:
         """A new claim, as the kubelet names it."""
@@ -137,7 +138,7 @@ async def running() -> AsyncIterator[Agent]:
         agent.channel = grpc.aio.insecure_channel(f"unix:{root}/plugins/{DRIVER}/dra.sock")
         agent.stub = dra_v1_pb2_grpc.DRAPluginStub(agent.channel)
         yield agent
-        await agent.channel.close()
+        await agent.channel.close(None)
     finally:
         os.kill(process.pid, signal.SIGTERM)
         await process.wait()
@@ -218,9 +219,9 @@ async def measure() -> list[Row]:
         many_new, many_repeated, many_undone = [], [], []
         for _ in range(15):
             claims = [agent.allocate(i) for i in range(DEVICES)]
-            many_new += await side_by_side([lambda c=c: agent.prepare(c) for c in claims])
-            many_repeated += await side_by_side([lambda c=c: agent.prepare(c) for c in claims])
-            many_undone += await side_by_side([lambda c=c: agent.unprepare(c) for c in claims])
+            many_new += await side_by_side([functools.partial(agent.prepare, c) for c in claims])
+            many_repeated += await side_by_side([functools.partial(agent.prepare, c) for c in claims])
+            many_undone += await side_by_side([functools.partial(agent.unprepare, c) for c in claims])
         after = agent.resident_mib()
         floor = fsync_ms(agent.root)
     rows.append({"name": "start to registered, best of 3", "value": round(min(starts), 3), "unit": "s"})

@@ -38,7 +38,9 @@ def metrics() -> dict[str, set[str]]:
     for registry in (controller.observe.metrics.Metrics().registry, node._registry):
         for collector in list(registry._collector_to_names):
             for family in collector.collect():
-                labels = getattr(family, "_labelnames", None) or getattr(collector, "_labelnames", ())
+                labels: Iterable[str] = getattr(family, "_labelnames", ()) or getattr(
+                    collector, "_labelnames", ()
+                )
                 for suffix in SUFFIXES[family.type]:
                     found[family.name + suffix] = set(labels)
     return found

@@ -359,7 +359,7 @@ def test_agents_that_publish_may_write_slices_and_only_then(chart: Chart) -> Non
 def test_classes_of_other_drivers_can_be_let_off_the_policy_on_tolerations(chart: Chart) -> None:
     def classes(values: dict[str, Any]) -> str:
         policy = named(chart.render(values), "ValidatingAdmissionPolicy", "dra-driver-no-toleration")
-        return {v["name"]: v["expression"] for v in policy["spec"]["variables"]}["tolerantClasses"]
+        return str({v["name"]: v["expression"] for v in policy["spec"]["variables"]}["tolerantClasses"])
 
     assert classes({}) == "[]"
     assert classes({"admissionPolicies": {"tolerantClasses": ["a.b", "c"]}}) == "['a.b', 'c']"

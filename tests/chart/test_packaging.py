@@ -63,7 +63,7 @@ def install(wheel: Path, fresh: Path) -> dict[str, str]:
     subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "--quiet", *arguments], check=True)
 
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    where = [python, "-c", "import dra_driver; print(dra_driver.__file__)"]
+    where = [str(python), "-c", "import dra_driver; print(dra_driver.__file__)"]
     found = subprocess.run(where, capture_output=True, text=True, cwd=fresh, env=environment)
     assert found.stdout.startswith(str(fresh)), found.stdout + found.stderr
     return environment

@@ -136,7 +136,7 @@ def _compare(wanted: dict[str, Any], code: int, data: bytes, bound: Bindings) ->
 
 async def _play(case: dict[str, Any]) -> str | None:
     """None, or what is different. Every case gets a server of its own."""
-    namespaces = [{"metadata": {"name": n}} for n in NAMESPACES]
+    namespaces: list[dict[str, Any]] = [{"metadata": {"name": n}} for n in NAMESPACES]
     label = {"resource.kubernetes.io/admin-access": "true"}
     namespaces.append({"metadata": {"name": "api-val-admin", "labels": label}})
     async with ApiServer() as server, aiohttp.ClientSession() as session:

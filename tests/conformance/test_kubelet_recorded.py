@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from fake_kube import FakeKube
-from node_agent import NODE, Backend, add_claim, claim, device
+from fake_client import FakeClient
+from node_agent import NODE, Backend, add_claim, claim, device, next_health
 
 from dra_driver.api.core import NODES
 from dra_driver.cdi import split_qualified_name
@@ -61,8 +61,8 @@ class Instance:
             stream.cancel()
         self.stop.set()
         await self.task
-        await self.channel.close()
-        await self.registrar.close()
+        await self.channel.close(None)
+        await self.registrar.close(None)
         assert not self.config.dra_socket.exists()
         assert not self.config.registrar_socket.exists()
 
@@ -73,7 +73,7 @@ class Replay:
     def __init__(self, root: Path, events: list[Event]) -> None:
         self.root = root
         self.events = events
-        self.kube = FakeKube()
+        self.kube = FakeClient()
         self.kube.put(NODES, {"metadata": {"name": NODE}})
         self.instances: dict[str, Instance] = {}
         self.requests = self._requests()
@@ -184,13 +184,14 @@ class Replay:
     async def _watch(self, instance: Instance) -> None:
         stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(instance.channel)
         stream = stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest())
-        first = await asyncio.wait_for(stream.read(), 5)
+        first = await asyncio.wait_for(next_health(stream), 5)
+        assert first is not None
         names = {d.device.device_name for d in first.devices}
         assert names == set(self.devices.values())
 
         async def hold() -> None:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
-                while await stream.read() is not grpc.aio.EOF:
+                while await next_health(stream) is not None:
                     pass
 
         instance.streams.append(self.tasks.create_task(hold()))

@@ -58,10 +58,10 @@ class FileDaemons:
 def install(root: Path) -> None:
     """Puts the daemons and the kernel of the PCI bus under the agent of this process."""
     import dra_driver.discovery.core.pci_binding
-    import kubelet_plugin.gpu.setup
+    import kubelet_plugin.gpu.setup as gpu_setup
     from dra_driver.discovery.simulated.control import SimulatedControl
 
-    kubelet_plugin.gpu.setup.SimulatedDaemons = FileDaemons  # type: ignore[misc, assignment]
+    gpu_setup.SimulatedDaemons = FileDaemons  # type: ignore[attr-defined, assignment]
     dra_driver.discovery.core.pci_binding.write_attribute = FakePci(root).write
     SimulatedControl.runs_daemons = True  # type: ignore[assignment, method-assign]
 

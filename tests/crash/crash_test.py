@@ -231,21 +231,20 @@ class Load:
     def _add_hardware(self) -> None:
         """Claims that meet on GPUs: some exclude each other, some share what belongs to the GPU."""
         a, b, c, d, e, f, *_, last = GPUS
-        for i, (one, two) in enumerate(
-            (
-                ({"device": f"{a}-mig-3g-40gb-0"}, {"device": f"{a}-mig-2g-20gb-2"}),
-                ({"device": f"{a}-mig-1g-10gb-4"}, {"device": f"{a}-mig-3g-40gb-4", "parameters": MIG_MPS}),
-                ({"device": b, "share": True}, {"device": b, "share": True}),
-                ({"device": b, "share": True}, {"device": b, "share": True, "parameters": UNENFORCED}),
-                ({"device": c, "parameters": SLICE}, {"device": c, "parameters": SHORT}),
-                ({"device": d}, {"device": f"{d}-mig-7g-80gb-0"}),
-                ({"device": e, "parameters": VM}, {"device": e}),
-                ({"device": f, "parameters": VM}, {"device": f, "parameters": SHORT}),
-                ({"device": f"{last}-mig-1g-10gb-0"}, {"device": f"{last}-mig-1g-20gb-0"}),
-            )
-        ):
+        pairs: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+            ({"device": f"{a}-mig-3g-40gb-0"}, {"device": f"{a}-mig-2g-20gb-2"}),
+            ({"device": f"{a}-mig-1g-10gb-4"}, {"device": f"{a}-mig-3g-40gb-4", "parameters": MIG_MPS}),
+            ({"device": b, "share": True}, {"device": b, "share": True}),
+            ({"device": b, "share": True}, {"device": b, "share": True, "parameters": UNENFORCED}),
+            ({"device": c, "parameters": SLICE}, {"device": c, "parameters": SHORT}),
+            ({"device": d}, {"device": f"{d}-mig-7g-80gb-0"}),
+            ({"device": e, "parameters": VM}, {"device": e}),
+            ({"device": f, "parameters": VM}, {"device": f, "parameters": SHORT}),
+            ({"device": f"{last}-mig-1g-10gb-0"}, {"device": f"{last}-mig-1g-20gb-0"}),
+        )
+        for i, (one, two) in enumerate(pairs):
             for name, claim in (("one", one), ("two", two)):
-                more: dict[str, Any] = dict(claim)
+                more = dict(claim)
                 self.world.add(f"{name}-{i}", more.pop("device"), **more)
         self._pairs = i + 1
 

@@ -250,6 +250,8 @@ class World:
                     path.write_bytes(b"")
                 case 2:
                     path.write_bytes(bytes(path.stat().st_size))
+                case _:
+                    pass  # it is as it was written
         for claim in self.claims.values():
             if claim.acknowledged == "unprepared" and not claim.under_way and chance.random() < 0.5:
                 (self.cdi / claim.file).write_bytes(b"")  # it was removed, and is back

@@ -67,7 +67,7 @@ async def simulated_nodes(api: KubeApi, number: int) -> None:
         name = f"simulated-{i:04}"
         meta = {"name": name, "labels": {LABEL: "true"}}
         node = await api.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": meta})
-        status = {"allocatable": amounts, "capacity": amounts}
+        status: dict[str, Any] = {"allocatable": amounts, "capacity": amounts}
         await api.merge_patch(NODES, name, {"status": status}, subresource="status")
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid}
         spec = DeviceInventorySpec(node_name=name, driver=DriverName(DEFAULT_DRIVER_NAME), devices=devices)
@@ -96,7 +96,7 @@ async def no_simulated_nodes(api: KubeApi) -> None:
 
     async def gone() -> bool:
         found = (await api.list(RESOURCE_SLICES)).items
-        return not any(s.spec.node_name.startswith("simulated-") for s in found)
+        return not any((s.spec.node_name or "").startswith("simulated-") for s in found)
 
     await scenarios.until("the slices of simulated nodes to go", gone, 300)
 

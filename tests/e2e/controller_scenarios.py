@@ -165,7 +165,7 @@ async def other_driver(api: KubeApi, node: str, devices: int = 4) -> None:
     }
     await create(api, DEVICE_CLASSES, class_)
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-    selector = {"nodeSelectorTerms": [{"matchFields": [_field(node)]}]}
+    here = {"nodeSelectorTerms": [{"matchFields": [_field(node)]}]}
     slice_ = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -174,7 +174,7 @@ async def other_driver(api: KubeApi, node: str, devices: int = 4) -> None:
         "spec": {
             "driver": OTHER_DRIVER,
             "pool": pool,
-            "nodeSelector": selector,
+            "nodeSelector": here,
             "devices": [{"name": f"fpga-{i}"} for i in range(devices)],
         },
     }
@@ -187,7 +187,11 @@ def _field(node: str) -> dict[str, Any]:
 
 async def no_other_driver(api: KubeApi, node: str) -> None:
     """Away with it."""
-    for resource, name in ((RESOURCE_SLICES, f"{node}-{OTHER_DRIVER}"), (DEVICE_CLASSES, OTHER_DRIVER)):
+    left: tuple[tuple[Resource[Any], str], ...] = (
+        (RESOURCE_SLICES, f"{node}-{OTHER_DRIVER}"),
+        (DEVICE_CLASSES, OTHER_DRIVER),
+    )
+    for resource, name in left:
         try:
             await api.delete(resource, name)
         except NotFound:

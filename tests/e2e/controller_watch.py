@@ -141,7 +141,7 @@ class Follower:
         """A claim as the watch shows it: the order of events is that of the writes."""
         uid = claim.metadata.uid
         allocation = None if gone else claim.status.allocation
-        now = set()
+        now: set[tuple[str, str, str]] = set()
         if allocation is not None:
             now = {(r.driver, r.pool, r.device) for r in allocation.devices.results if not r.admin_access}
         before = self._of.get(uid, set())

@@ -18,6 +18,7 @@ from local_hands import LocalActions
 
 from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.meta import Resource
 from dra_driver.api.names import ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
@@ -46,7 +47,9 @@ SETUP = examples.setup_objects(OBJECTS)
 class Actions(Protocol):
     """What can be done to a cluster of our own beyond its API."""
 
-    parts: tuple[str, ...]
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What ``kill`` knows."""
 
     async def kill(self, part: str, node: str) -> None:
         """Kills ``plugin``, ``kubelet``, ``controller`` or ``runtime`` and sees that it starts again."""
@@ -185,7 +188,8 @@ async def set_up(cluster: Cluster) -> None:
 
 async def clear(cluster: Cluster, namespace: str) -> None:
     """Deletes all pods and claims of a namespace and waits until they are gone."""
-    for resource in (PODS, RESOURCE_CLAIMS):
+    resources: tuple[Resource[Any], ...] = (PODS, RESOURCE_CLAIMS)
+    for resource in resources:
         for item in (await cluster.api.list(resource, namespace)).items:
             with contextlib.suppress(NotFound):
                 await cluster.api.delete(resource, item.metadata.name, namespace)

@@ -109,7 +109,7 @@ def test_a_node_agent_may_not_write_anything_of_another_node(
     async def scenario() -> None:
         name = f"{node}.{DEFAULT_DRIVER_NAME}"
         before = await cluster.api.get(DEVICE_INVENTORIES, name)
-        changed = {"spec": {"devices": []}}
+        changed: dict[str, Any] = {"spec": {"devices": []}}
         attempts = {
             "update": stranger.merge_patch(DEVICE_INVENTORIES, name, changed),
             "delete": stranger.delete(DEVICE_INVENTORIES, name),

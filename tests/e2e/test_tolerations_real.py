@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.tolerations import SHAPES, TAINT, Case, cases, claim, template
+from tolerations import SHAPES, TAINT, Case, cases, claim, template
 
 from dra_driver.api.core import NAMESPACES
 from dra_driver.api.meta import Resource

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import itertools
 import logging
 import random
@@ -41,7 +42,7 @@ from controller.config import ControllerConfig, Timings
 from dra_driver import discovery
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES
-from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.meta import DriverName, PoolName, Resource, WireObject
 from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.policy import DEVICE_POLICIES
@@ -82,7 +83,7 @@ from kubelet_plugin.app import Plugin
 from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.config import Configuration
 
-DRIVER = "gpu.dra-driver.dev"
+DRIVER = DriverName("gpu.dra-driver.dev")
 CLASS = "any"
 NS = "default"
 NODE_NAMES = ("n1", "n2")
@@ -275,7 +276,7 @@ class World:
             ("node-controller", lambda api: NodeLifecycle(api, grace=1e6)),
             ("scheduler", Scheduler),
         ):
-            self._add(name, lambda name=name, make=make: self._run_client(name, make))
+            self._add(name, functools.partial(self._run_client, name, make))
         for name in NODE_NAMES:
             await self._add_node(name)
         self._add("controller", self._run_controller)
@@ -669,7 +670,7 @@ class World:
         for inventory in inventories:
             node = inventory.spec.node_name
             mine = [s for s in slices if s.spec.node_name == node]
-            state = AllocatedState.from_claims(claims).pool(PoolID(DRIVER, node))
+            state = AllocatedState.from_claims(claims).pool(PoolID(DRIVER, PoolName(node)))
             newest = max((s.spec.pool.generation for s in mine), default=0)
             published = {d.name: d for s in mine for d in s.spec.devices if s.spec.pool.generation == newest}
             usage = (

@@ -14,7 +14,7 @@ FAULT_TEST = Path(__file__).with_name("fault_test.py")
 
 @pytest.mark.slow
 @pytest.mark.sim
-def test_no_invariant_is_violated_under_faults(tmp_path):
+def test_no_invariant_is_violated_under_faults(tmp_path: Path) -> None:
     command = [sys.executable, str(FAULT_TEST), "--schedules=15", "--side-by-side=8"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     logs = "\n".join(p.read_text()[:8000] for p in tmp_path.rglob("*.log"))

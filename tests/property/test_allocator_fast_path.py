@@ -169,6 +169,7 @@ def same(now: Snapshot, pod: list[ResourceClaim], **how: Any) -> Outcome:
     event(type(fast).__name__)
     assert seen(fast) == seen(slow)
     if isinstance(fast, DoesNotFit):
+        assert isinstance(slow, DoesNotFit)
         assert fast.summary() == summary(slow.explain())
     return fast
 
@@ -221,7 +222,9 @@ def test_pools_of_one_strategy_are_that_strategy(
 ) -> None:
     now = snapshot(*world, classes=[gpu_class("nic")])
     for strategy in Strategy:
-        rules = PersistentMap({p: PoolPolicy(strategy) for p in pools_of(now)})
+        rules: PersistentMap[PoolID, PoolPolicy] = PersistentMap(
+            {p: PoolPolicy(strategy) for p in pools_of(now)}
+        )
         for one in wanted:
             assert seen(allocate(now, [one], pools=rules)) == seen(allocate(now, [one], strategy=strategy))
 
@@ -233,7 +236,9 @@ def test_what_fits_does_not_depend_on_the_strategies_of_pools(
 ) -> None:
     now = snapshot(*world, classes=[gpu_class("nic")])
     taken: list[ResourceClaim] = []
-    rules = PersistentMap({p: cycle[i % len(cycle)] for i, p in enumerate(pools_of(now))})
+    rules: PersistentMap[PoolID, PoolPolicy] = PersistentMap(
+        {p: cycle[i % len(cycle)] for i, p in enumerate(pools_of(now))}
+    )
     for number, drawn in enumerate(wanted):
         meta = msgspec.structs.replace(drawn.metadata, name=f"c{number}", uid=f"uid-{number}")
         one = msgspec.structs.replace(drawn, metadata=meta)
@@ -252,7 +257,7 @@ def test_what_fits_does_not_depend_on_the_strategies_of_pools(
             assert seen(alone) == seen(outcome)
         elif not any(rules[p].strategy is Strategy.FIRST_FIT for p in present):
             event("best fit")
-            here = PersistentMap({p: rules[p] for p in present})
+            here: PersistentMap[PoolID, PoolPolicy] = PersistentMap({p: rules[p] for p in present})
             alone = allocate(now, [one], pools=here, nodes=[outcome.node])
             assert seen(alone) == seen(outcome)
         else:

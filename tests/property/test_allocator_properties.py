@@ -38,7 +38,7 @@ TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
 
 @st.composite
 def plain_device(draw: st.DrawFn, name: str) -> dict[str, Any]:
-    attributes = {"model": draw(st.sampled_from(["a", "b"]))}
+    attributes: dict[str, str | int] = {"model": draw(st.sampled_from(["a", "b"]))}
     numa = draw(st.sampled_from([0, 1, None]))
     if numa is not None:
         attributes["numaNode"] = numa
@@ -126,7 +126,7 @@ def test_pools_of_both_strategies_serve_what_one_strategy_serves(
     slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], strategies: list[Strategy]
 ) -> None:
     now = snapshot(*slices)
-    rules = PersistentMap(
+    rules: PersistentMap[PoolID, PoolPolicy] = PersistentMap(
         {
             PoolID(s.spec.driver, s.spec.pool.name): PoolPolicy(strategies[int(s.spec.pool.name[1:])])
             for s in slices

@@ -13,23 +13,31 @@ The default run plays a few schedules side by side; ``DRA_FAULT_SCHEDULES=200`` 
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster, unreachable
+import virtual_time
+from fake_client import FakeClient, unreachable
 
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.names import ALLOCATION_GATE
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.quantity import Quantity
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceRequestAllocationResult,
+)
 from dra_driver.errors import Conflict, ServerBusy
 from dra_driver.ownership import PoolID, is_controller_taint, owner_of
 from dra_driver.resourceslice import Usage, build_slices, plan_slices
@@ -40,7 +48,7 @@ from dra_driver.structured import (
     allocate,
 )
 
-DRIVER = "gpu.example.com"
+DRIVER = DriverName("gpu.example.com")
 NS = "default"
 SCHEDULES = int(os.environ.get("DRA_FAULT_SCHEDULES", "12"))
 SIDE_BY_SIDE = 12
@@ -77,8 +85,8 @@ FORMS = {
 }
 
 
-def build() -> FakeCluster:
-    cluster = FakeCluster()
+def build() -> FakeClient:
+    cluster = FakeClient()
     selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
     cluster.put(DEVICE_CLASSES, {"metadata": {"name": "gpu"}, "spec": {"selectors": [selector]}})
     for name in ("n1", "n2"):
@@ -102,8 +110,8 @@ def build() -> FakeCluster:
     return cluster
 
 
-def add_pod(cluster: FakeCluster, name: str, chance: random.Random) -> None:
-    exactly = {
+def add_pod(cluster: FakeClient, name: str, chance: random.Random) -> None:
+    exactly: dict[str, Any] = {
         "deviceClassName": "gpu",
         "allocationMode": "ExactCount",
         "count": chance.choice((1, 1, 1, 2)),
@@ -114,21 +122,21 @@ def add_pod(cluster: FakeCluster, name: str, chance: random.Random) -> None:
     put_pod(cluster, name, exactly)
 
 
-def put_pod(cluster: FakeCluster, name: str, exactly: dict) -> None:
+def put_pod(cluster: FakeClient, name: str, exactly: dict[str, Any]) -> None:
     meta = {"name": name, "namespace": NS}
     claim_spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
     cluster.put(RESOURCE_CLAIMS, {"metadata": dict(meta), "spec": claim_spec, "status": {}})
     pod_spec = {
-        "containers": [{"name": "c"}],
+        "containers": [{"name": "c", "image": "i"}],
         "resourceClaims": [{"name": "r", "resourceClaimName": name}],
         "schedulingGates": [{"name": ALLOCATION_GATE}],
     }
     cluster.put(PODS, {"metadata": dict(meta), "spec": pod_spec, "status": {"phase": "Pending"}})
 
 
-def violations(cluster: FakeCluster) -> list[str]:
+def violations(cluster: FakeClient) -> list[str]:
     """Checked by the geometry of the hardware and not by what slices say."""
-    held: dict[tuple[str, str], list] = {}
+    held: dict[tuple[str, str], list[DeviceRequestAllocationResult]] = {}
     for claim in cluster.all(RESOURCE_CLAIMS):
         for r in claim.status.allocation.devices.results if claim.status.allocation else ():
             held.setdefault((r.pool, r.device), []).append(r)
@@ -219,10 +227,9 @@ class Schedule:
     def policy(self) -> None:
         self.set_policy(self.chance.choice(("n1", "n2")), self.chance.choice(POLICIES))
 
-    def set_policy(self, node: str, spec: dict | None) -> None:
-        key = ("DevicePolicy", "", node)
+    def set_policy(self, node: str, spec: dict[str, Any] | None) -> None:
         if spec is None:
-            if key in self.cluster.objects:
+            if self.cluster.find(DEVICE_POLICIES, node):
                 self.cluster.remove(DEVICE_POLICIES, node)
             return
         requirement = {"key": "zone", "operator": "In", "values": [node]}
@@ -283,7 +290,7 @@ class Schedule:
             await pause(0.1)  # the controller sees its own slices
             exactly = {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}
             put_pod(self.cluster, form, {**exactly, "selectors": [{"cel": {"expression": selector}}]})
-            await until(lambda name=form: self.forms_of(name))
+            await until(functools.partial(self.forms_of, form))
             assert self.forms_of(form) == {form}
             self.cluster.remove(PODS, form, NS)
             self.cluster.remove(RESOURCE_CLAIMS, form, NS)
@@ -331,7 +338,7 @@ class Schedule:
         for inventory in self.cluster.all(DEVICE_INVENTORIES):
             node = inventory.spec.node_name
             mine = [s for s in slices if s.spec.node_name == node]
-            state = self.taken().pool(PoolID(DRIVER, node))
+            state = self.taken().pool(PoolID(DRIVER, PoolName(node)))
             published = {d.name: d for s in mine for d in s.spec.devices}
             usage = Usage(frozenset(state.devices), frozenset(state.shares), published)
             matching = [p for p in self.cluster.all(DEVICE_POLICIES) if p.metadata.name == node]
@@ -363,7 +370,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def controller(cluster: FakeCluster):
+async def controller(cluster: FakeClient) -> AsyncIterator[None]:
     timings = Timings(avoid=0.1, longest_avoid=0.3, drain=0.1, settle=0.02)
     config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, timings=timings)
     task = asyncio.create_task(Controller(cluster, config, virtual_time.LoopClock()).run())
@@ -377,7 +384,7 @@ async def controller(cluster: FakeCluster):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SCHEDULES, SIDE_BY_SIDE))
-def test_invariants_hold_after_every_schedule(first):
+def test_invariants_hold_after_every_schedule(first: int) -> None:
     assert Quantity.parse("40Gi").value() == 40 * GIB
 
     async def one(seed: int, failures: dict[int, BaseException]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from crashing_gpus import Control, Gpu, Machine, MachineDaemons
 from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_agent import DRIVER, NODE, claim
@@ -103,7 +103,7 @@ class World:
         self.executor = ThreadPoolExecutor(1)
 
     def preparer(self) -> Preparer:
-        kube = FakeKube()
+        kube = FakeClient()
         for body in CLAIMS:
             kube.put(RESOURCE_CLAIMS, body)
         return Preparer(
@@ -122,7 +122,8 @@ class World:
         reference = ClaimReference("ns", f"c{i}", UIDS[i])
         try:
             if verb == "unprepare":
-                return await to.unprepare(reference)
+                await to.unprepare(reference)
+                return None
             return [d.device for d in await to.prepare(reference)]
         except PrepareError as e:
             return str(e)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_agent import DRIVER, NODE, claim
@@ -38,7 +38,7 @@ calls = st.lists(st.tuples(st.sampled_from(["prepare", "unprepare"]), st.integer
 
 
 def preparer(disk: Disk) -> Preparer:
-    kube = FakeKube()
+    kube = FakeClient()
     for body in CLAIMS:
         kube.put(RESOURCE_CLAIMS, body)
     return Preparer(

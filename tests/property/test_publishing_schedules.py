@@ -2,8 +2,11 @@
 
 import itertools
 import random
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
+from builders import DRIVER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +21,11 @@ from dra_driver.api.inventory import (
     Registration,
     inventory_name,
 )
-from dra_driver.api.meta import ObjectMeta, OwnerReference
+from dra_driver.api.meta import ObjectMeta, OwnerReference, PoolName, Uid
 from dra_driver.api.resource import Device, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec
 from dra_driver.ownership import AllocatorRecord, PoolAllocator
 from dra_driver.publishing import (
+    Announce,
     DeleteSlice,
     NoteAttempt,
     NoteStatus,
@@ -43,8 +47,7 @@ from dra_driver.publishing.freeze import Freeze, FreezeEffect, FreezeState
 from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, look, recorded
 from dra_driver.resourceslice import ServerFeatures
 
-DRIVER = "gpu.example.com"
-NODE = Node(metadata=ObjectMeta(name="n1", uid="u1"))
+NODE = Node(metadata=ObjectMeta(name="n1", uid=Uid("u1")))
 
 
 # --- epochs: one pool, its plugin, its kubelet, and a publisher that is killed ------------------------------
@@ -54,7 +57,7 @@ class Pool:
     """The API objects of one pool, and those who write them."""
 
     def __init__(self, *, by_node: bool) -> None:
-        owner = OwnerReference(api_version="v1", kind="Node", name="n1", uid="u1")
+        owner = OwnerReference(api_version="v1", kind="Node", name="n1", uid=Uid("u1"))
         self.by_node = by_node
         self.inventory = DeviceInventory(
             metadata=ObjectMeta(name=inventory_name("n1", DRIVER), owner_references=(owner,)),
@@ -171,8 +174,10 @@ class Pool:
             case DeleteSlice(slice_):
                 assert slice_.metadata.name not in self.publication.slices
                 del self.slices[slice_.metadata.name]
+            case Announce():
+                pass
 
-    def note(self, fields) -> None:
+    def note(self, fields: Mapping[str, Any]) -> None:
         names_ = {"withheldFor": "withheld_for"}
         values = {names_.get(k, k): tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         self.set_status(publication=msgspec.structs.replace(self.publication, **values))
@@ -180,10 +185,10 @@ class Pool:
 
 @settings(max_examples=150, deadline=None)
 @given(by_node=st.booleans(), seed=st.integers(0, 10**9))
-def test_no_epoch_goes_backwards_and_no_dead_plugin_is_advertised(by_node, seed):
+def test_no_epoch_goes_backwards_and_no_dead_plugin_is_advertised(by_node: bool, seed: int) -> None:
     chance = random.Random(seed)
     pool = Pool(by_node=by_node)
-    actions = [
+    actions: list[Callable[[], None]] = [
         pool.register,
         pool.die,
         pool.wipe,
@@ -329,7 +334,7 @@ def slice_of(*, tainted: bool) -> ResourceSlice:
     device = Device(name="gpu-0", taints=(taint,) if tainted else ())
     spec = ResourceSliceSpec(
         driver=DRIVER,
-        pool=ResourcePool(name="n1", generation=1, resource_slice_count=1),
+        pool=ResourcePool(name=PoolName("n1"), generation=1, resource_slice_count=1),
         node_name="n1",
         devices=(device,),
     )
@@ -341,7 +346,7 @@ def slice_of(*, tainted: bool) -> ResourceSlice:
     record=st.sampled_from([r for r in AllocatorRecord if r is not AllocatorRecord.NONE]),
     seed=st.integers(0, 10**9),
 )
-def test_a_pool_that_changes_hands_is_never_allocated_by_both(record, seed):
+def test_a_pool_that_changes_hands_is_never_allocated_by_both(record: AllocatorRecord, seed: int) -> None:
     chance = random.Random(seed)
     world = TwoAllocators(chance, record)
     actions = [
@@ -381,14 +386,15 @@ def test_a_pool_that_changes_hands_is_never_allocated_by_both(record, seed):
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9))
-def test_a_frozen_pool_stays_blocked_until_the_informer_shows_what_was_written(seed):
+def test_a_frozen_pool_stays_blocked_until_the_informer_shows_what_was_written(seed: int) -> None:
     chance = random.Random(seed)
     stored = dict.fromkeys("abc", 0)
     seen = dict(stored)
     version = itertools.count(1)
     freeze, writing = Freeze(), False
     for _ in range(60):
-        before, effects = freeze, ()
+        before = freeze
+        effects: tuple[FreezeEffect, ...] = ()
         roll = chance.random()
         name = chance.choice("abc")
         if roll < 0.2:

@@ -1,5 +1,9 @@
 """Slices of a pool: what is built meets the API's limits, and no reader ever sees a mix of two states."""
 
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -13,23 +17,24 @@ from dra_driver.api.inventory import (
     DeviceInventorySpec,
     InventoryDevice,
 )
-from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.meta import DriverName, ObjectMeta, Uid
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity, ResourceSlice
 from dra_driver.ownership import PoolAllocator, owner_of, slice_name
 from dra_driver.resourceslice import (
     HEALTH_TAINT,
+    DesiredPool,
     PublishOptions,
     ServerFeatures,
     build_slices,
     plan_slices,
 )
 
-DRIVER = "gpu.example.com"
-OWNER = owner_of(Node(metadata=ObjectMeta(name="n1", uid="u1")))
+DRIVER = DriverName("gpu.example.com")
+OWNER = owner_of(Node(metadata=ObjectMeta(name="n1", uid=Uid("u1"))))
 
 
-def device(name: str, memory: str | None = "40Gi", **kwargs) -> InventoryDevice:
+def device(name: str, memory: str | None = "40Gi", **kwargs: Any) -> InventoryDevice:
     capacity = {"memory": DeviceCapacity(value=Quantity.parse(memory))} if memory else {}
     return InventoryDevice(name=name, capacity=capacity, **kwargs)
 
@@ -64,7 +69,7 @@ def visible(cluster: dict[str, ResourceSlice]) -> list[str] | None:
     return sorted(d.name for s in current for d in s.spec.devices)
 
 
-def steps(desired, cluster):
+def steps(desired: DesiredPool, cluster: dict[str, ResourceSlice]) -> Iterator[None]:
     """Applies a plan one write at a time."""
     todo = plan_slices(cluster.values(), desired, OWNER)
     for write in (*todo.creates, *todo.updates):
@@ -83,8 +88,8 @@ pools = st.lists(st.integers(0, 400), max_size=300, unique=True).map(
 @settings(max_examples=60, deadline=None)
 @given(before=pools, after=pools, stop=st.integers(0, 20))
 def test_a_reader_sees_the_old_pool_or_the_new_one_or_none_even_when_writing_stops_anywhere(
-    before, after, stop
-):
+    before: DeviceInventory, after: DeviceInventory, stop: int
+) -> None:
     cluster: dict[str, ResourceSlice] = {}
     old, new = build_slices(before), build_slices(after)
     for _ in steps(old, cluster):
@@ -104,7 +109,9 @@ def test_a_reader_sees_the_old_pool_or_the_new_one_or_none_even_when_writing_sto
 
 @settings(max_examples=60, deadline=None)
 @given(found=pools, allocator=st.sampled_from(PoolAllocator), taints=st.booleans())
-def test_slices_keep_the_limits_and_hold_every_device_once(found, allocator, taints):
+def test_slices_keep_the_limits_and_hold_every_device_once(
+    found: DeviceInventory, allocator: PoolAllocator, taints: bool
+) -> None:
     pool = build_slices(
         found, options=PublishOptions(allocator=allocator), features=ServerFeatures(taints=taints)
     )
@@ -122,13 +129,13 @@ def test_slices_keep_the_limits_and_hold_every_device_once(found, allocator, tai
 
 @given(pools, st.randoms(use_true_random=False))
 @settings(max_examples=30, deadline=None)
-def test_the_order_of_the_inventory_does_not_matter(found, random):
+def test_the_order_of_the_inventory_does_not_matter(found: DeviceInventory, random: Random) -> None:
     devices = list(found.spec.devices)
     random.shuffle(devices)
     assert build_slices(inventory(*devices)) == build_slices(found)
 
 
-def test_a_pool_without_devices_is_one_empty_slice():
+def test_a_pool_without_devices_is_one_empty_slice() -> None:
     pool = build_slices(inventory())
     assert [s.devices for s in pool.slices] == [()]
     todo = plan_slices([], pool, OWNER)
@@ -136,7 +143,7 @@ def test_a_pool_without_devices_is_one_empty_slice():
     assert todo.creates[0].slice.spec.pool.resource_slice_count == 1
 
 
-def test_without_taints_there_is_no_controller_mode_and_sick_devices_are_left_out():
+def test_without_taints_there_is_no_controller_mode_and_sick_devices_are_left_out() -> None:
     sick = device("gpu-1", health=(DeviceHealth(reason="XidError", severity="failed"),))
     pool = build_slices(inventory(device("gpu-0"), sick), features=ServerFeatures(taints=False))
     assert pool.allocator is PoolAllocator.SCHEDULER
@@ -144,7 +151,7 @@ def test_without_taints_there_is_no_controller_mode_and_sick_devices_are_left_ou
     assert "XidError" in pool.problems[0]
 
 
-def test_sick_devices_are_tainted_and_come_last():
+def test_sick_devices_are_tainted_and_come_last() -> None:
     sick = device("gpu-0", "1Gi", health=(DeviceHealth(reason="XidError", severity="failed"),))
     pool = build_slices(inventory(sick, device("gpu-1")))
     last = pool.slices[0].devices[-1]
@@ -168,7 +175,9 @@ def test_sick_devices_are_tainted_and_come_last():
         ({"x": DeviceAttribute(strings=("a",))}, "list"),
     ],
 )
-def test_what_the_server_would_refuse_is_left_out_with_the_reason(attributes, problem):
+def test_what_the_server_would_refuse_is_left_out_with_the_reason(
+    attributes: dict[str, DeviceAttribute], problem: str
+) -> None:
     pool = build_slices(inventory(device("gpu-0", attributes=attributes)))
     assert pool.slices[0].devices[0].attributes == {}
     assert problem in pool.problems[0]
@@ -176,13 +185,13 @@ def test_what_the_server_would_refuse_is_left_out_with_the_reason(attributes, pr
 
 
 @pytest.mark.parametrize("name", ["", "GPU", "a/b", "-a", "a" * 64, "a.b"])
-def test_a_device_name_that_is_no_label_is_left_out(name):
+def test_a_device_name_that_is_no_label_is_left_out(name: str) -> None:
     pool = build_slices(inventory(device(name), device("ok")))
     assert pool.devices == 1
     assert pool.problems
 
 
-def test_a_device_has_at_most_32_facts_and_the_important_ones_stay():
+def test_a_device_has_at_most_32_facts_and_the_important_ones_stay() -> None:
     attributes = {f"a{i:02}": DeviceAttribute(int_value=i) for i in range(40)}
     attributes["uuid"] = DeviceAttribute(string_value="u")
     attributes["type"] = DeviceAttribute(string_value="gpu")
@@ -193,7 +202,7 @@ def test_a_device_has_at_most_32_facts_and_the_important_ones_stay():
     assert "a39" not in published.attributes
 
 
-def test_unchanged_slices_are_not_written_and_one_changed_slice_keeps_the_generation():
+def test_unchanged_slices_are_not_written_and_one_changed_slice_keeps_the_generation() -> None:
     many = [device(f"gpu-{i:03}") for i in range(100)]
     cluster: dict[str, ResourceSlice] = {}
     for _ in steps(build_slices(inventory(*many)), cluster):
@@ -205,7 +214,7 @@ def test_unchanged_slices_are_not_written_and_one_changed_slice_keeps_the_genera
     assert todo.generation == 1
 
 
-def test_taints_keep_their_time():
+def test_taints_keep_their_time() -> None:
     cluster: dict[str, ResourceSlice] = {}
     for _ in steps(build_slices(inventory(device("gpu-0"))), cluster):
         pass
@@ -215,21 +224,21 @@ def test_taints_keep_their_time():
     assert times == {names.CONTROLLER_TAINT: "2026-01-01T00:00:00Z", HEALTH_TAINT: None}
 
 
-def test_slices_of_a_node_that_was_replaced_get_the_new_owner():
+def test_slices_of_a_node_that_was_replaced_get_the_new_owner() -> None:
     cluster: dict[str, ResourceSlice] = {}
     for _ in steps(build_slices(inventory(device("gpu-0"))), cluster):
         pass
-    other = owner_of(Node(metadata=ObjectMeta(name="n1", uid="u2")))
+    other = owner_of(Node(metadata=ObjectMeta(name="n1", uid=Uid("u2"))))
     todo = plan_slices(cluster.values(), build_slices(inventory(device("gpu-0"))), other)
-    assert [o.uid for o in todo.updates[0].slice.metadata.owner_references] == ["u2"]
+    assert [o.uid for o in todo.updates[0].slice.metadata.owner_references or ()] == ["u2"]
 
 
-def test_generation_never_falls_behind_what_was_noted():
+def test_generation_never_falls_behind_what_was_noted() -> None:
     todo = plan_slices([], build_slices(inventory(device("gpu-0"))), OWNER, least_generation=9)
     assert todo.generation == 9
 
 
-def test_slice_names_are_unique_sorted_and_short_enough():
+def test_slice_names_are_unique_sorted_and_short_enough() -> None:
     assert slice_name("a-b", "c", 0) != slice_name("a", "b-c", 0)
     assert slice_name("n", "d", 2) < slice_name("n", "d", 10)
     assert len(slice_name("n" * 253, "d" * 63, 0)) <= 253

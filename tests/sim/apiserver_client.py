@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import aiohttp
@@ -63,7 +63,9 @@ class Client:
         return await self.call("DELETE", path, body)
 
     @contextlib.asynccontextmanager
-    async def watch(self, path: str, **headers: str) -> AsyncIterator[Callable[[], Awaitable[Raw | None]]]:
+    async def watch(
+        self, path: str, **headers: str
+    ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, Raw | None]]]:
         """Gives a function that waits for the next event (None: the server has ended the watch)."""
         async with self.session.get(self.server.url + path, headers=headers) as response:
             assert response.status == 200, await response.text()

@@ -15,6 +15,7 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.errors import NotFound
 from dra_driver.sim.cluster import ClusterConfig, EmbeddedCluster, SimNode
+from dra_driver.sim.cluster_config import NodeConfig
 from dra_driver.sim.demo import examples
 from dra_driver.sim.kubelet import KubeletSettings
 from dra_driver.sim.objects import RUN_PODS, RunPod
@@ -22,7 +23,7 @@ from dra_driver.sim.objects import RUN_PODS, RunPod
 SETTINGS = dataclasses.replace(KubeletSettings.quick(), wipe_delay=0.7, registry_tick=0.05)
 
 
-def config(*profiles: str, settings: KubeletSettings = SETTINGS, **more: Any) -> ClusterConfig:
+def config(*profiles: str | NodeConfig, settings: KubeletSettings = SETTINGS, **more: Any) -> ClusterConfig:
     return ClusterConfig(profiles=profiles or ("l4x4",), kubelet=settings, spawn=forked.spawn, **more)
 
 

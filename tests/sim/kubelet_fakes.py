@@ -106,7 +106,7 @@ class _Registration(pluginregistration_pb2_grpc.RegistrationServicer):
         return pluginregistration_pb2.RegistrationStatusResponse()
 
 
-class _Dra:
+class _Dra(dra_v1_pb2_grpc.DRAPluginServicer, dra_v1beta1_pb2_grpc.DRAPluginServicer):
     def __init__(self, plugin: FakePlugin, version: str, messages: Any) -> None:
         self._plugin = plugin
         self._version = version
@@ -137,7 +137,7 @@ class _Dra:
         return answer
 
 
-class _Health:
+class _Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
     def __init__(self, plugin: FakePlugin) -> None:
         self._plugin = plugin
 

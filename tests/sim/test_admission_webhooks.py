@@ -9,8 +9,9 @@ import io
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -79,7 +80,9 @@ async def material(api: KubeApi) -> Material:
     return found
 
 
-async def post(server: AdmissionServer, path: str, body: bytes, bundle: bytes, **headers: str):
+async def post(
+    server: AdmissionServer, path: str, body: bytes, bundle: bytes, **headers: str
+) -> tuple[int, bytes]:
     assert server.address is not None
     context = ssl.create_default_context(cadata=bundle.decode())
     url = f"https://127.0.0.1:{server.address[1]}{path}"
@@ -101,7 +104,7 @@ def claim_review(parameters: object) -> bytes:
     ).encode()
 
 
-def run(scenario) -> None:
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 

@@ -3,11 +3,20 @@
 import asyncio
 import contextlib
 import random
+from typing import Any
 
-from support.fake_cluster import FakeCluster
+from fake_client import FakeClient
 
-from dra_driver.api.core import NODES
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.core import NODES, Node
+from dra_driver.api.meta import Resource
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceClass,
+    ResourceClaim,
+    ResourceSlice,
+)
 from dra_driver.kube import Informer
 from dra_driver.sim.controlplane.followed import FollowedCluster
 from dra_driver.structured import AllocatedState, Snapshot
@@ -15,7 +24,7 @@ from dra_driver.structured import AllocatedState, Snapshot
 DRIVER = "gpu.example.com"
 
 
-def slice_of(node: str, devices: int, generation: int) -> dict:
+def slice_of(node: str, devices: int, generation: int) -> dict[str, Any]:
     return {
         "metadata": {"name": f"slice-{node}"},
         "spec": {
@@ -27,7 +36,7 @@ def slice_of(node: str, devices: int, generation: int) -> dict:
     }
 
 
-def claim_of(name: str, node: str, devices: list[int]) -> dict:
+def claim_of(name: str, node: str, devices: list[int]) -> dict[str, Any]:
     results = [{"request": "r", "driver": DRIVER, "pool": node, "device": f"gpu-{i}"} for i in devices]
     status = {"allocation": {"devices": {"results": results}}} if devices else {}
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {}, "status": status}
@@ -46,18 +55,24 @@ def facts(snapshot: Snapshot) -> object:
     )
 
 
-def change(cluster: FakeCluster, rng: random.Random) -> None:
+def change(cluster: FakeClient, rng: random.Random) -> None:
     node = f"node-{rng.randrange(4)}"
-    kind = rng.choice([NODES, RESOURCE_SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES])
+    kinds: list[Resource[Any]] = [NODES, RESOURCE_SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES]
+    kind = rng.choice(kinds)
     claim = f"claim-{rng.randrange(5)}"
-    names = {NODES: node, RESOURCE_SLICES: f"slice-{node}", RESOURCE_CLAIMS: claim, DEVICE_CLASSES: "gpu"}
+    names: dict[Resource[Any], str] = {
+        NODES: node,
+        RESOURCE_SLICES: f"slice-{node}",
+        RESOURCE_CLAIMS: claim,
+        DEVICE_CLASSES: "gpu",
+    }
     namespace = "default" if kind is RESOURCE_CLAIMS else ""
     if rng.random() < 0.3:
         with contextlib.suppress(KeyError):
             cluster.remove(kind, names[kind], namespace)
         return
     labels = {"zone": rng.choice("ab")}
-    bodies = {
+    bodies: dict[Resource[Any], dict[str, Any]] = {
         NODES: {"metadata": {"name": node, "labels": labels}, "status": {"phase": str(rng.random())}},
         RESOURCE_SLICES: slice_of(node, rng.randrange(1, 4), rng.randrange(1, 3)),
         # Two claims with one device, too: what is left when one of them goes must be right.
@@ -70,23 +85,32 @@ def change(cluster: FakeCluster, rng: random.Random) -> None:
 def test_follows_every_change() -> None:
     async def scenario() -> None:
         rng = random.Random(1)
-        cluster = FakeCluster()
+        cluster = FakeClient()
         for _ in range(10):
             change(cluster, rng)
         slices, classes = Informer(cluster, RESOURCE_SLICES), Informer(cluster, DEVICE_CLASSES)
         nodes, claims = Informer(cluster, NODES), Informer(cluster, RESOURCE_CLAIMS)
         followed = FollowedCluster(slices=slices, classes=classes, nodes=nodes, claims=claims)
-        informers = (slices, classes, nodes, claims)
+        informers: tuple[Informer[Any], ...] = (slices, classes, nodes, claims)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(i.run()) for i in informers]
             for informer in informers:
                 await informer.synced.wait()
-            await compare(rng, cluster, followed, *informers)
+            await compare(rng, cluster, followed, slices, classes, nodes, claims)
             for task in tasks:
                 task.cancel()
 
-    async def compare(rng, cluster, followed, slices, classes, nodes, claims) -> None:
+    async def compare(
+        rng: random.Random,
+        cluster: FakeClient,
+        followed: FollowedCluster,
+        slices: Informer[ResourceSlice],
+        classes: Informer[DeviceClass],
+        nodes: Informer[Node],
+        claims: Informer[ResourceClaim],
+    ) -> None:
         checked = 0
+        every: tuple[Informer[Any], ...] = (slices, classes, nodes, claims)
         for _ in range(150):
             for _ in range(rng.randrange(1, 5)):
                 change(cluster, rng)
@@ -95,7 +119,7 @@ def test_follows_every_change() -> None:
             if any(
                 {i.metadata.name: i.metadata.resource_version for i in informer.items()}
                 != {o.metadata.name: o.metadata.resource_version for o in cluster.all(informer.resource)}
-                for informer in (slices, classes, nodes, claims)
+                for informer in every
             ):
                 continue
             anew = Snapshot.build(
@@ -113,7 +137,7 @@ def test_follows_every_change() -> None:
 
 def test_an_assumed_claim_counts_until_the_watch_shows_it() -> None:
     async def scenario() -> None:
-        cluster = FakeCluster()
+        cluster = FakeClient()
         cluster.put(RESOURCE_CLAIMS, claim_of("claim", "node-0", []))
         claims = Informer(cluster, RESOURCE_CLAIMS)
         followed = FollowedCluster(
@@ -128,7 +152,7 @@ def test_an_assumed_claim_counts_until_the_watch_shows_it() -> None:
             await play(cluster, claims, followed)
             task.cancel()
 
-    async def play(cluster, claims, followed) -> None:
+    async def play(cluster: FakeClient, claims: Informer[ResourceClaim], followed: FollowedCluster) -> None:
         cluster.quiet.add("ResourceClaim")
         cluster.put(RESOURCE_CLAIMS, claim_of("claim", "node-0", [1]))
         written = cluster.obj(RESOURCE_CLAIMS, "claim", "default")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cluster_support as support
 import pytest
-from support.hostile_claims import attacks
+from hostile_claims import attacks
 
 from dra_driver.api.core import EVENTS, PODS
 from dra_driver.kube.leader import LEASES

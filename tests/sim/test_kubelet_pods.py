@@ -53,11 +53,14 @@ class Node:
         await eventually(lambda: self.kubelet.plugins.plugin(DRIVER) is not None)
 
     async def pod(self, name: str = "p") -> dict[str, Any]:
-        return json.loads(await self.api._call("GET", f"/api/v1/namespaces/default/pods/{name}"))
+        pod: dict[str, Any] = json.loads(
+            await self.api._call("GET", f"/api/v1/namespaces/default/pods/{name}")
+        )
+        return pod
 
     async def phase(self, wanted: str, name: str = "p") -> dict[str, Any]:
         async def reached() -> bool:
-            return (await self.pod(name))["status"].get("phase") == wanted
+            return bool((await self.pod(name))["status"].get("phase") == wanted)
 
         await eventually(reached)
         return await self.pod(name)
@@ -250,7 +253,8 @@ def test_an_unknown_cdi_device_holds_the_container_until_its_spec_is_there() -> 
 
             async def failed() -> bool:
                 statuses = (await n.pod())["status"].get("containerStatuses") or [{"state": {}}]
-                return statuses[0]["state"].get("waiting", {}).get("reason") == "CreateContainerError"
+                reason = statuses[0]["state"].get("waiting", {}).get("reason")
+                return bool(reason == "CreateContainerError")
 
             await eventually(failed)
             uid = await n.claim_uid()

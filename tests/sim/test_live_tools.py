@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,7 +24,7 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 PLUGIN = Path(sys.executable).parent / "kubectl-dra"
 
 
-def post(url, path, body):
+def post(url: str, path: str, body: dict[str, Any]) -> None:
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )
@@ -30,7 +32,7 @@ def post(url, path, body):
         pass
 
 
-def add_node(url, name, *sizes):
+def add_node(url: str, name: str, *sizes: int) -> None:
     post(url, "/api/v1/nodes", {"metadata": {"name": name}})
     devices = [
         {
@@ -45,7 +47,7 @@ def add_node(url, name, *sizes):
     post(url, SLICES, {"metadata": {"name": name}, "spec": spec})
 
 
-def add_claim(url, namespace, name, memory):
+def add_claim(url: str, namespace: str, name: str, memory: str) -> None:
     exactly = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}}
     post(
         url,
@@ -58,7 +60,7 @@ def add_claim(url, namespace, name, memory):
 
 
 @contextlib.contextmanager
-def serving(path):
+def serving(path: Path) -> Iterator[str]:
     """Address of an API server with one node and two claims, in two namespaces."""
     with _server(path):
         url = yaml.safe_load(path.read_text())["clusters"][0]["cluster"]["server"]
@@ -70,7 +72,7 @@ def serving(path):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Kubeconfig of a server for tests that only read."""
     path = tmp_path_factory.mktemp("server") / "kubeconfig"
     with serving(path):
@@ -78,14 +80,14 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture
-def cluster(shared, tmp_path, monkeypatch):
+def cluster(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Kubeconfig in a home of the test's own."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     return Path(shutil.copy(shared, tmp_path / "kubeconfig"))
 
 
-def test_the_fleet_and_what_waits(cluster, capsys):
+def test_the_fleet_and_what_waits(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = cluster
     assert main(["status", "--kubeconfig", str(path)]) == 0
     table = capsys.readouterr().out
@@ -96,7 +98,7 @@ def test_the_fleet_and_what_waits(cluster, capsys):
     assert [(r["model"], r["total"], r["free"]) for r in data["devices"]] == [("A100", 2, 2)]
 
 
-def test_why_a_claim_does_not_fit(cluster, capsys):
+def test_why_a_claim_does_not_fit(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = cluster
     assert main(["explain", "--kubeconfig", str(path)]) == 0
     out = capsys.readouterr().out
@@ -107,7 +109,9 @@ def test_why_a_claim_does_not_fit(cluster, capsys):
     assert "default/fits" not in capsys.readouterr().out
 
 
-def test_the_kubeconfig_is_found_where_kubectl_finds_it(cluster, capsys, monkeypatch):
+def test_the_kubeconfig_is_found_where_kubectl_finds_it(
+    cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = cluster
     (path.parent / ".kube").mkdir()
     shutil.copy(path, path.parent / ".kube" / "config")
@@ -132,7 +136,14 @@ def test_the_kubeconfig_is_found_where_kubectl_finds_it(cluster, capsys, monkeyp
         (["explain", "--watch", "-f", "x.yaml"], 2, "--watch is for a live cluster, -f for manifests"),
     ],
 )
-def test_what_cannot_be_shown_is_said(cluster, capsys, monkeypatch, arguments, status, said):
+def test_what_cannot_be_shown_is_said(
+    cluster: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    status: int,
+    said: str,
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(cluster))
     assert kubectl_dra(arguments) == status
     err = capsys.readouterr().err
@@ -140,7 +151,9 @@ def test_what_cannot_be_shown_is_said(cluster, capsys, monkeypatch, arguments, s
     assert said in err
 
 
-def test_no_server_and_no_kubeconfig(tmp_path, capsys, monkeypatch):
+def test_no_server_and_no_kubeconfig(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -157,11 +170,12 @@ def test_no_server_and_no_kubeconfig(tmp_path, capsys, monkeypatch):
     assert "127.0.0.1:9" in capsys.readouterr().err
 
 
-def test_watching_shows_what_changes(tmp_path):
+def test_watching_shows_what_changes(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     command = [str(PLUGIN), "status", "--kubeconfig", str(path), "--watch", "--interval", "0.1"]
     with serving(path) as url, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
+            assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
             assert next(line for line in lines if " nodes: " in line) == "2 devices on 1 of 1 nodes: 2 free\n"
             add_node(url, "n2", 80)
@@ -171,7 +185,7 @@ def test_watching_shows_what_changes(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
-def test_kubectl_runs_it_as_its_plugin(cluster):
+def test_kubectl_runs_it_as_its_plugin(cluster: Path) -> None:
     path = cluster
     environment = {**os.environ, "KUBECONFIG": str(path), "PATH": f"{PLUGIN.parent}:{os.environ['PATH']}"}
     found = subprocess.run(

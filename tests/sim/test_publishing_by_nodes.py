@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import cluster_support as support
 
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_TAINT, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
+from dra_driver.kube import Call, DelegatingClient
 from dra_driver.kube.features import probe_features
 from dra_driver.sim.cluster import EmbeddedCluster, SimNode
 
 BY_NODES = support.config(run_controller=False, plugin_flags=("--publish=node",))
 FLAG = "--publish=node"
+
+R = TypeVar("R")
 
 
 def only(cluster: EmbeddedCluster) -> SimNode:
@@ -150,13 +154,15 @@ def test_what_is_asked_of_the_server_is_of_the_own_node_and_pool() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         sent: list[ResourceSlice] = []
 
-        class Client:
-            async def create(self, resource: Any, body: Any, *, dry_run: bool = False) -> ResourceSlice:
-                assert dry_run
-                sent.append(await cluster.api.create(resource, body, dry_run=True))
-                return sent[-1]
+        class Noting(DelegatingClient):
+            async def _call(self, call: Call, send: Callable[[], Awaitable[R]]) -> R:
+                assert (call.verb, call.dry_run) == ("create", True)
+                answer = await send()
+                assert isinstance(answer, ResourceSlice)
+                sent.append(answer)
+                return answer
 
-        await probe_features(Client(), DriverName(DEFAULT_DRIVER_NAME), "node-a")  # type: ignore[arg-type]
+        await probe_features(Noting(cluster.api), DriverName(DEFAULT_DRIVER_NAME), "node-a")
         assert len(sent) == 3
         assert {(s.spec.node_name, s.spec.pool.name) for s in sent} == {("node-a", "node-a")}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from kubelet_fakes import short_directory, until
 from node_agent import DRIVER, NODE, Node, add_claim, claim, device, inventory, running
 
@@ -40,12 +41,15 @@ def not_cut_off() -> Iterator[None]:
 class Update:
     """A kubelet that never stops calling, and plugins that come and go."""
 
-    def __init__(self, kube: FakeKube, manager: PluginManager) -> None:
+    def __init__(self, kube: FakeClient, manager: PluginManager) -> None:
         self.kube = kube
         self.manager = manager
         self.calls = 0
         self.endpoints: set[str] = set()
         self.finished = asyncio.Event()
+
+    def made(self, calls: int) -> bool:
+        return self.calls >= calls
 
     async def call(self, i: int) -> None:
         body = add_claim(self.kube, claim(f"claim-{i}", f"gpu-{i}"))
@@ -77,7 +81,7 @@ def test_a_call_under_way_is_answered_before_the_kubelet_lets_go_of_an_agent_tha
     """The stand-in closes the connection of a plugin whose registrar is gone, as the real kubelet does."""
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         with short_directory() as root:
             (root / "registry").mkdir()
 
@@ -116,7 +120,7 @@ def test_no_call_fails_during_updates() -> None:
     quick = Timings(handover=0.2)
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         kube.put(NODES, {"metadata": {"name": NODE}})
         wiped: list[str] = []
 
@@ -147,7 +151,7 @@ def test_no_call_fails_during_updates() -> None:
                     node, new = await start(serial)
                     await update.registered(node)
                     done = update.calls
-                    await until(lambda done=done: update.calls >= done + 8, SECONDS)  # type: ignore[misc]
+                    await until(functools.partial(update.made, done + 8), SECONDS)
                     await old.aclose()
                     assert inventory(kube)["status"]["registration"]["registered"]  # type: ignore[index]
                     old = new

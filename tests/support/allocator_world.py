@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import builders
 import msgspec
+from builders import DRIVER
 
 from dra_driver.api import codec
 from dra_driver.api.core import Node
@@ -23,56 +25,28 @@ from dra_driver.api.resource import (
 )
 from dra_driver.structured import AllocatedState, Snapshot
 
-DRIVER = "gpu.example.com"
-
-
-def attribute(value: object) -> dict[str, object]:
-    if isinstance(value, bool):
-        return {"bool": value}
-    return {"int": value} if isinstance(value, int) else {"string": value}
-
 
 def device(name: str, memory: str = "", **fields: Any) -> dict[str, Any]:
     """A device as raw data; ``attributes`` take plain values."""
-    raw: dict[str, Any] = {"name": name, **fields}
-    raw["attributes"] = {k: attribute(v) for k, v in raw.get("attributes", {}).items()}
-    if memory:
-        raw["capacity"] = {"memory": {"value": memory}}
-    return raw
+    return builders.device(name, memory, **{"attributes": {}, **fields})
 
 
 def pool(node: str, *devices: dict[str, Any], driver: str = DRIVER, **spec: Any) -> ResourceSlice:
     """The one slice of the pool of a node."""
-    return codec.convert(
-        ResourceSlice,
-        {
-            "metadata": {"name": f"{node}-{driver}"},
-            "spec": {
-                "driver": driver,
-                "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-                "nodeName": node,
-                "devices": list(devices),
-                **spec,
-            },
-        },
-    )
+    return codec.convert(ResourceSlice, builders.resource_slice(node, *devices, driver=driver, **spec))
 
 
 def partitioned_pool(
     node: str, counters: Mapping[str, Mapping[str, str]], *devices: dict[str, Any]
 ) -> list[ResourceSlice]:
     """A pool of two slices: counters, and devices that take from them."""
-    name = {"name": node, "generation": 1, "resourceSliceCount": 2}
     sets = [
         {"name": s, "counters": {c: {"value": v} for c, v in amounts.items()}}
         for s, amounts in counters.items()
     ]
-    first = {"driver": DRIVER, "pool": name, "nodeName": node, "sharedCounters": sets}
-    second = {"driver": DRIVER, "pool": name, "nodeName": node, "devices": list(devices)}
-    return [
-        codec.convert(ResourceSlice, {"metadata": {"name": f"{node}-{i}"}, "spec": spec})
-        for i, spec in enumerate((first, second))
-    ]
+    first = builders.resource_slice(node, name=f"{node}-0", count=2, sharedCounters=sets)
+    second = builders.resource_slice(node, *devices, name=f"{node}-1", count=2)
+    return [codec.convert(ResourceSlice, body) for body in (first, second)]
 
 
 def takes(counter_set: str, **amounts: str) -> list[dict[str, Any]]:
@@ -85,7 +59,7 @@ def node(name: str, **labels: str) -> Node:
 
 
 def gpu_class(name: str = "gpu", **spec: Any) -> DeviceClass:
-    return codec.convert(DeviceClass, {"metadata": {"name": name}, "spec": spec})
+    return codec.convert(DeviceClass, builders.device_class(name, **spec))
 
 
 def exactly(count: int | None = 1, memory: str = "", **fields: Any) -> dict[str, Any]:
@@ -101,13 +75,7 @@ def claim(name: str, *requests: dict[str, Any], **devices: Any) -> ResourceClaim
     """A claim; each request is the content of ``exactly``, or a whole request where it has a name."""
     full = [r if "exactly" in r or "firstAvailable" in r else {"exactly": r} for r in requests]
     named = [{"name": f"req-{i}", **r} for i, r in enumerate(full)]
-    return codec.convert(
-        ResourceClaim,
-        {
-            "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
-            "spec": {"devices": {"requests": named, **devices}},
-        },
-    )
+    return codec.convert(ResourceClaim, builders.claim(name, uid=f"uid-{name}", requests=named, **devices))
 
 
 def annotated(of: ResourceClaim, topology: str) -> ResourceClaim:
@@ -206,8 +174,8 @@ class Checker:
             for name, amount in r.consumed_capacity.items():
                 used[r.driver, r.pool, r.device][name] += amount.nano
         for key, amounts in used.items():
-            for name, amount in amounts.items():
-                if amount > self.devices[key].capacity[name].value.nano:
+            for name, nano in amounts.items():
+                if nano > self.devices[key].capacity[name].value.nano:
                     found.append(f"{key}: more {name} is given away than there is")
         ids = Counter(r.share_id for r in every if r.share_id is not None)
         return found + [f"shareID {i} is used {n} times" for i, n in ids.items() if n > 1]

@@ -50,7 +50,8 @@ def main() -> int:
     print("ready", flush=True)
     children: dict[int, socket.socket] = {}
     while True:
-        ready = select.select([0, readable, listener, *children.values()], [], [])[0]
+        waited: list[int | socket.socket] = [0, readable, listener, *children.values()]
+        ready = select.select(waited, [], [])[0]
         if readable in ready:
             os.read(readable, 4096)
         if listener in ready:

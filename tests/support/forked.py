@@ -55,9 +55,9 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Forke
         os.close(writable)
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     child = ForkedChild(int(await reader.readline()), reader, writer)
-    child.stdout = asyncio.StreamReader()
+    output = child.stdout = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(child.stdout), os.fdopen(readable, "rb", buffering=0)
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(readable, "rb", buffering=0)
     )
     return child
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from fake_kube import FakeKube
+from fake_client import FakeClient
 
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, InventoryDevice, inventory_name
@@ -18,7 +18,7 @@ from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute, DeviceCapacity
 from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.hardware import DiscoveredDevice
-from dra_driver.wire import pluginregistration_pb2, pluginregistration_pb2_grpc
+from dra_driver.wire import health_v1alpha1_pb2, pluginregistration_pb2, pluginregistration_pb2_grpc
 from kubelet_plugin.app import Plugin
 from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.config import Configuration
@@ -103,14 +103,14 @@ def claim(
     }
 
 
-def add_claim(kube: FakeKube, body: dict[str, Any]) -> dict[str, Any]:
+def add_claim(kube: FakeClient, body: dict[str, Any]) -> dict[str, Any]:
     """Stores a claim."""
     return kube.put(RESOURCE_CLAIMS, body)
 
 
-def inventory(kube: FakeKube) -> dict[str, Any] | None:
+def inventory(kube: FakeClient) -> dict[str, Any] | None:
     """The node's inventory as stored."""
-    return kube.raw(DEVICE_INVENTORIES, inventory_name(NODE, DRIVER))
+    return kube.find(DEVICE_INVENTORIES, inventory_name(NODE, DRIVER))
 
 
 def configuration(root: Path, **more: Any) -> Configuration:
@@ -133,10 +133,21 @@ async def eventually(condition: Any, seconds: float = 60.0) -> Any:
         return value
 
 
+HealthStream = grpc.aio.UnaryStreamCall[
+    health_v1alpha1_pb2.NodeWatchResourcesRequest, health_v1alpha1_pb2.NodeWatchResourcesResponse
+]
+
+
+async def next_health(stream: HealthStream) -> health_v1alpha1_pb2.NodeWatchResourcesResponse | None:
+    """The next message of the health stream; None when the agent has ended it."""
+    message = await stream.read()
+    return message if isinstance(message, health_v1alpha1_pb2.NodeWatchResourcesResponse) else None
+
+
 class Node:
     """A running plugin and a kubelet's side of its sockets."""
 
-    def __init__(self, plugin: Plugin, kube: FakeKube, config: Configuration, stop: asyncio.Event) -> None:
+    def __init__(self, plugin: Plugin, kube: FakeClient, config: Configuration, stop: asyncio.Event) -> None:
         self.plugin = plugin
         self.kube = kube
         self.config = config
@@ -165,14 +176,14 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def running(
-    root: Path, kube: FakeKube, devices: Sequence[DiscoveredDevice] = (), **more: Any
+    root: Path, kube: FakeClient, devices: Sequence[DiscoveredDevice] = (), **more: Any
 ) -> AsyncIterator[Node]:
     """A plugin that is ready; it has ended when the block ends.
 
     ``more``: ``timing``, ``timings``, ``intervals``, ``backend`` or ``backends`` in place of the devices,
     ``functions`` of a PCI bus, ``settings`` of the configuration.
     """
-    if kube.raw(NODES, NODE) is None:
+    if kube.find(NODES, NODE) is None:
         kube.put(NODES, {"metadata": {"name": NODE}})
     config = configuration(root, **more.get("settings", {}))
     assert config.findings() == ()

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from applying_kube import ApplyingKube
+from fake_client import FakeClient
 from node_agent import add_claim, claim, eventually, nvidia_nodes, running
 
 from dra_driver.api.resource import RESOURCE_CLAIMS
@@ -23,13 +23,13 @@ from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc, health_v1alpha1_pb2, he
 DEVICES = ("gpu-0000-07-00-0-mig-3g-40gb-4", "gpu-0000-07-00-0-mig-1g-10gb-0", "gpu-0000-08-00-0")
 
 
-async def _told(node: Any, kube: ApplyingKube) -> dict[str, Any]:
+async def _told(node: Any, kube: FakeClient) -> dict[str, Any]:
     async with node.channel() as channel:
         stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(channel)
         message = await stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()).read()
     conditions = {}
     for device in DEVICES:
-        stored = kube.raw(RESOURCE_CLAIMS, device, "ns") or {}
+        stored = kube.raw(RESOURCE_CLAIMS, device, "ns")
         conditions[device] = [
             [c["status"], c["reason"]] for d in stored["status"].get("devices", ()) for c in d["conditions"]
         ]
@@ -44,7 +44,7 @@ async def _told(node: Any, kube: ApplyingKube) -> dict[str, Any]:
 async def main(root: Path) -> None:
     """Lives."""
     common.configure_logging("error", "json")
-    kube = ApplyingKube()
+    kube = FakeClient()
     backend = open_backend("nvml", sysfs_root=root / "sys", dev_root=root / "dev", node_name="node-a")
     settings = {"procfs_root": root / "proc", "dev_root": root / "dev"}
     nvidia_nodes(root)

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, add_claim, claim, nvidia_nodes, running
 
 from dra_driver.cli import common
@@ -66,7 +66,7 @@ async def _look(node: Any, verb: str, backend: DeviceBackend, proc: Path, *argum
 async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
     """Lives."""
     common.configure_logging("error", "json")
-    kube = FakeKube()
+    kube = FakeClient()
     claims: dict[str, dict[str, Any]] = {}
     settings = {
         "nvidia_smi": str(root / "bin/nvidia-smi"),

@@ -51,6 +51,8 @@ class Case:
             case "firstAvailable":
                 plain = {"name": "a", "deviceClassName": self.class_name}
                 request["firstAvailable"] = [plain, {"name": "b", **asked}]
+            case _:
+                raise AssertionError(self.shape)
         first = {"name": "first", "exactly": {"deviceClassName": self.class_name}}
         return {"devices": {"requests": [first, request]}}
 

@@ -11,9 +11,10 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -47,7 +48,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._seconds
 
     def run_in_executor(
-        self, executor: Executor | None, func: Callable[..., T], *args: Any
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
         """Hold the clock back until the work is done."""
         future = super().run_in_executor(executor, func, *args)

@@ -38,8 +38,8 @@ def findings(kind: str, driver: str = DEFAULT_DRIVER_NAME, **fields: Any) -> tup
 
 def test_defaults() -> None:
     gpu, share = read("GpuConfig"), read("ShareConfig")
-    assert (gpu.strategy, gpu.interval, gpu.types) == (Strategy.NONE, None, {DeviceType.GPU})
-    assert (share.strategy, share.types) == (Strategy.AUTO, {DeviceType.SHARE})
+    assert (gpu.strategy, gpu.interval, gpu.types) == (Strategy.NONE, None, frozenset({DeviceType.GPU}))
+    assert (share.strategy, share.types) == (Strategy.AUTO, frozenset({DeviceType.SHARE}))
     slicing = read("GpuConfig", sharing={"strategy": "TimeSlicing"})
     assert (slicing.strategy, slicing.interval) == (Strategy.TIME_SLICING, TimeSlice.DEFAULT)
 

@@ -36,12 +36,12 @@ A, B = 'device.driver == "a.example.com"', '"b.example.com" == device.driver'
         (f"[1, 2].exists(i, {A})", None),
     ],
 )
-def test_what_is_plain_is_found_and_the_rest_may_be_any(expression, drivers):
+def test_what_is_plain_is_found_and_the_rest_may_be_any(expression: str, drivers: set[str] | None) -> None:
     found = cel.compile_selector(expression).drivers
     assert found == (None if drivers is None else frozenset(drivers))
 
 
-def combined(inner):
+def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.one_of(
         st.tuples(inner, inner).map(lambda p: f"({p[0]}) && ({p[1]})"),
         st.tuples(inner, inner).map(lambda p: f"({p[0]}) || ({p[1]})"),
@@ -60,7 +60,7 @@ atoms = st.one_of(
 
 
 @given(st.recursive(atoms, combined, max_leaves=8))
-def test_no_device_of_another_driver_is_ever_matched(expression):
+def test_no_device_of_another_driver_is_ever_matched(expression: str) -> None:
     selector = cel.compile_selector(expression)
     for name in NAMES:
         device = Device(name="x", attributes={"d/on": DeviceAttribute(bool_value=True)})

@@ -1,14 +1,19 @@
 """``dra-driver controller``: flags, health, orderly end."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
-from support.fake_cluster import FakeCluster
+from fake_client import FakeClient
 
 from controller.app import Controller
 from controller.config import ControllerConfig
+from dra_driver.api.meta import DriverName
 from dra_driver.cli.main import main
 from dra_driver.errors import ConfigurationError
 
@@ -26,18 +31,18 @@ from dra_driver.errors import ConfigurationError
         ({"group_seconds": -1.0}, "--group-timeout -1"),
     ],
 )
-def test_wrong_settings_are_named(settings, finding):
+def test_wrong_settings_are_named(settings: dict[str, Any], finding: str) -> None:
     with pytest.raises(ConfigurationError, match=finding):
         ControllerConfig(**settings)
 
 
-def test_all_findings_at_once():
+def test_all_findings_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        ControllerConfig(drivers=("GPU",), namespace="A", workers=0)
+        ControllerConfig(drivers=(DriverName("GPU"),), namespace="A", workers=0)
     assert len(caught.value.findings) == 3
 
 
-def test_bad_usage_is_exit_2_with_a_clear_line(capsys, tmp_path):
+def test_bad_usage_is_exit_2_with_a_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["controller", "--driver-name", "Bad_Name", "--kubeconfig", "x"]) == 2
     assert "Bad_Name" in capsys.readouterr().err
     missing = tmp_path / "none"
@@ -45,10 +50,10 @@ def test_bad_usage_is_exit_2_with_a_clear_line(capsys, tmp_path):
     assert f"kubeconfig {missing}: no such file" in capsys.readouterr().err
 
 
-def test_health_is_served_and_the_end_is_clean():
-    async def scenario():
+def test_health_is_served_and_the_end_is_clean() -> None:
+    async def scenario() -> None:
         config = ControllerConfig(leader_elect=False, health_port=0)
-        controller = Controller(FakeCluster(), config)
+        controller = Controller(FakeClient(), config)
         task = asyncio.create_task(controller.run())
         await asyncio.wait_for(controller.ready.wait(), 5)
         assert controller.health_address is not None
@@ -66,20 +71,20 @@ def test_health_is_served_and_the_end_is_clean():
     asyncio.run(scenario())
 
 
-def test_a_port_that_is_taken_is_named():
-    async def scenario():
+def test_a_port_that_is_taken_is_named() -> None:
+    async def scenario() -> None:
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         config = ControllerConfig(leader_elect=False, health_port=port)
         with pytest.raises(ConfigurationError, match=str(port)):
-            await Controller(FakeCluster(), config).run()
+            await Controller(FakeClient(), config).run()
         server.close()
         await server.wait_closed()
 
     asyncio.run(scenario())
 
 
-def test_the_webhooks_have_flags(capsys):
+def test_the_webhooks_have_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["controller", "--help"])
     text = capsys.readouterr().out

@@ -1,82 +1,81 @@
 """The fleet as people see it: kept up to date object by object, it is what one would build anew."""
 
+from __future__ import annotations
+
 import random
+from collections.abc import Sequence
+from typing import Any
+
+import builders
+from builders import DRIVER
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
-from dra_driver.fleet import Fleet
+from dra_driver.fleet import Fleet, PoolView
 from dra_driver.ownership import PoolID
 
-DRIVER = "gpu.example.com"
 
-
-def slice_of(node, *devices, generation=1, name="", counters=()):
-    return codec.convert(
-        ResourceSlice,
-        {
-            "metadata": {"name": name or f"{node}-{generation}"},
-            "spec": {
-                "driver": DRIVER,
-                "nodeName": node,
-                "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
-                "devices": list(devices),
-                "sharedCounters": list(counters),
-            },
-        },
+def slice_of(
+    node: str,
+    *devices: dict[str, Any],
+    generation: int = 1,
+    name: str = "",
+    counters: Sequence[dict[str, Any]] = (),
+) -> ResourceSlice:
+    name = name or f"{node}-{generation}"
+    body = builders.resource_slice(
+        node, *devices, name=name, generation=generation, sharedCounters=list(counters)
     )
+    return codec.convert(ResourceSlice, body)
 
 
-def device(name, **more):
-    return {"name": name, "attributes": {"model": {"string": "A"}, "type": {"string": "gpu"}}, **more}
+def device(name: str, **more: Any) -> dict[str, Any]:
+    return builders.device(name, attributes={"model": "A", "type": "gpu"}, **more)
 
 
-def claim_of(name, *results, pods=()):
-    status = {}
-    if results:
-        status = {
-            "allocation": {
-                "devices": {
-                    "results": [
-                        {"request": "r", "driver": DRIVER, "pool": pool, "device": d, **more}
-                        for pool, d, more in results
-                    ]
-                }
-            },
-            "reservedFor": [{"resource": "pods", "name": p, "uid": p} for p in pods],
-        }
-    return codec.convert(
-        ResourceClaim, {"metadata": {"name": name, "namespace": "ns", "uid": name}, "status": status}
-    )
+def claim_of(
+    name: str, *results: tuple[str, str, dict[str, Any]], pods: tuple[str, ...] = ()
+) -> ResourceClaim:
+    found = [builders.result(pool, d, **more) for pool, d, more in results]
+    users = {"reservedFor": [{"resource": "pods", "name": p, "uid": p} for p in pods]}
+    status = {**builders.allocation(*found), **users} if results else {}
+    return codec.convert(ResourceClaim, builders.claim(name, namespace="ns", uid=name, status=status))
 
 
-def pod_of(name, claim):
-    spec = {"containers": [], "resourceClaims": [{"name": "c", "resourceClaimName": claim}]}
-    return codec.convert(Pod, {"metadata": {"name": name, "namespace": "ns"}, "spec": spec})
+def pod_of(name: str, claim: str) -> Pod:
+    return codec.convert(Pod, builders.pod(name, claim, namespace="ns"))
 
 
-def states(fleet, node="n1"):
-    return {d.name: d.state for d in fleet.pool(PoolID(DRIVER, node)).devices}
+def view(fleet: Fleet, node: str = "n1") -> PoolView:
+    found = fleet.pool(PoolID(DRIVER, PoolName(node)))
+    assert found is not None
+    return found
 
 
-def test_a_device_says_who_holds_it():
+def states(fleet: Fleet, node: str = "n1") -> dict[str, str]:
+    return {d.name: d.state for d in view(fleet, node).devices}
+
+
+def test_a_device_says_who_holds_it() -> None:
     fleet = Fleet([DRIVER])
     fleet.put_slice(slice_of("n1", device("a"), device("b"), device("c")))
     fleet.put_claim(claim_of("whole", ("n1", "a", {}), pods=("p", "o")))
     fleet.put_claim(claim_of("share", ("n1", "b", {"shareID": "s", "consumedCapacity": {"memory": "8Gi"}})))
     fleet.put_claim(claim_of("admin", ("n1", "c", {"adminAccess": True})))
     assert states(fleet) == {"a": "allocated", "b": "shared", "c": "free"}
-    a, b, c = fleet.pool(PoolID(DRIVER, "n1")).devices
+    a, b, c = view(fleet).devices
     assert [(h.claim, h.pods) for h in a.holders] == [("ns/whole", ("o", "p"))]
     assert b.holders[0].share == {"memory": "8Gi"}
     assert c.holders[0].admin
 
 
-def test_a_partition_is_blocked_by_what_its_gpu_lacks():
+def test_a_partition_is_blocked_by_what_its_gpu_lacks() -> None:
     counters = [{"name": "g", "counters": {"compute": {"value": "7"}}}]
 
-    def part(name, size):
+    def part(name: str, size: int) -> dict[str, Any]:
         return device(
             name, consumesCounters=[{"counterSet": "g", "counters": {"compute": {"value": str(size)}}}]
         )
@@ -91,55 +90,55 @@ def test_a_partition_is_blocked_by_what_its_gpu_lacks():
     assert set(states(fleet).values()) == {"free"}
 
 
-def test_health_is_told_by_the_inventory():
+def test_health_is_told_by_the_inventory() -> None:
     fleet = Fleet([DRIVER])
     taint = {"key": "dra-driver.dev/unhealthy", "effect": "NoExecute", "value": "failed"}
     fleet.put_slice(slice_of("n1", device("a", taints=[taint])))
-    assert fleet.pool(PoolID(DRIVER, "n1")).devices[0].problems == (
-        "dra-driver.dev/unhealthy=failed:NoExecute",
-    )
+    assert view(fleet).devices[0].problems == ("dra-driver.dev/unhealthy=failed:NoExecute",)
     health = [{"reason": "XidError", "severity": "failed", "message": "Xid 79"}]
     spec = {"nodeName": "n1", "driver": DRIVER, "devices": [{"name": "a", "health": health}]}
     fleet.put_inventory(codec.convert(DeviceInventory, {"metadata": {"name": "i"}, "spec": spec}))
-    view = fleet.pool(PoolID(DRIVER, "n1"))
-    assert view.devices[0].problems == ("XidError: Xid 79",)
-    assert view.devices[0].state == "unhealthy"
-    assert view.notes == ("the kubelet does not know the node's plugin",)
+    seen = view(fleet)
+    assert seen.devices[0].problems == ("XidError: Xid 79",)
+    assert seen.devices[0].state == "unhealthy"
+    assert seen.notes == ("the kubelet does not know the node's plugin",)
 
 
-def test_a_change_concerns_its_pools_only():
-    told = []
+def test_a_change_concerns_its_pools_only() -> None:
+    told: list[PoolID | None] = []
     fleet = Fleet([DRIVER], told.append)
     for node in ("n1", "n2", "n3"):
         fleet.put_slice(slice_of(node, device("a")))
     del told[:]
     fleet.put_claim(claim_of("c", ("n2", "a", {})))
-    assert told == [PoolID(DRIVER, "n2")]
+    assert told == [PoolID(DRIVER, PoolName("n2"))]
     del told[:]
     fleet.put_claim(claim_of("c", ("n3", "a", {})))
-    assert sorted(told) == [PoolID(DRIVER, "n2"), PoolID(DRIVER, "n3")]
+    assert set(told) == {PoolID(DRIVER, PoolName("n2")), PoolID(DRIVER, PoolName("n3"))}
+    assert len(told) == 2
 
 
-def test_nothing_is_kept_of_a_pool_that_is_gone():
+def test_nothing_is_kept_of_a_pool_that_is_gone() -> None:
     fleet = Fleet((DRIVER,))
     for i in range(5):
         slice_ = slice_of(f"short-lived-{i}", device("gpu-0"))
         fleet.put_slice(slice_)
-        assert fleet.pool(PoolID(DRIVER, f"short-lived-{i}")) is not None
+        pool = PoolID(DRIVER, PoolName(f"short-lived-{i}"))
+        assert fleet.pool(pool) is not None
         fleet.remove_slice(slice_)
-        assert fleet.pool(PoolID(DRIVER, f"short-lived-{i}")) is None  # a reader is told that it is gone
+        assert fleet.pool(pool) is None  # a reader is told that it is gone
     assert fleet._views == {}
 
 
-def test_other_drivers_are_ignored():
-    told = []
+def test_other_drivers_are_ignored() -> None:
+    told: list[PoolID | None] = []
     fleet = Fleet(["other.example.com"], told.append)
     fleet.put_slice(slice_of("n1", device("a")))
     fleet.put_claim(claim_of("c", ("n1", "a", {})))
     assert (fleet.views(), told) == ([], [])
 
 
-def test_waiting_claims_know_their_pods():
+def test_waiting_claims_know_their_pods() -> None:
     fleet = Fleet([DRIVER])
     fleet.put_claim(claim_of("b"))
     fleet.put_claim(claim_of("a"))
@@ -156,11 +155,12 @@ def test_waiting_claims_know_their_pods():
     assert [w.claim for w in fleet.waiting(lambda *_: "")[0]] == ["ns/a"]
 
 
-def test_step_by_step_is_the_same_as_at_once():
+def test_step_by_step_is_the_same_as_at_once() -> None:
     """Any order of changes ends in what a fleet shows that is given the last state alone."""
     chance = random.Random(7)
     fleet = Fleet([DRIVER])
-    slices, claims = {}, {}
+    slices: dict[str, ResourceSlice] = {}
+    claims: dict[str, ResourceClaim] = {}
     for step in range(400):
         node = f"n{chance.randrange(4)}"
         if chance.random() < 0.3:
@@ -174,7 +174,9 @@ def test_step_by_step_is_the_same_as_at_once():
                 fleet.put_slice(new)
         else:
             name = f"c{chance.randrange(6)}"
-            results = [(node, chance.choice("abc"), {})] * chance.randrange(3)
+            results: list[tuple[str, str, dict[str, Any]]] = [
+                (node, chance.choice("abc"), {})
+            ] * chance.randrange(3)
             if chance.random() < 0.2 and name in claims:
                 fleet.remove_claim(claims.pop(name))
             else:
@@ -185,7 +187,7 @@ def test_step_by_step_is_the_same_as_at_once():
     fresh = Fleet([DRIVER])
     for item in slices.values():
         fresh.put_slice(item)
-    for item in claims.values():
-        fresh.put_claim(item)
+    for holder in claims.values():
+        fresh.put_claim(holder)
     assert fleet.views() == fresh.views()
     assert fleet.waiting(lambda *_: "") == fresh.waiting(lambda *_: "")

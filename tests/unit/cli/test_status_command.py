@@ -1,19 +1,22 @@
 """``dra-driver status``: what it counts and what it says about claims that wait."""
 
+from __future__ import annotations
+
 import asyncio
 import json
+from typing import Any
 
-from support.fake_cluster import FakeCluster
+import builders
+from builders import DRIVER
+from fake_client import FakeClient
 
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import status
 
-DRIVER = "gpu.example.com"
 
-
-def device(name, memory_slices=(), model="A", **more):
+def device(name: str, memory_slices: tuple[int, ...] = (), model: str = "A", **more: Any) -> dict[str, Any]:
     consumes = [
         {"counterSet": "gpu-0", "counters": {f"memory-slice-{i}": {"value": "1"} for i in memory_slices}}
     ]
@@ -25,35 +28,27 @@ def device(name, memory_slices=(), model="A", **more):
     }
 
 
-def put_slice(cluster, name, *devices, generation=1, driver=DRIVER):
-    spec = {
-        "driver": driver,
-        "nodeName": "n1",
-        "pool": {"name": "n1", "generation": generation, "resourceSliceCount": 1},
-        "devices": list(devices),
-    }
-    cluster.put(RESOURCE_SLICES, {"metadata": {"name": name}, "spec": spec})
+def put_slice(
+    cluster: FakeClient, name: str, *devices: dict[str, Any], generation: int = 1, driver: str = DRIVER
+) -> None:
+    body = builders.resource_slice("n1", *devices, name=name, generation=generation, driver=driver)
+    cluster.put(RESOURCE_SLICES, body)
 
 
-def put_counters(cluster, name, memory_slices):
+def put_counters(cluster: FakeClient, name: str, memory_slices: int) -> None:
     counters = {f"memory-slice-{i}": {"value": "1"} for i in range(memory_slices)}
-    spec = {
-        "driver": DRIVER,
-        "nodeName": "n1",
-        "pool": {"name": "n1", "generation": 2, "resourceSliceCount": 4},
-        "sharedCounters": [{"name": "gpu-0", "counters": counters}],
-    }
-    cluster.put(RESOURCE_SLICES, {"metadata": {"name": name}, "spec": spec})
+    sets = [{"name": "gpu-0", "counters": counters}]
+    body = builders.resource_slice("n1", name=name, generation=2, count=4, sharedCounters=sets)
+    cluster.put(RESOURCE_SLICES, body)
 
 
-def put_claim(cluster, name, device_name="", **result):
-    found = {"request": "r", "driver": DRIVER, "pool": "n1", "device": device_name, **result}
-    state = {"allocation": {"devices": {"results": [found]}}} if device_name else {}
-    cluster.put(RESOURCE_CLAIMS, {"metadata": {"name": name, "namespace": "ns"}, "spec": {}, "status": state})
+def put_claim(cluster: FakeClient, name: str, device_name: str = "", **result: Any) -> None:
+    found = builders.allocation(builders.result("n1", device_name, **result)) if device_name else {}
+    cluster.put(RESOURCE_CLAIMS, builders.claim(name, namespace="ns", status=found))
 
 
-def cluster() -> FakeCluster:
-    fake = FakeCluster()
+def cluster() -> FakeClient:
+    fake = FakeClient()
     fake.put(NODES, {"metadata": {"name": "n1"}})
     sick = [{"key": "dra-driver.dev/unhealthy", "effect": "NoSchedule"}]
     put_slice(fake, "s0", device("old"), generation=1)
@@ -67,13 +62,7 @@ def cluster() -> FakeCluster:
     put_claim(fake, "admin", "gpu-3", adminAccess=True)
     put_claim(fake, "waits")
     put_claim(fake, "unused")
-    fake.put(
-        PODS,
-        {
-            "metadata": {"name": "p", "namespace": "ns"},
-            "spec": {"resourceClaims": [{"name": "r", "resourceClaimName": "waits"}]},
-        },
-    )
+    fake.put(PODS, builders.pod("p", "waits", namespace="ns"))
     uid = fake.raw(RESOURCE_CLAIMS, "waits", "ns")["metadata"]["uid"]
     for number, text in ((1, "old reason"), (2, "too little memory")):
         fake.put(
@@ -104,7 +93,7 @@ def cluster() -> FakeCluster:
     return fake
 
 
-def test_every_device_of_the_newest_generation_counts_once():
+def test_every_device_of_the_newest_generation_counts_once() -> None:
     fleet = asyncio.run(status.look(cluster(), [DRIVER]))
     rows = {r.type: (r.total, {s: n for s, n in r.states.items() if n}) for r in fleet.rows}
     assert rows == {
@@ -113,7 +102,7 @@ def test_every_device_of_the_newest_generation_counts_once():
     }
 
 
-def test_claims_that_wait_say_why():
+def test_claims_that_wait_say_why() -> None:
     fleet = asyncio.run(status.look(cluster(), [DRIVER]))
     assert [(w.claim, w.pods, w.reason) for w in fleet.waiting] == [
         ("ns/unused", (), "no pod uses it"),
@@ -121,7 +110,7 @@ def test_claims_that_wait_say_why():
     ]
 
 
-def test_the_table_and_the_data_say_the_same():
+def test_the_table_and_the_data_say_the_same() -> None:
     fleet = asyncio.run(status.look(cluster(), [DRIVER]))
     table = status._text(fleet, "table")
     assert "6 devices on 1 of 1 nodes: 1 unhealthy, 1 shared, 1 allocated, 1 blocked, 2 free" in table
@@ -131,7 +120,7 @@ def test_the_table_and_the_data_say_the_same():
     assert data["waiting"][1]["reason"] == "too little memory"
 
 
-def test_models_can_be_summed_over_nodes():
+def test_models_can_be_summed_over_nodes() -> None:
     fleet = asyncio.run(status.look(cluster(), [DRIVER], by="model"))
     found = [(r.node, r.model, r.type, r.total) for r in fleet.rows]
     assert found == [("", "A", "gpu", 4), ("", "A", "mig", 2)]

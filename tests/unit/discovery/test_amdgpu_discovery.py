@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import hardware_support as hw
 import pytest
@@ -219,7 +220,7 @@ def test_partitions_tell_their_memory_and_the_temperature_of_their_gpu(tmp_path:
     samples = one.sample()
     assert [s.device for s in samples] == names
     # The load that the function shows is that of no partition alone.
-    expected = {"memory_total": 24574 * hw.MIB, "temperature": 45.0}
+    expected: dict[str, Any] = {"memory_total": 24574 * hw.MIB, "temperature": 45.0}
     assert samples[0] == DeviceSample("gpu-0000-05-00-0-cpx-0", memory_used=3149352960, **expected)
     assert samples[1] == DeviceSample("gpu-0000-05-00-0-cpx-1", **expected)
 

@@ -87,7 +87,7 @@ def test_a_name_outside_the_schema_is_a_mistake_of_the_backend() -> None:
 
 
 def test_the_least_important_are_dropped_first() -> None:
-    values = {"string": "x", "int": 1, "bool": True, "version": "1.0"}
+    values: dict[str, str | int | bool] = {"string": "x", "int": 1, "bool": True, "version": "1.0"}
     facts = {spec.name: values[spec.kind] for spec in schema.ATTRIBUTES}
     capacity = {spec.name: 1 for spec in schema.CAPACITIES}
     everything = len(facts) + len(capacity)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import hardware_support as hw
 import pytest
@@ -179,7 +180,7 @@ def test_what_a_gpu_does_comes_from_counters_of_xe(tmp_path: Path) -> None:
         return one.sample()[0]
 
     name = "gpu-0000-18-00-0"
-    fixed = {"memory_total": 128 * hw.GIB, "temperature": 51.0}
+    fixed: dict[str, Any] = {"memory_total": 128 * hw.GIB, "temperature": 51.0}
     counters(5000, 5000, 10**9)
     assert sample() == DeviceSample(name, **fixed)
     # The second GT slept 2.5 of the 10 seconds, and 3 kJ were used.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hardware_support as hw
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import NODE, device, eventually, inventory, running
 
 from dra_driver.api.core import NODES
@@ -129,7 +129,7 @@ def test_trouble_alone_is_a_change() -> None:
 
 def test_the_inventory_and_the_metrics_tell_of_trouble_and_of_its_end(tmp_path: Path) -> None:
     async def life() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         kube.put(NODES, {"metadata": {"name": NODE}})
         fake = Fake("a", [ONE], GONE, GONE, DiscoveryError("a: broken"), [ONE])
         async with running(tmp_path, kube, backend=fake, settings={"metrics_address": "127.0.0.1:0"}) as node:
@@ -162,7 +162,7 @@ def test_a_backend_that_fails_at_the_start_withdraws_nothing(tmp_path: Path) -> 
     """What the agent published before its restart stays, but nothing new goes there."""
 
     async def lives() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         kube.put(NODES, {"metadata": {"name": NODE}})
 
         def health() -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import hardware_support as hw
@@ -132,7 +133,7 @@ def test_the_recorded_p4d_has_adapters_of_amazon(tmp_path: Path) -> None:
     )
     # EFA has neither an interface of its own nor umad.
     shutil.rmtree(tmp_path / "machine/sys/class/infiniband_mad")
-    roots = {"sysfs_root": tmp_path / "machine/sys", "dev_root": tmp_path / "machine/dev"}
+    roots: dict[str, Any] = {"sysfs_root": tmp_path / "machine/sys", "dev_root": tmp_path / "machine/dev"}
     adapters = open_backend("rdma=umad", **roots, node_name="n").discover()
     assert [hw.value(d, names.PCI_BUS_ID) for d in adapters] == sorted(str(p) for p in places)
     assert len(adapters) == 4
@@ -150,7 +151,11 @@ def test_the_recorded_p4d_has_adapters_of_amazon(tmp_path: Path) -> None:
 )
 def test_recorded_trees_of_amd(name: str, gpus: int, nics: int | None, model: str, tmp_path: Path) -> None:
     counts = write_topology(ET.fromstring(hw.recording(name).read_text()), tmp_path)
-    roots = {"sysfs_root": tmp_path / "machine/sys", "dev_root": tmp_path / "machine/dev", "node_name": "n"}
+    roots: dict[str, Any] = {
+        "sysfs_root": tmp_path / "machine/sys",
+        "dev_root": tmp_path / "machine/dev",
+        "node_name": "n",
+    }
     found = open_backend("amdgpu", **roots).discover()
     assert len(found) == counts["amdgpu"] == gpus
     assert {hw.value(d, "model") for d in found} == {model}

@@ -1,5 +1,7 @@
 """Writes behind a guard: none is sent, or sent again, once it says no, whatever they waited for before."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json
@@ -95,8 +97,8 @@ async def serving(tmp_path: Path, serve: Serve, **user: str) -> AsyncIterator[tu
         await asyncio.sleep(0)
 
 
-def run(main) -> None:
-    async def bounded():
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
         async with asyncio.timeout(20):
             await main()
 
@@ -118,13 +120,13 @@ WRITES = {
 
 
 @pytest.mark.parametrize("verb", WRITES)
-def test_a_guard_that_says_yes_changes_nothing(tmp_path, verb):
-    async def serve(peer):
+def test_a_guard_that_says_yes_changes_nothing(tmp_path: Path, verb: str) -> None:
+    async def serve(peer: Peer) -> None:
         while True:
             assert (await peer.request()).split()[0] == verb.replace("APPLY", "PATCH")
             peer.answer()
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, serve) as (api, _):
             for _ in range(2):
                 await WRITES[verb](api.guarded(Guard()))
@@ -133,9 +135,9 @@ def test_a_guard_that_says_yes_changes_nothing(tmp_path, verb):
 
 
 @pytest.mark.parametrize("verb", WRITES)
-def test_nothing_leaves_when_the_guard_says_no_while_a_connection_is_made(tmp_path, verb):
-    async def main():
-        async def serve(_):
+def test_nothing_leaves_when_the_guard_says_no_while_a_connection_is_made(tmp_path: Path, verb: str) -> None:
+    async def main() -> None:
+        async def serve(_: Peer) -> None:
             pass
 
         async with serving(tmp_path, serve) as (api, rest):
@@ -147,7 +149,7 @@ def test_nothing_leaves_when_the_guard_says_no_while_a_connection_is_made(tmp_pa
     run(main)
 
 
-def test_a_lease_that_is_given_up_while_a_connection_is_made_is_no_error_of_ours(tmp_path):
+def test_a_lease_that_is_given_up_while_a_connection_is_made_is_no_error_of_ours(tmp_path: Path) -> None:
     """There is no renewal to count from any more: the time that is left is minus infinity."""
 
     class Ending(Guard):
@@ -155,8 +157,8 @@ def test_a_lease_that_is_given_up_while_a_connection_is_made_is_no_error_of_ours
             seconds, self.seconds = self.seconds, float("-inf")
             return seconds
 
-    async def main():
-        async def serve(_):
+    async def main() -> None:
+        async def serve(_: Peer) -> None:
             pass
 
         async with serving(tmp_path, serve) as (api, rest):
@@ -168,9 +170,9 @@ def test_a_lease_that_is_given_up_while_a_connection_is_made_is_no_error_of_ours
     run(main)
 
 
-def test_no_connection_is_made_when_the_guard_says_no_at_once(tmp_path):
-    async def main():
-        async def serve(_):
+def test_no_connection_is_made_when_the_guard_says_no_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async def serve(_: Peer) -> None:
             pass
 
         async with serving(tmp_path, serve) as (api, rest):
@@ -181,28 +183,28 @@ def test_no_connection_is_made_when_the_guard_says_no_at_once(tmp_path):
     run(main)
 
 
-def test_reads_do_not_ask_the_guard(tmp_path):
-    async def serve(peer):
+def test_reads_do_not_ask_the_guard(tmp_path: Path) -> None:
+    async def serve(peer: Peer) -> None:
         await peer.request()
         peer.answer()
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, serve) as (api, _):
             assert (await api.guarded(Guard(times=0)).get(NODES, "n")).metadata.name == "n"
 
     run(main)
 
 
-def test_a_write_that_the_server_put_off_is_not_repeated_later(tmp_path):
+def test_a_write_that_the_server_put_off_is_not_repeated_later(tmp_path: Path) -> None:
     guard, seen = Guard(), []
 
-    async def serve(peer):
+    async def serve(peer: Peer) -> None:
         while True:
             seen.append(await peer.request())
             guard.close()
             peer.answer("429 Too Many Requests", Retry_After="0")
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, serve) as (api, rest):
             with pytest.raises(NotLeading):
                 await api.guarded(guard).merge_patch(NODES, "n", {})
@@ -212,18 +214,18 @@ def test_a_write_that_the_server_put_off_is_not_repeated_later(tmp_path):
     run(main)
 
 
-def test_a_write_with_a_credential_that_ran_out_is_not_repeated_later(tmp_path):
+def test_a_write_with_a_credential_that_ran_out_is_not_repeated_later(tmp_path: Path) -> None:
     guard, seen = Guard(), []
     token = tmp_path / "token"
     token.write_text("old")
 
-    async def serve(peer):
+    async def serve(peer: Peer) -> None:
         while True:
             seen.append(await peer.request())
             guard.close()
             peer.answer("401 Unauthorized")
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, serve, tokenFile=str(token)) as (api, _):
             with pytest.raises(NotLeading):
                 await api.guarded(guard).merge_patch(NODES, "n", {})
@@ -233,18 +235,18 @@ def test_a_write_with_a_credential_that_ran_out_is_not_repeated_later(tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["PUT", "DELETE"])
-def test_a_write_is_not_repeated_on_another_connection_later(tmp_path, verb):
+def test_a_write_is_not_repeated_on_another_connection_later(tmp_path: Path, verb: str) -> None:
     """The HTTP library does that by itself when a connection that it kept turns out to be closed."""
     guard, seen = Guard(), []
 
-    async def serve(peer):
+    async def serve(peer: Peer) -> None:
         seen.append(await peer.request())
         peer.answer()
         seen.append(await peer.request())
         guard.close()
         peer.writer.close()
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, serve) as (api, rest):
             await api.get(NODES, "n")
             with pytest.raises(NotLeading):
@@ -256,16 +258,16 @@ def test_a_write_is_not_repeated_on_another_connection_later(tmp_path, verb):
     run(main)
 
 
-def test_a_write_that_waited_for_other_calls_is_not_sent_later(tmp_path):
+def test_a_write_that_waited_for_other_calls_is_not_sent_later(tmp_path: Path) -> None:
     guard, seen, go = Guard(), [], asyncio.Event()
 
-    async def serve(peer):
+    async def serve(peer: Peer) -> None:
         while True:
             seen.append(await peer.request())
             await go.wait()
             peer.answer()
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, serve) as (api, _), asyncio.TaskGroup() as group:
             for _ in range(CONCURRENT_CALLS):
                 group.create_task(api.get(NODES, "n"))
@@ -291,9 +293,9 @@ async def contain(call: Awaitable[object]) -> Exception | None:
 LARGE = {"metadata": {"name": "n", "annotations": {"a": "x" * 900_000}}}
 
 
-def test_a_long_write_is_not_completed_later(tmp_path):
-    async def main():
-        async def serve(_):
+def test_a_long_write_is_not_completed_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        async def serve(_: Peer) -> None:
             pass
 
         async with serving(tmp_path, serve) as (api, rest):
@@ -305,17 +307,17 @@ def test_a_long_write_is_not_completed_later(tmp_path):
     run(main)
 
 
-def test_a_write_without_an_answer_is_given_up_with_its_connection(tmp_path):
+def test_a_write_without_an_answer_is_given_up_with_its_connection(tmp_path: Path) -> None:
     ends: list[type[BaseException]] = []
 
-    async def serve(peer):
+    async def serve(peer: Peer) -> None:
         await peer.request()
         try:
             await peer.reader.read()
         except ConnectionResetError as e:
             ends.append(type(e))
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, serve) as (api, _):
             with pytest.raises(ApiUnavailable, match=r"no answer in 0\.2 s"):
                 await api.guarded(Guard(seconds=0.2)).merge_patch(NODES, "n", {})
@@ -324,22 +326,24 @@ def test_a_write_without_an_answer_is_given_up_with_its_connection(tmp_path):
     run(main)
 
 
-def test_what_a_busy_server_has_not_read_of_a_write_never_arrives(tmp_path):
+def test_what_a_busy_server_has_not_read_of_a_write_never_arrives(tmp_path: Path) -> None:
     """Neither this process nor its kernel go on sending a request that was given up."""
     go = asyncio.Event()
     received: list[int] = []
 
-    async def serve(peer):
-        peer.writer.transport.pause_reading()
+    async def serve(peer: Peer) -> None:
+        transport = peer.writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
         await go.wait()
-        peer.writer.transport.resume_reading()
+        transport.resume_reading()
         total = 0
         with contextlib.suppress(ConnectionError):
             while data := await peer.reader.read(1 << 16):
                 total += len(data)
         received.append(total)
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, serve) as (api, _):
             with pytest.raises(ApiUnavailable):
                 await api.guarded(Guard(seconds=0.5)).replace(NODES, LARGE)
@@ -350,8 +354,8 @@ def test_what_a_busy_server_has_not_read_of_a_write_never_arrives(tmp_path):
     run(main)
 
 
-def test_what_this_process_still_holds_of_a_write_that_was_given_up_is_dropped():
-    async def main():
+def test_what_this_process_still_holds_of_a_write_that_was_given_up_is_dropped() -> None:
+    async def main() -> None:
         near, far = socket.socketpair()
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         _, writer = await asyncio.open_connection(sock=near)

@@ -1,14 +1,18 @@
 """Informers, work queues, leader election and events, against an API server in memory."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster
+import virtual_time
+from fake_client import FakeClient
 
-from dra_driver.api.core import EVENTS, NODES, PODS
+from dra_driver.api.core import EVENTS, NODES, PODS, Node
 from dra_driver.api.meta import ObjectKey
 from dra_driver.errors import ApiUnavailable, Conflict, ServerBusy
 from dra_driver.kube import (
@@ -23,13 +27,20 @@ from dra_driver.kube import (
 from dra_driver.kube.clock import micro_time, rfc3339
 from dra_driver.kube.leader import LEASES, LeadershipLost
 
+POD = {
+    "metadata": {"name": "p", "namespace": "ns"},
+    "spec": {"containers": [{"name": "c", "image": "i"}]},
+}
 
-def node(name: str, **labels: str) -> dict:
+
+def node(name: str, **labels: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": labels}}
 
 
 @contextlib.asynccontextmanager
-async def informing(cluster: FakeCluster, **options):
+async def informing(
+    cluster: FakeClient, **options: Any
+) -> AsyncIterator[tuple[Informer[Node], list[tuple[str, str]]]]:
     informer = Informer(cluster, NODES, **options)
     seen: list[tuple[str, str]] = []
     informer.add_handler(
@@ -49,19 +60,19 @@ async def informing(cluster: FakeCluster, **options):
             await task
 
 
-def run(main) -> None:
-    async def bounded():
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
         async with asyncio.timeout(20):
             await main()
 
     virtual_time.run(bounded())
 
 
-def test_an_informer_follows_and_indexes():
-    cluster = FakeCluster()
+def test_an_informer_follows_and_indexes() -> None:
+    cluster = FakeClient()
     cluster.put(NODES, node("a", zone="x"))
 
-    async def main():
+    async def main() -> None:
         by_zone = {"zone": lambda n: [(n.metadata.labels or {}).get("zone")]}
         async with informing(cluster, indices=by_zone) as (informer, seen):
             cluster.put(NODES, node("b", zone="x"))
@@ -77,13 +88,13 @@ def test_an_informer_follows_and_indexes():
     run(main)
 
 
-def test_after_410_the_difference_is_delivered_once():
-    cluster = FakeCluster()
+def test_after_410_the_difference_is_delivered_once() -> None:
+    cluster = FakeClient()
     cluster.put(NODES, node("stays"))
     cluster.put(NODES, node("goes"))
     cluster.put(NODES, node("replaced"))
 
-    async def main():
+    async def main() -> None:
         async with informing(cluster) as (informer, seen):
             await asyncio.sleep(0.05)
             seen.clear()
@@ -106,16 +117,16 @@ def test_after_410_the_difference_is_delivered_once():
     run(main)
 
 
-def test_an_outage_keeps_what_was_known_and_is_recovered_from():
-    cluster = FakeCluster()
+def test_an_outage_keeps_what_was_known_and_is_recovered_from() -> None:
+    cluster = FakeClient()
     cluster.put(NODES, node("a"))
     failures = itertools.count()
 
-    def broken(verb, *_):
+    def broken(verb: str, *_: object) -> None:
         if next(failures) < 3:
             raise ApiUnavailable("down") if verb == "list" else ServerBusy("busy", code=503)
 
-    async def main():
+    async def main() -> None:
         async with informing(cluster) as (informer, _):
             cluster.before = broken
             cluster.expire()
@@ -128,8 +139,8 @@ def test_an_outage_keeps_what_was_known_and_is_recovered_from():
     run(main)
 
 
-def test_a_key_is_worked_on_once_at_a_time_and_no_request_is_lost():
-    async def main():
+def test_a_key_is_worked_on_once_at_a_time_and_no_request_is_lost() -> None:
+    async def main() -> None:
         queue: WorkQueue[str] = WorkQueue("test", base_delay=0.01)
         active: set[str] = set()
         done: list[str] = []
@@ -157,8 +168,8 @@ def test_a_key_is_worked_on_once_at_a_time_and_no_request_is_lost():
     run(main)
 
 
-def test_failures_are_tried_again_with_growing_delays_and_bugs_do_not_stop_the_queue():
-    async def main():
+def test_failures_are_tried_again_with_growing_delays_and_bugs_do_not_stop_the_queue() -> None:
+    async def main() -> None:
         queue: WorkQueue[str] = WorkQueue("test", base_delay=0.01)
         tries: dict[str, int] = {}
 
@@ -185,8 +196,8 @@ def test_failures_are_tried_again_with_growing_delays_and_bugs_do_not_stop_the_q
     run(main)
 
 
-def test_an_earlier_request_wins_over_a_later_one():
-    async def main():
+def test_an_earlier_request_wins_over_a_later_one() -> None:
+    async def main() -> None:
         queue: WorkQueue[str] = WorkQueue("test")
         queue.add_after("a", 60)
         queue.add_after("a", 0.01)
@@ -197,7 +208,7 @@ def test_an_earlier_request_wins_over_a_later_one():
     run(main)
 
 
-def test_delays_grow_to_the_cap_and_start_over():
+def test_delays_grow_to_the_cap_and_start_over() -> None:
     backoff = Backoff(base=1, cap=8)
     delays = [backoff.next() for _ in range(2000)]
     for delay, step in zip(delays, (1, 2, 4, 8, 8), strict=False):
@@ -210,18 +221,18 @@ def test_delays_grow_to_the_cap_and_start_over():
 # --- leader election ---
 
 
-def elector(cluster: FakeCluster, identity: str) -> LeaderElector:
+def elector(cluster: FakeClient, identity: str) -> LeaderElector:
     config = LeaderConfig(
         "ns", "lease", identity, lease_seconds=1, renew_deadline_seconds=0.6, retry_seconds=0.1
     )
     return LeaderElector(cluster, config, virtual_time.LoopClock())
 
 
-def test_one_leads_and_the_next_takes_over_at_once_when_it_ends():
-    cluster = FakeCluster()
+def test_one_leads_and_the_next_takes_over_at_once_when_it_ends() -> None:
+    cluster = FakeClient()
     leading: list[str] = []
 
-    async def main():
+    async def main() -> None:
         tasks = {}
         for name in ("a", "b"):
 
@@ -246,12 +257,12 @@ def test_one_leads_and_the_next_takes_over_at_once_when_it_ends():
     run(main)
 
 
-def test_a_dead_leader_is_replaced_when_its_lease_has_run_out():
-    cluster = FakeCluster()
+def test_a_dead_leader_is_replaced_when_its_lease_has_run_out() -> None:
+    cluster = FakeClient()
     spec = {"holderIdentity": "dead", "leaseDurationSeconds": 1}
     cluster.put(LEASES, {"metadata": {"name": "lease", "namespace": "ns"}, "spec": spec})
 
-    async def main():
+    async def main() -> None:
         started = asyncio.get_running_loop().time()
 
         async def work() -> None:
@@ -262,14 +273,14 @@ def test_a_dead_leader_is_replaced_when_its_lease_has_run_out():
     run(main)
 
 
-def test_a_leader_that_cannot_renew_stops_its_work_and_says_so():
-    cluster = FakeCluster()
+def test_a_leader_that_cannot_renew_stops_its_work_and_says_so() -> None:
+    cluster = FakeClient()
 
-    async def main():
+    async def main() -> None:
         stopped = []
 
         async def work() -> None:
-            def down(*_):
+            def down(*_: object) -> None:
                 raise ApiUnavailable("down")
 
             cluster.before = down
@@ -286,7 +297,7 @@ def test_a_leader_that_cannot_renew_stops_its_work_and_says_so():
     run(main)
 
 
-def test_impatient_settings_are_refused():
+def test_impatient_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="retry"):
         LeaderConfig("ns", "lease", "a", lease_seconds=5, renew_deadline_seconds=10)
 
@@ -305,11 +316,11 @@ class Clock:
         return self.time
 
 
-def test_repeated_events_become_a_count():
-    cluster = FakeCluster()
-    cluster.put(PODS, {"metadata": {"name": "p", "namespace": "ns"}})
+def test_repeated_events_become_a_count() -> None:
+    cluster = FakeClient()
+    cluster.put(PODS, POD)
 
-    async def main():
+    async def main() -> None:
         clock = Clock()
         recorder = EventRecorder(cluster, "test", clock)
         task = asyncio.create_task(recorder.run())
@@ -332,16 +343,16 @@ def test_repeated_events_become_a_count():
     run(main)
 
 
-def test_an_event_that_cannot_be_written_costs_nothing():
-    cluster = FakeCluster()
-    cluster.put(PODS, {"metadata": {"name": "p", "namespace": "ns"}})
+def test_an_event_that_cannot_be_written_costs_nothing() -> None:
+    cluster = FakeClient()
+    cluster.put(PODS, POD)
 
-    def down(*_):
+    def down(*_: object) -> None:
         raise ApiUnavailable("down")
 
     cluster.before = down
 
-    async def main():
+    async def main() -> None:
         recorder = EventRecorder(cluster, "test", Clock())
         task = asyncio.create_task(recorder.run())
         recorder.event(PODS, cluster.obj(PODS, "p", "ns"), "Normal", "Reason", "text")
@@ -357,6 +368,6 @@ def test_an_event_that_cannot_be_written_costs_nothing():
     run(main)
 
 
-def test_times_are_written_as_the_api_wants_them():
+def test_times_are_written_as_the_api_wants_them() -> None:
     assert rfc3339(1_800_000_000.9) == "2027-01-15T08:00:00Z"
     assert micro_time(1_800_000_000.5) == "2027-01-15T08:00:00.500000Z"

@@ -1,19 +1,23 @@
 """KubeApi against a small HTTP server on the loopback interface."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from aiohttp import web
 
 from dra_driver.api.core import NODES, PODS
-from dra_driver.api.inventory import DEVICE_INVENTORIES
-from dra_driver.api.watch import WatchEventType
+from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.watch import WatchEvent, WatchEventType
 from dra_driver.errors import (
+    ApiError,
     ApiUnavailable,
     ConfigurationError,
     Conflict,
@@ -29,7 +33,7 @@ from dra_driver.kube import KubeApi
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def kubeconfig(path: Path, server: str, user: dict | None = None) -> Path:
+def kubeconfig(path: Path, server: str, user: dict[str, Any] | None = None) -> Path:
     path.write_text(
         yaml.safe_dump(
             {
@@ -46,7 +50,9 @@ def kubeconfig(path: Path, server: str, user: dict | None = None) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def serving(tmp_path: Path, handle: Handle, user: dict | None = None) -> AsyncIterator[KubeApi]:
+async def serving(
+    tmp_path: Path, handle: Handle, user: dict[str, Any] | None = None
+) -> AsyncIterator[KubeApi]:
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -69,10 +75,10 @@ def status(code: int, reason: str = "", message: str = "", **details: object) ->
     )
 
 
-def test_list_follows_continue_tokens_and_reports_the_version_of_the_last_page(tmp_path):
+def test_list_follows_continue_tokens_and_reports_the_version_of_the_last_page(tmp_path: Path) -> None:
     queries = []
 
-    async def handle(request):
+    async def handle(request: web.Request) -> web.StreamResponse:
         queries.append(dict(request.query))
         second = request.query.get("continue") == "next"
         return web.json_response(
@@ -82,7 +88,7 @@ def test_list_follows_continue_tokens_and_reports_the_version_of_the_last_page(t
             }
         )
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, handle) as api:
             found = await api.list(NODES, label_selector="x=y")
             assert [n.metadata.name for n in found.items] == ["a", "b"]
@@ -93,26 +99,26 @@ def test_list_follows_continue_tokens_and_reports_the_version_of_the_last_page(t
     assert queries[0]["labelSelector"] == queries[1]["labelSelector"] == "x=y"
 
 
-def test_list_starts_over_without_pages_when_the_continue_token_has_expired(tmp_path):
-    async def handle(request):
+def test_list_starts_over_without_pages_when_the_continue_token_has_expired(tmp_path: Path) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
         if "continue" in request.query:
             return status(410, "Expired", "too old")
         more = "next" if "limit" in request.query else ""
         return web.json_response({"metadata": {"resourceVersion": "7", "continue": more}, "items": None})
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, handle) as api:
             assert (await api.list(NODES)).items == ()
 
     asyncio.run(main())
 
 
-def test_an_undecodable_item_costs_only_itself(tmp_path):
-    async def handle(request):
+def test_an_undecodable_item_costs_only_itself(tmp_path: Path) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
         items = [{"metadata": {"name": "bad"}, "spec": {"nodeName": 5}}, _inventory("good")]
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, handle) as api:
             found = await api.list(DEVICE_INVENTORIES)
             assert [i.metadata.name for i in found.items] == ["good"]
@@ -120,17 +126,17 @@ def test_an_undecodable_item_costs_only_itself(tmp_path):
     asyncio.run(main())
 
 
-async def collect(api: KubeApi, into: list) -> None:
+async def collect(api: KubeApi, into: list[WatchEvent[DeviceInventory]]) -> None:
     async for event in api.watch(DEVICE_INVENTORIES, resource_version="1"):
         into.append(event)  # noqa: PERF401 - what came before the error counts
 
 
-def _inventory(name: str) -> dict:
+def _inventory(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"nodeName": name, "driver": "d"}}
 
 
-def test_watch_gives_typed_events_of_any_length_bookmarks_and_gone(tmp_path):
-    async def handle(request):
+def test_watch_gives_typed_events_of_any_length_bookmarks_and_gone(tmp_path: Path) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         big = _inventory("n1")
@@ -149,8 +155,8 @@ def test_watch_gives_typed_events_of_any_length_bookmarks_and_gone(tmp_path):
             await response.write(json.dumps(event).encode() + b"\n")
         return response
 
-    async def main():
-        seen = []
+    async def main() -> None:
+        seen: list[WatchEvent[DeviceInventory]] = []
         async with serving(tmp_path, handle) as api:
             with pytest.raises(Gone):
                 await collect(api, seen)
@@ -180,12 +186,14 @@ def test_watch_gives_typed_events_of_any_length_bookmarks_and_gone(tmp_path):
         (504, ServerBusy),
     ],
 )
-def test_an_error_status_becomes_our_exception_with_its_parts(tmp_path, code, kind):
-    async def handle(request):
+def test_an_error_status_becomes_our_exception_with_its_parts(
+    tmp_path: Path, code: int, kind: type[ApiError]
+) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
         cause = {"field": "spec.x", "reason": "FieldValueInvalid", "message": "no"}
         return status(code, "Because", "it is so", causes=[cause], retryAfterSeconds=3)
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, handle) as api:
             with pytest.raises(kind, match="it is so") as caught:
                 await api.get(NODES, "n")
@@ -197,11 +205,11 @@ def test_an_error_status_becomes_our_exception_with_its_parts(tmp_path, code, ki
     asyncio.run(main())
 
 
-def test_an_error_that_is_no_status_keeps_its_text(tmp_path):
-    async def handle(request):
+def test_an_error_that_is_no_status_keeps_its_text(tmp_path: Path) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
         return web.Response(status=404, text="404 page not found\n")
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, handle) as api:
             with pytest.raises(NotFound, match="404 page not found"):
                 await api.get(NODES, "n")
@@ -209,16 +217,16 @@ def test_an_error_that_is_no_status_keeps_its_text(tmp_path):
     asyncio.run(main())
 
 
-def test_429_is_waited_out(tmp_path):
+def test_429_is_waited_out(tmp_path: Path) -> None:
     calls = []
 
-    async def handle(request):
+    async def handle(request: web.Request) -> web.StreamResponse:
         calls.append(request.method)
         if len(calls) == 1:
             return web.Response(status=429, headers={"Retry-After": "0"}, text="slow down")
         return web.json_response({"metadata": {"name": "n"}})
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, handle) as api:
             assert (await api.get(NODES, "n")).metadata.name == "n"
 
@@ -226,15 +234,15 @@ def test_429_is_waited_out(tmp_path):
     assert len(calls) == 2
 
 
-def test_writes_carry_field_manager_dry_run_content_type_and_preconditions(tmp_path):
-    seen = []
+def test_writes_carry_field_manager_dry_run_content_type_and_preconditions(tmp_path: Path) -> None:
+    seen: list[tuple[str, str, dict[str, str], str, Any]] = []
 
-    async def handle(request):
+    async def handle(request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else None
         seen.append((request.method, request.path, dict(request.query), request.content_type, body))
         return web.json_response({"metadata": {"name": "p"}})
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, handle) as api:
             body = {"metadata": {"name": "p", "namespace": "ns"}}
             await api.create(PODS, body, dry_run=True)
@@ -253,19 +261,19 @@ def test_writes_carry_field_manager_dry_run_content_type_and_preconditions(tmp_p
     assert delete[4]["gracePeriodSeconds"] == 0
 
 
-def test_a_token_file_is_sent_and_read_again_after_401(tmp_path):
+def test_a_token_file_is_sent_and_read_again_after_401(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
     seen = []
 
-    async def handle(request):
+    async def handle(request: web.Request) -> web.StreamResponse:
         seen.append(request.headers.get("Authorization"))
         if seen[-1] != "Bearer new":
             token.write_text("new\n")
             return status(401, "Unauthorized")
         return web.json_response({"metadata": {"name": "n"}})
 
-    async def main():
+    async def main() -> None:
         async with serving(tmp_path, handle, {"tokenFile": str(token)}) as api:
             await api.get(NODES, "n")
 
@@ -273,7 +281,7 @@ def test_a_token_file_is_sent_and_read_again_after_401(tmp_path):
     assert seen == ["Bearer old", "Bearer new"]
 
 
-def test_an_exec_plugin_gives_the_token(tmp_path):
+def test_an_exec_plugin_gives_the_token(tmp_path: Path) -> None:
     script = tmp_path / "plugin"
     credential = {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -284,11 +292,11 @@ def test_an_exec_plugin_gives_the_token(tmp_path):
     script.chmod(0o755)
     seen = []
 
-    async def handle(request):
+    async def handle(request: web.Request) -> web.StreamResponse:
         seen.append(request.headers.get("Authorization"))
         return web.json_response({"metadata": {"name": "n"}})
 
-    async def main():
+    async def main() -> None:
         user = {
             "exec": {
                 "apiVersion": "client.authentication.k8s.io/v1",
@@ -303,8 +311,8 @@ def test_an_exec_plugin_gives_the_token(tmp_path):
     assert seen == ["Bearer from-exec"]
 
 
-def test_no_server_is_api_unavailable(tmp_path):
-    async def main():
+def test_no_server_is_api_unavailable(tmp_path: Path) -> None:
+    async def main() -> None:
         config = kubeconfig(tmp_path / "c", "http://127.0.0.1:9")
         async with await KubeApi.connect(config) as api:
             with pytest.raises(ApiUnavailable, match=r"127\.0\.0\.1:9"):
@@ -317,8 +325,8 @@ def test_no_server_is_api_unavailable(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../secrets", "a/b", "a?b", "..", "a b", "ä"])
-def test_a_name_that_would_change_the_path_is_refused(tmp_path, name):
-    async def main():
+def test_a_name_that_would_change_the_path_is_refused(tmp_path: Path, name: str) -> None:
+    async def main() -> None:
         config = kubeconfig(tmp_path / "c", "http://127.0.0.1:9")
         async with await KubeApi.connect(config) as api:
             with pytest.raises(InvalidInput):
@@ -328,7 +336,7 @@ def test_a_name_that_would_change_the_path_is_refused(tmp_path, name):
 
 
 def connect_error(path: Path | None) -> str:
-    async def main():
+    async def main() -> None:
         async with await KubeApi.connect(path):
             pass
 
@@ -362,7 +370,7 @@ TLS = "{server: 'https://h', certificate-authority: /nowhere}"
         ),
     ],
 )
-def test_a_malformed_kubeconfig_is_named_with_its_problem(tmp_path, text, problem):
+def test_a_malformed_kubeconfig_is_named_with_its_problem(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
     message = connect_error(path)
@@ -370,7 +378,7 @@ def test_a_malformed_kubeconfig_is_named_with_its_problem(tmp_path, text, proble
     assert problem in message
 
 
-def test_an_absent_kubeconfig_is_named(tmp_path, monkeypatch):
+def test_an_absent_kubeconfig_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such file" in connect_error(tmp_path / "absent")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     assert "KUBECONFIG" in connect_error(None)
@@ -379,10 +387,10 @@ def test_an_absent_kubeconfig_is_named(tmp_path, monkeypatch):
     assert "--kubeconfig" in connect_error(None)
 
 
-def test_the_kubeconfig_variable_is_used(tmp_path, monkeypatch):
+def test_the_kubeconfig_variable_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "c", "http://127.0.0.1:9")))
 
-    async def main():
+    async def main() -> None:
         async with await KubeApi.connect(None) as api:
             assert api.host == "http://127.0.0.1:9"
 

@@ -1,20 +1,24 @@
 """No write leaves a leader whose lease may be another's: stalls, late renewals, the end of the work."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster, unreachable
+import virtual_time
+from fake_client import FakeClient, unreachable
 
 from dra_driver.api.core import NODES
+from dra_driver.api.meta import Resource
 from dra_driver.errors import ApiUnavailable, NotLeading
 from dra_driver.kube import FencedClient, LeaderConfig, LeaderElector
-from dra_driver.kube.leader import LEASES, LeadershipLost
+from dra_driver.kube.leader import LEASES, LeadershipLost, LeaseSpec
 
 
-def node(name: str) -> dict:
+def node(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
 
 
@@ -30,7 +34,7 @@ class Clock:
         return self.time
 
 
-class Cluster(FakeCluster):
+class Cluster(FakeClient):
     """Can hold calls back: those of a kind in ``held`` wait before they reach the store.
 
     Attributes:
@@ -44,15 +48,12 @@ class Cluster(FakeCluster):
         self.arrived = asyncio.Event()
         self.let = asyncio.Event()
 
-    async def _enter(self, verb, resource, name, subresource):
+    async def _enter(self, verb: str, resource: Resource[Any], name: str, subresource: str) -> None:
         if resource.kind in self.held:
             self.arrived.set()
             await self.let.wait()
         self.seen.append((verb, resource.kind))
         await super()._enter(verb, resource, name, subresource)
-
-    async def apply(self, resource, body, **_):
-        await self._enter("apply", resource, body["metadata"]["name"], "")
 
     def hold(self, kind: str) -> None:
         if kind not in self.held:
@@ -97,9 +98,10 @@ class Leader:
 
     def do(self, *jobs: Coroutine[object, object, object]) -> None:
         """Begins these as parts of the work."""
+        assert self.group is not None
         self.tasks += [self.group.create_task(job) for job in jobs]
 
-    def lease(self):
+    def lease(self) -> LeaseSpec:
         return self.cluster.obj(LEASES, "lease", "ns").spec
 
     def taken_by(self, holder: str, transitions: int) -> None:
@@ -128,15 +130,15 @@ async def leading(deadline: float = 10.0) -> AsyncIterator[tuple[Leader, asyncio
         await asyncio.wait({running})
 
 
-def run(main) -> None:
-    async def bounded():
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
         async with asyncio.timeout(20):
             await main()
 
     virtual_time.run(bounded())
 
 
-async def stalled(leader: Leader, seconds: float, *jobs) -> None:
+async def stalled(leader: Leader, seconds: float, *jobs: Coroutine[object, object, object]) -> None:
     """The process did not run for a while; now it has work, and its next renewal is under way."""
     leader.cluster.hold("Lease")
     leader.clock.time += seconds
@@ -146,8 +148,8 @@ async def stalled(leader: Leader, seconds: float, *jobs) -> None:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_after_a_stall_waits_until_the_lease_is_renewed(write):
-    async def main():
+def test_a_write_after_a_stall_waits_until_the_lease_is_renewed(write: str) -> None:
+    async def main() -> None:
         async with leading() as (leader, running):
             await stalled(leader, 20.0, WRITES[write](leader.client))
             assert leader.cluster.written() == []
@@ -161,8 +163,8 @@ def test_a_write_after_a_stall_waits_until_the_lease_is_renewed(write):
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_no_write_is_sent_after_a_stall_in_which_another_took_the_lease(write):
-    async def main():
+def test_no_write_is_sent_after_a_stall_in_which_another_took_the_lease(write: str) -> None:
+    async def main() -> None:
         async with leading() as (leader, running):
             leader.cluster.hold("Lease")
             leader.taken_by("b", 1)
@@ -178,8 +180,8 @@ def test_no_write_is_sent_after_a_stall_in_which_another_took_the_lease(write):
 
 
 @pytest.mark.parametrize("age", [9.9, 10.0])
-def test_the_fence_closes_at_the_renew_deadline(age):
-    async def main():
+def test_the_fence_closes_at_the_renew_deadline(age: float) -> None:
+    async def main() -> None:
         async with leading() as (leader, _):
             leader.cluster.hold("Lease")
             await leader.cluster.arrived.wait()
@@ -189,8 +191,8 @@ def test_the_fence_closes_at_the_renew_deadline(age):
     run(main)
 
 
-def test_reads_go_on_while_writes_wait():
-    async def main():
+def test_reads_go_on_while_writes_wait() -> None:
+    async def main() -> None:
         async with leading() as (leader, _):
             await stalled(leader, 20.0)
             assert (await leader.client.get(NODES, "n")).metadata.name == "n"
@@ -199,14 +201,14 @@ def test_reads_go_on_while_writes_wait():
     run(main)
 
 
-def test_steps_of_the_wall_clock_do_not_matter():
-    async def main():
+def test_steps_of_the_wall_clock_do_not_matter() -> None:
+    async def main() -> None:
         async with leading() as (leader, _):
             leader.cluster.hold("Lease")
             for step in (1e6, -2e6):
                 leader.clock.wall += step
                 async with asyncio.timeout(1):
-                    await leader.client.create(NODES, node(f"n{step:g}"))
+                    await leader.client.create(NODES, node(f"n{step:.0f}"))
             leader.clock.time += 20
             leader.clock.wall -= 20
             with pytest.raises(NotLeading):
@@ -215,11 +217,11 @@ def test_steps_of_the_wall_clock_do_not_matter():
     run(main)
 
 
-def test_the_age_counts_from_the_request_of_a_renewal_not_from_its_answer():
-    async def main():
+def test_the_age_counts_from_the_request_of_a_renewal_not_from_its_answer() -> None:
+    async def main() -> None:
         async with leading() as (leader, _):
 
-            def slow(verb, kind, *_):
+            def slow(verb: str, kind: str, *_: object) -> None:
                 if (verb, kind) == ("replace", "Lease"):
                     leader.clock.time += 11  # on its way, or in the server
                     leader.cluster.hold("Lease")  # the next one waits
@@ -237,11 +239,11 @@ def test_the_age_counts_from_the_request_of_a_renewal_not_from_its_answer():
     run(main)
 
 
-def test_work_ends_when_the_lease_cannot_be_renewed_and_nothing_is_written_later():
-    async def main():
+def test_work_ends_when_the_lease_cannot_be_renewed_and_nothing_is_written_later() -> None:
+    async def main() -> None:
         async with leading() as (leader, running):
 
-            def down(_verb, kind, *_):
+            def down(_verb: str, kind: str, *_: object) -> None:
                 if kind == "Lease":
                     raise ApiUnavailable("no route")
 
@@ -258,8 +260,8 @@ def test_work_ends_when_the_lease_cannot_be_renewed_and_nothing_is_written_later
     run(main)
 
 
-def test_a_renewal_that_was_cut_off_by_the_stall_is_tried_once_more():
-    async def main():
+def test_a_renewal_that_was_cut_off_by_the_stall_is_tried_once_more() -> None:
+    async def main() -> None:
         async with leading(deadline=0.2) as (leader, running):
             leader.cluster.hold("Lease")
             await leader.cluster.arrived.wait()
@@ -279,8 +281,8 @@ def test_a_renewal_that_was_cut_off_by_the_stall_is_tried_once_more():
 @pytest.mark.parametrize(
     ("holder", "transitions"), [("", 1), ("a", 2)], ids=["released again", "taken back under our name"]
 )
-def test_a_lease_that_another_held_in_the_meantime_is_not_renewed(holder, transitions):
-    async def main():
+def test_a_lease_that_another_held_in_the_meantime_is_not_renewed(holder: str, transitions: int) -> None:
+    async def main() -> None:
         async with leading() as (leader, running):
             leader.cluster.hold("Lease")
             leader.taken_by(holder, transitions)
@@ -293,8 +295,8 @@ def test_a_lease_that_another_held_in_the_meantime_is_not_renewed(holder, transi
     run(main)
 
 
-def test_a_lease_that_was_deleted_is_not_renewed():
-    async def main():
+def test_a_lease_that_was_deleted_is_not_renewed() -> None:
+    async def main() -> None:
         async with leading() as (leader, running):
             leader.cluster.remove(LEASES, "lease", "ns")
             with pytest.raises(LeadershipLost, match="deleted"):
@@ -304,8 +306,8 @@ def test_a_lease_that_was_deleted_is_not_renewed():
     run(main)
 
 
-def test_a_standby_waits_for_the_holder_of_a_lease_that_was_deleted():
-    async def main():
+def test_a_standby_waits_for_the_holder_of_a_lease_that_was_deleted() -> None:
+    async def main() -> None:
         cluster, clock = Cluster(), Clock()
         spec = {"holderIdentity": "b", "leaseDurationSeconds": 15}
         cluster.put(LEASES, {"metadata": {"name": "lease", "namespace": "ns"}, "spec": spec})
@@ -326,8 +328,8 @@ def test_a_standby_waits_for_the_holder_of_a_lease_that_was_deleted():
     run(main)
 
 
-def test_the_lease_is_released_only_after_writes_under_way_were_answered():
-    async def main():
+def test_the_lease_is_released_only_after_writes_under_way_were_answered() -> None:
+    async def main() -> None:
         async with leading() as (leader, running):
             leader.cluster.hold("Node")
             leader.do(WRITES["delete"](leader.client))
@@ -345,8 +347,8 @@ def test_the_lease_is_released_only_after_writes_under_way_were_answered():
 
 
 @pytest.mark.slow
-def test_a_lease_with_a_write_that_is_not_answered_is_left_to_run_out():
-    async def main():
+def test_a_lease_with_a_write_that_is_not_answered_is_left_to_run_out() -> None:
+    async def main() -> None:
         async with leading() as (leader, running):
             leader.cluster.hold("Node")
             leader.do(WRITES["delete"](leader.client))
@@ -359,12 +361,12 @@ def test_a_lease_with_a_write_that_is_not_answered_is_left_to_run_out():
     run(main)
 
 
-def test_nothing_is_written_while_and_after_the_lease_is_released():
-    async def main():
+def test_nothing_is_written_while_and_after_the_lease_is_released() -> None:
+    async def main() -> None:
         async with leading() as (leader, running):
             late: list[asyncio.Task[object]] = []
 
-            def releasing(verb, kind, *_):
+            def releasing(verb: str, kind: str, *_: object) -> None:
                 if (verb, kind) == ("replace", "Lease"):
                     late.append(asyncio.create_task(WRITES["delete"](leader.client)))
 
@@ -386,13 +388,13 @@ def test_nothing_is_written_while_and_after_the_lease_is_released():
     run(main)
 
 
-def test_what_the_work_writes_when_it_is_cancelled_is_not_sent():
+def test_what_the_work_writes_when_it_is_cancelled_is_not_sent() -> None:
     """A task that writes as it ends must neither be heard nor hold up the end."""
 
-    async def main():
+    async def main() -> None:
         async with leading() as (leader, running):
 
-            async def parting():
+            async def parting() -> None:
                 try:
                     await asyncio.sleep(60)
                 finally:
@@ -409,8 +411,8 @@ def test_what_the_work_writes_when_it_is_cancelled_is_not_sent():
     run(main)
 
 
-def test_the_fence_is_closed_before_the_lease_is_held():
-    async def main():
+def test_the_fence_is_closed_before_the_lease_is_held() -> None:
+    async def main() -> None:
         leader = Leader(Cluster(), Clock())
         leader.cluster.before = unreachable
         with pytest.raises(NotLeading):

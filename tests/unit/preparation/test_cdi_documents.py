@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +14,13 @@ from dra_driver.errors import DecodeError, InvalidInput
 ENV = cdi.ContainerEdits(env=("A=1",))
 
 
-def spec(*, name: str = "d", edits: cdi.ContainerEdits = ENV, **more: object) -> cdi.Spec:
-    values = {"cdi_version": "0.3.0", "kind": "k8s.example.com/claim", **more}
-    return cdi.Spec(devices=(cdi.Device(name=name, container_edits=edits),), **values)
+def spec(*, name: str = "d", edits: cdi.ContainerEdits = ENV, **more: Any) -> cdi.Spec:
+    plain = cdi.Spec(
+        cdi_version="0.3.0",
+        kind="k8s.example.com/claim",
+        devices=(cdi.Device(name=name, container_edits=edits),),
+    )
+    return msgspec.structs.replace(plain, **more)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """The pages of the site: all are gathered, every link between them leads somewhere."""
 
+from __future__ import annotations
+
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from paths import PROJECT
@@ -11,13 +14,13 @@ ROOT = PROJECT
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site") / "pages"
     subprocess.run([sys.executable, ROOT / "docs" / "site.py", out], check=True, timeout=120)
     return out
 
 
-def test_links_lead_to_pages_and_their_sections(pages):
+def test_links_lead_to_pages_and_their_sections(pages: Path) -> None:
     broken = []
     for page in pages.rglob("*.md"):
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -32,12 +35,12 @@ def test_links_lead_to_pages_and_their_sections(pages):
     assert broken == []
 
 
-def anchors(page):
+def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", t.lower()).strip()) for t in titles}
 
 
-def test_the_reference_has_every_command_and_field(pages):
+def test_the_reference_has_every_command_and_field(pages: Path) -> None:
     commands = (pages / "reference" / "commands.md").read_text()
     assert "## dra-driver kubelet-plugin" in commands
     assert "`--node-name`" in commands
@@ -47,7 +50,7 @@ def test_the_reference_has_every_command_and_field(pages):
     assert "`dra_driver_prepared_claims`" in metrics
 
 
-def test_every_example_has_a_page(pages):
+def test_every_example_has_a_page(pages: Path) -> None:
     index = (pages / "examples" / "index.md").read_text()
     names = sorted(p.stem for p in (ROOT / "deploy" / "examples").iterdir() if p.suffix != ".md")
     assert [n for n in names if f"({n}.md)" not in index] == []

@@ -3,9 +3,12 @@
 The programs are stand-ins that write down how they were called: no container engine is needed, or used.
 """
 
+from __future__ import annotations
+
 import os
 import subprocess
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 import yaml
@@ -27,13 +30,23 @@ esac
 """
 
 
+class Shell(Protocol):
+    """Runs the script with these programs and variables, and returns what all calls were."""
+
+    def __call__(
+        self, *arguments: str, programs: tuple[str, ...] = ..., **variables: str
+    ) -> tuple[subprocess.CompletedProcess[str], list[str]]: ...
+
+
 @pytest.fixture
-def shell(tmp_path):
+def shell(tmp_path: Path) -> Shell:
     """Runs the script with stand-ins for the named programs and nothing else of their names."""
     calls = tmp_path / "calls"
     calls.touch()
 
-    def run(*arguments, programs=("docker", "kind", "kubectl"), **variables):
+    def run(
+        *arguments: str, programs: tuple[str, ...] = ("docker", "kind", "kubectl"), **variables: str
+    ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
         folder = tmp_path / f"bin{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         for name in programs:
@@ -91,13 +104,15 @@ def shell(tmp_path):
         ("explode", (), {}, "kind: unknown command: explode"),
     ],
 )
-def test_what_is_missing_is_said(shell, command, programs, variables, said):
+def test_what_is_missing_is_said(
+    shell: Shell, command: str, programs: tuple[str, ...], variables: dict[str, Any], said: str
+) -> None:
     done, _ = shell(command, programs=programs, **variables)
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_a_cluster_is_made_of_the_configuration(shell, tmp_path):
+def test_a_cluster_is_made_of_the_configuration(shell: Shell, tmp_path: Path) -> None:
     done, calls = shell("create", NODE_IMAGE="kindest/node:v1.36.1")
     assert done.returncode == 0, done.stderr
     [create] = [c for c in calls if c.startswith("kind create")]
@@ -108,7 +123,7 @@ def test_a_cluster_is_made_of_the_configuration(shell, tmp_path):
     assert mount["hostPath"] == mount["containerPath"] == str(tmp_path / "state" / "node")
 
 
-def test_both_images_are_loaded(shell):
+def test_both_images_are_loaded(shell: Shell) -> None:
     done, calls = shell("load", CLUSTERS="dra-driver")
     assert done.returncode == 0, done.stderr
     assert any(c.startswith("docker build --tag dra-driver:kind --file") for c in calls)
@@ -118,7 +133,9 @@ def test_both_images_are_loaded(shell):
 
 
 @pytest.mark.parametrize(("served", "gate"), [("MutatingAdmissionPolicy", True), ("Older", False)])
-def test_the_driver_is_installed_with_simulated_devices(shell, tmp_path, served, gate):
+def test_the_driver_is_installed_with_simulated_devices(
+    shell: Shell, tmp_path: Path, served: str, gate: bool
+) -> None:
     done, calls = shell("install", CLUSTERS="dra-driver", SERVED=served)
     assert done.returncode == 0, done.stderr
     assert any(c.startswith("kubectl apply --server-side") for c in calls)
@@ -136,13 +153,13 @@ def test_the_driver_is_installed_with_simulated_devices(shell, tmp_path, served,
     assert any("--backend=rdma" in c["args"] for c in containers)
 
 
-def test_the_configuration_asks_for_what_the_driver_uses():
+def test_the_configuration_asks_for_what_the_driver_uses() -> None:
     config = yaml.safe_load((SCRIPT.parent / "cluster.yaml").read_text())
     assert config["featureGates"]["DRADeviceTaints"]
     assert "enable_cdi = true" in config["containerdConfigPatches"][0]
 
 
-def test_help_and_syntax(shell):
+def test_help_and_syntax(shell: Shell) -> None:
     done, _ = shell("help", programs=())
     assert done.returncode == 0
     assert "create    a kind cluster" in done.stdout

@@ -1,14 +1,16 @@
 """What a publisher does about a pool, from what it has seen: values in, a value out."""
 
-from typing import Any
+from typing import Any, TypeVar
 
+import builders
 import msgspec
 import pytest
+from builders import device, device_class
 
 from dra_driver.api import codec
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import DeviceInventory, inventory_name
-from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import ObjectMeta, Uid
 from dra_driver.api.resource import DeviceClass, ResourceSlice
 from dra_driver.ownership import PoolAllocator, owner_of
 from dra_driver.publishing import (
@@ -18,6 +20,7 @@ from dra_driver.publishing import (
     NoteStatus,
     PublicationPlan,
     Seen,
+    Step,
     Verdict,
     WriteSlice,
     is_due,
@@ -26,31 +29,19 @@ from dra_driver.publishing import (
 from dra_driver.publishing.handover import Handover, HandoverState
 from dra_driver.resourceslice import PublishOptions, ServerFeatures, Usage, build_slices, plan_slices
 
-DRIVER = "gpu.example.com"
-NODE = Node(metadata=ObjectMeta(name="n1", uid="u1"))
+NODE = Node(metadata=ObjectMeta(name="n1", uid=Uid("u1")))
 DRAIN = 15.0
+
+S = TypeVar("S", bound=Step)
 
 
 def inventory(
     count: int = 2, *, registered: bool = True, asked: int = 1, **publication: Any
 ) -> DeviceInventory:
-    owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1"}
-    capacity = {"memory": {"value": "40Gi"}}
-    return codec.convert(
-        DeviceInventory,
-        {
-            "metadata": {"name": inventory_name("n1", DRIVER), "ownerReferences": [owner]},
-            "spec": {
-                "nodeName": "n1",
-                "driver": DRIVER,
-                "devices": [{"name": f"gpu-{i}", "capacity": capacity} for i in range(count)],
-            },
-            "status": {
-                "registration": {"registered": registered, "epoch": asked},
-                "publication": publication,
-            },
-        },
-    )
+    devices = [device(f"gpu-{i}", "40Gi") for i in range(count)]
+    body = builders.inventory("n1", *devices, node_uid="u1", registered=registered, epoch=asked)
+    body["status"]["publication"] = publication
+    return codec.convert(DeviceInventory, body)
 
 
 def slices_for(made: DeviceInventory, allocator: PoolAllocator) -> tuple[ResourceSlice, ...]:
@@ -77,42 +68,60 @@ def published(whose: PoolAllocator, count: int = 2, **status: Any) -> tuple[Devi
     return inventory(count, **{**record, **status}), slices
 
 
-def kinds(plan: PublicationPlan) -> list[type]:
+def kinds(plan: PublicationPlan) -> list[type[Step]]:
     return [type(step) for step in plan.steps]
 
 
-def test_a_first_publication_notes_the_attempt_writes_and_notes_what_was_written():
+def only(plan: PublicationPlan, kind: type[S]) -> S:
+    """Return the only step of a kind."""
+    (found,) = [s for s in plan.steps if isinstance(s, kind)]
+    return found
+
+
+def condition_reasons(plan: PublicationPlan) -> list[str]:
+    """Return the reasons of the conditions, where nothing else is done."""
+    reasons = []
+    for step in plan.steps:
+        assert isinstance(step, NoteStatus)
+        assert step.condition is not None
+        reasons.append(step.condition.reason)
+    return reasons
+
+
+def test_a_first_publication_notes_the_attempt_writes_and_notes_what_was_written() -> None:
     plan = plan_publication(seen(inventory()))
     assert kinds(plan) == [NoteAttempt, WriteSlice, Announce, NoteStatus]
-    attempt, _, announce, note = plan.steps
-    assert attempt == NoteAttempt(1, {"attempted": 1, "allocator": "controller"})
+    assert plan.steps[0] == NoteAttempt(1, {"attempted": 1, "allocator": "controller"})
+    announce, note = only(plan, Announce), only(plan, NoteStatus)
     assert (announce.type, announce.reason) == ("Normal", "Published")
     assert (note.publication["epoch"], note.publication["devices"]) == (1, 2)
     assert not plan.freezes
 
 
-def test_a_plan_says_the_same_each_time():
+def test_a_plan_says_the_same_each_time() -> None:
     what = seen(inventory())
     assert plan_publication(what) == plan_publication(what)
 
 
-def test_a_pool_as_it_should_be_gives_nothing_to_do():
+def test_a_pool_as_it_should_be_gives_nothing_to_do() -> None:
     made, slices = published(PoolAllocator.CONTROLLER)
     first = plan_publication(seen(made, *slices))
-    announce, note = first.steps
-    assert (type(announce), note.publication) == (Announce, {})
+    assert kinds(first) == [Announce, NoteStatus]
+    note = only(first, NoteStatus)
+    assert note.publication == {}
+    assert note.condition is not None
     status = msgspec.structs.replace(made.status, conditions=(note.condition,))
     made = msgspec.structs.replace(made, status=status)
     assert plan_publication(seen(made, *slices)).steps == ()
 
 
-def test_what_vanished_stays_away_and_so_does_everything_else():
+def test_what_vanished_stays_away_and_so_does_everything_else() -> None:
     made, _ = published(PoolAllocator.CONTROLLER)
     assert plan_publication(seen(made)).steps == ()
     assert not is_due(seen(made))
 
 
-def test_without_the_plugin_slices_change_and_none_is_created():
+def test_without_the_plugin_slices_change_and_none_is_created() -> None:
     grown, slices = published(PoolAllocator.CONTROLLER)
     grown = msgspec.structs.replace(inventory(3), status=grown.status)
     gone = msgspec.structs.replace(grown.status.registration, registered=False)
@@ -122,15 +131,17 @@ def test_without_the_plugin_slices_change_and_none_is_created():
     assert plan_publication(seen(many, *slices)).steps == ()
 
 
-def test_an_attempt_of_another_process_is_closed_without_writing():
+def test_an_attempt_of_another_process_is_closed_without_writing() -> None:
     made = inventory(attempted=1, generation=4, allocator="controller")
-    (note,) = plan_publication(seen(made)).steps
+    plan = plan_publication(seen(made))
+    assert kinds(plan) == [NoteStatus]
+    note = only(plan, NoteStatus)
     assert (note.publication["epoch"], note.publication["generation"]) == (1, 4)
     assert len(note.publication["slices"]) == 1
     assert WriteSlice in kinds(plan_publication(seen(made, begun=1)))
 
 
-def test_who_must_not_allocate_is_noted_before_the_slices_say_so():
+def test_who_must_not_allocate_is_noted_before_the_slices_say_so() -> None:
     made, slices = published(PoolAllocator.SCHEDULER)
     plan = plan_publication(seen(made, *slices))
     assert plan.steps[0] == NoteStatus({"allocator": "draining"})
@@ -138,17 +149,17 @@ def test_who_must_not_allocate_is_noted_before_the_slices_say_so():
     assert plan.handover.state is HandoverState.NOTING
 
 
-def test_an_agent_that_takes_a_pool_over_notes_that_before_the_taint_goes():
+def test_an_agent_that_takes_a_pool_over_notes_that_before_the_taint_goes() -> None:
     made, slices = published(PoolAllocator.CONTROLLER)
     plan = plan_publication(seen(made, *slices, by_node=True))
     assert plan.steps[0] == NoteStatus({"allocator": "scheduler"})
-    (write,) = [s for s in plan.steps if isinstance(s, WriteSlice)]
+    write = only(plan, WriteSlice)
     assert all(not d.taints for d in write.write.slice.spec.devices)
     # Where no controller has ever been, there is nothing to stop.
     assert kinds(plan_publication(seen(inventory(), by_node=True))) == [WriteSlice, NoteStatus]
 
 
-def test_claims_are_read_again_when_a_pool_is_drained_and_then_it_is_granted():
+def test_claims_are_read_again_when_a_pool_is_drained_and_then_it_is_granted() -> None:
     made, slices = published(PoolAllocator.CONTROLLER, allocator="draining")
     draining = Handover(HandoverState.DRAINING, since=100.0)
     early = plan_publication(seen(made, *slices, handover=draining, now=110.0))
@@ -164,7 +175,7 @@ def test_claims_are_read_again_when_a_pool_is_drained_and_then_it_is_granted():
     assert granted.steps[0] == NoteStatus({"allocator": "controller"})
 
 
-def test_a_pool_is_yielded_when_no_allocation_is_being_written():
+def test_a_pool_is_yielded_when_no_allocation_is_being_written() -> None:
     made, slices = published(PoolAllocator.CONTROLLER)
     yielding = Handover(HandoverState.YIELDING, since=100.0)
     wanted = {"allocator": PoolAllocator.SCHEDULER, "handover": yielding, "now": 115.0}
@@ -176,7 +187,7 @@ def test_a_pool_is_yielded_when_no_allocation_is_being_written():
     assert done.steps[0] == NoteStatus({"allocator": "scheduler"})
 
 
-def test_a_pool_is_frozen_only_while_devices_change_their_form():
+def test_a_pool_is_frozen_only_while_devices_change_their_form() -> None:
     made, slices = published(PoolAllocator.CONTROLLER)
     grown = msgspec.structs.replace(inventory(3), status=made.status)
     assert not plan_publication(seen(grown, *slices)).freezes
@@ -186,7 +197,7 @@ def test_a_pool_is_frozen_only_while_devices_change_their_form():
     assert plan_publication(seen(shrunk, *slices, usage=held)).freezes
 
 
-def test_stale_slices_go_last():
+def test_stale_slices_go_last() -> None:
     made, slices = published(PoolAllocator.CONTROLLER, 100)
     shrunk = msgspec.structs.replace(inventory(2), status=made.status)
     steps = kinds(plan_publication(seen(shrunk, *slices)))
@@ -197,18 +208,20 @@ def test_stale_slices_go_last():
 @pytest.mark.parametrize(
     ("change", "verdict", "reason"),
     [
-        ({"node": Node(metadata=ObjectMeta(name="n1", uid="another"))}, Verdict.REFUSED, "Refused"),
+        ({"node": Node(metadata=ObjectMeta(name="n1", uid=Uid("another")))}, Verdict.REFUSED, "Refused"),
         ({"node": None}, Verdict.NO_NODE, ""),
     ],
 )
-def test_an_inventory_that_is_not_its_node_s_is_not_published(change, verdict, reason):
+def test_an_inventory_that_is_not_its_node_s_is_not_published(
+    change: dict[str, Any], verdict: Verdict, reason: str
+) -> None:
     plan = plan_publication(seen(inventory(), **change))
     assert plan.verdict is verdict
-    assert [s.condition.reason for s in plan.steps] == ([reason] if reason else [])
+    assert condition_reasons(plan) == ([reason] if reason else [])
     assert plan.desired is None
 
 
-def test_a_pool_that_its_node_publishes_is_left_alone_once_it_is_handed_over():
+def test_a_pool_that_its_node_publishes_is_left_alone_once_it_is_handed_over() -> None:
     made, slices = published(PoolAllocator.CONTROLLER)
     made = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, publisher="node"))
     first = plan_publication(seen(made, *slices))
@@ -217,10 +230,10 @@ def test_a_pool_that_its_node_publishes_is_left_alone_once_it_is_handed_over():
     status = msgspec.structs.replace(made.status, publication=publication)
     left = plan_publication(seen(msgspec.structs.replace(made, status=status), *slices))
     assert left.verdict is Verdict.LEFT_TO_NODE
-    assert [s.condition.reason for s in left.steps] == ["PublishedByNode"]
+    assert condition_reasons(left) == ["PublishedByNode"]
 
 
-def test_claims_that_tolerate_the_taint_are_named_and_take_no_pool_away():
+def test_claims_that_tolerate_the_taint_are_named_and_take_no_pool_away() -> None:
     made, slices = published(PoolAllocator.CONTROLLER)
     plan = plan_publication(seen(made, *slices, refusal="claim ns/a tolerates it"))
     assert plan.handover.state is HandoverState.CONTROLLER
@@ -229,12 +242,11 @@ def test_claims_that_tolerate_the_taint_are_named_and_take_no_pool_away():
     assert fresh.handover.state is HandoverState.SCHEDULER
 
 
-def test_a_device_plugin_withholds_and_is_looked_at_again_when_it_has_gone():
-    class_ = codec.convert(
-        DeviceClass, {"metadata": {"name": "c"}, "spec": {"extendedResourceName": "example.com/gpu"}}
-    )
+def test_a_device_plugin_withholds_and_is_looked_at_again_when_it_has_gone() -> None:
+    class_ = codec.convert(DeviceClass, device_class(extendedResourceName="example.com/gpu"))
     made = inventory(withheldFor=["example.com/gpu"])
     plan = plan_publication(seen(made, classes=(class_,), leaving=120.0, now=1000.0))
     assert plan.gone == {"example.com/gpu": 1000.0}
     assert plan.again == 120.0
+    assert plan.desired is not None
     assert plan.desired.devices == 0

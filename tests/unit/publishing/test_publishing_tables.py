@@ -1,5 +1,9 @@
 """The tables of publishing: every state has an answer to every event, and the answers keep the rules."""
 
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
 import pytest
 
 from dra_driver.api.inventory import Publication, Registration
@@ -25,6 +29,7 @@ from dra_driver.publishing.handover import (
     HandoverState,
     takes_over,
 )
+from dra_driver.publishing.tables import Transition
 
 WRITES = {EpochEffect.WRITE_SLICES, EpochEffect.UPDATE_SLICES}
 
@@ -37,7 +42,9 @@ WRITES = {EpochEffect.WRITE_SLICES, EpochEffect.UPDATE_SLICES}
         (FREEZE_TRANSITIONS, FreezeState, FreezeEvent),
     ],
 )
-def test_every_state_has_an_answer_to_every_event(table, states, events):
+def test_every_state_has_an_answer_to_every_event(
+    table: Mapping[tuple[Enum, Enum], Transition[Any, Any]], states: type[Enum], events: type[Enum]
+) -> None:
     assert set(table) == {(state, event) for state in states for event in events}
     for (state, _), move in table.items():
         assert isinstance(move.state, type(state))
@@ -47,7 +54,9 @@ def test_every_state_has_an_answer_to_every_event(table, states, events):
 
 
 @pytest.mark.parametrize(("pair", "move"), EPOCH_TRANSITIONS.items())
-def test_slices_are_written_only_where_it_is_known_what_there_is_and_noted_afterwards(pair, move):
+def test_slices_are_written_only_where_it_is_known_what_there_is_and_noted_afterwards(
+    pair: tuple[EpochState, EpochEvent], move: Transition[EpochState, EpochEffect]
+) -> None:
     state, event = pair
     effects = list(move.effects)
     if EpochEffect.WRITE_SLICES in effects:
@@ -67,7 +76,7 @@ def test_slices_are_written_only_where_it_is_known_what_there_is_and_noted_after
 
 @pytest.mark.parametrize("state", [EpochState.UNPUBLISHED, EpochState.VANISHED])
 @pytest.mark.parametrize("event", [EpochEvent.LOOK, EpochEvent.LOOK_UNREGISTERED])
-def test_what_is_gone_stays_away_until_the_plugin_asks(state, event):
+def test_what_is_gone_stays_away_until_the_plugin_asks(state: EpochState, event: EpochEvent) -> None:
     assert EPOCH_TRANSITIONS[state, event].effects == ()
 
 
@@ -87,7 +96,13 @@ def test_what_is_gone_stays_away_until_the_plugin_asks(state, event):
         ((False, 3), (2, 2), 0, (), EpochState.VANISHED),
     ],
 )
-def test_how_far_a_publication_is_follows_from_the_record(registration, publication, begun, present, state):
+def test_how_far_a_publication_is_follows_from_the_record(
+    registration: tuple[bool, int],
+    publication: tuple[int, int],
+    begun: int,
+    present: Sequence[str],
+    state: EpochState,
+) -> None:
     registered, asked = registration
     epoch, attempted = publication
     record = Publication(epoch=epoch, attempted=attempted, slices=("s",))
@@ -99,7 +114,9 @@ def test_how_far_a_publication_is_follows_from_the_record(registration, publicat
 
 
 @pytest.mark.parametrize(("pair", "move"), HANDOVER_TRANSITIONS.items())
-def test_the_allocator_learns_of_every_pool_that_it_loses_or_gets(pair, move):
+def test_the_allocator_learns_of_every_pool_that_it_loses_or_gets(
+    pair: tuple[HandoverState, HandoverEvent], move: Transition[HandoverState, HandoverEffect]
+) -> None:
     before, after = pair[0].blocked, move.state.blocked
     assert (HandoverEffect.BLOCK in move.effects) is (after and not before)
     assert (HandoverEffect.UNBLOCK in move.effects) is (before and not after)
@@ -111,7 +128,7 @@ def predecessors(state: HandoverState) -> set[tuple[HandoverState, HandoverEvent
     }
 
 
-def test_the_controller_gets_a_pool_of_kube_scheduler_only_drained_and_noted():
+def test_the_controller_gets_a_pool_of_kube_scheduler_only_drained_and_noted() -> None:
     assert predecessors(HandoverState.GRANTED) == {(HandoverState.DRAINING, HandoverEvent.CLAIMS_SEEN)}
     assert {state for state, _ in predecessors(HandoverState.DRAINING)} == {HandoverState.TAINTING}
     got = {pair for pair in predecessors(HandoverState.CONTROLLER) if pair[0] is not HandoverState.UNKNOWN}
@@ -122,7 +139,7 @@ def test_the_controller_gets_a_pool_of_kube_scheduler_only_drained_and_noted():
     }
 
 
-def test_kube_scheduler_gets_a_pool_of_the_controller_only_when_it_has_stopped_for_long_enough():
+def test_kube_scheduler_gets_a_pool_of_the_controller_only_when_it_has_stopped_for_long_enough() -> None:
     assert predecessors(HandoverState.YIELDING) == {
         (HandoverState.CONTROLLER, HandoverEvent.SCHEDULER_WANTED)
     }
@@ -140,7 +157,7 @@ def test_kube_scheduler_gets_a_pool_of_the_controller_only_when_it_has_stopped_f
 
 
 @pytest.mark.parametrize("note", [HandoverEvent.NOTED_CONTROLLER, HandoverEvent.NOTED_DRAINING])
-def test_a_note_that_is_older_than_a_handover_takes_nothing_back(note):
+def test_a_note_that_is_older_than_a_handover_takes_nothing_back(note: HandoverEvent) -> None:
     """The policy changes twice before the informer shows that ``scheduler`` was noted."""
     state = HandoverState.SCHEDULER
     for event in (note, HandoverEvent.UNTAINTED, HandoverEvent.CONTROLLER_WANTED):
@@ -149,7 +166,7 @@ def test_a_note_that_is_older_than_a_handover_takes_nothing_back(note):
 
 
 @pytest.mark.parametrize("state", HandoverState)
-def test_slices_are_tainted_unless_kube_scheduler_allocates_from_them(state):
+def test_slices_are_tainted_unless_kube_scheduler_allocates_from_them(state: HandoverState) -> None:
     tainted = state.allocator is PoolAllocator.CONTROLLER
     assert tainted is (state.record is not AllocatorRecord.SCHEDULER)
     assert state.record is not AllocatorRecord.NONE
@@ -159,13 +176,13 @@ def test_slices_are_tainted_unless_kube_scheduler_allocates_from_them(state):
 
 
 @pytest.mark.parametrize("state", HandoverState)
-def test_a_refusal_takes_no_pool_from_the_controller(state):
+def test_a_refusal_takes_no_pool_from_the_controller(state: HandoverState) -> None:
     after = HANDOVER_TRANSITIONS[state, HandoverEvent.REFUSED].state
     ours = state in (HandoverState.CONTROLLER, HandoverState.YIELDING)
     assert after is (HandoverState.CONTROLLER if ours else HandoverState.SCHEDULER)
 
 
-def test_an_agent_waits_for_a_controller_as_long_as_it_was_told_to():
+def test_an_agent_waits_for_a_controller_as_long_as_it_was_told_to() -> None:
     for record in (AllocatorRecord.NONE, AllocatorRecord.SCHEDULER):
         assert takes_over(record, None, 100.0, 120.0)
     for record in (AllocatorRecord.DRAINING, AllocatorRecord.CONTROLLER):
@@ -178,13 +195,15 @@ def test_an_agent_waits_for_a_controller_as_long_as_it_was_told_to():
 
 
 @pytest.mark.parametrize(("pair", "move"), FREEZE_TRANSITIONS.items())
-def test_the_allocator_learns_of_every_pool_that_is_frozen_or_opened(pair, move):
+def test_the_allocator_learns_of_every_pool_that_is_frozen_or_opened(
+    pair: tuple[FreezeState, FreezeEvent], move: Transition[FreezeState, FreezeEffect]
+) -> None:
     before, after = Freeze(pair[0]).blocked, Freeze(move.state).blocked
     assert (FreezeEffect.BLOCK in move.effects) is (after and not before)
     assert (FreezeEffect.UNBLOCK in move.effects) is (before and not after)
 
 
-def test_a_pool_that_is_being_written_is_opened_by_the_end_of_the_writes_alone():
+def test_a_pool_that_is_being_written_is_opened_by_the_end_of_the_writes_alone() -> None:
     opened = {
         event
         for event in FreezeEvent

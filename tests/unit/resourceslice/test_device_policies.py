@@ -1,6 +1,10 @@
 """What policies do to the slices of a pool: pure, from inventory to devices."""
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
@@ -12,7 +16,7 @@ from dra_driver.api.inventory import (
     PartitionPlacement,
     PartitionProfile,
 )
-from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.meta import DriverName, ObjectMeta
 from dra_driver.api.names import CONTROLLER_TAINT
 from dra_driver.api.policy import (
     DevicePolicy,
@@ -25,6 +29,8 @@ from dra_driver.api.policy import (
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import (
     CelSelector,
+    Counter,
+    Device,
     DeviceAttribute,
     DeviceCapacity,
     DeviceSelector,
@@ -35,6 +41,7 @@ from dra_driver.resourceslice import (
     HEALTH_TAINT,
     PENDING_TAINT,
     SHARES,
+    DesiredPool,
     PublishOptions,
     ServerFeatures,
     Usage,
@@ -42,11 +49,17 @@ from dra_driver.resourceslice import (
 )
 from dra_driver.resourceslice.build import MAX_COUNTER_SETS
 
-DRIVER = "gpu.example.com"
+DRIVER = DriverName("gpu.example.com")
 SCHEDULER = PublishOptions(allocator=PoolAllocator.SCHEDULER)
 
 
-def profile(name="1g.10gb", starts=(0, 1, 2, 3), size=1, memory="10Gi", **capacity):
+def profile(
+    name: str = "1g.10gb",
+    starts: tuple[int, ...] = (0, 1, 2, 3),
+    size: int = 1,
+    memory: str = "10Gi",
+    **capacity: int,
+) -> PartitionProfile:
     return PartitionProfile(
         name=name,
         placements=tuple(PartitionPlacement(start=s, size=size) for s in starts),
@@ -68,7 +81,13 @@ PROFILES = (
 )
 
 
-def gpu(name="gpu-0", memory="40Gi", partitions=(), model="A", **more):
+def gpu(
+    name: str = "gpu-0",
+    memory: str = "40Gi",
+    partitions: tuple[PartitionProfile, ...] = (),
+    model: str = "A",
+    **more: Any,
+) -> InventoryDevice:
     return InventoryDevice(
         name=name,
         attributes={
@@ -85,30 +104,36 @@ def gpu(name="gpu-0", memory="40Gi", partitions=(), model="A", **more):
     )
 
 
-def inventory(*devices):
+def inventory(*devices: InventoryDevice) -> DeviceInventory:
     return DeviceInventory(
         metadata=ObjectMeta(name="n1.d"),
         spec=DeviceInventorySpec(node_name="n1", driver=DRIVER, devices=tuple(devices)),
     )
 
 
-def policy(name="p", selector=None, **spec):
+def policy(name: str = "p", selector: str | None = None, **spec: Any) -> DevicePolicy:
     if selector:
         spec["device_selectors"] = (DeviceSelector(cel=CelSelector(expression=selector)),)
     return DevicePolicy(metadata=ObjectMeta(name=name), spec=DevicePolicySpec(**spec))
 
 
-def build(devices, *policies, usage=None, options=SCHEDULER, **features):
+def build(
+    devices: Iterable[InventoryDevice],
+    *policies: DevicePolicy,
+    usage: Usage | None = None,
+    options: PublishOptions = SCHEDULER,
+    **features: bool,
+) -> DesiredPool:
     return build_slices(
         inventory(*devices), policies, usage, options=options, features=ServerFeatures(**features)
     )
 
 
-def devices(pool):
+def devices(pool: DesiredPool) -> dict[str, Device]:
     return {d.name: d for s in pool.slices for d in s.devices}
 
 
-def amounts(counters):
+def amounts(counters: Mapping[str, Counter]) -> dict[str, int]:
     return {name: int(c.value.value()) for name, c in counters.items()}
 
 
@@ -118,7 +143,7 @@ MODEL_A = f'device.attributes["{DRIVER}"].model == "A"'
 # --- merging ------------------------------------------------------------------------------------------------
 
 
-def test_the_higher_priority_wins_and_the_loser_is_told():
+def test_the_higher_priority_wins_and_the_loser_is_told() -> None:
     low = policy("a-low", hide=True)
     high = policy("z-high", priority=5, hide=False)
     pool = build([gpu()], low, high)
@@ -128,13 +153,13 @@ def test_the_higher_priority_wins_and_the_loser_is_told():
     assert pool.outcomes["z-high"].overridden == ()
 
 
-def test_between_equals_the_first_name_wins_and_it_is_a_conflict():
+def test_between_equals_the_first_name_wins_and_it_is_a_conflict() -> None:
     pool = build([gpu()], policy("b", allocator="scheduler"), policy("a", allocator="controller"))
     assert pool.allocator is PoolAllocator.CONTROLLER
     assert [(o.field, o.tie) for o in pool.outcomes["b"].overridden] == [("allocator", True)]
 
 
-def test_the_order_of_policies_does_not_matter():
+def test_the_order_of_policies_does_not_matter() -> None:
     policies = [
         policy("a", taints=(DeviceTaint(key="x.io/t", value="a", effect="NoSchedule"),)),
         policy(
@@ -149,7 +174,7 @@ def test_the_order_of_policies_does_not_matter():
     assert d.attributes["team"].string_value == "c"
 
 
-def test_selectors_choose_devices_and_drivers_choose_pools():
+def test_selectors_choose_devices_and_drivers_choose_pools() -> None:
     two = [gpu("gpu-0", model="A"), gpu("gpu-1", model="B")]
     pool = build(two, policy("mine", MODEL_A, hide=True), policy("theirs", hide=True, driver="other.io"))
     assert list(devices(pool)) == ["gpu-1"]
@@ -164,13 +189,13 @@ def test_selectors_choose_devices_and_drivers_choose_pools():
         (f'device.attributes["{DRIVER}"].absent == "x"', "fails on device gpu-0"),
     ],
 )
-def test_a_selector_that_cannot_be_evaluated_matches_nothing_and_says_so(selector, problem):
+def test_a_selector_that_cannot_be_evaluated_matches_nothing_and_says_so(selector: str, problem: str) -> None:
     pool = build([gpu()], policy("p", selector, hide=True))
     assert list(devices(pool)) == ["gpu-0"]
     assert problem in pool.outcomes["p"].problems[0]
 
 
-def test_attributes_are_added_but_what_the_node_says_stays():
+def test_attributes_are_added_but_what_the_node_says_stays() -> None:
     added = {"rack": DeviceAttribute(string_value="r1"), "model": DeviceAttribute(string_value="X")}
     pool = build([gpu()], policy(attributes=added))
     d = devices(pool)["gpu-0"]
@@ -182,7 +207,7 @@ def test_attributes_are_added_but_what_the_node_says_stays():
 
 
 @pytest.mark.parametrize("effect", ["None", "NoSchedule", "NoExecute", ""])
-def test_the_policy_says_what_a_severity_does(effect):
+def test_the_policy_says_what_a_severity_does(effect: str) -> None:
     sick = gpu(health=(DeviceHealth(reason="EccError", severity="degraded"),))
     pool = build([sick], policy(health=HealthPolicy(degraded=effect)))
     taints = devices(pool)["gpu-0"].taints
@@ -195,28 +220,32 @@ def test_the_policy_says_what_a_severity_does(effect):
 # --- shares -------------------------------------------------------------------------------------------------
 
 
-def test_a_shared_device_gives_out_memory_in_steps_and_nothing_else_by_itself():
+def test_a_shared_device_gives_out_memory_in_steps_and_nothing_else_by_itself() -> None:
     gi = Quantity.parse
     share = SharePolicy(max_shares=3, memory=ShareMemory(min=gi("2Gi"), step=gi("4Gi")))
     d = devices(build([gpu(memory="40Gi")], policy(share=share)))["gpu-0"]
     memory = d.capacity["memory"]
     assert d.allow_multiple_allocations
     assert str(memory.value) == "40Gi"
+    assert memory.request_policy is not None
     wanted = memory.request_policy.valid_range
+    assert wanted is not None
     assert [str(q) for q in (wanted.min, wanted.max, wanted.step)] == ["2Gi", "38Gi", "4Gi"]
     assert str(memory.request_policy.default) == "10Gi"  # 40 / 3, rounded down to 2 + 4n
     assert str(d.capacity[SHARES].value) == "3"
-    assert d.capacity["decoders"].request_policy.default == Quantity.of(0)
+    decoders = d.capacity["decoders"].request_policy
+    assert decoders is not None
+    assert decoders.default == Quantity.of(0)
 
 
-def test_memory_is_not_over_committed_unless_an_admin_says_so():
+def test_memory_is_not_over_committed_unless_an_admin_says_so() -> None:
     plain = devices(build([gpu()], policy(share=SharePolicy(max_shares=2))))["gpu-0"]
     assert str(plain.capacity["memory"].value) == "40Gi"
     more = devices(build([gpu()], policy(share=SharePolicy(max_shares=2, over_commit_percent=150))))["gpu-0"]
     assert str(more.capacity["memory"].value) == "60Gi"
 
 
-def test_a_device_without_memory_or_with_too_little_is_not_shared():
+def test_a_device_without_memory_or_with_too_little_is_not_shared() -> None:
     small = policy(share=SharePolicy(memory=ShareMemory(step=Quantity.parse("50Gi"))))
     pool = build([gpu()], small)
     assert not devices(pool)["gpu-0"].allow_multiple_allocations
@@ -226,7 +255,7 @@ def test_a_device_without_memory_or_with_too_little_is_not_shared():
 # --- partitions ---------------------------------------------------------------------------------------------
 
 
-def test_partitions_consume_counters_of_their_gpu_and_come_before_it():
+def test_partitions_consume_counters_of_their_gpu_and_come_before_it() -> None:
     pool = build([gpu(partitions=PROFILES)], policy(partitions=PartitionPolicy(profiles=("*",))))
     everything = [d for s in pool.slices for d in s.devices]
     assert len(everything) == 1 + 4 + 2 + 1
@@ -254,7 +283,7 @@ def test_partitions_consume_counters_of_their_gpu_and_come_before_it():
     assert part.attributes["model"].string_value == "A"
 
 
-def test_only_listed_profiles_and_none_without_a_policy():
+def test_only_listed_profiles_and_none_without_a_policy() -> None:
     one = build([gpu(partitions=PROFILES)], policy(partitions=PartitionPolicy(profiles=("4g.40gb",))))
     assert set(devices(one)) == {"gpu-0", "gpu-0-mig-4g-40gb-0"}
     for nothing in (
@@ -267,7 +296,7 @@ def test_only_listed_profiles_and_none_without_a_policy():
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 20])
-def test_the_limits_of_slices_hold_for_any_number_of_gpus(count):
+def test_the_limits_of_slices_hold_for_any_number_of_gpus(count: int) -> None:
     many = [gpu(f"gpu-{i:02}", partitions=PROFILES) for i in range(count)]
     pool = build(many, policy(partitions=PartitionPolicy(profiles=("*",))))
     assert sum(len(s.shared_counters) for s in pool.slices) == count
@@ -280,7 +309,7 @@ def test_the_limits_of_slices_hold_for_any_number_of_gpus(count):
     assert {c.counter_set for d in devices(pool).values() for c in d.consumes_counters} == sets
 
 
-def test_a_device_is_shared_or_cut_and_the_stronger_policy_says_which():
+def test_a_device_is_shared_or_cut_and_the_stronger_policy_says_which() -> None:
     share = policy("share", share=SharePolicy(max_shares=2))
     cut = policy("cut", priority=1, partitions=PartitionPolicy(profiles=("*",)))
     pool = build([gpu(partitions=PROFILES)], share, cut)
@@ -291,7 +320,7 @@ def test_a_device_is_shared_or_cut_and_the_stronger_policy_says_which():
 # --- servers without the features ---------------------------------------------------------------------------
 
 
-def test_without_counters_there_are_whole_gpus_only_and_the_gate_is_named():
+def test_without_counters_there_are_whole_gpus_only_and_the_gate_is_named() -> None:
     pool = build(
         [gpu(partitions=PROFILES)], policy(partitions=PartitionPolicy(profiles=("*",))), counters=False
     )
@@ -299,13 +328,13 @@ def test_without_counters_there_are_whole_gpus_only_and_the_gate_is_named():
     assert list(pool.missing) == ["DRAPartitionableDevices"]
 
 
-def test_without_multiple_allocations_nothing_is_shared_and_the_gate_is_named():
+def test_without_multiple_allocations_nothing_is_shared_and_the_gate_is_named() -> None:
     pool = build([gpu()], policy(share=SharePolicy(max_shares=2)), multi_allocation=False)
     assert not devices(pool)["gpu-0"].allow_multiple_allocations
     assert list(pool.missing) == ["DRAConsumableCapacity"]
 
 
-def test_without_taints_tainted_devices_are_left_out_and_the_gate_is_named():
+def test_without_taints_tainted_devices_are_left_out_and_the_gate_is_named() -> None:
     taint = DeviceTaint(key="x.io/t", effect="NoSchedule")
     pool = build([gpu()], policy(taints=(taint,), allocator="controller"), taints=False)
     assert devices(pool) == {}
@@ -316,11 +345,11 @@ def test_without_taints_tainted_devices_are_left_out_and_the_gate_is_named():
 # --- devices in use -----------------------------------------------------------------------------------------
 
 
-def in_use(pool, *, whole=(), shared=()):
+def in_use(pool: DesiredPool, *, whole: Iterable[str] = (), shared: Iterable[str] = ()) -> Usage:
     return Usage(frozenset(whole), frozenset(shared), devices(pool))
 
 
-def test_a_hidden_device_in_use_stays_takes_nothing_new_and_is_pending():
+def test_a_hidden_device_in_use_stays_takes_nothing_new_and_is_pending() -> None:
     before = build([gpu()])
     hide = policy(hide=True)
     pool = build([gpu()], hide, usage=in_use(before, whole=["gpu-0"]))
@@ -329,7 +358,7 @@ def test_a_hidden_device_in_use_stays_takes_nothing_new_and_is_pending():
     assert devices(build([gpu()], hide, usage=in_use(before))) == {}
 
 
-def test_a_device_that_one_claim_holds_is_not_shared_before_it_is_free():
+def test_a_device_that_one_claim_holds_is_not_shared_before_it_is_free() -> None:
     share = policy(share=SharePolicy(max_shares=2))
     before = build([gpu()])
     pool = build([gpu()], share, usage=in_use(before, whole=["gpu-0"]))
@@ -341,8 +370,9 @@ def test_a_device_that_one_claim_holds_is_not_shared_before_it_is_free():
 @pytest.mark.parametrize(
     "after", [None, SharePolicy(max_shares=1), SharePolicy(max_shares=8), "hide", "partitions"]
 )
-def test_shares_that_are_held_keep_the_amounts_they_were_cut_from(after):
+def test_shares_that_are_held_keep_the_amounts_they_were_cut_from(after: SharePolicy | str | None) -> None:
     before = build([gpu(partitions=PROFILES)], policy(share=SharePolicy(max_shares=2)))
+    policies: tuple[DevicePolicy, ...]
     match after:
         case None:
             policies = ()
@@ -351,6 +381,7 @@ def test_shares_that_are_held_keep_the_amounts_they_were_cut_from(after):
         case "partitions":
             policies = (policy(partitions=PartitionPolicy(profiles=("*",))),)
         case _:
+            assert isinstance(after, SharePolicy)
             policies = (policy(share=after),)
     pool = build([gpu(partitions=PROFILES)], *policies, usage=in_use(before, shared=["gpu-0"]))
     assert set(devices(pool)) == {"gpu-0"}
@@ -364,7 +395,7 @@ def test_shares_that_are_held_keep_the_amounts_they_were_cut_from(after):
     assert again.slices == pool.slices
 
 
-def test_partitions_in_use_stay_with_their_counters_and_the_rest_goes():
+def test_partitions_in_use_stay_with_their_counters_and_the_rest_goes() -> None:
     before = build([gpu(partitions=PROFILES)], policy(partitions=PartitionPolicy(profiles=("*",))))
     held = "gpu-0-mig-1g-10gb-1"
     pool = build([gpu(partitions=PROFILES)], usage=in_use(before, whole=[held]))
@@ -375,7 +406,7 @@ def test_partitions_in_use_stay_with_their_counters_and_the_rest_goes():
     assert held in pool.pending[0].text
 
 
-def test_other_profiles_join_those_in_use():
+def test_other_profiles_join_those_in_use() -> None:
     before = build([gpu(partitions=PROFILES)], policy(partitions=PartitionPolicy(profiles=("1g.10gb",))))
     held = "gpu-0-mig-1g-10gb-1"
     only = policy(partitions=PartitionPolicy(profiles=("2g.20gb",)))
@@ -383,7 +414,7 @@ def test_other_profiles_join_those_in_use():
     assert set(devices(pool)) == {"gpu-0", held, "gpu-0-mig-2g-20gb-0", "gpu-0-mig-2g-20gb-2"}
 
 
-def test_a_forced_allocator_is_published_and_the_wanted_one_is_remembered():
+def test_a_forced_allocator_is_published_and_the_wanted_one_is_remembered() -> None:
     options = dataclasses.replace(SCHEDULER, forced=PoolAllocator.CONTROLLER)
     pool = build([gpu()], options=options)
     assert (pool.allocator, pool.wanted) == (PoolAllocator.CONTROLLER, PoolAllocator.SCHEDULER)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from allocator_world import (
-    DRIVER,
     allocated,
     claim,
     device,
@@ -18,8 +17,9 @@ from allocator_world import (
     snapshot,
     takes,
 )
+from builders import DRIVER
 
-from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured import (
     Allocated,
@@ -46,7 +46,7 @@ def fit(cluster: Snapshot, *claims: ResourceClaim) -> list[str]:
 
 def busy(cluster: Snapshot, *where: str) -> Snapshot:
     """The cluster with these ``node/device`` in use."""
-    ids = [DeviceID(DriverName(DRIVER), PoolName(n), d) for n, _, d in (w.partition("/") for w in where)]
+    ids = [DeviceID(DRIVER, PoolName(n), d) for n, _, d in (w.partition("/") for w in where)]
     return cluster.with_allocated(AllocatedState().with_devices((i, "default/holder") for i in ids))
 
 

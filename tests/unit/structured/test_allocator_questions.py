@@ -114,7 +114,9 @@ def test_the_caller_can_ignore_its_own_taint_only(strategy: Strategy) -> None:
 @pytest.mark.parametrize("strategy", Strategy)
 def test_the_caller_can_restrict_the_pools(strategy: Strategy) -> None:
     rule = PoolPolicy(strategy)
-    only = PersistentMap({PoolID("gpu.example.com", "n1"): rule})
+    only: PersistentMap[PoolID, PoolPolicy] = PersistentMap(
+        {PoolID(DriverName("gpu.example.com"), PoolName("n1")): rule}
+    )
     outcome = allocate(two_nodes(), [claim("c", exactly())], pools=only)
     assert isinstance(outcome, Allocated)
     assert outcome.node == "n1"

@@ -1,12 +1,19 @@
 """DeviceTaintRules: which devices they taint, and that the controller respects them."""
 
-import asyncio
+from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import builders
 import pytest
-from support.fake_cluster import FakeCluster
+from builders import DRIVER, PROTECTED
+from builders import NAMESPACE as NS
+from fake_client import FakeClient
 
 from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.decide import Decisions, PodQuestion, Refuse, Settings, Write
+from controller.allocate.decide import Decision, Decisions, PodQuestion, Refuse, Settings, Write
 from controller.allocate.following import follow
 from controller.allocate.signal import Signal
 from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
@@ -25,32 +32,31 @@ from dra_driver.errors import Forbidden
 from dra_driver.kube import Informer
 from dra_driver.structured import with_rules
 
-DRIVER, NS = "gpu.example.com", "default"
 RULES = device_taint_rules("v1beta2")
-OURS = {"key": "dra-driver.dev/controller", "value": "allocates", "effect": "NoSchedule"}
 
 
-def slice_body(node="n1", count=2):
-    devices = [{"name": f"gpu-{i}", "taints": [OURS]} for i in range(count)]
-    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-    return {
-        "metadata": {"name": node},
-        "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices},
-    }
+def slice_body(node: str = "n1", count: int = 2) -> dict[str, Any]:
+    devices = [builders.device(f"gpu-{i}", taints=[PROTECTED]) for i in range(count)]
+    return builders.resource_slice(node, *devices, name=node)
 
 
-def rule_body(selector, effect="NoSchedule", key="example.com/sick", name="rule"):
+def rule_body(
+    selector: dict[str, Any] | None,
+    effect: str = "NoSchedule",
+    key: str = "example.com/sick",
+    name: str = "rule",
+) -> dict[str, Any]:
     spec = {"taint": {"key": key, "value": "x", "effect": effect}}
     if selector is not None:
         spec["deviceSelector"] = selector
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def slice_():
+def slice_() -> ResourceSlice:
     return codec.convert(ResourceSlice, slice_body())
 
 
-def rule(*args, **more):
+def rule(*args: Any, **more: Any) -> DeviceTaintRule:
     return codec.convert(DeviceTaintRule, rule_body(*args, **more))
 
 
@@ -66,18 +72,18 @@ def rule(*args, **more):
         ({"device": "gpu-7"}, set()),
     ],
 )
-def test_selectors(selector, tainted):
+def test_selectors(selector: dict[str, Any] | None, tainted: set[str]) -> None:
     result = with_rules(slice_(), [rule(selector)])
     assert {d.name for d in result.spec.devices if len(d.taints) > 1} == tainted
 
 
-def test_a_slice_that_no_rule_concerns_stays_the_same_object():
+def test_a_slice_that_no_rule_concerns_stays_the_same_object() -> None:
     one = slice_()
     assert with_rules(one, ()) is one
     assert with_rules(one, [rule({"pool": "n2"}), rule({"device": "gpu-7"}), rule(None)]) is one
 
 
-def test_several_rules_and_equal_taints():
+def test_several_rules_and_equal_taints() -> None:
     rules = [rule({}, name="b", key="example.com/b"), rule({}, name="a"), rule({}, name="c")]
     keys = [t.key for t in with_rules(slice_(), rules).spec.devices[0].taints]
     assert keys == ["dra-driver.dev/controller", "example.com/sick", "example.com/b"]
@@ -86,8 +92,8 @@ def test_several_rules_and_equal_taints():
 class World:
     """Decisions on a fake API server."""
 
-    def __init__(self, *rules):
-        self.cluster = FakeCluster()
+    def __init__(self, *rules: dict[str, Any]) -> None:
+        self.cluster = FakeClient()
         for name in ("n1", "n2"):
             labels = {"kubernetes.io/hostname": name}
             self.cluster.put(NODES, {"metadata": {"name": name, "labels": labels}})
@@ -97,46 +103,45 @@ class World:
         for body in rules:
             self.cluster.put(RULES, body)
 
-    def claim(self, **exactly):
-        body = {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1, **exactly}
-        spec = {"devices": {"requests": [{"name": "r", "exactly": body}]}}
-        meta = {"name": "c", "namespace": NS, "uid": "uid-c"}
-        self.cluster.put(RESOURCE_CLAIMS, {"metadata": meta, "spec": spec, "status": {}})
-        spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "r", "resourceClaimName": "c"}]}
-        meta = {"name": "p", "namespace": NS, "uid": "uid-p"}
-        self.cluster.put(PODS, {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
+    def claim(self, **exactly: Any) -> None:
+        body = builders.claim("c", builders.request("r", **exactly), uid="uid-c")
+        self.cluster.put(RESOURCE_CLAIMS, body)
+        self.cluster.put(PODS, builders.pod("p", "c", uid="uid-p"))
 
-    async def __aenter__(self):
-        names = {
-            "slices": RESOURCE_SLICES,
-            "classes": DEVICE_CLASSES,
-            "nodes": NODES,
-            "claims": RESOURCE_CLAIMS,
-            "pods": PODS,
-            "taint_rules": RULES,
-        }
-        self.informers = {k: Informer(self.cluster, r) for k, r in names.items()}
+    async def __aenter__(self) -> World:
+        slices, classes = Informer(self.cluster, RESOURCE_SLICES), Informer(self.cluster, DEVICE_CLASSES)
+        nodes, claims = Informer(self.cluster, NODES), Informer(self.cluster, RESOURCE_CLAIMS)
+        self.rules = Informer(self.cluster, RULES)
+        self.pods = Informer(self.cluster, PODS)
+        informers: tuple[Informer[Any], ...] = (slices, classes, nodes, claims, self.rules, self.pods)
         self.group = asyncio.TaskGroup()
         await self.group.__aenter__()
         self.decisions = Decisions(Settings(drivers=(DRIVER,)), lambda: 0.0)
-        follow(self.decisions.apply, **{k: i for k, i in self.informers.items() if k != "claims"})
-        AssumeCache(self.informers["claims"], self.decisions.apply, Signal())
-        self.tasks = [self.group.create_task(i.run()) for i in self.informers.values()]
-        for informer in self.informers.values():
+        follow(
+            self.decisions.apply,
+            pods=self.pods,
+            nodes=nodes,
+            slices=slices,
+            classes=classes,
+            taint_rules=self.rules,
+        )
+        AssumeCache(claims, self.decisions.apply, Signal())
+        self.tasks = [self.group.create_task(i.run()) for i in informers]
+        for informer in informers:
             await informer.synced.wait()
         return self
 
-    async def __aexit__(self, *_):
+    async def __aexit__(self, *_: object) -> None:
         for task in self.tasks:
             task.cancel()
         await self.group.__aexit__(None, None, None)
 
-    def decide(self):
+    def decide(self) -> Decision:
         return self.decisions.decide(PodQuestion(ObjectKey(NS, "p"), 0.0)).decision
 
 
-def test_rules_keep_devices_from_claims_and_are_named():
-    async def scenario():
+def test_rules_keep_devices_from_claims_and_are_named() -> None:
+    async def scenario() -> None:
         world = World(rule_body({"pool": "n1"}))
         world.claim()
         async with world:
@@ -144,13 +149,13 @@ def test_rules_keep_devices_from_claims_and_are_named():
             assert isinstance(decision, Write)
             assert decision.node == "n2"
             world.cluster.put(RULES, rule_body({"pool": "n2"}, "NoExecute", name="second"))
-            await until(lambda: len(world.informers["taint_rules"]) == 2)
+            await until(lambda: len(world.rules) == 2)
             refused = world.decide()
             assert isinstance(refused, Refuse)
             assert "example.com/sick=x:NoSchedule" in refused.message
             assert "example.com/sick=x:NoExecute" in refused.message
             world.cluster.remove(RULES, "rule")
-            await until(lambda: len(world.informers["taint_rules"]) == 1)
+            await until(lambda: len(world.rules) == 1)
             decision = world.decide()
             assert isinstance(decision, Write)
             assert decision.node == "n1"
@@ -169,8 +174,8 @@ def test_rules_keep_devices_from_claims_and_are_named():
         ("NoExecute", None, False),
     ],
 )
-def test_effects_and_tolerations(effect, toleration, served):
-    async def scenario():
+def test_effects_and_tolerations(effect: str, toleration: dict[str, Any] | None, served: bool) -> None:
+    async def scenario() -> None:
         world = World(rule_body({}, effect))
         world.claim(**({"tolerations": [toleration]} if toleration else {}))
         async with world:
@@ -179,8 +184,8 @@ def test_effects_and_tolerations(effect, toleration, served):
     asyncio.run(scenario())
 
 
-def test_a_rule_with_our_own_taint_makes_no_pool_ours():
-    async def scenario():
+def test_a_rule_with_our_own_taint_makes_no_pool_ours() -> None:
+    async def scenario() -> None:
         body = rule_body({}, key="dra-driver.dev/controller")
         body["spec"]["taint"]["value"] = "allocates"
         world = World(body)
@@ -196,20 +201,21 @@ def test_a_rule_with_our_own_taint_makes_no_pool_ours():
     asyncio.run(scenario())
 
 
-def test_the_version_is_found_and_absence_is_fine():
-    async def scenario():
-        cluster = FakeCluster()
+def test_the_version_is_found_and_absence_is_fine() -> None:
+    async def scenario() -> None:
+        cluster = FakeClient()
+        cluster.withdraw(RULES)
         assert await informer_of_rules(cluster) is None
-        cluster.kinds_served["resource.k8s.io", "v1alpha3"] = {"devicetaintrules"}
+        cluster.serve(device_taint_rules("v1alpha3"))
         informer = await informer_of_rules(cluster)
         assert informer is not None
         assert informer.resource.version == "v1alpha3"
-        cluster.kinds_served["resource.k8s.io", "v1beta2"] = {"devicetaintrules"}
+        cluster.serve(device_taint_rules("v1beta2"))
         informer = await informer_of_rules(cluster)
         assert informer is not None
         assert informer.resource.version == "v1beta2"
 
-        def refuse(verb, kind, name, subresource):
+        def refuse(verb: str, kind: str, name: str, subresource: str) -> None:
             raise Forbidden("no right", code=403)
 
         cluster.before = refuse
@@ -218,7 +224,7 @@ def test_the_version_is_found_and_absence_is_fine():
     asyncio.run(scenario())
 
 
-async def until(condition):
+async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)

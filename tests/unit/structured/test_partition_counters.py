@@ -1,16 +1,21 @@
 """The counters of recorded MIG geometries allow exactly what the hardware allows."""
 
+from __future__ import annotations
+
 import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
-from dra_driver.api.inventory import DeviceInventory, DeviceInventorySpec
-from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.inventory import DeviceInventory, DeviceInventorySpec, InventoryDevice
+from dra_driver.api.meta import DriverName, ObjectMeta
 from dra_driver.api.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
+from dra_driver.api.resource import Counter, Device
 from dra_driver.discovery.registry import open_backend
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import (
+    DesiredPool,
     PublishOptions,
     build_slices,
 )
@@ -20,7 +25,7 @@ COUNTS = {19: 7, 20: 1, 15: 4, 14: 3, 9: 2, 5: 1, 0: 1}
 
 
 @pytest.fixture(scope="module")
-def pool():
+def pool() -> tuple[InventoryDevice, DesiredPool]:
     backend = open_backend(
         "simulated=dgx-h100", sysfs_root=Path("/nonexistent"), dev_root=Path("/nonexistent"), node_name="n"
     )
@@ -30,11 +35,13 @@ def pool():
         metadata=ObjectMeta(name="p"),
         spec=DevicePolicySpec(partitions=PartitionPolicy(profiles=("*",))),
     )
-    inventory = DeviceInventory(spec=DeviceInventorySpec(node_name="n", driver="d.io", devices=found))
+    inventory = DeviceInventory(
+        spec=DeviceInventorySpec(node_name="n", driver=DriverName("d.io"), devices=found)
+    )
     return found[0], build_slices(inventory, [cut], options=PublishOptions(allocator=PoolAllocator.SCHEDULER))
 
 
-def fits(devices, counters):
+def fits(devices: Iterable[Device], counters: Mapping[str, Counter]) -> bool:
     left = {name: c.value.value() for name, c in counters.items()}
     for d in devices:
         for name, c in d.consumes_counters[0].counters.items():
@@ -42,7 +49,9 @@ def fits(devices, counters):
     return min(left.values()) >= 0
 
 
-def test_as_many_partitions_of_each_kind_fit_as_on_the_hardware(pool):
+def test_as_many_partitions_of_each_kind_fit_as_on_the_hardware(
+    pool: tuple[InventoryDevice, DesiredPool],
+) -> None:
     gpu, desired = pool
     (counters,) = desired.slices[-1].shared_counters
     all_devices = [d for s in desired.slices for d in s.devices]
@@ -63,7 +72,9 @@ def test_as_many_partitions_of_each_kind_fit_as_on_the_hardware(pool):
     assert {19, 14, 9, 5, 0} <= seen
 
 
-def test_overlapping_placements_exclude_each_other_and_the_whole_gpu_excludes_all(pool):
+def test_overlapping_placements_exclude_each_other_and_the_whole_gpu_excludes_all(
+    pool: tuple[InventoryDevice, DesiredPool],
+) -> None:
     gpu, desired = pool
     (counters,) = desired.slices[-1].shared_counters
     parts = {d.name: d for s in desired.slices for d in s.devices}

@@ -5,19 +5,20 @@ from __future__ import annotations
 import tracemalloc
 
 from dra_driver import cel
+from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import Device, DeviceAttribute
 from dra_driver.structured.model.pools import DeviceEntry
 from dra_driver.structured.model.selectors import SelectorCache
 from dra_driver.structured.model.types import DEFAULT, DeviceID
 
-DRIVER = "gpu.example.com"
+DRIVER = DriverName("gpu.example.com")
 MIB = 1 << 20
 
 
 def entries(count: int) -> list[DeviceEntry]:
     return [
         DeviceEntry(
-            id=DeviceID(DRIVER, "node-0", f"gpu-{i}"),
+            id=DeviceID(DRIVER, PoolName("node-0"), f"gpu-{i}"),
             device=Device(
                 name=f"gpu-{i}",
                 attributes={

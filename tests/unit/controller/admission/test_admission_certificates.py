@@ -1,6 +1,9 @@
 """Authorities and serving certificates come and go without a gap."""
 
+from __future__ import annotations
+
 import datetime
+from collections.abc import Callable
 
 import pytest
 from cryptography import x509
@@ -29,7 +32,7 @@ def accepted(bundle: bytes, material: Material, now: float) -> None:
     verifier.build_server_verifier(name).verify(material.certificate, [])
 
 
-def test_a_new_one_is_good_at_once():
+def test_a_new_one_is_good_at_once() -> None:
     made = fresh()
     accepted(made.bundle, made, NOW)
     assert made.names == NAMES
@@ -38,7 +41,7 @@ def test_a_new_one_is_good_at_once():
     assert made.ends == pytest.approx(NOW + 90 * DAY, abs=1)
 
 
-def test_years_go_by_without_a_gap():
+def test_years_go_by_without_a_gap() -> None:
     """Three views move on at different times: the Secret, the configuration, and what a replica serves."""
     now, secret = NOW, fresh()
     bundle, bundle_since, served = secret.bundle, NOW, secret
@@ -62,7 +65,7 @@ def test_years_go_by_without_a_gap():
     assert len(authorities) >= 5
 
 
-def test_the_old_authority_signs_on_until_the_new_one_is_trusted():
+def test_the_old_authority_signs_on_until_the_new_one_is_trusted() -> None:
     old = fresh()
     later = NOW + 250 * DAY
     leaf = renewed(old, NAMES, NOW + 200 * DAY, trusted=True)
@@ -81,7 +84,7 @@ def test_the_old_authority_signs_on_until_the_new_one_is_trusted():
     assert renewed(rolled, NAMES, settled, trusted=True) is None
 
 
-def test_after_a_long_absence_everything_is_new():
+def test_after_a_long_absence_everything_is_new() -> None:
     old = fresh()
     late = renewed(old, NAMES, NOW + 100 * DAY, trusted=True)  # the certificate alone has expired
     assert late is not None
@@ -93,7 +96,7 @@ def test_after_a_long_absence_everything_is_new():
     accepted(later.bundle, later, NOW + 400 * DAY)
 
 
-def test_another_address_means_another_certificate():
+def test_another_address_means_another_certificate() -> None:
     old = fresh()
     new = renewed(old, {"other.example"}, NOW + 1, trusted=False)
     assert new is not None
@@ -113,12 +116,12 @@ def test_another_address_means_another_certificate():
         lambda d: d.update({"ca.crt": ""}),
     ],
 )
-def test_a_damaged_secret_is_no_material(change):
+def test_a_damaged_secret_is_no_material(change: Callable[[dict[str, str]], object]) -> None:
     data = fresh().to_secret()
     change(data)
     assert Material.from_secret(data) is None
 
 
-def test_keys_do_not_show_in_logs():
+def test_keys_do_not_show_in_logs() -> None:
     assert "PRIVATE" not in repr(fresh())
     assert pki.SETTLE < pki.LEAF_RENEW < pki.CA_RENEW

@@ -1,13 +1,18 @@
 """What the webhooks answer."""
 
+from __future__ import annotations
+
 import base64
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.admission.review import gate, judge, read_review, write_review
+from controller.admission.review import Judgement, gate, judge, read_review, write_review
+from dra_driver.api.admission import AdmissionRequest
 from dra_driver.api.names import ALLOCATION_GATE
 from dra_driver.errors import DecodeError
 
@@ -30,11 +35,11 @@ REQUESTS = {
 }
 
 
-def entry(driver, parameters):
+def entry(driver: str, parameters: object) -> dict[str, Any]:
     return {"requests": ["r"], "opaque": {"driver": driver, "parameters": parameters}}
 
 
-def wrap(kind, version, config):
+def wrap(kind: str, version: str, config: object) -> dict[str, Any]:
     devices = {"requests": REQUESTS[version], "config": config}
     spec = {
         "ResourceClaim": {"devices": devices},
@@ -45,7 +50,14 @@ def wrap(kind, version, config):
     return {"apiVersion": api, "kind": kind, "metadata": {"name": "x", "namespace": "ns"}, "spec": spec}
 
 
-def review(kind, version, object_, old=None, operation="CREATE", group="resource.k8s.io"):
+def review(
+    kind: str,
+    version: str,
+    object_: object,
+    old: object = None,
+    operation: str = "CREATE",
+    group: str = "resource.k8s.io",
+) -> bytes:
     request = {
         "uid": "705ab4f5",
         "kind": {"group": group, "version": version, "kind": kind},
@@ -61,13 +73,16 @@ def review(kind, version, object_, old=None, operation="CREATE", group="resource
     return json.dumps(body).encode()
 
 
-def answer(body, decide=lambda request: judge(request, {OURS})):
+def answer(
+    body: bytes, decide: Callable[[AdmissionRequest], Judgement] = lambda request: judge(request, {OURS})
+) -> dict[str, Any]:
     judgement = decide(read_review(body))
     document = json.loads(write_review(judgement.response))
     assert document["apiVersion"] == "admission.k8s.io/v1"
     assert document["kind"] == "AdmissionReview"
     assert document["response"]["uid"] == "705ab4f5"
-    return document["response"]
+    response: dict[str, Any] = document["response"]
+    return response
 
 
 EVERY = [(k, v) for k in ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass") for v in REQUESTS]
@@ -79,7 +94,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize(("kind", "version"), EVERY)
-def test_every_finding_comes_at_once_with_its_path(kind, version):
+def test_every_finding_comes_at_once_with_its_path(kind: str, version: str) -> None:
     config = [entry(OTHER, BAD), entry(OURS, GOOD), entry(OURS, BAD), entry(OURS, {"kind": "What"})]
     response = answer(review(kind, version, wrap(kind, version, config)))
     assert response["allowed"] is False
@@ -93,7 +108,7 @@ def test_every_finding_comes_at_once_with_its_path(kind, version):
 
 
 @pytest.mark.parametrize(("kind", "version"), EVERY)
-def test_good_parameters_and_those_of_others_pass(kind, version):
+def test_good_parameters_and_those_of_others_pass(kind: str, version: str) -> None:
     for config in ([], None, [entry(OURS, GOOD), entry(OTHER, BAD)], [{"requests": ["r"]}]):
         assert answer(review(kind, version, wrap(kind, version, config))) == {
             "uid": "705ab4f5",
@@ -101,7 +116,7 @@ def test_good_parameters_and_those_of_others_pass(kind, version):
         }
 
 
-def test_an_update_answers_for_what_it_changes_only():
+def test_an_update_answers_for_what_it_changes_only() -> None:
     old = wrap("DeviceClass", "v1", [entry(OURS, BAD)])
     same = {**old, "metadata": {"name": "x", "labels": {"new": "label"}}}
     assert answer(review("DeviceClass", "v1", same, old, "UPDATE"))["allowed"] is True
@@ -110,7 +125,7 @@ def test_an_update_answers_for_what_it_changes_only():
     assert [c["field"] for c in causes] == ["spec.config[1].opaque.parameters"]
 
 
-def test_unknown_forms_pass_with_a_warning():
+def test_unknown_forms_pass_with_a_warning() -> None:
     odd = {"spec": {"devices": {"config": "not a list"}}}
     for kind, version, object_ in (
         ("ResourceClaim", "v2", wrap("ResourceClaim", "v1", [entry(OURS, BAD)])),
@@ -122,7 +137,7 @@ def test_unknown_forms_pass_with_a_warning():
         assert "was not checked" in response["warnings"][0]
 
 
-def test_a_deletion_has_no_object():
+def test_a_deletion_has_no_object() -> None:
     assert answer(review("ResourceClaim", "v1", None, wrap("ResourceClaim", "v1", []), "DELETE"))["allowed"]
 
 
@@ -139,12 +154,12 @@ def test_a_deletion_has_no_object():
         b'{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": 1}}',
     ],
 )
-def test_what_is_no_review_is_refused(body):
+def test_what_is_no_review_is_refused(body: bytes) -> None:
     with pytest.raises(DecodeError):
         read_review(body)
 
 
-def test_hostile_objects_are_bounded():
+def test_hostile_objects_are_bounded() -> None:
     deep: object = 1
     for _ in range(900):
         deep = [deep]
@@ -164,20 +179,20 @@ def test_hostile_objects_are_bounded():
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
                         st.sampled_from(("spec", "devices", "config", "opaque", "driver", "parameters")),
                         inner, max_size=4), max_leaves=20))  # fmt: skip
-def test_no_object_makes_it_fail(object_):
+def test_no_object_makes_it_fail(object_: object) -> None:
     for kind in PATHS:
         assert isinstance(answer(review(kind, "v1", object_))["allowed"], bool)
     assert answer(review("Pod", "v1", object_, group=""), gate)["allowed"] is True
 
 
-def pod(**spec):
+def pod(**spec: object) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
 
 
 CLAIMS = [{"name": "gpu", "resourceClaimName": "c"}]
 
 
-def patched(object_, operation="CREATE"):
+def patched(object_: object, operation: str = "CREATE") -> object:
     response = answer(review("Pod", "v1", object_, operation=operation, group=""), gate)
     assert response["allowed"] is True
     if "patch" not in response:
@@ -186,7 +201,7 @@ def patched(object_, operation="CREATE"):
     return json.loads(base64.b64decode(response["patch"]))
 
 
-def test_pods_with_claims_get_the_gate():
+def test_pods_with_claims_get_the_gate() -> None:
     gate_ = {"name": ALLOCATION_GATE}
     whole = [{"op": "add", "path": "/spec/schedulingGates", "value": [gate_]}]
     assert patched(pod(resourceClaims=CLAIMS)) == whole
@@ -196,14 +211,15 @@ def test_pods_with_claims_get_the_gate():
     ]
 
 
-def test_other_pods_are_left_alone():
-    for object_ in (
+def test_other_pods_are_left_alone() -> None:
+    objects: tuple[object, ...] = (
         pod(),
         pod(resourceClaims=[]),
         pod(resourceClaims=CLAIMS, nodeName="n"),
         pod(resourceClaims=CLAIMS, schedulingGates=[{"name": ALLOCATION_GATE}]),
         None,
         {"spec": []},
-    ):
+    )
+    for object_ in objects:
         assert patched(object_) is None
     assert patched(pod(resourceClaims=CLAIMS), "UPDATE") is None

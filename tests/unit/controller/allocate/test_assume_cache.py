@@ -3,60 +3,61 @@
 import asyncio
 
 import msgspec
-from support.fake_cluster import FakeCluster
+from builders import DRIVER, allocation, claim, result
+from builders import NAMESPACE as NS
+from fake_client import FakeClient
 
 from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.decide import ClaimAssumed, ClaimSeen, ClaimView
+from controller.allocate.decide import Change, ClaimAssumed, ClaimSeen, ClaimView, PoolChanged
 from controller.allocate.pool_states import PoolStates
 from controller.allocate.signal import Signal
 from dra_driver.api import codec
 from dra_driver.api.meta import ObjectKey, PoolName
-from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult
+from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
 from dra_driver.kube import Informer
 from dra_driver.ownership import PoolID
 from dra_driver.structured import NodePolicy, PoolPolicy, Strategy
 
-DRIVER, NS = "gpu.example.com", "default"
 POOL = PoolID(DRIVER, PoolName("n1"))
 KEY = ObjectKey(NS, "c")
-ALLOCATION = codec.convert(
-    AllocationResult,
-    {"devices": {"results": [{"request": "r", "driver": DRIVER, "pool": "n1", "device": "gpu-0"}]}},
-)
+ALLOCATION = codec.convert(AllocationResult, allocation(result("n1", "gpu-0"))["allocation"])
 
 
-def as_written(claim):
-    """The answer of the API server to the write of the allocation."""
-    meta = msgspec.structs.replace(claim.metadata, resource_version="1000")
-    status = msgspec.structs.replace(claim.status, allocation=ALLOCATION)
-    return msgspec.structs.replace(claim, metadata=meta, status=status)
+def as_written(found: ResourceClaim) -> ResourceClaim:
+    """Return the answer of the API server to the write of the allocation."""
+    later = str(int(found.metadata.resource_version) + 1)
+    meta = msgspec.structs.replace(found.metadata, resource_version=later)
+    status = msgspec.structs.replace(found.status, allocation=ALLOCATION)
+    return msgspec.structs.replace(found, metadata=meta, status=status)
 
 
-def test_what_is_assumed_stays_taken_through_the_write_and_is_free_after_the_release():
-    async def scenario():
-        cluster = FakeCluster()
-        cluster.put(RESOURCE_CLAIMS, {"metadata": {"name": "c", "namespace": NS}, "spec": {}, "status": {}})
+def test_what_is_assumed_stays_taken_through_the_write_and_is_free_after_the_release() -> None:
+    async def scenario() -> None:
+        cluster = FakeClient()
+        cluster.put(RESOURCE_CLAIMS, claim("c"))
         informer = Informer(cluster, RESOURCE_CLAIMS)
-        changes, freed = [], []
+        changes: list[Change] = []
+        freed: list[dict[str, str]] = []
         signal: Signal[[]] = Signal()
         signal.listen(lambda: freed.append(dict(cache.taken(POOL).devices)))
         cache = AssumeCache(informer, changes.append, signal)
         task = asyncio.create_task(informer.run())
         try:
             await asyncio.wait_for(informer.synced.wait(), 10)
-            claim = cache.get(KEY)
-            assert not cache.is_assumed(claim)
-            cache.assume(claim, ALLOCATION)
-            assert cache.is_assumed(claim)
+            found = cache.get(KEY)
+            assert found is not None
+            assert not cache.is_assumed(found)
+            cache.assume(found, ALLOCATION)
+            assert cache.is_assumed(found)
             assert cache.assumed_in(POOL)
             assert dict(cache.taken(POOL).devices) == {"gpu-0": "default/c"}
-            cache.release(claim)
+            cache.release(found)
             assert freed == [{}]
             assert cache.taken(POOL).devices == {}
-            cache.assume(claim, ALLOCATION)
-            cache.confirm(as_written(claim))
-            assert not cache.is_assumed(claim)
-            assert cache.get(KEY) == as_written(claim)
+            cache.assume(found, ALLOCATION)
+            cache.confirm(as_written(found))
+            assert not cache.is_assumed(found)
+            assert cache.get(KEY) == as_written(found)
             assert dict(cache.taken(POOL).devices) == {"gpu-0": "default/c"}
             assert freed == [{}]
         finally:
@@ -65,19 +66,22 @@ def test_what_is_assumed_stays_taken_through_the_write_and_is_free_after_the_rel
         view, taken = ClaimView(), []
         for change in changes:
             match change:
-                case ClaimSeen(claim):
-                    view.put(claim)
-                case ClaimAssumed(key, uid, allocation):
-                    view.assume(key, uid, allocation)
+                case ClaimSeen(seen):
+                    view.put(seen)
+                case ClaimAssumed(key, uid, assumed):
+                    view.assume(key, uid, assumed)
+                case _:
+                    raise AssertionError(change)
             taken.append(bool(view.allocated.pool(POOL).devices))
         assert taken == [False, True, False, True, True, True]
 
     asyncio.run(scenario())
 
 
-def test_each_change_of_what_the_allocator_must_know_about_a_pool_is_reported_once():
+def test_each_change_of_what_the_allocator_must_know_about_a_pool_is_reported_once() -> None:
     default, spread = PoolPolicy(), PoolPolicy(Strategy.BEST_FIT, NodePolicy.SPREAD)
-    changes, sent = [], []
+    changes: list[Change] = []
+    sent: list[PoolID] = []
     signal: Signal[[PoolID]] = Signal()
     signal.listen(sent.append)
     pools = PoolStates(default, changes.append, signal)
@@ -89,10 +93,10 @@ def test_each_change_of_what_the_allocator_must_know_about_a_pool_is_reported_on
     pools.set_policy(POOL, spread)
     pools.set_blocked(POOL, False)
     pools.set_policy(POOL, default)
-    assert [(c.blocked, c.policy) for c in changes] == [
-        (True, default),
-        (True, spread),
-        (False, spread),
-        (False, default),
+    assert changes == [
+        PoolChanged(POOL, True, default),
+        PoolChanged(POOL, True, spread),
+        PoolChanged(POOL, False, spread),
+        PoolChanged(POOL, False, default),
     ]
     assert sent == [POOL] * 4

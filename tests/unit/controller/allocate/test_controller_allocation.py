@@ -1,206 +1,53 @@
 """The controller allocating beside a scheduler that is played by the test."""
 
+from __future__ import annotations
+
 import asyncio
-import contextlib
 import itertools
+from typing import Any
 
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster, unreachable
+from builders import container
+from controller_harness import (
+    NS,
+    OTHER,
+    OURS,
+    Harness,
+    claim,
+    classes,
+    cluster_of,
+    node,
+    nothing,
+    pod,
+    pool,
+    request,
+    run,
+)
+from fake_client import FakeClient, unreachable
 
-from controller.app import Controller
-from controller.config import ControllerConfig, Timings
+from controller.config import Timings
 from dra_driver.api.core import EVENTS, NODES, PODS
-from dra_driver.api.names import ALLOCATION_GATE, CLAIM_FINALIZER, CONTROLLER_TAINT
+from dra_driver.api.names import ALLOCATION_GATE, CLAIM_FINALIZER
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Conflict, Invalid
 from dra_driver.ownership import PoolAllocator
 
-OURS = "gpu.example.com"
-OTHER = "nic.example.com"
-NS = "default"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return 1_800_000_000.0 + self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-
-def node(cluster: FakeCluster, name: str, *, cpu: str = "8", labels: dict | None = None) -> None:
-    body = {
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
-        "status": {"allocatable": {"cpu": cpu, "memory": "32Gi", "pods": "110"}},
-    }
-    cluster.put(NODES, body)
-
-
-def pool(
-    cluster: FakeCluster, node_name: str, *sizes: int, driver: str = OURS, protected: bool = True
-) -> None:
-    taint = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
-    devices = [
-        {
-            "name": f"gpu-{i}",
-            "capacity": {"memory": {"value": f"{size}Gi"}},
-            **({"taints": [taint]} if protected else {}),
-        }
-        for i, size in enumerate(sizes)
-    ]
-    cluster.put(
-        RESOURCE_SLICES,
-        {
-            "metadata": {"name": f"{node_name}-{driver}"},
-            "spec": {
-                "driver": driver,
-                "nodeName": node_name,
-                "pool": {"name": node_name, "generation": 1, "resourceSliceCount": 1},
-                "devices": devices,
-            },
-        },
-    )
-
-
-def request(name: str = "gpu", class_name: str = "gpu", count: int = 1, memory: str | None = None) -> dict:
-    exactly: dict = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count}
-    if memory:
-        exactly["capacity"] = {"requests": {"memory": memory}}
-    return {"name": name, "exactly": exactly}
-
-
-def claim(cluster: FakeCluster, name: str, *requests: dict) -> None:
-    body = {
-        "metadata": {"name": name, "namespace": NS},
-        "spec": {"devices": {"requests": list(requests or [request()])}},
-        "status": {},
-    }
-    cluster.put(RESOURCE_CLAIMS, body)
-
-
-def pod(
-    cluster: FakeCluster,
-    name: str,
-    *claims: str,
-    gated: bool = True,
-    other_gates: tuple[str, ...] = (),
-    **spec: object,
-) -> None:
-    gates = [{"name": g} for g in (*other_gates, *([ALLOCATION_GATE] if gated else []))]
-    body = {
-        "metadata": {"name": name, "namespace": NS},
-        "spec": {
-            "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}],
-            "resourceClaims": [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)],
-            **({"schedulingGates": gates} if gates else {}),
-            **spec,
-        },
-        "status": {"phase": "Pending"},
-    }
-    cluster.put(PODS, body)
-
-
-EIGHT_CORES = [{"name": "c", "resources": {"requests": {"cpu": "8"}}}]
-
-
-def classes(cluster: FakeCluster) -> None:
-    for name, driver in (("gpu", OURS), ("nic", OTHER)):
-        selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
-        cluster.put(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
-    cluster.put(DEVICE_CLASSES, {"metadata": {"name": "anything"}, "spec": {}})
-
-
-def cluster_of(**nodes: tuple[int, ...]) -> FakeCluster:
-    cluster = FakeCluster()
-    classes(cluster)
-    for name, sizes in nodes.items():
-        node(cluster, name)
-        pool(cluster, name, *sizes)
-    return cluster
-
-
-class Harness:
-    def __init__(self, cluster: FakeCluster, clock: Clock, controller: Controller) -> None:
-        self.cluster = cluster
-        self.clock = clock
-        self.controller = controller
-
-    def decisions(self) -> float:
-        """How many decisions have been worked out."""
-        registry = self.controller.metrics.registry
-        return registry.get_sample_value("dra_driver_controller_decision_seconds_count") or 0.0
-
-    async def quiet(self, seconds: float = 0.2) -> None:
-        count = -1
-        while count != len(self.cluster.writes):
-            count = len(self.cluster.writes)
-            await asyncio.sleep(seconds)
-
-    def claim(self, name: str):
-        return self.cluster.obj(RESOURCE_CLAIMS, name, NS)
-
-    def devices(self, name: str) -> list[tuple[str, str]]:
-        allocation = self.claim(name).status.allocation
-        return [] if allocation is None else [(r.pool, r.device) for r in allocation.devices.results]
-
-    def gates(self, name: str) -> list[str]:
-        return [g.name for g in self.cluster.obj(PODS, name, NS).spec.scheduling_gates]
-
-    def events(self, reason: str) -> list[str]:
-        return [e.message for e in self.cluster.all(EVENTS) if e.reason == reason]
-
-    def deallocate(self, name: str) -> None:
-        """As kube-scheduler does when the pod cannot go to the allocation's node."""
-        self.cluster.edit(RESOURCE_CLAIMS, name, {"status": {"allocation": None, "reservedFor": None}}, NS)
-
-    def held(self) -> list[tuple[str, str]]:
-        return [d for c in self.cluster.all(RESOURCE_CLAIMS) for d in self.devices(c.metadata.name)]
-
-
-@contextlib.asynccontextmanager
-async def controlling(cluster: FakeCluster, **config: object):
-    clock = Clock()
-    settings = ControllerConfig(drivers=(OURS,), leader_elect=False, **config)
-    controller = Controller(cluster, settings, clock)
-    task = asyncio.create_task(controller.run())
-    harness = Harness(cluster, clock, controller)
-    try:
-        await controller.ready.wait()
-        await harness.quiet()
-        yield harness
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-def run(cluster: FakeCluster, scenario, **config: object) -> None:
-    async def main():
-        async with asyncio.timeout(30), controlling(cluster, **config) as harness:
-            await scenario(harness)
-
-    virtual_time.run(main())
-
-
-async def nothing(_):
-    pass
+EIGHT_CORES = [container(cpu="8")]
 
 
 # --- the ordinary way ---------------------------------------------------------------------------------------
 
 
-def test_a_gated_pod_gets_its_device_and_loses_the_gate():
+def test_a_gated_pod_gets_its_device_and_loses_the_gate() -> None:
     cluster = cluster_of(n1=(80, 40))
     claim(cluster, "c", request(memory="32Gi"))
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-1")]
         status = h.claim("c").status
+        assert status.allocation is not None
+        assert status.allocation.node_selector is not None
         assert status.allocation.allocation_timestamp == "2027-01-15T08:00:00Z"
         assert status.allocation.node_selector.node_selector_terms[0].match_fields[0].values == ("n1",)
         assert status.reserved_for == ()  # the scheduler's
@@ -212,36 +59,36 @@ def test_a_gated_pod_gets_its_device_and_loses_the_gate():
     run(cluster, scenario)
 
 
-def test_an_ungated_pod_is_served_as_well():
+def test_an_ungated_pod_is_served_as_well() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c", gated=False)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
 
     run(cluster, scenario)
 
 
-def test_a_claim_that_no_pod_uses_is_not_allocated():
+def test_a_claim_that_no_pod_uses_is_not_allocated() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == []
         assert [w for w in cluster.writes if w[1] == "ResourceClaim"] == []
 
     run(cluster, scenario)
 
 
-def test_pods_that_do_not_concern_us_lose_the_gate_at_once():
+def test_pods_that_do_not_concern_us_lose_the_gate_at_once() -> None:
     cluster = cluster_of(n1=(40,))
     pool(cluster, "n1", 1, driver=OTHER, protected=False)
-    claim(cluster, "theirs", request(class_name="nic"))
+    claim(cluster, "theirs", request(device_class="nic"))
     pod(cluster, "without-claims")
     pod(cluster, "with-theirs", "theirs")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.gates("without-claims") == []
         assert h.gates("with-theirs") == []
         assert h.devices("theirs") == []
@@ -249,7 +96,7 @@ def test_pods_that_do_not_concern_us_lose_the_gate_at_once():
     run(cluster, scenario)
 
 
-def test_all_claims_of_a_pod_are_on_one_node_and_gone_wrong_as_one():
+def test_all_claims_of_a_pod_are_on_one_node_and_gone_wrong_as_one() -> None:
     cluster = cluster_of(n1=(40,), n2=(40, 40))
     claim(cluster, "a")
     claim(cluster, "b")
@@ -258,7 +105,7 @@ def test_all_claims_of_a_pod_are_on_one_node_and_gone_wrong_as_one():
     claim(cluster, "y", request(count=2))
     pod(cluster, "q", "x", "y")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert {p for p, _ in (*h.devices("a"), *h.devices("b"))} == {"n2"}
         assert h.devices("x") == h.devices("y") == []
         assert h.gates("q") == [ALLOCATION_GATE]
@@ -266,11 +113,11 @@ def test_all_claims_of_a_pod_are_on_one_node_and_gone_wrong_as_one():
     run(cluster, scenario)
 
 
-def test_a_claim_that_waits_for_its_template_is_allocated_when_it_is_there():
+def test_a_claim_that_waits_for_its_template_is_allocated_when_it_is_there() -> None:
     cluster = cluster_of(n1=(40,))
     pod(cluster, "p", resourceClaims=[{"name": "t", "resourceClaimTemplateName": "tpl"}])
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.gates("p") == [ALLOCATION_GATE]
         claim(cluster, "p-t-abc")
         statuses = [{"name": "t", "resourceClaimName": "p-t-abc"}]
@@ -282,25 +129,25 @@ def test_a_claim_that_waits_for_its_template_is_allocated_when_it_is_there():
     run(cluster, scenario)
 
 
-def test_a_shared_claim_is_allocated_once_and_both_pods_go_on():
+def test_a_shared_claim_is_allocated_once_and_both_pods_go_on() -> None:
     cluster = cluster_of(n1=(40,), n2=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
     pod(cluster, "q", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert len(h.devices("c")) == 1
         assert h.gates("p") == h.gates("q") == []
 
     run(cluster, scenario)
 
 
-def test_a_bound_pod_gets_allocation_and_reservation_on_its_node():
+def test_a_bound_pod_gets_allocation_and_reservation_on_its_node() -> None:
     cluster = cluster_of(n1=(40,), n2=(80,))
     claim(cluster, "c")
     pod(cluster, "p", "c", gated=False, nodeName="n2")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n2", "gpu-0")]
         uid = cluster.raw(PODS, "p", NS)["metadata"]["uid"]
         assert [(r.resource, r.name, r.uid) for r in h.claim("c").status.reserved_for] == [("pods", "p", uid)]
@@ -333,7 +180,7 @@ def test_a_bound_pod_gets_allocation_and_reservation_on_its_node():
             },
             "n2",
         ),
-        ({"containers": [{"name": "c", "resources": {"requests": {"cpu": "6"}}}]}, "n2"),
+        ({"containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "6"}}}]}, "n2"),
         (
             {"tolerations": [{"key": "maintenance", "operator": "Exists"}], "nodeSelector": {"zone": "c"}},
             "n3",
@@ -342,8 +189,8 @@ def test_a_bound_pod_gets_allocation_and_reservation_on_its_node():
         ({"nodeSelector": {"zone": "d"}}, None),
     ],
 )
-def test_the_node_suits_the_pod(spec, expected):
-    cluster = FakeCluster()
+def test_the_node_suits_the_pod(spec: dict[str, Any], expected: str | None) -> None:
+    cluster = FakeClient()
     classes(cluster)
     node(cluster, "n1", cpu="4")
     node(cluster, "n2", cpu="8", labels={"zone": "b"})
@@ -359,7 +206,7 @@ def test_the_node_suits_the_pod(spec, expected):
     claim(cluster, "c")
     pod(cluster, "p", "c", **spec)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert [p for p, _ in h.devices("c")] == ([expected] if expected else [])
         if expected is None:
             (message,) = set(h.events("FailedAllocation"))
@@ -368,8 +215,8 @@ def test_the_node_suits_the_pod(spec, expected):
     run(cluster, scenario)
 
 
-def test_pods_whose_devices_were_allocated_count_before_they_are_bound():
-    cluster = FakeCluster()
+def test_pods_whose_devices_were_allocated_count_before_they_are_bound() -> None:
+    cluster = FakeClient()
     classes(cluster)
     node(cluster, "n1", cpu="2")
     node(cluster, "n2", cpu="2")
@@ -379,7 +226,7 @@ def test_pods_whose_devices_were_allocated_count_before_they_are_bound():
         claim(cluster, f"c{i}")
         pod(cluster, f"p{i}", f"c{i}")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         pools = [h.devices(f"c{i}")[0][0] for i in range(4)]
         assert sorted(pools) == ["n1", "n1", "n2", "n2"]
 
@@ -389,12 +236,12 @@ def test_pods_whose_devices_were_allocated_count_before_they_are_bound():
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
-def test_an_unsatisfiable_claim_says_why_and_is_served_when_a_device_appears():
+def test_an_unsatisfiable_claim_says_why_and_is_served_when_a_device_appears() -> None:
     cluster = cluster_of(n1=(24,))
     claim(cluster, "c", request(memory="32Gi"))
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.gates("p") == [ALLOCATION_GATE]
         about = {e.involved_object.kind for e in cluster.all(EVENTS) if e.reason == "FailedAllocation"}
         assert about == {"Pod", "ResourceClaim"}
@@ -408,13 +255,13 @@ def test_an_unsatisfiable_claim_says_why_and_is_served_when_a_device_appears():
     run(cluster, scenario)
 
 
-def test_a_device_that_becomes_free_goes_to_the_pod_that_waits():
+def test_a_device_that_becomes_free_goes_to_the_pod_that_waits() -> None:
     cluster = cluster_of(n1=(40,))
     for name in ("a", "b"):
         claim(cluster, name)
         pod(cluster, name, name)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         (winner,) = [n for n in ("a", "b") if h.devices(n)]
         loser = "b" if winner == "a" else "a"
         cluster.remove(PODS, winner, NS)
@@ -425,13 +272,13 @@ def test_a_device_that_becomes_free_goes_to_the_pod_that_waits():
     run(cluster, scenario)
 
 
-def test_a_claim_that_mixes_ours_with_another_driver_is_refused_with_the_reason():
+def test_a_claim_that_mixes_ours_with_another_driver_is_refused_with_the_reason() -> None:
     cluster = cluster_of(n1=(40,))
     pool(cluster, "n1", 1, driver=OTHER, protected=False)
     claim(cluster, "c", request("a", "gpu"), request("b", "nic"))
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == []
         assert h.gates("p") == [ALLOCATION_GATE]
         message = h.events("FailedAllocation")[0]
@@ -441,39 +288,39 @@ def test_a_claim_that_mixes_ours_with_another_driver_is_refused_with_the_reason(
     run(cluster, scenario)
 
 
-def test_a_pool_without_our_taint_is_never_touched():
+def test_a_pool_without_our_taint_is_never_touched() -> None:
     cluster = cluster_of()
     node(cluster, "n1")
     pool(cluster, "n1", 40, protected=False)
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == []
         assert h.gates("p") == []
 
     run(cluster, scenario)
 
 
-def test_the_gate_of_a_pod_that_another_controller_serves_is_left_to_it():
+def test_the_gate_of_a_pod_that_another_controller_serves_is_left_to_it() -> None:
     cluster = cluster_of(n1=(40,))
     pool(cluster, "n1", 1, driver=OTHER)  # carries the taint, so somebody allocates it as we do
-    claim(cluster, "c", request(class_name="nic"))
+    claim(cluster, "c", request(device_class="nic"))
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.gates("p") == [ALLOCATION_GATE]
         assert h.devices("c") == []
 
     run(cluster, scenario)
 
 
-def test_a_missing_class_is_named():
+def test_a_missing_class_is_named() -> None:
     cluster = cluster_of(n1=(40,))
-    claim(cluster, "c", request(class_name="nonesuch"))
+    claim(cluster, "c", request(device_class="nonesuch"))
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert "DeviceClass nonesuch does not exist" in h.events("FailedAllocation")[0]
         cluster.put(DEVICE_CLASSES, {"metadata": {"name": "nonesuch"}, "spec": {}})
         await h.quiet()
@@ -482,14 +329,14 @@ def test_a_missing_class_is_named():
     run(cluster, scenario)
 
 
-def test_a_separate_claim_of_another_driver_decides_the_node_and_is_not_written():
+def test_a_separate_claim_of_another_driver_decides_the_node_and_is_not_written() -> None:
     cluster = cluster_of(n1=(40,), n2=(80,))
     pool(cluster, "n2", 1, driver=OTHER, protected=False)
     claim(cluster, "gpu")
-    claim(cluster, "nic", request(class_name="nic"))
+    claim(cluster, "nic", request(device_class="nic"))
     pod(cluster, "p", "gpu", "nic")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("gpu") == [("n2", "gpu-0")]  # n1 would fit better, but has no nic
         assert h.devices("nic") == []
         assert h.gates("p") == []
@@ -497,12 +344,12 @@ def test_a_separate_claim_of_another_driver_decides_the_node_and_is_not_written(
     run(cluster, scenario)
 
 
-def test_while_the_scheduler_allocates_gates_come_off_and_nothing_is_written():
+def test_while_the_scheduler_allocates_gates_come_off_and_nothing_is_written() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == []
         assert h.gates("p") == []
 
@@ -512,12 +359,12 @@ def test_while_the_scheduler_allocates_gates_come_off_and_nothing_is_written():
 # --- beside others ------------------------------------------------------------------------------------------
 
 
-def test_when_the_scheduler_deallocates_another_node_is_tried():
+def test_when_the_scheduler_deallocates_another_node_is_tried() -> None:
     cluster = cluster_of(n1=(40,), n2=(80,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
         h.deallocate("c")
         await h.quiet()
@@ -534,12 +381,12 @@ def test_when_the_scheduler_deallocates_another_node_is_tried():
     run(cluster, scenario)
 
 
-def test_a_node_is_tried_again_when_it_is_avoided_no_longer():
+def test_a_node_is_tried_again_when_it_is_avoided_no_longer() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
         h.deallocate("c")
         # A change that wakes the pod while the node is still avoided must not be its last chance.
@@ -554,14 +401,14 @@ def test_a_node_is_tried_again_when_it_is_avoided_no_longer():
     run(cluster, scenario, timings=Timings(avoid=0.2))
 
 
-def test_a_pod_that_was_left_to_the_scheduler_is_served_when_a_pool_becomes_ours():
+def test_a_pod_that_was_left_to_the_scheduler_is_served_when_a_pool_becomes_ours() -> None:
     cluster = cluster_of()
     node(cluster, "n1")
     pool(cluster, "n1", 40, protected=False)
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert (h.devices("c"), h.gates("p")) == ([], [])
         node(cluster, "n2")
         pool(cluster, "n2", 40)
@@ -571,7 +418,7 @@ def test_a_pod_that_was_left_to_the_scheduler_is_served_when_a_pool_becomes_ours
     run(cluster, scenario)
 
 
-def test_a_pod_for_which_we_have_no_room_may_go_to_pools_of_the_scheduler():
+def test_a_pod_for_which_we_have_no_room_may_go_to_pools_of_the_scheduler() -> None:
     cluster = cluster_of(n1=(40,))
     node(cluster, "n2")
     pool(cluster, "n2", 40, protected=False)
@@ -579,7 +426,7 @@ def test_a_pod_for_which_we_have_no_room_may_go_to_pools_of_the_scheduler():
         claim(cluster, name)
         pod(cluster, f"p{name}", name)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         served, waits = ("a", "b") if h.devices("a") else ("b", "a")
         assert (h.devices(served), h.devices(waits)) == ([("n1", "gpu-0")], [])
         assert h.gates(f"p{waits}") == []  # kube-scheduler may give it n2
@@ -591,7 +438,7 @@ def test_a_pod_for_which_we_have_no_room_may_go_to_pools_of_the_scheduler():
     run(cluster, scenario)
 
 
-def test_the_gate_stays_while_the_scheduler_has_nothing_either():
+def test_the_gate_stays_while_the_scheduler_has_nothing_either() -> None:
     cluster = cluster_of(n1=(40,))
     node(cluster, "n2")
     pool(cluster, "n2", 40, protected=False)
@@ -604,7 +451,7 @@ def test_the_gate_stays_while_the_scheduler_has_nothing_either():
         claim(cluster, name, wanted)
         pod(cluster, f"p{name}", name)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         waits = "b" if h.devices("a") else "a"
         assert (h.gates("phuge"), h.gates(f"p{waits}")) == ([ALLOCATION_GATE], [ALLOCATION_GATE])
         messages = h.events("FailedAllocation")
@@ -619,12 +466,12 @@ def test_the_gate_stays_while_the_scheduler_has_nothing_either():
     run(cluster, scenario)
 
 
-def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again():
+def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
         cluster.remove(RESOURCE_SLICES, f"n1-{OURS}")  # a kubelet restarts
         await asyncio.sleep(0.1)
@@ -639,12 +486,12 @@ def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again():
     run(cluster, scenario, timings=Timings(unused=0.1))
 
 
-def test_an_unused_allocation_is_taken_back_when_its_pool_has_gone_to_the_scheduler():
+def test_an_unused_allocation_is_taken_back_when_its_pool_has_gone_to_the_scheduler() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
         pool(cluster, "n1", 40, protected=False)
         await asyncio.sleep(0.2)
@@ -657,14 +504,14 @@ def test_an_unused_allocation_is_taken_back_when_its_pool_has_gone_to_the_schedu
     run(cluster, scenario, timings=Timings(unused=0.1))
 
 
-def test_a_shared_claim_is_not_taken_from_the_pod_that_can_run_with_it():
+def test_a_shared_claim_is_not_taken_from_the_pod_that_can_run_with_it() -> None:
     cluster = cluster_of(n1=(40,))
     for name in ("shared", "own"):
         claim(cluster, name)
     pod(cluster, "both", "shared", "own")
     pod(cluster, "one", "shared")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("shared") == [("n1", "gpu-0")]
         assert h.devices("own") == []
         count = len(cluster.writes)
@@ -674,14 +521,14 @@ def test_a_shared_claim_is_not_taken_from_the_pod_that_can_run_with_it():
     run(cluster, scenario)
 
 
-def test_a_conflict_means_look_again_and_two_claims_never_hold_one_device():
+def test_a_conflict_means_look_again_and_two_claims_never_hold_one_device() -> None:
     cluster = cluster_of(n1=(40, 40, 40, 40), n2=(40, 40, 40, 40))
     for i in range(12):
         claim(cluster, f"c{i}")
         pod(cluster, f"p{i}", f"c{i}")
     counter = itertools.count()
 
-    def now_and_then(verb, kind, name, subresource):
+    def now_and_then(verb: str, kind: str, name: str, subresource: str) -> None:
         if verb != "patch" or kind != "ResourceClaim":
             return
         n = next(counter)
@@ -694,7 +541,7 @@ def test_a_conflict_means_look_again_and_two_claims_never_hold_one_device():
 
     cluster.before = now_and_then
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await asyncio.sleep(1)
         await h.quiet(0.5)
         cluster.before = lambda *_: None
@@ -706,13 +553,13 @@ def test_a_conflict_means_look_again_and_two_claims_never_hold_one_device():
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_an_allocation_without_an_answer_keeps_its_device_until_it_is_known(applied):
+def test_an_allocation_without_an_answer_keeps_its_device_until_it_is_known(applied: bool) -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "a")
     pod(cluster, "a", "a")
-    lost = []
+    lost: list[str] = []
 
-    def lose(verb, kind, name, subresource):
+    def lose(verb: str, kind: str, name: str, subresource: str) -> None:
         if verb == "patch" and kind == "ResourceClaim" and subresource == "status" and not lost:
             lost.append(name)
             claim(cluster, "b")
@@ -724,7 +571,7 @@ def test_an_allocation_without_an_answer_keeps_its_device_until_it_is_known(appl
     else:
         cluster.before = lose
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await asyncio.sleep(0.5)
         await h.quiet()
         assert h.devices("a") == [("n1", "gpu-0")]
@@ -734,10 +581,10 @@ def test_an_allocation_without_an_answer_keeps_its_device_until_it_is_known(appl
     run(cluster, scenario)
 
 
-def test_devices_stay_taken_while_the_informer_lags():
+def test_devices_stay_taken_while_the_informer_lags() -> None:
     cluster = cluster_of(n1=(40, 40))
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         cluster.quiet.add("ResourceClaim")
         claim(cluster, "a")
         pod(cluster, "a", "a")
@@ -761,7 +608,7 @@ def test_devices_stay_taken_while_the_informer_lags():
     run(cluster, scenario)
 
 
-def test_a_restart_knows_what_is_taken():
+def test_a_restart_knows_what_is_taken() -> None:
     cluster = cluster_of(n1=(40, 40))
     claim(cluster, "a")
     pod(cluster, "a", "a")
@@ -769,22 +616,22 @@ def test_a_restart_knows_what_is_taken():
     claim(cluster, "b")
     pod(cluster, "b", "b")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert sorted((*h.devices("a"), *h.devices("b"))) == [("n1", "gpu-0"), ("n1", "gpu-1")]
 
     run(cluster, scenario)
 
 
-def test_a_restart_between_allocation_and_ungating_removes_the_gate():
+def test_a_restart_between_allocation_and_ungating_removes_the_gate() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    def no_ungating(verb, kind, name, subresource):
+    def no_ungating(verb: str, kind: str, name: str, subresource: str) -> None:
         if kind == "Pod" and verb == "patch":
             unreachable()
 
-    async def first(h):
+    async def first(h: Harness) -> None:
         assert h.gates("p") == [ALLOCATION_GATE]
         assert h.devices("c")
 
@@ -792,24 +639,24 @@ def test_a_restart_between_allocation_and_ungating_removes_the_gate():
     run(cluster, first)
     cluster.before = lambda *_: None
 
-    async def second(h):
+    async def second(h: Harness) -> None:
         assert h.gates("p") == []
 
     run(cluster, second)
 
 
-def test_a_restart_between_two_claims_of_a_pod_finishes_or_starts_over():
+def test_a_restart_between_two_claims_of_a_pod_finishes_or_starts_over() -> None:
     """One claim is allocated on a node where the other no longer fits: the first is taken back."""
     cluster = cluster_of(n1=(40, 40), n2=(80, 80))
     claim(cluster, "a")
     claim(cluster, "b")
     pod(cluster, "p", "a", "b")
 
-    def only_one(verb, kind, name, subresource):
+    def only_one(verb: str, kind: str, name: str, subresource: str) -> None:
         if kind == "ResourceClaim" and name == "b" and subresource == "status":
             raise Invalid("refused", code=422)
 
-    async def first(h):
+    async def first(h: Harness) -> None:
         assert h.devices("a")[0][0] == "n1"
         assert h.devices("b") == []
 
@@ -818,7 +665,7 @@ def test_a_restart_between_two_claims_of_a_pod_finishes_or_starts_over():
     cluster.before = lambda *_: None
     pool(cluster, "n1", 40)  # the second device of n1 is gone
 
-    async def second(h):
+    async def second(h: Harness) -> None:
         async with asyncio.timeout(10):  # taken back and given anew, which takes a few writes
             while {p for p, _ in (*h.devices("a"), *h.devices("b"))} != {"n2"} or h.gates("p"):
                 await asyncio.sleep(0.02)
@@ -827,18 +674,18 @@ def test_a_restart_between_two_claims_of_a_pod_finishes_or_starts_over():
     run(cluster, second)
 
 
-def test_a_refused_write_is_told_and_the_device_goes_to_others():
+def test_a_refused_write_is_told_and_the_device_goes_to_others() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "a")
     pod(cluster, "a", "a")
 
-    def forbid(verb, kind, name, subresource):
+    def forbid(verb: str, kind: str, name: str, subresource: str) -> None:
         if kind == "ResourceClaim" and name == "a" and subresource == "status":
             raise Invalid("not allowed: resourceclaims/binding", code=422)
 
     cluster.before = forbid
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert any("resourceclaims/binding" in m for m in h.events("FailedAllocation"))
         cluster.remove(PODS, "a", NS)
         claim(cluster, "b")
@@ -849,12 +696,12 @@ def test_a_refused_write_is_told_and_the_device_goes_to_others():
     run(cluster, scenario)
 
 
-def test_a_bound_pod_that_went_away_during_its_write_takes_nothing_of_its_node():
+def test_a_bound_pod_that_went_away_during_its_write_takes_nothing_of_its_node() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "a")
     pod(cluster, "a", "a", gated=False, nodeName="n1", containers=EIGHT_CORES)
 
-    def take_away(verb, kind, name, subresource):
+    def take_away(verb: str, kind: str, name: str, subresource: str) -> None:
         if kind == "ResourceClaim" and name == "a" and subresource == "status":
             cluster.remove(PODS, "a", NS)
             cluster.remove(RESOURCE_CLAIMS, "a", NS)
@@ -862,7 +709,7 @@ def test_a_bound_pod_that_went_away_during_its_write_takes_nothing_of_its_node()
 
     cluster.before = take_away
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await asyncio.sleep(0.5)
         claim(cluster, "b")
         pod(cluster, "b", "b", containers=EIGHT_CORES)
@@ -873,17 +720,17 @@ def test_a_bound_pod_that_went_away_during_its_write_takes_nothing_of_its_node()
     run(cluster, scenario)
 
 
-def test_who_could_not_take_an_allocation_back_knows_the_schedulers_work_by_itself():
+def test_who_could_not_take_an_allocation_back_knows_the_schedulers_work_by_itself() -> None:
     cluster = cluster_of(n1=(40,), n2=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         before = h.devices("c")
         cluster.remove(PODS, "p", NS)
         await h.quiet()
 
-        def first(verb, kind, name, subresource):
+        def first(verb: str, kind: str, name: str, subresource: str) -> None:
             if kind == "ResourceClaim" and subresource == "status":
                 cluster.before = lambda *_: None
                 pod(cluster, "q", "c", gated=False)
@@ -902,12 +749,12 @@ def test_who_could_not_take_an_allocation_back_knows_the_schedulers_work_by_itse
     run(cluster, scenario)
 
 
-def test_an_allocation_whose_pod_went_away_unscheduled_is_taken_back():
+def test_an_allocation_whose_pod_went_away_unscheduled_is_taken_back() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c")
         cluster.remove(PODS, "p", NS)
         await asyncio.sleep(2.2)
@@ -917,12 +764,12 @@ def test_an_allocation_whose_pod_went_away_unscheduled_is_taken_back():
     run(cluster, scenario)
 
 
-def test_a_reserved_claim_is_left_to_the_controller_manager():
+def test_a_reserved_claim_is_left_to_the_controller_manager() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         consumer = [{"resource": "pods", "name": "p", "uid": "u"}]
         cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"reservedFor": consumer}}, NS)
         cluster.remove(PODS, "p", NS)
@@ -933,7 +780,7 @@ def test_a_reserved_claim_is_left_to_the_controller_manager():
     run(cluster, scenario)
 
 
-def test_nothing_is_written_once_everything_is_allocated():
+def test_nothing_is_written_once_everything_is_allocated() -> None:
     cluster = cluster_of(n1=(40, 40))
     for name in ("a", "b"):
         claim(cluster, name)

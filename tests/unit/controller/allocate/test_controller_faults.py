@@ -4,67 +4,46 @@ No device in two claims at any moment; when the faults end, as many claims as th
 and nothing more is written.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator
 
+import builders
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster, unreachable
+import virtual_time
+from builders import DRIVER, PROTECTED
+from builders import NAMESPACE as NS
+from fake_client import FakeClient, unreachable
 
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings
 from dra_driver.api.core import NODES, PODS
-from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Conflict, ServerBusy
 
-NS = "default"
 DEVICES_PER_NODE = 3
 PODS_TOTAL = 9
 
 
-def build() -> FakeCluster:
-    cluster = FakeCluster()
-    cluster.put(DEVICE_CLASSES, {"metadata": {"name": "gpu"}, "spec": {}})
-    taint = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
+def build() -> FakeClient:
+    cluster = FakeClient()
+    cluster.put(DEVICE_CLASSES, builders.device_class())
     for name in ("n1", "n2"):
-        cluster.put(NODES, {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
-        spec = {
-            "driver": "gpu.example.com",
-            "nodeName": name,
-            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
-            "devices": [{"name": f"gpu-{i}", "taints": [taint]} for i in range(DEVICES_PER_NODE)],
-        }
-        cluster.put(RESOURCE_SLICES, {"metadata": {"name": name}, "spec": spec})
+        cluster.put(NODES, builders.node(name))
+        devices = [builders.device(f"gpu-{i}", taints=[PROTECTED]) for i in range(DEVICES_PER_NODE)]
+        cluster.put(RESOURCE_SLICES, builders.resource_slice(name, *devices))
     return cluster
 
 
-def add_pod(cluster: FakeCluster, name: str) -> None:
-    request = {
-        "name": "r",
-        "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1},
-    }
-    meta = {"name": name, "namespace": NS}
-    cluster.put(
-        RESOURCE_CLAIMS,
-        {"metadata": dict(meta), "spec": {"devices": {"requests": [request]}}, "status": {}},
-    )
-    cluster.put(
-        PODS,
-        {
-            "metadata": dict(meta),
-            "spec": {
-                "containers": [{"name": "c"}],
-                "resourceClaims": [{"name": "r", "resourceClaimName": name}],
-                "schedulingGates": [{"name": ALLOCATION_GATE}],
-            },
-            "status": {"phase": "Pending"},
-        },
-    )
+def add_pod(cluster: FakeClient, name: str) -> None:
+    cluster.put(RESOURCE_CLAIMS, builders.claim(name))
+    cluster.put(PODS, builders.pod(name, name, gated=True))
 
 
-def held(cluster: FakeCluster) -> list[tuple[str, str]]:
+def held(cluster: FakeClient) -> list[tuple[str, str]]:
     return [
         (r.pool, r.device)
         for claim in cluster.all(RESOURCE_CLAIMS)
@@ -74,7 +53,7 @@ def held(cluster: FakeCluster) -> list[tuple[str, str]]:
 
 
 class Faults:
-    def __init__(self, cluster: FakeCluster, chance: random.Random) -> None:
+    def __init__(self, cluster: FakeClient, chance: random.Random) -> None:
         self.cluster, self.chance = cluster, chance
         self.violations: list[str] = []
         cluster.before, cluster.after = self.before, self.after
@@ -123,9 +102,9 @@ class Faults:
 
 
 @contextlib.asynccontextmanager
-async def controller(cluster: FakeCluster):
+async def controller(cluster: FakeClient) -> AsyncIterator[None]:
     timings = Timings(avoid=0.1, longest_avoid=0.3)
-    config = ControllerConfig(drivers=("gpu.example.com",), leader_elect=False, timings=timings)
+    config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, timings=timings)
     task = asyncio.create_task(Controller(cluster, config).run())
     try:
         yield
@@ -135,7 +114,7 @@ async def controller(cluster: FakeCluster):
             await task
 
 
-async def quiet(cluster: FakeCluster, seconds: float) -> None:
+async def quiet(cluster: FakeClient, seconds: float) -> None:
     count = -1
     while count != len(cluster.writes):
         count = len(cluster.writes)
@@ -144,8 +123,8 @@ async def quiet(cluster: FakeCluster, seconds: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_invariants_hold_under_random_faults(seed):
-    async def main():
+def test_invariants_hold_under_random_faults(seed: int) -> None:
+    async def main() -> None:
         chance = random.Random(seed)
         cluster = build()
         faults = Faults(cluster, chance)
@@ -170,7 +149,7 @@ def test_invariants_hold_under_random_faults(seed):
             ungated = [p for p in cluster.all(PODS) if not p.spec.scheduling_gates]
             assert len(ungated) >= 2 * DEVICES_PER_NODE
 
-    async def bounded():
+    async def bounded() -> None:
         async with asyncio.timeout(40):
             await main()
 

@@ -1,16 +1,20 @@
 """The controller as a leader that is stopped in the middle of its work: no write on an old lease."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster
-from test_controller_allocation import OURS, Clock, claim, classes, node, pod, pool
+import virtual_time
+from controller_harness import OURS, Clock, claim, classes, node, pod, pool
+from fake_client import FakeClient
 
 from controller.app import LEASE, Controller
 from controller.config import ControllerConfig
+from dra_driver.api.meta import Resource
 from dra_driver.api.names import SYSTEM_NAMESPACE
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.kube import LeaderConfig
@@ -19,7 +23,7 @@ from dra_driver.kube.leader import LEASES, LeadershipLost
 PODS = 40
 
 
-class Cluster(FakeCluster):
+class Cluster(FakeClient):
     """Knows which writes were sent, and lets the process be stopped at one of them.
 
     Attributes:
@@ -33,7 +37,7 @@ class Cluster(FakeCluster):
         self.stop_kind, self.stop_at = "", 0
         self.stop: Callable[[], None] = lambda: None
 
-    async def _enter(self, verb, resource, name, subresource):
+    async def _enter(self, verb: str, resource: Resource[Any], name: str, subresource: str) -> None:
         if resource.kind != "Lease" and verb not in ("get", "list", "watch"):
             self.sent.append((verb, resource.kind, self.renewed()))
             if resource.kind == self.stop_kind:
@@ -44,7 +48,7 @@ class Cluster(FakeCluster):
         await super()._enter(verb, resource, name, subresource)
 
     def renewed(self) -> str:
-        return self.obj(LEASES, LEASE, SYSTEM_NAMESPACE).spec.renew_time
+        return self.obj(LEASES, LEASE, SYSTEM_NAMESPACE).spec.renew_time or ""
 
     def allocated(self) -> int:
         return sum(c.status.allocation is not None for c in self.all(RESOURCE_CLAIMS))
@@ -64,7 +68,7 @@ def with_backlog(nodes: int) -> Cluster:
 
 
 @contextlib.asynccontextmanager
-async def leading(cluster: FakeCluster, clock: Clock) -> AsyncIterator[asyncio.Task[None]]:
+async def leading(cluster: FakeClient, clock: Clock) -> AsyncIterator[asyncio.Task[None]]:
     config = ControllerConfig(drivers=(OURS,), identity="a")
     election = LeaderConfig(SYSTEM_NAMESPACE, LEASE, "a", retry_seconds=0.2)
     async with asyncio.timeout(20):
@@ -79,7 +83,9 @@ async def leading(cluster: FakeCluster, clock: Clock) -> AsyncIterator[asyncio.T
 @pytest.mark.parametrize(
     ("kind", "nodes"), [("ResourceClaim", 6), ("Pod", 6), ("Event", 6), ("Event", 0)], ids=str
 )
-def test_a_leader_that_was_stopped_at_work_writes_nothing_after_the_next_one_leads(kind, nodes, capsys):
+def test_a_leader_that_was_stopped_at_work_writes_nothing_after_the_next_one_leads(
+    kind: str, nodes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster, clock = with_backlog(nodes), Clock()
 
     def stop() -> None:
@@ -87,7 +93,7 @@ def test_a_leader_that_was_stopped_at_work_writes_nothing_after_the_next_one_lea
         spec = {"holderIdentity": "b", "leaseDurationSeconds": 15, "leaseTransitions": 1}
         cluster.edit(LEASES, LEASE, {"spec": spec}, SYSTEM_NAMESPACE)
 
-    async def main():
+    async def main() -> None:
         cluster.stop_kind, cluster.stop_at, cluster.stop = kind, 10, stop
         async with leading(cluster, clock) as running:
             with pytest.raises(LeadershipLost):
@@ -101,7 +107,7 @@ def test_a_leader_that_was_stopped_at_work_writes_nothing_after_the_next_one_lea
     assert "will be tried again" not in log
 
 
-def test_a_leader_that_was_stopped_and_not_replaced_goes_on_after_its_renewal():
+def test_a_leader_that_was_stopped_and_not_replaced_goes_on_after_its_renewal() -> None:
     cluster, clock = with_backlog(6), Clock()
     before: list[str] = []
 
@@ -109,7 +115,7 @@ def test_a_leader_that_was_stopped_and_not_replaced_goes_on_after_its_renewal():
         clock.time += 20
         before.append(cluster.renewed())
 
-    async def main():
+    async def main() -> None:
         cluster.stop_kind, cluster.stop_at, cluster.stop = "ResourceClaim", 10, stop
         async with leading(cluster, clock) as running:
             while cluster.allocated() < PODS:

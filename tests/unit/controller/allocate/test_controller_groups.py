@@ -1,9 +1,13 @@
 """Groups: all members are allocated, or none."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import Any
 
 import pytest
-from test_controller_allocation import NS, OURS, claim, cluster_of, node, pod, pool, request, run
+from controller_harness import NS, OURS, Harness, claim, cluster_of, node, pod, pool, request, run
+from fake_client import FakeClient
 
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.names import (
@@ -16,7 +20,16 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Invalid
 
 
-def member(cluster, name, size=3, *, on="pod", group="job", count=1, **spec):
+def member(
+    cluster: FakeClient,
+    name: str,
+    size: int | str = 3,
+    *,
+    on: str = "pod",
+    group: str = "job",
+    count: int = 1,
+    **spec: Any,
+) -> None:
     labels = {GROUP_LABEL: group, GROUP_SIZE_LABEL: str(size)}
     claim(cluster, name, request(count=count))
     if on == "claim":
@@ -26,7 +39,7 @@ def member(cluster, name, size=3, *, on="pod", group="job", count=1, **spec):
         cluster.edit(PODS, name, {"metadata": {"labels": labels}}, NS)
 
 
-def reserve(cluster, name):
+def reserve(cluster: FakeClient, name: str) -> None:
     """As kube-scheduler does with an ungated pod."""
     uid = cluster.raw(PODS, name, NS)["metadata"]["uid"]
     reference = {"resource": "pods", "name": name, "uid": uid}
@@ -34,12 +47,12 @@ def reserve(cluster, name):
 
 
 @pytest.mark.parametrize("on", ["pod", "claim"])
-def test_nobody_is_allocated_before_all_are_there(on):
+def test_nobody_is_allocated_before_all_are_there(on: str) -> None:
     cluster = cluster_of(n1=(40, 40), n2=(40,))
     member(cluster, "a", on=on)
     member(cluster, "b", on=on)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.held() == []
         assert all(h.gates(n) for n in "ab")
         assert "2 of 3 pods" in h.events("WaitingForGroup")[0]
@@ -51,14 +64,14 @@ def test_nobody_is_allocated_before_all_are_there(on):
     run(cluster, scenario)
 
 
-def test_nobody_is_allocated_where_not_all_fit_and_all_are_when_they_do():
+def test_nobody_is_allocated_where_not_all_fit_and_all_are_when_they_do() -> None:
     cluster = cluster_of(n1=(40, 40))
     for name in "abc":
         member(cluster, name)
     claim(cluster, "single")
     pod(cluster, "single", "single")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         # The group holds nothing back from others while it waits.
         assert [len(h.devices(n)) for n in ("a", "b", "c", "single")] == [0, 0, 0, 1]
         assert "all 3 pods together" in h.events("FailedAllocation")[0]
@@ -74,44 +87,44 @@ def test_nobody_is_allocated_where_not_all_fit_and_all_are_when_they_do():
     run(cluster, scenario)
 
 
-def test_two_groups_that_do_not_fit_together_come_one_after_the_other():
+def test_two_groups_that_do_not_fit_together_come_one_after_the_other() -> None:
     cluster = cluster_of(n1=(40, 40, 40))
     for i in range(2):
         for group in ("x", "y"):
             member(cluster, f"{group}{i}", 2, group=group)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         by_group = [[len(h.devices(f"{g}{i}")) for i in range(2)] for g in ("x", "y")]
         assert sorted(by_group) == [[0, 0], [1, 1]]
 
     run(cluster, scenario)
 
 
-def test_members_that_ask_for_more_are_placed_first():
+def test_members_that_ask_for_more_are_placed_first() -> None:
     cluster = cluster_of(n1=(40, 40), n2=(40,))
     member(cluster, "a", 2)
     member(cluster, "b", 2, count=2)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert len(h.devices("b")) == 2
         assert h.devices("a") == [("n2", "gpu-0")]
 
     run(cluster, scenario)
 
 
-def test_a_refused_write_gives_everything_back_after_a_while():
+def test_a_refused_write_gives_everything_back_after_a_while() -> None:
     cluster = cluster_of(n1=(40, 40, 40))
     for name in "abc":
         member(cluster, name)
     refused = {"c"}
 
-    def before(verb, kind, name, subresource):
+    def before(verb: str, kind: str, name: str, subresource: str) -> None:
         if verb == "patch" and kind == "ResourceClaim" and name in refused and subresource == "status":
             raise Invalid("no", code=422)
 
     cluster.before = before
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert [len(h.devices(n)) for n in "abc"] == [1, 1, 0]
         assert all(h.gates(n) for n in "abc")
         h.clock.time += 31.0
@@ -129,7 +142,7 @@ def test_a_refused_write_gives_everything_back_after_a_while():
     run(cluster, scenario)
 
 
-def test_a_restart_between_writes_completes_the_group():
+def test_a_restart_between_writes_completes_the_group() -> None:
     cluster = cluster_of(n1=(40, 40, 40))
     for name in "abc":
         member(cluster, name)
@@ -137,7 +150,7 @@ def test_a_restart_between_writes_completes_the_group():
     allocation = {"allocation": {"devices": {"results": [result]}}}
     cluster.edit(RESOURCE_CLAIMS, "a", {"status": allocation}, NS)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("a") == [("n1", "gpu-2")]
         assert len(set(h.held())) == 3
         assert not h.gates("c")
@@ -145,28 +158,28 @@ def test_a_restart_between_writes_completes_the_group():
     run(cluster, scenario)
 
 
-def test_a_restart_between_writes_gives_back_where_the_rest_does_not_fit():
+def test_a_restart_between_writes_gives_back_where_the_rest_does_not_fit() -> None:
     cluster = cluster_of(n1=(40, 40))
     for name in "abc":
         member(cluster, name)
     result = {"request": "gpu", "driver": "gpu.example.com", "pool": "n1", "device": "gpu-1"}
     cluster.edit(RESOURCE_CLAIMS, "a", {"status": {"allocation": {"devices": {"results": [result]}}}}, NS)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.held() == []
         assert h.gates("a")
 
     run(cluster, scenario)
 
 
-def test_a_member_that_goes_while_a_part_is_written_gives_back_in_time():
+def test_a_member_that_goes_while_a_part_is_written_gives_back_in_time() -> None:
     cluster = cluster_of(n1=(40, 40, 40))
     for name in "ab":
         member(cluster, name)
     result = {"request": "gpu", "driver": "gpu.example.com", "pool": "n1", "device": "gpu-1"}
     cluster.edit(RESOURCE_CLAIMS, "a", {"status": {"allocation": {"devices": {"results": [result]}}}}, NS)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("a")
         h.clock.time += 31.0
         cluster.edit(PODS, "a", {"metadata": {"labels": {"x": "y"}}}, NS)
@@ -176,12 +189,12 @@ def test_a_member_that_goes_while_a_part_is_written_gives_back_in_time():
     run(cluster, scenario)
 
 
-def test_a_member_that_fails_later_is_replaced_and_the_others_keep_what_they_have():
+def test_a_member_that_fails_later_is_replaced_and_the_others_keep_what_they_have() -> None:
     cluster = cluster_of(n1=(40, 40, 40))
     for name in "abc":
         member(cluster, name)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         before = {n: h.devices(n) for n in "abc"}
         for name in "abc":
             reserve(cluster, name)
@@ -207,12 +220,12 @@ def test_a_member_that_fails_later_is_replaced_and_the_others_keep_what_they_hav
         (("1", "1"), "has 2 pods"),
     ],
 )
-def test_labels_that_make_no_sense_are_refused_with_the_reason(sizes, text):
+def test_labels_that_make_no_sense_are_refused_with_the_reason(sizes: tuple[str, ...], text: str) -> None:
     cluster = cluster_of(n1=(40, 40))
     for name, size in zip("ab", sizes, strict=True):
         member(cluster, name, size)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.held() == []
         assert any(text in e for e in h.events("FailedAllocation"))
 
@@ -222,33 +235,33 @@ def test_labels_that_make_no_sense_are_refused_with_the_reason(sizes, text):
 DOMAIN = {"metadata": {"annotations": {GROUP_DOMAIN_ANNOTATION: "rack"}}}
 
 
-def racks(cluster, **names):
+def racks(cluster: FakeClient, **names: str) -> None:
     for name, rack in names.items():
         cluster.edit(NODES, name, {"metadata": {"labels": {"rack": rack}}})
 
 
-def test_a_group_stays_within_one_domain():
+def test_a_group_stays_within_one_domain() -> None:
     cluster = cluster_of(n1=(40, 40), n2=(40,), n3=(40, 40), n4=(40,))
     racks(cluster, n1="a", n2="b", n3="b", n4="c")
     for name in "xyz":
         member(cluster, name)
         cluster.edit(PODS, name, DOMAIN, NS)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await h.quiet()
         assert {h.devices(n)[0][0] for n in "xyz"} == {"n2", "n3"}
 
     run(cluster, scenario)
 
 
-def test_a_group_that_no_domain_holds_waits():
+def test_a_group_that_no_domain_holds_waits() -> None:
     cluster = cluster_of(n1=(40, 40), n2=(40,))
     racks(cluster, n1="a", n2="b")
     for name in "xyz":
         member(cluster, name, on="claim")
         cluster.edit(RESOURCE_CLAIMS, name, DOMAIN, NS)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.held() == []
         assert any("all 3 pods together on nodes of one rack" in e for e in h.events("FailedAllocation"))
         racks(cluster, n2="a")
@@ -258,13 +271,13 @@ def test_a_group_that_no_domain_holds_waits():
     run(cluster, scenario)
 
 
-def test_members_must_name_one_domain():
+def test_members_must_name_one_domain() -> None:
     cluster = cluster_of(n1=(40, 40))
     for name, label in (("x", "rack"), ("y", "zone")):
         member(cluster, name, 2)
         cluster.edit(PODS, name, {"metadata": {"annotations": {GROUP_DOMAIN_ANNOTATION: label}}}, NS)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.held() == []
         assert any(
             "name several dra-driver.dev/group-domain: rack, zone" in e for e in h.events("FailedAllocation")
@@ -273,7 +286,7 @@ def test_members_must_name_one_domain():
     run(cluster, scenario)
 
 
-def test_topology_is_asked_for_by_annotation():
+def test_topology_is_asked_for_by_annotation() -> None:
     cluster = cluster_of(n1=(40, 40), n2=(40, 40))
     for name, numa in (("n1", (0, 1)), ("n2", (1, 1))):
         slice_ = cluster.raw(RESOURCE_SLICES, f"{name}-{OURS}")
@@ -289,7 +302,7 @@ def test_topology_is_asked_for_by_annotation():
             cluster.edit(RESOURCE_CLAIMS, name, near, NS)
         pod(cluster, name, name)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await h.quiet()
         # One of those that ask for it, and the one that does not: equal but for the annotation.
         assert sorted(h.devices(n)[0][0] for n in "abc" if h.devices(n)) == ["n1", "n2"]

@@ -1,10 +1,13 @@
 """Claims that take long to decide on: what they cost, and that the others are served all the same."""
 
+from __future__ import annotations
+
 import asyncio
 from itertools import count
 
 import pytest
-from test_controller_allocation import OURS, claim, cluster_of, node, pod, pool, request, run
+from controller_harness import OURS, Harness, claim, cluster_of, node, pod, pool, request, run
+from fake_client import FakeClient
 from test_controller_groups import member
 
 from controller.allocate.decide.gangs import LARGEST_GROUP
@@ -111,7 +114,7 @@ def test_what_is_remembered_is_bounded() -> None:
 # --- in the controller --------------------------------------------------------------------------------------
 
 
-def hard_claim(cluster, name: str, kind: str = "x") -> None:
+def hard_claim(cluster: FakeClient, name: str, kind: str = "x") -> None:
     """Eight requests with eight alternatives, for eight devices with seven values of an attribute."""
     subs = [
         {"name": f"s{i}", "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}
@@ -123,7 +126,7 @@ def hard_claim(cluster, name: str, kind: str = "x") -> None:
     cluster.edit(RESOURCE_CLAIMS, name, {"spec": {"devices": {"constraints": constraints}}}, "default")
 
 
-def numbered(cluster, name: str, memory: int = 40) -> None:
+def numbered(cluster: FakeClient, name: str, memory: int = 40) -> None:
     """A pool whose devices have seven values of ``x``."""
     pool(cluster, name, *[memory] * 8)
     raw = cluster.raw(RESOURCE_SLICES, f"{name}-{OURS}")
@@ -131,7 +134,7 @@ def numbered(cluster, name: str, memory: int = 40) -> None:
     cluster.edit(RESOURCE_SLICES, f"{name}-{OURS}", {"spec": {"devices": devices}})
 
 
-def test_a_claim_that_cannot_be_decided_is_said_to_be_and_left_alone_for_a_while():
+def test_a_claim_that_cannot_be_decided_is_said_to_be_and_left_alone_for_a_while() -> None:
     cluster = cluster_of()
     for name in ("n1", "n2"):
         node(cluster, name)
@@ -139,7 +142,7 @@ def test_a_claim_that_cannot_be_decided_is_said_to_be_and_left_alone_for_a_while
     hard_claim(cluster, "hard")
     pod(cluster, "hard", "hard")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         told = h.events("FailedAllocation")
         assert any("gave up" in text for text in told)
         assert h.gates("hard")
@@ -170,7 +173,7 @@ def test_a_claim_that_cannot_be_decided_is_said_to_be_and_left_alone_for_a_while
     run(cluster, scenario)
 
 
-def test_a_group_costs_one_decision_and_not_one_for_each_member():
+def test_a_group_costs_one_decision_and_not_one_for_each_member() -> None:
     cluster = cluster_of(**{f"n{i}": (40, 40) for i in range(6)})
     for i in range(5):
         member(cluster, f"m{i}", 5)
@@ -181,7 +184,7 @@ def test_a_group_costs_one_decision_and_not_one_for_each_member():
             "default",
         )
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.held() == []
         assert len({e for e in h.events("FailedAllocation") if "all 5 pods together" in e}) == 1
         told = {e.involved_object.name for e in h.cluster.all(EVENTS) if e.reason == "FailedAllocation"}
@@ -203,7 +206,7 @@ def test_a_group_costs_one_decision_and_not_one_for_each_member():
     run(cluster, scenario)
 
 
-def test_a_pod_with_too_many_conditions_on_nodes_is_judged_without_them():
+def test_a_pod_with_too_many_conditions_on_nodes_is_judged_without_them() -> None:
     cluster = cluster_of(n1=(40,))
     cluster.edit(
         NODES, "n1", {"spec": {"taints": [{"key": "dedicated", "value": "x", "effect": "NoSchedule"}]}}
@@ -223,7 +226,7 @@ def test_a_pod_with_too_many_conditions_on_nodes_is_judged_without_them():
         claim(cluster, name)
         pod(cluster, name, name, **spec)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         # kube-scheduler has the last word about these; the ordinary one is judged here.
         assert len(h.held()) == 1
         assert h.devices("few") == []
@@ -235,7 +238,7 @@ def test_a_pod_with_too_many_conditions_on_nodes_is_judged_without_them():
     run(cluster, scenario)
 
 
-def test_a_group_with_more_pods_than_any_group_has_costs_no_look_at_each_of_them():
+def test_a_group_with_more_pods_than_any_group_has_costs_no_look_at_each_of_them() -> None:
     cluster = cluster_of(n1=(40, 40))
     for i in range(LARGEST_GROUP + 1):
         labels = {GROUP_LABEL: "huge", GROUP_SIZE_LABEL: "2"}
@@ -243,21 +246,21 @@ def test_a_group_with_more_pods_than_any_group_has_costs_no_look_at_each_of_them
         cluster.edit(PODS, f"p{i}", {"metadata": {"labels": labels}}, "default")
     claim(cluster, "shared")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.held() == []
         assert any(f"more than {LARGEST_GROUP} pods" in text for text in h.events("FailedAllocation"))
 
     run(cluster, scenario)
 
 
-def test_a_pod_whose_claim_is_allocated_meanwhile_does_not_wait_for_the_pause():
+def test_a_pod_whose_claim_is_allocated_meanwhile_does_not_wait_for_the_pause() -> None:
     cluster = cluster_of()
     node(cluster, "n1")
     numbered(cluster, "n1")
     hard_claim(cluster, "hard")
     pod(cluster, "hard", "hard")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert any("gave up" in text for text in h.events("FailedAllocation"))
         result = {"request": "r0", "driver": OURS, "pool": "n1", "device": "gpu-0"}
         allocation = {"allocation": {"devices": {"results": [result]}}}
@@ -268,7 +271,7 @@ def test_a_pod_whose_claim_is_allocated_meanwhile_does_not_wait_for_the_pause():
     run(cluster, scenario)
 
 
-def test_a_group_that_was_given_up_is_decided_again_although_nothing_has_changed():
+def test_a_group_that_was_given_up_is_decided_again_although_nothing_has_changed() -> None:
     cluster = cluster_of()
     # So many that differ that the steps of the whole decision run out, and not only those of each node.
     for i in range(5):
@@ -280,7 +283,7 @@ def test_a_group_that_was_given_up_is_decided_again_although_nothing_has_changed
         labels = {GROUP_LABEL: "job", GROUP_SIZE_LABEL: "2"}
         cluster.edit(PODS, f"m{i}", {"metadata": {"labels": labels}}, "default")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         before = h.decisions()
         assert before
         h.clock.time += 400.0

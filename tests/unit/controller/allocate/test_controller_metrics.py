@@ -1,29 +1,32 @@
 """What the controller counts, as Prometheus reads it."""
 
+from __future__ import annotations
+
 import asyncio
 
 import aiohttp
-from support.fake_cluster import FakeCluster
-from test_controller_allocation import claim, cluster_of, nothing, pod, request, run
+from controller_harness import OURS, Harness, claim, cluster_of, nothing, pod, request, run
+from fake_client import FakeClient
 
 from controller.app import Controller
 from controller.config import ControllerConfig
 
 
-def test_metrics_are_served_beside_health():
+def test_metrics_are_served_beside_health() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
     claim(cluster, "d", request(count=9))
     pod(cluster, "q", "d")
 
-    async def main():
-        config = ControllerConfig(drivers=("gpu.example.com",), leader_elect=False, health_port=0)
+    async def main() -> str:
+        config = ControllerConfig(drivers=(OURS,), leader_elect=False, health_port=0)
         controller = Controller(cluster, config)
         task = asyncio.create_task(controller.run())
         try:
             async with asyncio.timeout(60):
                 await controller.ready.wait()
+                assert controller.health_address is not None
                 host, port = controller.health_address
                 async with aiohttp.ClientSession() as session:
                     text = ""
@@ -46,10 +49,10 @@ def test_metrics_are_served_beside_health():
     assert f"{prefix}leader 1.0" in text
 
 
-def test_a_cluster_without_work_costs_no_calls():
-    cluster = FakeCluster()
+def test_a_cluster_without_work_costs_no_calls() -> None:
+    cluster = FakeClient()
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert cluster.writes == []
 
     run(cluster, scenario)

@@ -1,15 +1,20 @@
 """The controller's page: what is served, to whom, and what a reader is told."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import aiohttp
 import pytest
-from support.browser import BROWSER, browsing
-from support.fake_cluster import FakeCluster
-from test_controller_allocation import NS, claim, cluster_of, pod, pool, request
+from browser import BROWSER, browsing
+from controller_harness import NS, OURS, claim, cluster_of, pod, pool, request
+from fake_client import FakeClient
 
 from controller.app import Controller
 from controller.config import ControllerConfig
@@ -18,15 +23,18 @@ from controller.web.feed import MOST_READERS
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import ConfigurationError
 
+T = TypeVar("T")
+
 
 @contextlib.asynccontextmanager
-async def page_of(cluster, **config):
+async def page_of(cluster: FakeClient, **config: Any) -> AsyncIterator[str]:
     """The address of the page of a controller that works."""
-    settings = ControllerConfig(drivers=("gpu.example.com",), leader_elect=False, web_port=0, **config)
+    settings = ControllerConfig(drivers=(OURS,), leader_elect=False, web_port=0, **config)
     controller = Controller(cluster, settings)
     task = asyncio.create_task(controller.run())
     try:
         await controller.ready.wait()
+        assert controller.web_address is not None
         host, port = controller.web_address
         yield f"http://{host}:{port}"
     finally:
@@ -34,15 +42,15 @@ async def page_of(cluster, **config):
         await asyncio.wait([task])
 
 
-def run(scenario, cluster):
-    async def main():
+def run(scenario: Callable[[str, aiohttp.ClientSession], Awaitable[T]], cluster: FakeClient) -> T:
+    async def main() -> T:
         async with asyncio.timeout(90), page_of(cluster) as url, aiohttp.ClientSession() as session:
             return await scenario(url, session)
 
     return asyncio.run(main())
 
 
-async def changes(response):
+async def changes(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, Any]]:
     """The messages of the event stream."""
     kind = ""
     async for line in response.content:
@@ -53,8 +61,8 @@ async def changes(response):
             yield kind, json.loads(text.removeprefix("data: "))
 
 
-def test_the_page_brings_everything_with_it():
-    async def scenario(url, session):
+def test_the_page_brings_everything_with_it() -> None:
+    async def scenario(url: str, session: aiohttp.ClientSession) -> None:
         async with session.get(url) as response:
             assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
             assert response.headers["X-Content-Type-Options"] == "nosniff"
@@ -67,8 +75,8 @@ def test_the_page_brings_everything_with_it():
     run(scenario, cluster_of(n1=(40,)))
 
 
-def test_nothing_can_be_changed_and_other_names_are_refused():
-    async def scenario(url, session):
+def test_nothing_can_be_changed_and_other_names_are_refused() -> None:
+    async def scenario(url: str, session: aiohttp.ClientSession) -> None:
         for method in ("POST", "PUT", "PATCH", "DELETE"):
             async with session.request(method, f"{url}/fleet") as response:
                 assert response.status == 405
@@ -80,14 +88,14 @@ def test_nothing_can_be_changed_and_other_names_are_refused():
     run(scenario, cluster_of(n1=(40,)))
 
 
-def test_the_whole_fleet_as_data():
+def test_the_whole_fleet_as_data() -> None:
     cluster = cluster_of(n1=(40, 24), n2=(80,))
     claim(cluster, "c", request(memory="60Gi"))
     pod(cluster, "p", "c")
     claim(cluster, "d", request(memory="500Gi"))
     pod(cluster, "q", "d")
 
-    async def scenario(url, session):
+    async def scenario(url: str, session: aiohttp.ClientSession) -> Any:
         while True:
             async with session.get(f"{url}/fleet") as response:
                 data = await response.json()
@@ -106,10 +114,10 @@ def test_the_whole_fleet_as_data():
     assert "500Gi" in waiting["reason"]
 
 
-def test_a_reader_is_told_everything_and_then_what_changes():
+def test_a_reader_is_told_everything_and_then_what_changes() -> None:
     cluster = cluster_of(n1=(40,), n2=(40,))
 
-    async def scenario(url, session):
+    async def scenario(url: str, session: aiohttp.ClientSession) -> None:
         async with session.get(f"{url}/fleet/events") as response:
             told = changes(response)
             kind, first = await anext(told)
@@ -136,8 +144,8 @@ def test_a_reader_is_told_everything_and_then_what_changes():
     run(scenario, cluster)
 
 
-def test_a_standby_says_so_and_too_many_readers_are_told_to_wait():
-    async def main():
+def test_a_standby_says_so_and_too_many_readers_are_told_to_wait() -> None:
+    async def main() -> None:
         async with serve("127.0.0.1", 0, CurrentFeed()) as (host, port), aiohttp.ClientSession() as session:
             async with session.get(f"http://{host}:{port}/fleet/events") as response:
                 assert [kind async for kind, _ in changes(response)] == ["standby"]
@@ -146,7 +154,7 @@ def test_a_standby_says_so_and_too_many_readers_are_told_to_wait():
 
     asyncio.run(main())
 
-    async def scenario(url, session):
+    async def scenario(url: str, session: aiohttp.ClientSession) -> None:
         async with contextlib.AsyncExitStack() as readers:
             for _ in range(MOST_READERS):
                 reader = await readers.enter_async_context(session.get(f"{url}/fleet/events"))
@@ -157,8 +165,8 @@ def test_a_standby_says_so_and_too_many_readers_are_told_to_wait():
     run(scenario, cluster_of())
 
 
-def test_a_taken_port_is_told():
-    async def main():
+def test_a_taken_port_is_told() -> None:
+    async def main() -> None:
         async with serve("127.0.0.1", 0, CurrentFeed()) as (host, port):
             with pytest.raises(ConfigurationError, match=f"--web-port: cannot listen on {host}:{port}"):
                 async with serve(host, port, CurrentFeed()):
@@ -171,14 +179,14 @@ def test_a_taken_port_is_told():
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
 @pytest.mark.slow
-def test_the_page_follows_the_fleet_in_a_real_browser(tmp_path):
-    cluster: FakeCluster = cluster_of(n1=(40, 24), n2=(80,))
+def test_the_page_follows_the_fleet_in_a_real_browser(tmp_path: Path) -> None:
+    cluster: FakeClient = cluster_of(n1=(40, 24), n2=(80,))
     evil = "<img src=x onerror=alert(1)>"
 
-    def count(state):
+    def count(state: str) -> str:
         return f"document.querySelectorAll('.device.{state}').length"
 
-    async def scenario(url, _):
+    async def scenario(url: str, _: aiohttp.ClientSession) -> None:
         async with browsing(tmp_path, url) as page:
             await page.until(f"{count('free')} === 3")
             assert await page.evaluate("document.querySelectorAll('.node').length") == 2

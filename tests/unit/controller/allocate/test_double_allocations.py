@@ -1,29 +1,35 @@
 """Two allocators gave one device away: kube-scheduler, for a claim that tolerates our taint, and we."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster
-from test_controller_allocation import NS, OURS, claim, cluster_of, pod, pool, request, run
+import virtual_time
+from controller_harness import NS, OURS, Harness, claim, cluster_of, pod, pool, request, run
+from fake_client import FakeClient
 
 from controller.app import Controller
 from controller.config import ControllerConfig
 from dra_driver.api import codec
 from dra_driver.api.core import EVENTS
+from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import (
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     AllocationResult,
     ResourceSlice,
 )
+from dra_driver.ownership import PoolID
 from dra_driver.structured import contested
 
 EVERYTHING = [{"operator": "Exists"}]
 
 
-def sly(cluster: FakeCluster, name: str = "sly") -> None:
+def sly(cluster: FakeClient, name: str = "sly") -> None:
     """A claim that tolerates our taint."""
     asked = request()
     asked["exactly"]["tolerations"] = EVERYTHING
@@ -31,8 +37,8 @@ def sly(cluster: FakeCluster, name: str = "sly") -> None:
 
 
 def status(
-    name: str, device: str, *, reserved: bool = True, time: str = "2026-01-01T00:00:00Z", **more
-) -> dict:
+    name: str, device: str, *, reserved: bool = True, time: str = "2026-01-01T00:00:00Z", **more: Any
+) -> dict[str, Any]:
     result = {"request": "gpu", "driver": OURS, "pool": "n1", "device": device, **more}
     field = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
     return {
@@ -45,18 +51,18 @@ def status(
     }
 
 
-def by_scheduler(cluster: FakeCluster, name: str, device: str, **more) -> None:
+def by_scheduler(cluster: FakeClient, name: str, device: str, **more: Any) -> None:
     """As kube-scheduler allocates: with a reservation, in one write."""
     cluster.edit(RESOURCE_CLAIMS, name, {"status": status(name, device, **more)}, NS)
 
 
-async def until(condition) -> None:
+async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(8):
         while not condition():
             await asyncio.sleep(0.02)
 
 
-def reserve(cluster: FakeCluster, name: str) -> None:
+def reserve(cluster: FakeClient, name: str) -> None:
     reference = {"resource": "pods", "name": name, "uid": f"uid-{name}"}
     cluster.edit(RESOURCE_CLAIMS, name, {"status": {"reservedFor": [reference]}}, NS)
 
@@ -64,13 +70,13 @@ def reserve(cluster: FakeCluster, name: str) -> None:
 # --- what the controller does -------------------------------------------------------------------------------
 
 
-def test_what_is_not_reserved_yet_is_taken_back_and_allocated_elsewhere():
+def test_what_is_not_reserved_yet_is_taken_back_and_allocated_elsewhere() -> None:
     cluster = cluster_of(n1=(40, 40))
     claim(cluster, "c")
     pod(cluster, "p", "c")
     sly(cluster)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
         by_scheduler(cluster, "sly", "gpu-0")
         await until(lambda: h.devices("c") == [("n1", "gpu-1")])
@@ -84,21 +90,24 @@ def test_what_is_not_reserved_yet_is_taken_back_and_allocated_elsewhere():
     run(cluster, scenario)
 
 
-def test_what_both_have_reserved_is_told_and_left_to_the_node():
+def test_what_both_have_reserved_is_told_and_left_to_the_node() -> None:
     cluster = cluster_of(n1=(40, 40))
     claim(cluster, "c")
     pod(cluster, "p", "c")
     sly(cluster)
 
-    async def main():
+    async def main() -> None:
         config = ControllerConfig(drivers=(OURS,), leader_elect=False)
         controller = Controller(cluster, config)
         task = asyncio.create_task(controller.run())
-        contested_now = lambda: controller.metrics.registry.get_sample_value(  # noqa: E731
-            "dra_driver_controller_double_allocations"
-        )
+
+        def contested_now() -> float | None:
+            return controller.metrics.registry.get_sample_value("dra_driver_controller_double_allocations")
+
+        def held(name: str) -> AllocationResult | None:
+            return cluster.obj(RESOURCE_CLAIMS, name, NS).status.allocation
+
         try:
-            held = lambda name: cluster.obj(RESOURCE_CLAIMS, name, NS).status.allocation  # noqa: E731
             await until(lambda: held("c"))
             assert contested_now() == 0
             reserve(cluster, "c")
@@ -119,19 +128,19 @@ def test_what_both_have_reserved_is_told_and_left_to_the_node():
     virtual_time.run(main())
 
 
-def test_a_reservation_that_comes_in_between_wins():
+def test_a_reservation_that_comes_in_between_wins() -> None:
     cluster = cluster_of(n1=(40, 40))
     claim(cluster, "c")
     pod(cluster, "p", "c")
     sly(cluster)
 
-    def reserved_first(verb, kind, name, subresource):
+    def reserved_first(verb: str, kind: str, name: str, subresource: str) -> None:
         current = cluster.raw(RESOURCE_CLAIMS, "c", NS)["status"]
         if (kind, name, subresource) == ("ResourceClaim", "c", "status") and current.get("allocation"):
             cluster.before = lambda *_: None
             reserve(cluster, "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
         cluster.before = reserved_first
         by_scheduler(cluster, "sly", "gpu-0")
@@ -141,7 +150,7 @@ def test_a_reservation_that_comes_in_between_wins():
     run(cluster, scenario)
 
 
-def test_of_two_that_nobody_has_reserved_the_older_one_stays():
+def test_of_two_that_nobody_has_reserved_the_older_one_stays() -> None:
     """A leader that was paused for long, for example."""
     cluster = cluster_of(n1=(40, 40))
     for name, second in (("a", 2), ("b", 1)):
@@ -150,14 +159,14 @@ def test_of_two_that_nobody_has_reserved_the_older_one_stays():
         time = f"2026-01-01T00:00:0{second}Z"
         cluster.edit(RESOURCE_CLAIMS, name, {"status": status(name, "gpu-0", reserved=False, time=time)}, NS)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await until(lambda: h.devices("a") == [("n1", "gpu-1")])
         assert h.devices("b") == [("n1", "gpu-0")]
 
     run(cluster, scenario)
 
 
-def test_pools_of_the_scheduler_are_none_of_its_business():
+def test_pools_of_the_scheduler_are_none_of_its_business() -> None:
     cluster = cluster_of(n1=(40, 40))
     pool(cluster, "n1", 40, 40, protected=False)
     for name in ("a", "b"):
@@ -165,14 +174,14 @@ def test_pools_of_the_scheduler_are_none_of_its_business():
         cluster.edit(RESOURCE_CLAIMS, name, {"status": status(name, "gpu-0", reserved=name == "a")}, NS)
         pod(cluster, name, name, gated=False)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await asyncio.sleep(0.3)
         assert h.devices("a") == h.devices("b") == [("n1", "gpu-0")]
 
     run(cluster, scenario)
 
 
-def test_a_claim_or_template_that_tolerates_the_taint_is_told():
+def test_a_claim_or_template_that_tolerates_the_taint_is_told() -> None:
     cluster = cluster_of(n1=(40,))
     sly(cluster)
     asked = {"name": "r", "exactly": {"deviceClassName": "gpu", "tolerations": EVERYTHING}}
@@ -181,7 +190,7 @@ def test_a_claim_or_template_that_tolerates_the_taint_is_told():
         "spec": {"spec": {"devices": {"requests": [asked]}}},
     }
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         cluster.put(RESOURCE_CLAIM_TEMPLATES, template)
         await until(lambda: len(h.events("ToleratesControllerTaint")) == 2)
         assert all("dra-driver.dev/controller" in m for m in h.events("ToleratesControllerTaint"))
@@ -192,10 +201,13 @@ def test_a_claim_or_template_that_tolerates_the_taint_is_told():
 # --- what is contested --------------------------------------------------------------------------------------
 
 
+POOL = PoolID(OURS, PoolName("n1"))
+
+
 def gpu_slice(*, generation: int = 1, counters: int = 0) -> ResourceSlice:
     """gpu-0 and gpu-1; with counters also halves of gpu-0."""
-    devices: list[dict] = [{"name": "gpu-0"}, {"name": "gpu-1"}]
-    spec: dict = {
+    devices: list[dict[str, Any]] = [{"name": "gpu-0"}, {"name": "gpu-1"}]
+    spec: dict[str, Any] = {
         "driver": OURS,
         "nodeName": "n1",
         "pool": {"name": "n1", "generation": generation, "resourceSliceCount": 1},
@@ -203,7 +215,7 @@ def gpu_slice(*, generation: int = 1, counters: int = 0) -> ResourceSlice:
     }
     if counters:
 
-        def takes(amount: int) -> list:
+        def takes(amount: int) -> list[dict[str, Any]]:
             return [{"counterSet": "gpu-0", "counters": {"slices": {"value": str(amount)}}}]
 
         devices[0]["consumesCounters"] = takes(counters)
@@ -212,7 +224,7 @@ def gpu_slice(*, generation: int = 1, counters: int = 0) -> ResourceSlice:
     return codec.convert(ResourceSlice, {"metadata": {"name": "s"}, "spec": spec})
 
 
-def held(*devices: str, **more) -> AllocationResult:
+def held(*devices: str, **more: Any) -> AllocationResult:
     results = [{"request": "r", "driver": OURS, "pool": "n1", "device": d, **more} for d in devices]
     return codec.convert(AllocationResult, {"devices": {"results": results}})
 
@@ -239,14 +251,14 @@ def held(*devices: str, **more) -> AllocationResult:
         ),
     ],
 )
-def test_what_several_claims_hold_that_one_can_have(counters, holders, expected):
-    assert contested((OURS, "n1"), [gpu_slice(counters=counters)], holders) == expected
-    assert (
-        contested((OURS, "n1"), [gpu_slice(counters=counters)], dict(reversed(holders.items()))) == expected
-    )
+def test_what_several_claims_hold_that_one_can_have(
+    counters: int, holders: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert contested(POOL, [gpu_slice(counters=counters)], holders) == expected
+    assert contested(POOL, [gpu_slice(counters=counters)], dict(reversed(holders.items()))) == expected
 
 
-def test_counters_are_those_of_the_newest_generation():
+def test_counters_are_those_of_the_newest_generation() -> None:
     holders = {"a": held("half-0"), "b": held("gpu-0")}
     slices = [gpu_slice(counters=8), gpu_slice(generation=2)]
-    assert contested((OURS, "n1"), slices, holders) == {}
+    assert contested(POOL, slices, holders) == {}

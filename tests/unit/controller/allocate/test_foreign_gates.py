@@ -1,11 +1,15 @@
 """Pods that somebody else holds back by a scheduling gate: a queue such as Kueue, for example."""
 
+from __future__ import annotations
+
 import asyncio
+from collections.abc import Callable
 
 import pytest
-from support import virtual_time
-from test_controller_allocation import (
+import virtual_time
+from controller_harness import (
     NS,
+    Harness,
     claim,
     cluster_of,
     controlling,
@@ -13,6 +17,7 @@ from test_controller_allocation import (
     request,
     run,
 )
+from fake_client import FakeClient
 
 from controller.config import Timings
 from dra_driver.api import codec
@@ -28,13 +33,13 @@ KUEUE = "kueue.x-k8s.io/admission"
 TOPOLOGY = "kueue.x-k8s.io/topology"
 
 
-def lift(cluster, name: str, *left: str) -> None:
+def lift(cluster: FakeClient, name: str, *left: str) -> None:
     """As the queue does; our gate stays."""
     gates = [{"name": g} for g in left] or None
     cluster.edit(PODS, name, {"spec": {"schedulingGates": gates}}, NS)
 
 
-def allocated_before(cluster, name: str, device: str = "gpu-0", **status) -> None:
+def allocated_before(cluster: FakeClient, name: str, device: str = "gpu-0", **status: object) -> None:
     """As an earlier version of the controller left it behind."""
     result = {"request": "gpu", "driver": "gpu.example.com", "pool": "n1", "device": device}
     allocation = {
@@ -49,7 +54,7 @@ def allocated_before(cluster, name: str, device: str = "gpu-0", **status) -> Non
     cluster.edit(RESOURCE_CLAIMS, name, {"status": {"allocation": allocation, **status}}, NS)
 
 
-async def until(condition) -> None:
+async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(8):
         while not condition():
             await asyncio.sleep(0.02)
@@ -59,7 +64,7 @@ async def until(condition) -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_pod_that_is_held_back_takes_no_devices_from_those_that_are_ready(gated):
+def test_a_pod_that_is_held_back_takes_no_devices_from_those_that_are_ready(gated: bool) -> None:
     cluster = cluster_of(n1=(40,) * 8)
     claim(cluster, "held", request(count=6))
     pod(cluster, "held", "held", gated=gated, other_gates=(KUEUE,))
@@ -67,7 +72,7 @@ def test_a_pod_that_is_held_back_takes_no_devices_from_those_that_are_ready(gate
         claim(cluster, f"c{i}", request(count=2))
         pod(cluster, f"p{i}", f"c{i}")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("held") == []
         assert [len(h.devices(f"c{i}")) for i in range(4)] == [2, 2, 2, 2]
         assert h.gates("held") == [KUEUE, *([ALLOCATION_GATE] if gated else [])]
@@ -76,12 +81,12 @@ def test_a_pod_that_is_held_back_takes_no_devices_from_those_that_are_ready(gate
     run(cluster, scenario)
 
 
-def test_it_is_served_at_once_when_the_last_foreign_gate_goes_and_keeps_ours_until_then():
+def test_it_is_served_at_once_when_the_last_foreign_gate_goes_and_keeps_ours_until_then() -> None:
     cluster = cluster_of(n1=(40, 40))
     claim(cluster, "c")
     pod(cluster, "p", "c", other_gates=(KUEUE, TOPOLOGY))
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert cluster.writes == []
         lift(cluster, "p", TOPOLOGY, ALLOCATION_GATE)
         await h.quiet()
@@ -93,13 +98,13 @@ def test_it_is_served_at_once_when_the_last_foreign_gate_goes_and_keeps_ours_unt
     run(cluster, scenario)
 
 
-def test_it_waits_for_nothing_of_ours_and_nobody_is_told_that_it_failed():
+def test_it_waits_for_nothing_of_ours_and_nobody_is_told_that_it_failed() -> None:
     """More than there is, so that it would be refused if it were looked at."""
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c", request(count=2))
     pod(cluster, "p", "c", other_gates=(KUEUE,))
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         claim(cluster, "other")
         pod(cluster, "other", "other")
         await h.quiet()
@@ -112,12 +117,12 @@ def test_it_waits_for_nothing_of_ours_and_nobody_is_told_that_it_failed():
     run(cluster, scenario)
 
 
-def test_a_pod_whose_claims_are_none_of_ours_keeps_our_gate_as_long_as_the_other():
+def test_a_pod_whose_claims_are_none_of_ours_keeps_our_gate_as_long_as_the_other() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c", request("nic", "nic"))
     pod(cluster, "p", "c", other_gates=(KUEUE,))
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.gates("p") == [KUEUE, ALLOCATION_GATE]
         lift(cluster, "p", ALLOCATION_GATE)
         await until(lambda: h.gates("p") == [])
@@ -125,14 +130,14 @@ def test_a_pod_whose_claims_are_none_of_ours_keeps_our_gate_as_long_as_the_other
     run(cluster, scenario)
 
 
-def test_a_claim_that_a_ready_pod_shares_with_one_that_is_held_back_is_served():
+def test_a_claim_that_a_ready_pod_shares_with_one_that_is_held_back_is_served() -> None:
     cluster = cluster_of(n1=(40, 40))
     claim(cluster, "shared")
     claim(cluster, "own")
     pod(cluster, "held", "shared", "own", other_gates=(KUEUE,))
     pod(cluster, "ready", "shared")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("shared") == [("n1", "gpu-0")]
         assert h.gates("ready") == []
         assert (h.devices("own"), h.gates("held")) == ([], [KUEUE, ALLOCATION_GATE])
@@ -143,7 +148,7 @@ def test_a_claim_that_a_ready_pod_shares_with_one_that_is_held_back_is_served():
 # --- what it holds already ----------------------------------------------------------------------------------
 
 
-def test_what_only_pods_that_are_held_back_have_is_taken_back():
+def test_what_only_pods_that_are_held_back_have_is_taken_back() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "hoard")
     allocated_before(cluster, "hoard")
@@ -151,7 +156,7 @@ def test_what_only_pods_that_are_held_back_have_is_taken_back():
     claim(cluster, "c")
     pod(cluster, "ready", "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await until(lambda: h.devices("c") == [("n1", "gpu-0")])
         assert h.devices("hoard") == []
         cluster.remove(PODS, "ready", NS)
@@ -163,7 +168,7 @@ def test_what_only_pods_that_are_held_back_have_is_taken_back():
     run(cluster, scenario, timings=Timings(unused=0.1))
 
 
-def test_what_is_reserved_or_shared_with_a_ready_pod_stays():
+def test_what_is_reserved_or_shared_with_a_ready_pod_stays() -> None:
     cluster = cluster_of(n1=(40, 40))
     claim(cluster, "reserved")
     allocated_before(cluster, "reserved", reservedFor=[{"resource": "pods", "name": "x", "uid": "u"}])
@@ -172,7 +177,7 @@ def test_what_is_reserved_or_shared_with_a_ready_pod_stays():
     pod(cluster, "held", "reserved", "shared", other_gates=(KUEUE,))
     pod(cluster, "ready", "shared")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await asyncio.sleep(0.4)
         await h.quiet()
         assert h.devices("reserved") == [("n1", "gpu-0")]
@@ -184,7 +189,7 @@ def test_what_is_reserved_or_shared_with_a_ready_pod_stays():
     run(cluster, scenario, timings=Timings(unused=0.1))
 
 
-def test_a_pod_that_is_held_back_does_not_keep_what_pins_a_ready_one():
+def test_a_pod_that_is_held_back_does_not_keep_what_pins_a_ready_one() -> None:
     """The ready pod needs both on one node; the pod that is held back has all that it asks for."""
     cluster = cluster_of(n1=(40,), n2=(40, 40))
     claim(cluster, "shared")
@@ -193,20 +198,20 @@ def test_a_pod_that_is_held_back_does_not_keep_what_pins_a_ready_one():
     pod(cluster, "held", "shared", other_gates=(KUEUE,))
     pod(cluster, "ready", "shared", "own")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await until(lambda: h.gates("ready") == [])
         assert {d[0] for d in h.held()} == {"n2"}
 
     run(cluster, scenario)
 
 
-def test_a_node_is_not_avoided_for_a_pod_that_the_scheduler_did_not_look_at():
+def test_a_node_is_not_avoided_for_a_pod_that_the_scheduler_did_not_look_at() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "shared")
     pod(cluster, "ready", "shared", gated=False)
     pod(cluster, "held", "shared", gated=False, other_gates=(KUEUE,))
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.devices("shared") == [("n1", "gpu-0")]
         cluster.remove(PODS, "ready", NS)
         h.deallocate("shared")
@@ -220,20 +225,20 @@ def test_a_node_is_not_avoided_for_a_pod_that_the_scheduler_did_not_look_at():
 # --- groups -------------------------------------------------------------------------------------------------
 
 
-def member(cluster, name: str, size: int, *gates: str) -> None:
+def member(cluster: FakeClient, name: str, size: int, *gates: str) -> None:
     claim(cluster, name)
     pod(cluster, name, name, other_gates=gates)
     labels = {GROUP_LABEL: "job", GROUP_SIZE_LABEL: str(size)}
     cluster.edit(PODS, name, {"metadata": {"labels": labels}}, NS)
 
 
-def test_a_group_waits_for_its_members_that_are_held_back_and_says_so():
+def test_a_group_waits_for_its_members_that_are_held_back_and_says_so() -> None:
     cluster = cluster_of(n1=(40, 40, 40))
     member(cluster, "a", 3)
     member(cluster, "b", 3, KUEUE)
     member(cluster, "c", 3, KUEUE)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.held() == []
         (told,) = set(h.events("WaitingForGroup"))
         assert told == f"group job: 2 of 3 pods are held by scheduling gate {KUEUE}"
@@ -248,7 +253,7 @@ def test_a_group_waits_for_its_members_that_are_held_back_and_says_so():
     run(cluster, scenario)
 
 
-def test_a_group_of_which_a_part_is_allocated_gives_it_back_while_others_are_held_back():
+def test_a_group_of_which_a_part_is_allocated_gives_it_back_while_others_are_held_back() -> None:
     cluster = cluster_of(n1=(40,))
     member(cluster, "a", 2)
     allocated_before(cluster, "a")
@@ -256,7 +261,7 @@ def test_a_group_of_which_a_part_is_allocated_gives_it_back_while_others_are_hel
     claim(cluster, "single")
     pod(cluster, "single", "single")
 
-    async def scenario():
+    async def scenario() -> None:
         async with asyncio.timeout(30), controlling(cluster, group_seconds=0.0) as h:
             await until(lambda: h.devices("single") == [("n1", "gpu-0")])
             assert h.devices("a") == []
@@ -282,13 +287,13 @@ CLAIM = codec.convert(
 )
 
 
-def test_which_gates_are_foreign():
+def test_which_gates_are_foreign() -> None:
     assert foreign_gates(pod_of()) == ()
     assert foreign_gates(pod_of(ALLOCATION_GATE)) == ()
     assert foreign_gates(pod_of(ALLOCATION_GATE, KUEUE, TOPOLOGY)) == (KUEUE, TOPOLOGY)
 
 
-def test_who_is_held_by_what_is_one_line_however_many_there_are():
+def test_who_is_held_by_what_is_one_line_however_many_there_are() -> None:
     assert held_by([]) == ""
     assert held_by([pod_of(KUEUE), pod_of()]) == ""
     assert held_by([pod_of(KUEUE), pod_of(KUEUE)]) == f"held by scheduling gate {KUEUE}"
@@ -297,7 +302,7 @@ def test_who_is_held_by_what_is_one_line_however_many_there_are():
     assert many == "held by scheduling gates a.b/g000, a.b/g001, a.b/g002 and 97 more"
 
 
-def test_status_and_the_page_say_what_holds_the_pod():
+def test_status_and_the_page_say_what_holds_the_pod() -> None:
     fleet = Fleet(("gpu.example.com",))
     fleet.put_claim(CLAIM)
     fleet.put_pod(pod_of(KUEUE, ALLOCATION_GATE))
@@ -315,7 +320,7 @@ def test_status_and_the_page_say_what_holds_the_pod():
     assert reason() == "an old refusal"
 
 
-def test_explain_says_what_holds_the_pod():
+def test_explain_says_what_holds_the_pod() -> None:
     manifests = allocator_manifests.Manifests(claims=[CLAIM], pods=[pod_of(KUEUE), pod_of(name="q")])
     table = allocator_manifests.explained(manifests, [], "table")
     assert "held by" not in table

@@ -1,11 +1,18 @@
 """Policies at work in the running controller: status, pending changes, pools that change hands."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
 
+import builders
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster
+import virtual_time
+from builders import DRIVER, device, request
+from builders import NAMESPACE as NS
+from fake_client import FakeClient
 
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings
@@ -13,96 +20,58 @@ from controller.publish.policies import MANY_PARTITIONED_NODES
 from controller.publish.tolerators import Tolerators
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
-from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT
-from dra_driver.api.policy import DEVICE_POLICIES
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.names import CONTROLLER_TAINT
+from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    Condition,
+    Device,
+)
 from dra_driver.kube import Informer
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import PENDING_TAINT
 from dra_driver.structured import NodePolicy, Strategy
 
-DRIVER = "gpu.example.com"
-NS = "default"
 QUICK = Timings(drain=0.3, settle=0.02)
 
 
-def cluster_with(*node_names: str, gpus: int = 2, **gpu) -> FakeCluster:
-    cluster = FakeCluster()
-    selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
-    cluster.put(DEVICE_CLASSES, {"metadata": {"name": "gpu"}, "spec": {"selectors": [selector]}})
+def cluster_with(*node_names: str, gpus: int = 2, **gpu: Any) -> FakeClient:
+    cluster = FakeClient()
+    cluster.put(DEVICE_CLASSES, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
     for name in node_names:
-        uid = f"uid-{name}"
-        labels = {"kubernetes.io/hostname": name, "zone": name[-1]}
-        cluster.put(NODES, {"metadata": {"name": name, "uid": uid, "labels": labels}})
-        devices = [
-            {
-                "name": f"gpu-{i}",
-                "attributes": {"type": {"string": "gpu"}},
-                "capacity": {"memory": {"value": "40Gi"}},
-                **gpu,
-            }
-            for i in range(gpus)
-        ]
-        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
-        cluster.put(
-            DEVICE_INVENTORIES,
-            {
-                "metadata": {"name": f"{name}.{DRIVER}", "ownerReferences": [owner]},
-                "spec": {"nodeName": name, "driver": DRIVER, "devices": devices},
-                "status": {"registration": {"registered": True, "epoch": 1}},
-            },
-        )
+        cluster.put(NODES, builders.node(name, uid=f"uid-{name}", labels={"zone": name[-1]}))
+        devices = [device(f"gpu-{i}", "40Gi", attributes={"type": "gpu"}, **gpu) for i in range(gpus)]
+        cluster.put(DEVICE_INVENTORIES, builders.inventory(name, *devices))
     return cluster
 
 
-def policy(cluster: FakeCluster, name: str, **spec) -> None:
+def policy(cluster: FakeClient, name: str, **spec: Any) -> None:
     cluster.put(DEVICE_POLICIES, {"metadata": {"name": name, "generation": 1}, "spec": spec})
 
 
-def claim(cluster: FakeCluster, name: str, tolerations: list | None = None, **allocation) -> None:
-    exactly = {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}
-    if tolerations:
-        exactly["tolerations"] = tolerations
-    cluster.put(
-        RESOURCE_CLAIMS,
-        {
-            "metadata": {"name": name, "namespace": NS},
-            "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}},
-            "status": {},
-        },
-    )
+def claim(cluster: FakeClient, name: str, tolerations: list[dict[str, str]] | None = None) -> None:
+    more: dict[str, Any] = {"tolerations": tolerations} if tolerations else {}
+    cluster.put(RESOURCE_CLAIMS, builders.claim(name, request("r", **more)))
 
 
-def allocate(cluster: FakeCluster, name: str, node: str, device: str, **more) -> None:
+def allocate(cluster: FakeClient, name: str, node: str, device: str, **more: Any) -> None:
     """As kube-scheduler does."""
-    result = {"request": "r", "driver": DRIVER, "pool": node, "device": device, **more}
-    status = {
-        "allocation": {"devices": {"results": [result]}},
-        "reservedFor": [{"resource": "pods", "name": name, "uid": f"uid-{name}"}],
-    }
-    cluster.edit(RESOURCE_CLAIMS, name, {"status": status}, NS)
+    found = builders.allocation(builders.result(node, device, request="r", **more))
+    cluster.edit(RESOURCE_CLAIMS, name, {"status": {**found, **builders.reserved(name)}}, NS)
 
 
-def pod(cluster: FakeCluster, name: str) -> None:
-    cluster.put(
-        PODS,
-        {
-            "metadata": {"name": name, "namespace": NS},
-            "spec": {
-                "containers": [{"name": "c"}],
-                "resourceClaims": [{"name": "r", "resourceClaimName": name}],
-                "schedulingGates": [{"name": ALLOCATION_GATE}],
-            },
-            "status": {"phase": "Pending"},
-        },
-    )
+def pod(cluster: FakeClient, name: str) -> None:
+    cluster.put(PODS, builders.pod(name, name, gated=True))
 
 
 class Harness:
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: FakeClient) -> None:
         self.cluster = cluster
 
-    async def until(self, condition, seconds: float = 8.0) -> None:
+    async def until(self, condition: Callable[[], object], seconds: float = 8.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(0.02)
@@ -113,7 +82,7 @@ class Harness:
             count = len(self.cluster.writes)
             await asyncio.sleep(seconds)
 
-    def devices(self, node: str = "n1") -> dict:
+    def devices(self, node: str = "n1") -> dict[str, Device]:
         slices = [s for s in self.cluster.all(RESOURCE_SLICES) if s.spec.node_name == node]
         newest = max((s.spec.pool.generation for s in slices), default=0)
         return {d.name: d for s in slices if s.spec.pool.generation == newest for d in s.spec.devices}
@@ -125,11 +94,11 @@ class Harness:
         inventory = self.cluster.obj(DEVICE_INVENTORIES, f"{node}.{DRIVER}")
         return inventory.status.publication.allocator
 
-    def published(self, node: str = "n1"):
+    def published(self, node: str = "n1") -> Condition:
         inventory = self.cluster.obj(DEVICE_INVENTORIES, f"{node}.{DRIVER}")
         return next(c for c in inventory.status.conditions if c.type == "Published")
 
-    def policy(self, name: str):
+    def policy(self, name: str) -> DevicePolicy:
         return self.cluster.obj(DEVICE_POLICIES, name)
 
     def condition(self, name: str, type_: str) -> tuple[str, str]:
@@ -144,8 +113,11 @@ class Harness:
         return bool(self.cluster.obj(PODS, name, NS).spec.scheduling_gates)
 
 
-def run(cluster: FakeCluster, scenario, **config) -> None:
-    async def main():
+Scenario = Callable[[Harness], Awaitable[None]]
+
+
+def run(cluster: FakeClient, scenario: Scenario, **config: Any) -> None:
+    async def main() -> None:
         settings = ControllerConfig(drivers=(DRIVER,), leader_elect=False, **{"timings": QUICK, **config})
         controller = Controller(cluster, settings, virtual_time.LoopClock())
         task = asyncio.create_task(controller.run())
@@ -169,12 +141,12 @@ SCHEDULER = {"allocator": PoolAllocator.SCHEDULER}
 # --- what policies do, and what they say about it -----------------------------------------------------------
 
 
-def test_a_policy_selects_nodes_and_says_how_many_devices_it_matches():
+def test_a_policy_selects_nodes_and_says_how_many_devices_it_matches() -> None:
     cluster = cluster_with("n1", "n2")
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["1"]}]}]
     policy(cluster, "p", nodeSelector={"nodeSelectorTerms": terms}, attributes={"rack": {"string": "r"}})
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await h.until(lambda: h.policy("p").status.devices == 2)
         assert h.policy("p").status.nodes == 1
         assert h.policy("p").status.observed_generation == 1
@@ -195,11 +167,11 @@ def test_a_policy_selects_nodes_and_says_how_many_devices_it_matches():
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_a_policy_does_not_count_nodes_that_publish_by_themselves():
+def test_a_policy_does_not_count_nodes_that_publish_by_themselves() -> None:
     cluster = cluster_with("n1", "n2")
     policy(cluster, "p", attributes={"rack": {"string": "r"}}, strategy="first-fit")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await h.until(lambda: h.policy("p").status.nodes == 2)
         cluster.edit(DEVICE_INVENTORIES, f"n2.{DRIVER}", {"spec": {"publisher": "node"}})
         await h.until(lambda: h.published("n2").reason == "PublishedByNode")
@@ -209,14 +181,14 @@ def test_a_policy_does_not_count_nodes_that_publish_by_themselves():
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_conflicts_and_broken_selectors_are_reported():
+def test_conflicts_and_broken_selectors_are_reported() -> None:
     cluster = cluster_with("n1")
     policy(cluster, "a", strategy="best-fit")
     policy(cluster, "b", strategy="first-fit")
     policy(cluster, "c", priority=-1, strategy="first-fit")
     policy(cluster, "broken", deviceSelectors=[{"cel": {"expression": "device.nope"}}], hide=True)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await h.until(lambda: h.condition("b", "Conflicting") == ("True", "SamePriority"))
         await h.until(lambda: h.condition("c", "Conflicting") == ("True", "Overridden"))
         await h.until(lambda: h.condition("broken", "Applied") == ("False", "Invalid"))
@@ -228,13 +200,13 @@ def test_conflicts_and_broken_selectors_are_reported():
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_a_change_waits_for_the_device_in_use_and_is_shown_as_pending():
+def test_a_change_waits_for_the_device_in_use_and_is_shown_as_pending() -> None:
     cluster = cluster_with("n1")
     claim(cluster, "c")
     allocate(cluster, "c", "n1", "gpu-0")
     policy(cluster, "p", hide=True)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert set(h.devices()) == {"gpu-0"}
         assert h.taints() == {PENDING_TAINT}
         await h.until(lambda: h.condition("p", "Pending") == ("True", "DevicesInUse"))
@@ -245,7 +217,7 @@ def test_a_change_waits_for_the_device_in_use_and_is_shown_as_pending():
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_many_partitioned_nodes_are_a_warning_with_the_reason():
+def test_many_partitioned_nodes_are_a_warning_with_the_reason() -> None:
     profiles = [
         {
             "name": "1g.10gb",
@@ -257,7 +229,7 @@ def test_many_partitioned_nodes_are_a_warning_with_the_reason():
     cluster = cluster_with(*nodes, gpus=1, partitions=profiles)
     policy(cluster, "p", partitions={"profiles": ["*"]})
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await h.until(lambda: h.policy("p").status.nodes == MANY_PARTITIONED_NODES)
         assert h.condition("p", "Applied") == ("True", "Applied")
         one_more = cluster_with("last", gpus=1, partitions=profiles)
@@ -269,7 +241,7 @@ def test_many_partitioned_nodes_are_a_warning_with_the_reason():
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_a_missing_feature_is_named_in_the_condition_and_an_event():
+def test_a_missing_feature_is_named_in_the_condition_and_an_event() -> None:
     profiles = [
         {
             "name": "1g.10gb",
@@ -279,16 +251,16 @@ def test_a_missing_feature_is_named_in_the_condition_and_an_event():
     ]
     cluster = cluster_with("n1", partitions=profiles)
 
-    def drop(raw):
+    def drop(raw: dict[str, Any]) -> None:
         if raw["kind"] == "ResourceSlice":
             raw["spec"].pop("sharedCounters", None)
             for device in raw["spec"].get("devices", ()):
                 device.pop("consumesCounters", None)
 
-    cluster.drop = drop
+    cluster.strip = drop
     policy(cluster, "p", partitions={"profiles": ["*"]})
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert set(h.devices()) == {"gpu-0", "gpu-1"}
         assert h.published().reason == "FeatureGateDisabled"
         assert "DRAPartitionableDevices" in h.published().message
@@ -302,11 +274,11 @@ def test_a_missing_feature_is_named_in_the_condition_and_an_event():
 # --- pools that change hands --------------------------------------------------------------------------------
 
 
-def test_a_pool_goes_to_the_controller_tainted_first_and_drained():
+def test_a_pool_goes_to_the_controller_tainted_first_and_drained() -> None:
     cluster = cluster_with("n1", gpus=1)
     claim(cluster, "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert (h.noted(), h.taints()) == ("scheduler", set())
         policy(cluster, "p", allocator="controller")
         await h.until(lambda: h.noted() == "draining" and h.taints() == {CONTROLLER_TAINT})
@@ -327,12 +299,12 @@ def test_a_pool_goes_to_the_controller_tainted_first_and_drained():
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_same():
+def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_same() -> None:
     cluster = cluster_with("n1", gpus=1)
     claim(cluster, "c")
     body = cluster.raw(DEVICE_INVENTORIES, f"n1.{DRIVER}")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         policy(cluster, "p", allocator="controller")
         await h.until(lambda: h.noted() == "draining" and h.taints() == {CONTROLLER_TAINT})
         pod(cluster, "c")
@@ -355,15 +327,15 @@ def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_sa
     run(cluster, scenario, timings=Timings(drain=1.0, settle=0.02), **SCHEDULER)
 
 
-def test_a_restart_while_draining_drains_anew():
+def test_a_restart_while_draining_drains_anew() -> None:
     cluster = cluster_with("n1", gpus=1)
     policy(cluster, "p", allocator="scheduler")
 
-    async def first(h):
+    async def first(h: Harness) -> None:
         policy(cluster, "p", allocator="controller")
         await h.until(lambda: h.noted() == "draining")
 
-    async def second(h):
+    async def second(h: Harness) -> None:
         await h.until(lambda: h.noted() == "controller")
         await h.until(lambda: h.device_of("c") == "gpu-0")
 
@@ -373,10 +345,10 @@ def test_a_restart_while_draining_drains_anew():
     run(cluster, second)
 
 
-def test_a_pool_goes_back_to_kube_scheduler_when_no_write_is_under_way():
+def test_a_pool_goes_back_to_kube_scheduler_when_no_write_is_under_way() -> None:
     cluster = cluster_with("n1", gpus=1)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert (h.noted(), h.taints()) == ("controller", {CONTROLLER_TAINT})
         policy(cluster, "p", allocator="scheduler")
         await asyncio.sleep(0.1)
@@ -392,12 +364,12 @@ def test_a_pool_goes_back_to_kube_scheduler_when_no_write_is_under_way():
     run(cluster, scenario)
 
 
-def test_the_first_publication_needs_no_draining():
+def test_the_first_publication_needs_no_draining() -> None:
     cluster = cluster_with("n1", gpus=1)
     claim(cluster, "c")
     pod(cluster, "c")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await h.until(lambda: h.device_of("c") == "gpu-0", 3)
 
     run(cluster, scenario)
@@ -408,11 +380,13 @@ BY_KEY = [{"key": CONTROLLER_TAINT, "operator": "Exists", "effect": "NoSchedule"
 
 
 @pytest.mark.parametrize("tolerations", [EVERYTHING, BY_KEY])
-def test_controller_mode_is_refused_while_claims_tolerate_the_taint(tolerations):
+def test_controller_mode_is_refused_while_claims_tolerate_the_taint(
+    tolerations: list[dict[str, str]],
+) -> None:
     cluster = cluster_with("n1", gpus=1)
     claim(cluster, "sly", tolerations)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert (h.noted(), h.taints()) == ("scheduler", set())
         assert h.published().reason == "ToleratingClaims"
         assert "default/sly" in h.published().message
@@ -424,13 +398,15 @@ def test_controller_mode_is_refused_while_claims_tolerate_the_taint(tolerations)
 
 
 @pytest.mark.parametrize("tolerations", [EVERYTHING, BY_KEY])
-def test_controller_mode_is_refused_while_templates_tolerate_the_taint(tolerations):
+def test_controller_mode_is_refused_while_templates_tolerate_the_taint(
+    tolerations: list[dict[str, str]],
+) -> None:
     cluster = cluster_with("n1", gpus=1)
     exactly = {"deviceClassName": "gpu", "tolerations": tolerations}
     spec = {"spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
     cluster.put(RESOURCE_CLAIM_TEMPLATES, {"metadata": {"name": "sly", "namespace": NS}, "spec": spec})
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert (h.noted(), h.taints()) == ("scheduler", set())
         assert "template default/sly" in h.published().message
         cluster.remove(RESOURCE_CLAIM_TEMPLATES, "sly", NS)
@@ -440,7 +416,7 @@ def test_controller_mode_is_refused_while_templates_tolerate_the_taint(toleratio
 
 
 @pytest.mark.parametrize("effect", ["None", "NoSchedule", "NoExecute"])
-def test_taints_of_policies_and_of_health_keep_their_time_and_clear(effect):
+def test_taints_of_policies_and_of_health_keep_their_time_and_clear(effect: str) -> None:
     cluster = cluster_with("n1", gpus=2)
     policy(
         cluster,
@@ -449,26 +425,26 @@ def test_taints_of_policies_and_of_health_keep_their_time_and_clear(effect):
         health={"info": "", "degraded": effect, "failed": "NoExecute"},
     )
 
-    def ails(*severities):
+    def ails(*severities: str) -> None:
         body = cluster.raw(DEVICE_INVENTORIES, f"n1.{DRIVER}")
         devices = [dict(d) for d in body["spec"]["devices"]]
         devices[0]["health"] = [{"reason": f"R{i}", "severity": s} for i, s in enumerate(severities)]
         cluster.edit(DEVICE_INVENTORIES, f"n1.{DRIVER}", {"spec": {"devices": devices}})
 
-    def taints(name):
+    def taints(name: str) -> dict[tuple[str, str], str | None]:
         found = {(t.key, t.effect): t.time_added for t in h_devices()[name].taints}
         return {k: v for k, v in found.items() if k[0] != CONTROLLER_TAINT}
 
-    def h_devices():
+    def h_devices() -> dict[str, Device]:
         return Harness(cluster).devices()
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         own = {("example.com/mine", effect): "2026-01-01T00:00:00Z"}
         assert taints("gpu-0") == taints("gpu-1") == own
         ails("degraded", "degraded", "info")
         sick = {("dra-driver.dev/unhealthy", effect): "2026-01-01T00:00:00Z"}
         await h.until(lambda: taints("gpu-0") == own | sick)
-        cluster.time_added = "2026-02-02T00:00:00Z"  # the API server's clock goes on
+        cluster.now += 32 * 24 * 3600
         ails("degraded", "failed")
         worse = {("dra-driver.dev/unhealthy", "NoExecute"): "2026-02-02T00:00:00Z"}
         await h.until(lambda: set(taints("gpu-0")) == set(own | worse | sick))
@@ -488,17 +464,17 @@ def test_taints_of_policies_and_of_health_keep_their_time_and_clear(effect):
         [{"key": CONTROLLER_TAINT, "operator": "Equal", "value": "x"}],
     ],
 )
-def test_other_tolerations_do_no_harm(tolerations):
+def test_other_tolerations_do_no_harm(tolerations: list[dict[str, Any]]) -> None:
     cluster = cluster_with("n1", gpus=1)
     claim(cluster, "fine", tolerations)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.noted() == "controller"
 
     run(cluster, scenario)
 
 
-def test_who_tolerates_the_taint_is_told_only_where_it_makes_a_difference():
+def test_who_tolerates_the_taint_is_told_only_where_it_makes_a_difference() -> None:
     cluster = cluster_with()
     nic = {"selectors": [{"cel": {"expression": 'device.driver == "nic.example.com"'}}]}
     cluster.put(DEVICE_CLASSES, {"metadata": {"name": "nic"}, "spec": nic})
@@ -509,7 +485,7 @@ def test_who_tolerates_the_taint_is_told_only_where_it_makes_a_difference():
         spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
         cluster.put(RESOURCE_CLAIMS, {"metadata": {"name": name, "namespace": NS}, "spec": spec})
 
-    async def main():
+    async def main() -> None:
         claims, classes = Informer(cluster, RESOURCE_CLAIMS), Informer(cluster, DEVICE_CLASSES)
         tolerators = Tolerators((DRIVER,), claims, classes, lambda: told.append(tolerators.found()))
         tasks = [asyncio.create_task(i.run()) for i in (claims, classes)]
@@ -547,12 +523,12 @@ def test_who_tolerates_the_taint_is_told_only_where_it_makes_a_difference():
 # --- how the allocator chooses, pool by pool ----------------------------------------------------------------
 
 
-def zone(name: str) -> dict:
+def zone(name: str) -> dict[str, Any]:
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [name]}]}]
     return {"nodeSelectorTerms": terms}
 
 
-def across_numa(cluster: FakeCluster, *nodes: str) -> None:
+def across_numa(cluster: FakeClient, *nodes: str) -> None:
     """Four equal GPUs each, NUMA nodes taking turns: the first two are not the best two."""
     for node in nodes:
         devices = [
@@ -578,16 +554,18 @@ async def place(h: Harness, name: str, count: int = 1) -> tuple[str, ...]:
     )
     pod(h.cluster, name)
     await h.until(lambda: h.device_of(name))
-    results = h.cluster.obj(RESOURCE_CLAIMS, name, NS).status.allocation.devices.results
+    allocation = h.cluster.obj(RESOURCE_CLAIMS, name, NS).status.allocation
+    assert allocation is not None
+    results = allocation.devices.results
     return (results[0].pool, *sorted(r.device for r in results))
 
 
-def test_first_fit_and_best_fit_pools_live_in_one_fleet():
+def test_first_fit_and_best_fit_pools_live_in_one_fleet() -> None:
     cluster = cluster_with("n1", "n2")
     across_numa(cluster, "n1", "n2")
     policy(cluster, "first", nodeSelector=zone("1"), strategy="first-fit")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         # n1 puts forward its first two, on two NUMA nodes; the best two of n2 are on one.
         assert await place(h, "a", 2) == ("n2", "gpu-0", "gpu-2")
         assert await place(h, "b", 2) == ("n2", "gpu-1", "gpu-3")
@@ -611,33 +589,35 @@ def test_first_fit_and_best_fit_pools_live_in_one_fleet():
         ({"priority": 1}, {}, "n1"),
     ],
 )
-def test_equal_nodes_are_filled_or_taken_in_turns(spec, flags, second):
+def test_equal_nodes_are_filled_or_taken_in_turns(
+    spec: dict[str, Any], flags: dict[str, Any], second: str
+) -> None:
     cluster = cluster_with("n1", "n2")
     policy(cluster, "p", **spec)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert (await place(h, "a"))[0] == "n1"
         assert (await place(h, "b"))[0] == second
 
     run(cluster, scenario, **flags)
 
 
-def test_the_strategy_of_the_controller_counts_where_no_policy_says():
+def test_the_strategy_of_the_controller_counts_where_no_policy_says() -> None:
     cluster = cluster_with("n1")
     across_numa(cluster, "n1")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert await place(h, "a", 2) == ("n1", "gpu-0", "gpu-1")
 
     run(cluster, scenario, strategy=Strategy.FIRST_FIT)
 
 
-def test_a_strategy_without_effect_is_told():
+def test_a_strategy_without_effect_is_told() -> None:
     cluster = cluster_with("n1")
     policy(cluster, "p", nodePolicy="spread")
     policy(cluster, "q", nodePolicy="pack")
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         await h.until(lambda: h.condition("q", "Conflicting") == ("True", "SamePriority"))
         conflict = next(c for c in h.policy("q").status.conditions if c.type == "Conflicting")
         assert conflict.message.startswith("nodePolicy: policy p ")

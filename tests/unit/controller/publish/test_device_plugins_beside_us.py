@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import builders
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster
+import virtual_time
+from builders import DRIVER, request
+from builders import NAMESPACE as NS
+from fake_client import FakeClient
 
 from controller.app import Controller
 from controller.config import ControllerConfig
@@ -19,62 +22,46 @@ from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api import codec
 from dra_driver.api.core import EVENTS, NODES, PODS, Node
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
-from dra_driver.api.meta import DriverName
-from dra_driver.api.names import ALLOCATION_GATE
 from dra_driver.api.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import PoolAllocator
 
-DRIVER = DriverName("gpu.example.com")
 GPU = "nvidia.com/gpu"
 OWN = "example.com/gpu"
-NS = "default"
 
 
 def device_class(vendor: str, resource: str | None) -> dict[str, Any]:
     expression = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].vendor == "{vendor}"'
-    spec: dict[str, Any] = {"selectors": [{"cel": {"expression": expression}}]}
-    if resource:
-        spec["extendedResourceName"] = resource
-    return {"metadata": {"name": f"{vendor}.{DRIVER}"}, "spec": spec}
+    more = {"extendedResourceName": resource} if resource else {}
+    return builders.device_class(f"{vendor}.{DRIVER}", expression, **more)
 
 
-def put_node(made: FakeCluster, name: str, vendors: tuple[str, ...], **capacity: str) -> None:
+def put_node(made: FakeClient, name: str, vendors: tuple[str, ...], **capacity: str) -> None:
     counted = {"cpu": "8", **capacity}
-    uid = f"uid-{name}"
-    made.put(NODES, {"metadata": {"name": name, "uid": uid}, "status": {"capacity": counted}})
+    made.put(NODES, {**builders.node(name, uid=f"uid-{name}"), "status": {"capacity": counted}})
     devices = [
-        {"name": f"gpu-{i}", "attributes": {"type": {"string": "gpu"}, "vendor": {"string": v}}}
-        for i, v in enumerate(vendors)
+        builders.device(f"gpu-{i}", attributes={"type": "gpu", "vendor": v}) for i, v in enumerate(vendors)
     ]
-    made.put(
-        DEVICE_INVENTORIES,
-        {
-            "metadata": {
-                "name": inventory_name(name, DRIVER),
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}],
-            },
-            "spec": {"nodeName": name, "driver": DRIVER, "devices": devices},
-            "status": {"registration": {"registered": True, "epoch": 1}},
-        },
-    )
+    made.put(DEVICE_INVENTORIES, builders.inventory(name, *devices))
 
 
-def cluster(*, vendors: tuple[str, ...] = ("nvidia", "nvidia"), **capacity: str) -> FakeCluster:
+def cluster(
+    capacity: Mapping[str, str] | None = None, *, vendors: tuple[str, ...] = ("nvidia", "nvidia")
+) -> FakeClient:
     """Two nodes with the same devices; only ``n1`` counts resources of device plugins."""
-    made = FakeCluster()
-    put_node(made, "n1", vendors, **capacity)
+    made = FakeClient()
+    put_node(made, "n1", vendors, **(capacity or {}))
     put_node(made, "n2", vendors)
     made.put(DEVICE_CLASSES, device_class("nvidia", None))
     return made
 
 
-def count(made: FakeCluster, amount: str | None, resource: str = GPU) -> None:
+def count(made: FakeClient, amount: str | None, resource: str = GPU) -> None:
     made.edit(NODES, "n1", {"status": {"capacity": {resource: amount}}})
 
 
-def published(made: FakeCluster, node: str = "n1") -> tuple[str, str, int]:
+def published(made: FakeClient, node: str = "n1") -> tuple[str, str, int]:
     """Status and reason of the condition, and the number of devices in slices."""
     found = {c.type: c for c in made.obj(DEVICE_INVENTORIES, inventory_name(node, DRIVER)).status.conditions}
     slices = [s for s in made.all(RESOURCE_SLICES) if s.spec.node_name == node]
@@ -83,7 +70,7 @@ def published(made: FakeCluster, node: str = "n1") -> tuple[str, str, int]:
     return (condition.status, condition.reason, devices) if condition else ("", "", devices)
 
 
-def message(made: FakeCluster, node: str = "n1") -> str:
+def message(made: FakeClient, node: str = "n1") -> str:
     (condition,) = made.obj(DEVICE_INVENTORIES, inventory_name(node, DRIVER)).status.conditions
     return str(condition.message)
 
@@ -93,11 +80,11 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def becomes(made: FakeCluster, *expected: object, node: str = "n1") -> None:
+async def becomes(made: FakeClient, *expected: object, node: str = "n1") -> None:
     await until(lambda: published(made, node) == expected)
 
 
-async def settled(made: FakeCluster) -> None:
+async def settled(made: FakeClient) -> None:
     """Until nothing has been written for a while."""
     writes = -1
     while writes != len(made.writes):
@@ -106,7 +93,7 @@ async def settled(made: FakeCluster) -> None:
 
 
 def run(
-    made: FakeCluster,
+    made: FakeClient,
     scenario: Callable[[], Awaitable[None]],
     allocator: PoolAllocator = PoolAllocator.SCHEDULER,
 ) -> None:
@@ -129,7 +116,7 @@ def run(
 
 
 def run_publisher(
-    made: FakeCluster, scenario: Callable[[Publisher], Awaitable[None]], *, leaving_seconds: float
+    made: FakeClient, scenario: Callable[[Publisher], Awaitable[None]], *, leaving_seconds: float
 ) -> None:
     """With the publisher alone, for which device plugins leave in so many seconds."""
 
@@ -175,7 +162,7 @@ def run_publisher(
 def test_gpus_that_a_device_plugin_hands_out_are_withheld_though_no_class_serves_them(
     allocator: PoolAllocator,
 ) -> None:
-    made = cluster(**{GPU: "2"})
+    made = cluster({GPU: "2"})
 
     async def scenario() -> None:
         await becomes(made, "False", "DevicePluginPresent", 0)
@@ -191,7 +178,7 @@ def test_gpus_that_a_device_plugin_hands_out_are_withheld_though_no_class_serves
 
 
 def test_devices_of_another_vendor_stay() -> None:
-    made = cluster(vendors=("nvidia", "amd", "nvidia"), **{GPU: "2"})
+    made = cluster({GPU: "2"}, vendors=("nvidia", "amd", "nvidia"))
 
     async def scenario() -> None:
         await becomes(made, "True", "DevicePluginPresent", 1)
@@ -204,7 +191,7 @@ def test_devices_of_another_vendor_stay() -> None:
 
 
 def test_a_class_with_a_well_known_name_withdraws_nothing() -> None:
-    made = cluster(vendors=("nvidia", "amd"), **{GPU: "1"})
+    made = cluster({GPU: "1"}, vendors=("nvidia", "amd"))
     every = device_class("nvidia", GPU)
     every["spec"]["selectors"][0]["cel"]["expression"] = "true"
     made.put(DEVICE_CLASSES, every)
@@ -217,7 +204,7 @@ def test_a_class_with_a_well_known_name_withdraws_nothing() -> None:
 
 
 def test_a_class_says_what_a_name_of_its_own_stands_for() -> None:
-    made = cluster(**{OWN: "2"})
+    made = cluster({OWN: "2"})
 
     async def scenario() -> None:
         await becomes(made, "True", "Published", 2)
@@ -236,7 +223,7 @@ def test_a_class_says_what_a_name_of_its_own_stands_for() -> None:
 
 
 def test_an_admin_publishes_them_all_the_same() -> None:
-    made = cluster(**{GPU: "2"})
+    made = cluster({GPU: "2"})
 
     async def scenario() -> None:
         await becomes(made, "False", "DevicePluginPresent", 0)
@@ -277,7 +264,7 @@ def test_a_device_plugin_that_comes_later_takes_the_devices_back_until_it_has_go
 
 def test_a_kubelet_that_restarts_does_not_give_the_devices_away() -> None:
     """It counts 0 until the device plugin has registered again."""
-    made = cluster(**{GPU: "2"})
+    made = cluster({GPU: "2"})
 
     async def scenario(publisher: Publisher) -> None:
         await becomes(made, "False", "DevicePluginPresent", 0)
@@ -329,7 +316,7 @@ def test_a_heartbeat_of_a_node_costs_nothing() -> None:
 
 
 def test_only_resources_that_matter_make_a_node_worth_looking_at() -> None:
-    asked = ExtendedResources(Informer(FakeCluster(), DEVICE_CLASSES), lambda: None)
+    asked = ExtendedResources(Informer(FakeClient(), DEVICE_CLASSES), lambda: None)
 
     def node(**capacity: str) -> Node:
         return codec.convert(Node, {"metadata": {"name": "n1"}, "status": {"capacity": capacity}})
@@ -345,42 +332,24 @@ def test_only_resources_that_matter_make_a_node_worth_looking_at() -> None:
 # --- claims in use ------------------------------------------------------------------------------------------
 
 
-def put_claim(made: FakeCluster, name: str, device: str = "") -> None:
-    exactly = {"deviceClassName": f"nvidia.{DRIVER}", "allocationMode": "ExactCount", "count": 1}
-    status: dict[str, Any] = {}
+def put_claim(made: FakeClient, name: str, device: str = "") -> None:
+    asked = request("r", f"nvidia.{DRIVER}")
+    found = builders.allocation(builders.result("n1", device, request="r")) if device else {}
+    status = {**found, **builders.reserved(name)} if device else {}
+    made.put(RESOURCE_CLAIMS, builders.claim(name, asked, status=status))
+    body = builders.pod(name, name, uid=f"uid-{name}", gated=not device)
     if device:
-        result = {"request": "r", "driver": DRIVER, "pool": "n1", "device": device}
-        user = {"resource": "pods", "name": name, "uid": f"uid-{name}"}
-        status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
-    made.put(
-        RESOURCE_CLAIMS,
-        {
-            "metadata": {"name": name, "namespace": NS},
-            "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}},
-            "status": status,
-        },
-    )
-    made.put(
-        PODS,
-        {
-            "metadata": {"name": name, "namespace": NS, "uid": f"uid-{name}"},
-            "spec": {
-                "containers": [{"name": "c"}],
-                "resourceClaims": [{"name": "r", "resourceClaimName": name}],
-                **({"nodeName": "n1"} if device else {"schedulingGates": [{"name": ALLOCATION_GATE}]}),
-            },
-            "status": {"phase": "Running" if device else "Pending"},
-        },
-    )
+        body["spec"]["nodeName"] = "n1"
+    made.put(PODS, {**body, "status": {"phase": "Running" if device else "Pending"}})
 
 
-def device_of(made: FakeCluster, name: str) -> str:
+def device_of(made: FakeClient, name: str) -> str:
     allocation = made.obj(RESOURCE_CLAIMS, name, NS).status.allocation
     return str(allocation.devices.results[0].device) if allocation else ""
 
 
 def test_claims_in_use_keep_their_devices_and_nothing_new_is_allocated() -> None:
-    made = FakeCluster()
+    made = FakeClient()
     put_node(made, "n1", ("nvidia", "nvidia"))
     made.put(DEVICE_CLASSES, device_class("nvidia", None))
     put_claim(made, "holds", "gpu-0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import virtual_time
-from fake_cluster import FakeCluster
+from fake_client import FakeClient
 
 from controller.publish.gates import PoolGates
 from dra_driver.api.inventory import DEVICE_INVENTORIES
@@ -20,7 +20,7 @@ POOL = PoolID(DriverName("gpu.example.com"), PoolName("n1"))
 
 def test_a_pool_is_blocked_for_as_long_as_any_reason_holds() -> None:
     told: list[tuple[PoolID, bool]] = []
-    cluster = FakeCluster()
+    cluster = FakeClient()
 
     async def scenario() -> None:
         gates = PoolGates(

@@ -1,24 +1,29 @@
 """When slices are published, and when they must not be."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+import builders
 import pytest
-from support import virtual_time
-from support.fake_cluster import FakeCluster, unreachable
+import virtual_time
+from builders import DRIVER, device
+from fake_client import FakeClient, unreachable
 
 from controller.config import ControllerConfig, Timings
 from controller.publish.gates import PoolGates
 from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api.core import EVENTS, NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.inventory import DEVICE_INVENTORIES, Publication
 from dra_driver.api.names import CONTROLLER_TAINT
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.errors import ServerBusy
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import slice_name
 
-DRIVER = "gpu.example.com"
 NAME = f"n1.{DRIVER}"
 SLICE = slice_name("n1", DRIVER, 0)
 
@@ -31,36 +36,20 @@ class Clock:
         return 0.0
 
 
-def devices(count: int) -> list[dict]:
-    return [
-        {
-            "name": f"gpu-{i:03}",
-            "attributes": {"type": {"string": "gpu"}},
-            "capacity": {"memory": {"value": "40Gi"}},
-        }
-        for i in range(count)
-    ]
+def devices(count: int) -> list[dict[str, Any]]:
+    return [device(f"gpu-{i:03}", "40Gi", attributes={"type": "gpu"}) for i in range(count)]
 
 
-def cluster_with_node(count: int = 2, *, registered: bool = True, epoch: int = 1) -> FakeCluster:
-    cluster = FakeCluster()
-    cluster.put(NODES, {"metadata": {"name": "n1", "uid": "node-uid"}})
-    cluster.put(
-        DEVICE_INVENTORIES,
-        {
-            "metadata": {
-                "name": NAME,
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-uid"}],
-            },
-            "spec": {"nodeName": "n1", "driver": DRIVER, "devices": devices(count)},
-            "status": {"registration": {"registered": registered, "epoch": epoch}},
-        },
-    )
+def cluster_with_node(count: int = 2, *, registered: bool = True, epoch: int = 1) -> FakeClient:
+    cluster = FakeClient()
+    cluster.put(NODES, builders.node("n1", uid="uid-n1"))
+    found = builders.inventory("n1", *devices(count), registered=registered, epoch=epoch)
+    cluster.put(DEVICE_INVENTORIES, found)
     return cluster
 
 
 class Harness:
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: FakeClient) -> None:
         self.cluster = cluster
         self.inventories = Informer(cluster, DEVICE_INVENTORIES)
         self.slices = Informer(cluster, RESOURCE_SLICES, indices={POOL_INDEX: pool_of})
@@ -84,7 +73,7 @@ class Harness:
             count = len(self.cluster.writes)
             await asyncio.sleep(seconds)
 
-    def publication(self):
+    def publication(self) -> Publication:
         return self.cluster.obj(DEVICE_INVENTORIES, NAME).status.publication
 
     def slice_names(self) -> list[str]:
@@ -99,7 +88,7 @@ class Harness:
 
 
 @contextlib.asynccontextmanager
-async def publishing(cluster: FakeCluster):
+async def publishing(cluster: FakeClient) -> AsyncIterator[Harness]:
     harness = Harness(cluster)
     async with asyncio.TaskGroup() as group:
         informers = (harness.inventories, harness.slices, harness.nodes)
@@ -117,22 +106,25 @@ async def publishing(cluster: FakeCluster):
                 task.cancel()
 
 
-def run(scenario, cluster: FakeCluster) -> None:
-    async def main():
+Scenario = Callable[[Harness], Awaitable[None]]
+
+
+def run(scenario: Scenario, cluster: FakeClient) -> None:
+    async def main() -> None:
         async with asyncio.timeout(20), publishing(cluster) as harness:
             await scenario(harness)
 
     virtual_time.run(main())
 
 
-def test_a_registered_node_is_published_once_and_noted():
-    async def scenario(h):
+def test_a_registered_node_is_published_once_and_noted() -> None:
+    async def scenario(h: Harness) -> None:
         (published,) = h.cluster.all(RESOURCE_SLICES)
         assert published.metadata.name == SLICE
         assert published.spec.node_name == "n1"
         assert published.spec.pool.name == "n1"
-        owner = published.metadata.owner_references[0]
-        assert (owner.kind, owner.uid, owner.controller) == ("Node", "node-uid", True)
+        (owner,) = published.metadata.owner_references or ()
+        assert (owner.kind, owner.uid, owner.controller) == ("Node", "uid-n1", True)
         assert {t.key for d in published.spec.devices for t in d.taints} == {CONTROLLER_TAINT}
         publication = h.publication()
         assert (publication.epoch, publication.devices, publication.slices) == (1, 2, (SLICE,))
@@ -143,10 +135,10 @@ def test_a_registered_node_is_published_once_and_noted():
     run(scenario, cluster_with_node())
 
 
-def test_a_restart_with_everything_in_place_writes_nothing():
+def test_a_restart_with_everything_in_place_writes_nothing() -> None:
     cluster = cluster_with_node()
 
-    async def nothing(h):
+    async def nothing(h: Harness) -> None:
         pass
 
     run(nothing, cluster)
@@ -155,8 +147,8 @@ def test_a_restart_with_everything_in_place_writes_nothing():
     assert cluster.writes == []
 
 
-def test_nothing_is_published_before_the_kubelet_has_confirmed_the_plugin():
-    async def scenario(h):
+def test_nothing_is_published_before_the_kubelet_has_confirmed_the_plugin() -> None:
+    async def scenario(h: Harness) -> None:
         assert h.slice_names() == []
         h.epoch(1)
         await h.quiet()
@@ -165,8 +157,8 @@ def test_nothing_is_published_before_the_kubelet_has_confirmed_the_plugin():
     run(scenario, cluster_with_node(registered=False, epoch=0))
 
 
-def test_slices_that_the_kubelet_deleted_stay_away_until_the_plugin_asks():
-    async def scenario(h):
+def test_slices_that_the_kubelet_deleted_stay_away_until_the_plugin_asks() -> None:
+    async def scenario(h: Harness) -> None:
         generation = h.publication().generation
         h.cluster.remove(RESOURCE_SLICES, SLICE)
         await h.quiet()
@@ -184,22 +176,22 @@ def test_slices_that_the_kubelet_deleted_stay_away_until_the_plugin_asks():
     run(scenario, cluster_with_node())
 
 
-def test_a_dead_plugin_is_not_advertised_by_a_restarted_controller():
+def test_a_dead_plugin_is_not_advertised_by_a_restarted_controller() -> None:
     cluster = cluster_with_node()
 
-    async def wipe(h):
+    async def wipe(h: Harness) -> None:
         cluster.remove(RESOURCE_SLICES, SLICE)
         await h.quiet()
 
-    async def nothing(h):
+    async def nothing(h: Harness) -> None:
         assert h.slice_names() == []
 
     run(wipe, cluster)
     run(nothing, cluster)
 
 
-def test_a_raised_epoch_with_slices_still_there_only_notes_the_epoch():
-    async def scenario(h):
+def test_a_raised_epoch_with_slices_still_there_only_notes_the_epoch() -> None:
+    async def scenario(h: Harness) -> None:
         before = h.cluster.raw(RESOURCE_SLICES, SLICE)["metadata"]["resourceVersion"]
         h.epoch(2)
         await h.quiet()
@@ -209,14 +201,14 @@ def test_a_raised_epoch_with_slices_still_there_only_notes_the_epoch():
     run(scenario, cluster_with_node())
 
 
-def test_a_controller_killed_between_create_and_note_never_advertises_a_plugin_that_died_since():
+def test_a_controller_killed_between_create_and_note_never_advertises_a_plugin_that_died_since() -> None:
     cluster = cluster_with_node()
 
-    def no_note(verb, kind, name, subresource):
+    def no_note(verb: str, kind: str, name: str, subresource: str) -> None:
         if kind == "DeviceInventory" and verb == "patch" and cluster.all(RESOURCE_SLICES):
             unreachable()
 
-    async def killed(h):
+    async def killed(h: Harness) -> None:
         assert h.slice_names() == [SLICE]
         assert h.publication().epoch == 0
         assert h.publication().attempted == 1
@@ -226,7 +218,7 @@ def test_a_controller_killed_between_create_and_note_never_advertises_a_plugin_t
     cluster.before = lambda *_: None
     cluster.remove(RESOURCE_SLICES, SLICE)  # the kubelet, 30 s after the plugin died
 
-    async def restarted(h):
+    async def restarted(h: Harness) -> None:
         assert h.slice_names() == []
         # A plugin that lives sees its slices missing for its epoch, and asks again.
         assert h.publication().epoch == 1
@@ -237,21 +229,21 @@ def test_a_controller_killed_between_create_and_note_never_advertises_a_plugin_t
     run(restarted, cluster)
 
 
-def test_a_controller_killed_between_create_and_note_finds_its_slices_again():
+def test_a_controller_killed_between_create_and_note_finds_its_slices_again() -> None:
     cluster = cluster_with_node(100)
 
-    def no_note(verb, kind, name, subresource):
+    def no_note(verb: str, kind: str, name: str, subresource: str) -> None:
         if kind == "DeviceInventory" and verb == "patch" and cluster.all(RESOURCE_SLICES):
             unreachable()
 
-    async def killed(h):
+    async def killed(h: Harness) -> None:
         assert len(h.slice_names()) == 2
 
     cluster.before = no_note
     run(killed, cluster)
     cluster.before = lambda *_: None
 
-    async def restarted(h):
+    async def restarted(h: Harness) -> None:
         assert len(h.slice_names()) == 2
         assert h.publication().epoch == 1
         assert list(h.publication().slices) == h.slice_names()
@@ -259,26 +251,26 @@ def test_a_controller_killed_between_create_and_note_finds_its_slices_again():
     run(restarted, cluster)
 
 
-def test_a_slice_whose_creation_was_not_answered_is_not_created_twice():
+def test_a_slice_whose_creation_was_not_answered_is_not_created_twice() -> None:
     cluster = cluster_with_node()
-    failed = []
+    failed: list[str] = []
 
-    def once(verb, kind, name, subresource):
+    def once(verb: str, kind: str, name: str, subresource: str) -> None:
         if verb == "create" and kind == "ResourceSlice" and not failed:
             failed.append(name)
             unreachable()
 
     cluster.after = once
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.slice_names() == [SLICE]
         assert h.publication().epoch == 1
 
     run(scenario, cluster)
 
 
-def test_inventory_changes_within_the_epoch_update_the_slices():
-    async def scenario(h):
+def test_inventory_changes_within_the_epoch_update_the_slices() -> None:
+    async def scenario(h: Harness) -> None:
         h.discover(3)
         await h.quiet()
         (published,) = h.cluster.all(RESOURCE_SLICES)
@@ -290,8 +282,8 @@ def test_inventory_changes_within_the_epoch_update_the_slices():
     run(scenario, cluster_with_node())
 
 
-def test_growing_and_shrinking_pools_keep_record_and_slices_together():
-    async def scenario(h):
+def test_growing_and_shrinking_pools_keep_record_and_slices_together() -> None:
+    async def scenario(h: Harness) -> None:
         h.discover(100)
         await h.quiet()
         assert list(h.publication().slices) == h.slice_names() == [SLICE, slice_name("n1", DRIVER, 1)]
@@ -306,11 +298,11 @@ def test_growing_and_shrinking_pools_keep_record_and_slices_together():
     run(scenario, cluster_with_node())
 
 
-def test_an_outage_deletes_nothing_and_is_recovered_from():
+def test_an_outage_deletes_nothing_and_is_recovered_from() -> None:
     cluster = cluster_with_node()
 
-    async def scenario(h):
-        def busy(verb, kind, name, subresource):
+    async def scenario(h: Harness) -> None:
+        def busy(verb: str, kind: str, name: str, subresource: str) -> None:
             if verb not in ("watch", "list"):
                 raise ServerBusy("later", code=503)
 
@@ -339,12 +331,12 @@ def test_an_outage_deletes_nothing_and_is_recovered_from():
         {"metadata": {"ownerReferences": None}},
     ],
 )
-def test_an_inventory_that_is_not_its_own_node_s_is_refused(patch):
+def test_an_inventory_that_is_not_its_own_node_s_is_refused(patch: dict[str, Any]) -> None:
     cluster = cluster_with_node()
     cluster.put(NODES, {"metadata": {"name": "n2", "uid": "node-2"}})
     cluster.edit(DEVICE_INVENTORIES, NAME, patch)
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.slice_names() == []
         condition = h.cluster.obj(DEVICE_INVENTORIES, NAME).status.conditions[0]
         assert (condition.status, condition.reason) == ("False", "Refused")
@@ -352,7 +344,7 @@ def test_an_inventory_that_is_not_its_own_node_s_is_refused(patch):
     run(scenario, cluster)
 
 
-def test_other_drivers_are_left_alone():
+def test_other_drivers_are_left_alone() -> None:
     cluster = cluster_with_node()
     body = cluster.raw(DEVICE_INVENTORIES, NAME)
     cluster.put(
@@ -375,23 +367,23 @@ def test_other_drivers_are_left_alone():
         },
     )
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.slice_names() == ["foreign", SLICE]
 
     run(scenario, cluster)
 
 
-def drop_taints(raw):
+def drop_taints(raw: dict[str, Any]) -> None:
     if raw["kind"] == "ResourceSlice":
         for device in raw["spec"].get("devices", ()):
             device.pop("taints", None)
 
 
-def test_without_taints_the_pool_is_left_to_the_scheduler_and_the_gate_is_named():
+def test_without_taints_the_pool_is_left_to_the_scheduler_and_the_gate_is_named() -> None:
     cluster = cluster_with_node()
-    cluster.drop = drop_taints
+    cluster.strip = drop_taints
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         (published,) = cluster.all(RESOURCE_SLICES)
         assert all(not d.taints for d in published.spec.devices)
         condition = cluster.obj(DEVICE_INVENTORIES, NAME).status.conditions[0]
@@ -403,12 +395,12 @@ def test_without_taints_the_pool_is_left_to_the_scheduler_and_the_gate_is_named(
     run(scenario, cluster)
 
 
-def test_a_slice_that_the_server_altered_is_deleted_and_published_anew_with_what_survives():
+def test_a_slice_that_the_server_altered_is_deleted_and_published_anew_with_what_survives() -> None:
     cluster = cluster_with_node()
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         # The gate goes off after the probe: an upgrade that was rolled back.
-        cluster.drop = drop_taints
+        cluster.strip = drop_taints
         h.discover(3)
         await h.quiet()
         await asyncio.sleep(0.3)
@@ -424,7 +416,7 @@ def test_a_slice_that_the_server_altered_is_deleted_and_published_anew_with_what
     run(scenario, cluster)
 
 
-def test_a_strange_slice_in_the_pool_goes():
+def test_a_strange_slice_in_the_pool_goes() -> None:
     cluster = cluster_with_node()
     cluster.put(
         RESOURCE_SLICES,
@@ -439,7 +431,7 @@ def test_a_strange_slice_in_the_pool_goes():
         },
     )
 
-    async def scenario(h):
+    async def scenario(h: Harness) -> None:
         assert h.slice_names() == [SLICE]
         assert h.publication().generation == 8
 

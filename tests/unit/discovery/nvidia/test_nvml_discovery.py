@@ -15,6 +15,7 @@ import pytest
 
 from dra_driver.api import codec
 from dra_driver.discovery import open_backend
+from dra_driver.discovery.nvidia.products import products
 from dra_driver.discovery.simulated.profile import load
 
 PCI_ID = "resource.kubernetes.io/pciBusID"
@@ -345,7 +346,7 @@ def test_mig_profiles_have_nvidias_names_even_where_nvml_tells_none(
 ) -> None:
     probe.open(stub.config([stub.Gpu(product, "00000000:01:00.0", 0, "GPU-0", mig_names=mig_names)]))
     (device,) = probe.discover()["devices"]
-    expected = stub.products()[product].mig_profiles
+    expected = products()[product].mig_profiles
     assert [(p["name"], p.get("profileId", 0)) for p in device["partitions"]] == [
         (m.name, m.id) for m in expected
     ]
@@ -379,9 +380,7 @@ def test_an_older_driver_tells_less_and_is_no_problem(probe: stub.Probe) -> None
     probe.open(stub.config(dgx_a100({0: {**unknown, **other_form}})[:1]))
     answer = probe.discover()
     (device,) = answer["devices"]
-    assert [p["name"] for p in device["partitions"]] == [
-        m.name for m in stub.products()["A100-40"].mig_profiles
-    ]
+    assert [p["name"] for p in device["partitions"]] == [m.name for m in products()["A100-40"].mig_profiles]
     assert "addressingMode" not in device["attributes"]
     assert [p for p in answer["problems"] if "device node" not in p] == []
 

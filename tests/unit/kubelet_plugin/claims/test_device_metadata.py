@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, NODE, Node, add_claim, claim, device, running
 
 from dra_driver.api.names import POD_CLAIM_ANNOTATION
@@ -38,7 +38,7 @@ def files(node: Node) -> list[str]:
 
 def test_containers_read_what_they_were_given(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = add_claim(kube, claim("mine", "gpu-0"))
         uid = body["metadata"]["uid"]
         async with running(tmp_path, kube, [device(0)]) as node:
@@ -72,7 +72,7 @@ def test_containers_read_what_they_were_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pod_claim", ["gpu-claim", "../../../etc", "a/b", "x" * 64, ""])
 def test_claims_of_templates_are_found_by_the_name_in_the_pod(tmp_path: Path, pod_claim: str) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = claim("made-xyz", "gpu-0")
         body["metadata"]["annotations"] = {POD_CLAIM_ANNOTATION: pod_claim}
         add_claim(kube, body)
@@ -91,7 +91,7 @@ def test_claims_of_templates_are_found_by_the_name_in_the_pod(tmp_path: Path, po
 
 def test_a_restart_mends_files_and_removes_those_of_nobody(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = add_claim(kube, claim("mine", "gpu-0"))
         async with running(tmp_path, kube, [device(0)]) as node:
             await call(node, body)
@@ -111,7 +111,7 @@ def test_a_restart_mends_files_and_removes_those_of_nobody(tmp_path: Path) -> No
 
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = add_claim(kube, claim("mine", "gpu-0"))
         async with running(tmp_path, kube, [device(0)], settings={"device_metadata": False}) as node:
             await call(node, body)

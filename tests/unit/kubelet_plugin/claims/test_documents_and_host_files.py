@@ -11,7 +11,7 @@ from typing import Any
 import hardware_support as hw
 import msgspec
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, add_claim, claim, eventually, running
 from test_kubelet_plugin_calls import prepare, unprepare
 
@@ -218,7 +218,7 @@ def test_a_node_that_comes_back_is_waited_for_and_one_that_goes_takes_the_docume
     patient = Timing(budget=5.0, patience=3.0)
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = add_claim(kube, claim("one", "gpu-0"))
         uid = body["metadata"]["uid"]
         async with running(
@@ -317,7 +317,7 @@ def test_machines_that_number_their_devices_otherwise(
     first, second = (128, 129) if "render" in node else (0, 1)
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         bodies = [
             add_claim(
                 kube, claim(f"c{i}", f"{prefix}-{place.split()[0].replace(':', '-').replace('.', '-')}")

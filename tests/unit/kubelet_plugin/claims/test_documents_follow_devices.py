@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, NODE, add_claim, claim
 from paths import GOLDEN
 
@@ -70,7 +70,7 @@ class World:
 
     def __init__(self, *devices: NodeDevice) -> None:
         self.disk = Disk()
-        self.kube = FakeKube()
+        self.kube = FakeClient()
         self.metadata = Metadata()
         self.boot = "one"
         self.known = True

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, running
 from test_kubelet_plugin_calls import checkpointed, prepare
 
@@ -48,7 +48,7 @@ class Buggy(NoHardware):
         self.restored += 1
 
 
-def preparer(disk: Disk, kube: FakeKube, hardware: Buggy, boot_id: str = "") -> Preparer:
+def preparer(disk: Disk, kube: FakeClient, hardware: Buggy, boot_id: str = "") -> Preparer:
     devices = {"gpu-0": NodeDevice("gpu-0", "U", "U", controllable=True)}
     return Preparer(
         driver=DRIVER,
@@ -62,7 +62,7 @@ def preparer(disk: Disk, kube: FakeKube, hardware: Buggy, boot_id: str = "") -> 
     )
 
 
-def sliced(kube: FakeKube) -> ClaimReference:
+def sliced(kube: FakeClient) -> ClaimReference:
     body = claim("one", "gpu-0")
     opaque = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": SLICE}}
     body["status"]["allocation"]["devices"]["config"] = [opaque]
@@ -71,7 +71,7 @@ def sliced(kube: FakeKube) -> ClaimReference:
 
 
 def test_a_bug_in_the_middle_of_prepare_leaves_nothing_half_made() -> None:
-    kube, disk, hardware = FakeKube(), Disk(), Buggy()
+    kube, disk, hardware = FakeClient(), Disk(), Buggy()
     reference = sliced(kube)
 
     async def main() -> None:
@@ -88,7 +88,7 @@ def test_a_bug_in_the_middle_of_prepare_leaves_nothing_half_made() -> None:
 
 
 def test_a_bug_at_the_start_does_not_end_the_plugin() -> None:
-    kube, disk, hardware = FakeKube(), Disk(), Buggy()
+    kube, disk, hardware = FakeClient(), Disk(), Buggy()
     reference = sliced(kube)
 
     async def main() -> None:
@@ -106,7 +106,7 @@ def test_a_bug_at_the_start_does_not_end_the_plugin() -> None:
 
 def test_a_boot_that_could_not_be_noted_at_once_does_not_look_like_another_one() -> None:
     """The disk was full at the start: what is prepared afterwards must not be undone under its pods."""
-    kube, disk, hardware = FakeKube(), Disk(), Buggy()
+    kube, disk, hardware = FakeClient(), Disk(), Buggy()
     reference = sliced(kube)
     hardware.broken = False
 
@@ -145,7 +145,7 @@ class Moody:
 
 def test_a_bug_in_discovery_keeps_what_was_found_before(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(tmp_path, FakeKube(), backend=Moody()) as node:
+        async with running(tmp_path, FakeClient(), backend=Moody()) as node:
             await node.plugin._table.scan()
             assert [d.device.name for d in node.plugin._table.devices] == ["gpu-0"]
 
@@ -153,7 +153,7 @@ def test_a_bug_in_discovery_keeps_what_was_found_before(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_cdi_file_costs_no_other_claim(tmp_path: Path, monkeypatch: Any) -> None:
-    kube = FakeKube()
+    kube = FakeClient()
     one, two = (add_claim(kube, claim(f"c{i}", f"gpu-{i}")) for i in range(2))
     real = Path.read_bytes
 
@@ -190,7 +190,7 @@ class DamagedCheckpoints(DiskCheckpoints):
 
 
 def test_claims_recovered_on_a_full_disk_keep_their_devices_and_files_until_they_are_recorded() -> None:
-    kube, disk = FakeKube(), Disk()
+    kube, disk = FakeClient(), Disk()
     one, two = (add_claim(kube, claim(name, "gpu-0"))["metadata"]["uid"] for name in ("one", "two"))
 
     def node(checkpoints: DamagedCheckpoints) -> Preparer:

@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
-from fake_kube import FakeKube
-from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, inventory, running
+from fake_client import FakeClient
+from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, inventory, next_health, running
 
 from dra_driver import cdi
-from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -52,13 +51,14 @@ def _reference(pb: Any, body: dict[str, Any]) -> Any:
 
 
 def checkpointed(node: Any) -> dict[str, Any]:
-    return json.loads(node.config.checkpoint.read_bytes())["payload"]["claims"]
+    claims: dict[str, Any] = json.loads(node.config.checkpoint.read_bytes())["payload"]["claims"]
+    return claims
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_prepare_and_unprepare(tmp_path: Path, version: str) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         one = add_claim(kube, claim("one", "gpu-0", "gpu-1"))
         uid = one["metadata"]["uid"]
         async with running(tmp_path, kube, [device(0), device(1)]) as node:
@@ -96,7 +96,7 @@ def test_prepare_and_unprepare(tmp_path: Path, version: str) -> None:
 
 def test_one_failing_claim_does_not_fail_the_others(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         good = add_claim(kube, claim("good", "gpu-0"))
         renewed = add_claim(kube, claim("renewed", "gpu-1"))
         old = {"metadata": {**renewed["metadata"], "uid": "11111111-2222-3333-4444-555555555555"}}
@@ -131,7 +131,7 @@ def test_one_failing_claim_does_not_fail_the_others(tmp_path: Path) -> None:
 
 def test_device_held_by_another_claim(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         first = add_claim(kube, claim("first", "gpu-0"))
         second = add_claim(kube, claim("second", "gpu-0"))
         admin = add_claim(kube, claim("admin", "gpu-0", adminAccess=True))
@@ -153,7 +153,7 @@ def test_device_held_by_another_claim(tmp_path: Path) -> None:
 
 def test_shares_of_one_device_go_together(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         shares = [
             add_claim(
                 kube, claim(f"s{i}", "gpu-0", shareID=f"share-{i}", consumedCapacity={"memory": "10Gi"})
@@ -177,7 +177,7 @@ def test_shares_of_one_device_go_together(tmp_path: Path) -> None:
 
 def test_transient_trouble_is_waited_for_inside_the_call(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         one = add_claim(kube, claim("one", "gpu-0"))
         async with running(tmp_path, kube, [device(0)]) as node:
             await eventually(lambda: inventory(kube))
@@ -190,14 +190,14 @@ def test_transient_trouble_is_waited_for_inside_the_call(tmp_path: Path) -> None
             kube.down = True
             two = claim("two", "gpu-0")
             error = (await prepare(node, two))[two["metadata"]["uid"]].error
-            assert error == "the claim cannot be read, tried for 2 s: the fake is down"
+            assert error == "the claim cannot be read, tried for 2 s: the API server is down"
 
     asyncio.run(main())
 
 
 def test_same_claim_twice_at_once(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         one = add_claim(kube, claim("one", "gpu-0"))
         uid = one["metadata"]["uid"]
         async with running(tmp_path, kube, [device(0)]) as node:
@@ -205,14 +205,14 @@ def test_same_claim_twice_at_once(tmp_path: Path) -> None:
                 both = [tasks.create_task(prepare(node, one)) for _ in range(2)]
             assert both[0].result()[uid] == both[1].result()[uid]
             assert not both[0].result()[uid].error
-            assert sum(c == ("get", RESOURCE_CLAIMS.plural, "one") for c in kube.calls) == 1
+            assert sum(c == ("get", "ResourceClaim", "one", "") for c in kube.calls) == 1
 
     asyncio.run(main())
 
 
 def test_parameters_that_are_not_understood_are_refused_not_ignored(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = claim("one", "gpu-0")
         body["status"]["allocation"]["devices"]["config"] = [
             {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfig"}}}
@@ -228,7 +228,7 @@ def test_parameters_that_are_not_understood_are_refused_not_ignored(tmp_path: Pa
 
 def test_registration_raises_the_epoch_and_brings_back_wiped_slices(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         async with running(tmp_path, kube, [device(0)]) as node:
             raw = await eventually(lambda: inventory(kube))
             assert raw["metadata"]["ownerReferences"][0]["uid"]
@@ -244,10 +244,10 @@ def test_registration_raises_the_epoch_and_brings_back_wiped_slices(tmp_path: Pa
             await eventually(lambda: _registration(kube) == {"registered": True, "epoch": 1})
             for name in ("s1", "s2"):
                 kube.put(RESOURCE_SLICES, _slice(name))
-            kube.merge_status(*_named(), {"publication": {"epoch": 1, "slices": ["s1", "s2"]}})
+            kube.edit(*_named(), {"status": {"publication": {"epoch": 1, "slices": ["s1", "s2"]}}})
             await asyncio.sleep(0.3)
             assert _registration(kube) == {"registered": True, "epoch": 1}
-            kube.drop(RESOURCE_SLICES, "s2")
+            kube.remove(RESOURCE_SLICES, "s2")
             await eventually(lambda: _registration(kube) == {"registered": True, "epoch": 2})
             # Once: nothing is published for the new epoch yet.
             await asyncio.sleep(0.3)
@@ -268,16 +268,16 @@ def test_registration_raises_the_epoch_and_brings_back_wiped_slices(tmp_path: Pa
 
 def test_slices_that_are_gone_while_the_controller_replaces_them(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         async with running(tmp_path, kube, [device(0)]) as node:
             await eventually(lambda: inventory(kube))
             await node.register()
             await eventually(lambda: _registration(kube).get("epoch") == 1)
             kube.put(RESOURCE_SLICES, _slice("old"))
-            kube.merge_status(*_named(), {"publication": {"epoch": 1, "slices": ["old"]}})
-            kube.drop(RESOURCE_SLICES, "old")
+            kube.edit(*_named(), {"status": {"publication": {"epoch": 1, "slices": ["old"]}}})
+            kube.remove(RESOURCE_SLICES, "old")
             kube.put(RESOURCE_SLICES, _slice("new"))
-            kube.merge_status(*_named(), {"publication": {"epoch": 1, "slices": ["new"]}})
+            kube.edit(*_named(), {"status": {"publication": {"epoch": 1, "slices": ["new"]}}})
             await asyncio.sleep(0.3)
             assert _registration(kube)["epoch"] == 1
 
@@ -286,12 +286,12 @@ def test_slices_that_are_gone_while_the_controller_replaces_them(tmp_path: Path)
 
 def test_inventory_that_is_deleted_comes_back(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         async with running(tmp_path, kube, [device(0)]) as node:
             await eventually(lambda: inventory(kube))
             await node.register()
             await eventually(lambda: _registration(kube).get("epoch") == 1)
-            kube.drop(*_named())
+            kube.remove(*_named())
             await eventually(lambda: _registration(kube) == {"registered": True, "epoch": 1})
 
     asyncio.run(main())
@@ -299,7 +299,7 @@ def test_inventory_that_is_deleted_comes_back(tmp_path: Path) -> None:
 
 def test_removed_sockets_are_put_back(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         async with running(tmp_path, kube, [device(0)]) as node:
             await node.register()
             await eventually(lambda: (inventory(kube) or {}).get("status"))
@@ -314,7 +314,7 @@ def test_removed_sockets_are_put_back(tmp_path: Path) -> None:
 
 def test_a_call_under_way_outlives_the_removal_of_its_socket(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         one = add_claim(kube, claim("one", "gpu-0"))
         async with running(tmp_path, kube, [device(0)], timing=Timing(budget=30.0)) as node:
             await eventually(lambda: inventory(kube))
@@ -335,7 +335,7 @@ def test_a_call_under_way_outlives_the_removal_of_its_socket(tmp_path: Path) -> 
 
 def test_a_refused_registration_is_written_down(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         async with running(tmp_path, kube, [device(0)]) as node:
             await eventually(lambda: inventory(kube))
             await node.register()
@@ -350,7 +350,7 @@ def test_a_refused_registration_is_written_down(tmp_path: Path) -> None:
 
 def test_no_slices_are_asked_for_while_the_kubelet_is_away(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         async with running(tmp_path, kube, [device(0)]) as node:
             await eventually(lambda: inventory(kube))
             await node.register()
@@ -358,7 +358,7 @@ def test_no_slices_are_asked_for_while_the_kubelet_is_away(tmp_path: Path) -> No
                 stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(channel)
                 await stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()).read()
             await eventually(lambda: _registration(kube).get("epoch") == 1)
-            kube.merge_status(*_named(), {"publication": {"epoch": 1, "slices": ["wiped"]}})
+            kube.edit(*_named(), {"status": {"publication": {"epoch": 1, "slices": ["wiped"]}}})
             await asyncio.sleep(0.4)
             assert _registration(kube)["epoch"] == 1
             # The kubelet is back, and the slices still are not.
@@ -374,17 +374,18 @@ def test_no_slices_are_asked_for_while_the_kubelet_is_away(tmp_path: Path) -> No
 
 def test_health_stream_sends_the_complete_list(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         async with running(tmp_path, kube, [device(0), device(1)]) as node, node.channel() as channel:
             stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(channel)
             stream = stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest())
-            message = await stream.read()
+            message = await next_health(stream)
+            assert message is not None
             assert [(d.device.pool_name, d.device.device_name, d.health) for d in message.devices] == [
                 (NODE, "gpu-0", health_v1alpha1_pb2.HEALTHY),
                 (NODE, "gpu-1", health_v1alpha1_pb2.HEALTHY),
             ]
             node.stop.set()
-            while await stream.read() is not grpc.aio.EOF:
+            while await next_health(stream) is not None:
                 pass
 
     asyncio.run(main())
@@ -392,7 +393,7 @@ def test_health_stream_sends_the_complete_list(tmp_path: Path) -> None:
 
 def test_shutdown_waits_for_calls_in_flight(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         one = add_claim(kube, claim("one", "gpu-0"))
         async with running(tmp_path, kube, [device(0)]) as node:
             await eventually(lambda: inventory(kube))
@@ -420,8 +421,9 @@ def _named() -> tuple[Any, str]:
     return DEVICE_INVENTORIES, inventory_name(NODE, DRIVER)
 
 
-def _registration(kube: FakeKube) -> dict[str, Any]:
-    return (inventory(kube) or {}).get("status", {}).get("registration", {})
+def _registration(kube: FakeClient) -> dict[str, Any]:
+    registration: dict[str, Any] = (inventory(kube) or {}).get("status", {}).get("registration", {})
+    return registration
 
 
 def _slice(name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, NODE, add_claim, claim, configuration, device, eventually, inventory, running
 from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
@@ -37,14 +37,14 @@ class Ticks:
         return self.seconds
 
 
-def registered(kube: FakeKube) -> bool:
+def registered(kube: FakeClient) -> bool:
     found: Any = inventory(kube)
     return bool(found and found.get("status", {}).get("registration", {}).get("registered"))
 
 
 def test_two_instances_share_claims_and_devices(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         one, two = add_claim(kube, claim("one", "gpu-0")), add_claim(kube, claim("two", "gpu-0"))
         three = add_claim(kube, claim("three", "gpu-1"))
         uid = one["metadata"]["uid"]
@@ -75,7 +75,7 @@ def test_two_instances_share_claims_and_devices(tmp_path: Path) -> None:
 
 def test_both_prepare_the_same_claim_at_once(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         claims = [add_claim(kube, claim(f"c{i}", f"gpu-{i}")) for i in range(6)]
         devices = [device(i) for i in range(6)]
         async with (
@@ -98,16 +98,16 @@ def test_the_ending_instance_leaves_the_registration_to_the_other(tmp_path: Path
     quick = Timings(handover=0.01)
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         seen: list[bool] = []
-        kube.before = lambda verb, plural, _: seen.append(registered(kube))
+        kube.before = lambda *_: seen.append(registered(kube))
         async with running(tmp_path, kube, [device(0)], settings=NEW) as new:
             async with running(tmp_path, kube, [device(0)], settings=OLD, timings=quick) as old:
                 await old.register()
                 await eventually(lambda: registered(kube))
                 seen.clear()
                 await new.register()
-                await eventually(lambda: inventory(kube)["status"]["registration"]["epoch"] == 2)
+                await eventually(lambda: (inventory(kube) or {})["status"]["registration"]["epoch"] == 2)
             assert not old.config.registrar_socket.exists()
             assert not old.config.dra_socket.exists()
             await asyncio.sleep(0.1)
@@ -136,7 +136,7 @@ def clear_away(root: Path) -> None:
     (config.state / "instance-pod-dead.lock").write_text("1")
 
     async def main() -> None:
-        async with running(root, FakeKube(), [device(0)], settings=NEW) as node:
+        async with running(root, FakeClient(), [device(0)], settings=NEW) as node:
             left = {p.name for p in node.config.registry_dir.iterdir()}
             assert left == {other.name, f"{DRIVER}-pod-new-reg.sock"}
             assert {p.name for p in node.config.plugin_dir.glob("*.sock")} == {"dra-pod-new.sock"}

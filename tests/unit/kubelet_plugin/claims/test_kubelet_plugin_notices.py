@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import add_claim, claim, configuration, device, eventually, running
 from test_kubelet_plugin_calls import prepare
 
-from dra_driver.api.core import EVENTS
+from dra_driver.api.core import EVENTS, Event
 from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
 from kubelet_plugin.devices.hotplug import RELEASE_FILE, fingerprint, watched
 
 
-def events(kube: FakeKube) -> list[dict[str, Any]]:
-    return list(kube._of(EVENTS).values())
+def events(kube: FakeClient) -> list[Event]:
+    return kube.all(EVENTS)
 
 
-def told(kube: FakeKube, reason: str) -> list[str]:
-    return [e["message"] for e in events(kube) if e["reason"] == reason]
+def told(kube: FakeClient, reason: str) -> list[str]:
+    return [e.message for e in events(kube) if e.reason == reason]
 
 
-def two_prepared(root: Path, kube: FakeKube) -> list[dict[str, Any]]:
+def two_prepared(root: Path, kube: FakeClient) -> list[dict[str, Any]]:
     """Two claims; the agent has ended."""
     claims = [add_claim(kube, claim(f"c{i}", f"gpu-{i}")) for i in range(2)]
 
@@ -40,7 +40,7 @@ def two_prepared(root: Path, kube: FakeKube) -> list[dict[str, Any]]:
 
 
 def test_a_damaged_checkpoint_is_told_and_costs_no_claim(tmp_path: Path) -> None:
-    kube = FakeKube()
+    kube = FakeClient()
     two_prepared(tmp_path, kube)
     configuration(tmp_path).checkpoint.write_bytes(b"{")
 
@@ -62,7 +62,7 @@ def test_a_damaged_checkpoint_is_told_and_costs_no_claim(tmp_path: Path) -> None
 
 
 def test_an_event_waits_for_the_api_server(tmp_path: Path) -> None:
-    kube = FakeKube()
+    kube = FakeClient()
     two_prepared(tmp_path, kube)
     folder = configuration(tmp_path).cdi_dir
     checkpoint = configuration(tmp_path).checkpoint
@@ -81,7 +81,7 @@ def test_an_event_waits_for_the_api_server(tmp_path: Path) -> None:
 
 
 def test_an_orphaned_cdi_file_is_told(tmp_path: Path) -> None:
-    kube = FakeKube()
+    kube = FakeClient()
     two_prepared(tmp_path, kube)
     config = configuration(tmp_path)
     for name in ("checkpoint.json", "checkpoint.json.previous"):
@@ -123,7 +123,7 @@ class Library:
 
 def test_libraries_are_let_go_of_while_somebody_asks_for_it(tmp_path: Path) -> None:
     library = Library()
-    kube = FakeKube()
+    kube = FakeClient()
 
     async def main() -> None:
         async with running(tmp_path, kube, backend=library) as node:
@@ -145,7 +145,7 @@ def test_libraries_are_let_go_of_while_somebody_asks_for_it(tmp_path: Path) -> N
 def test_libraries_are_not_opened_by_an_agent_that_starts_meanwhile(tmp_path: Path) -> None:
     library = Library()
     library.devices = [device(0), device(1)]
-    kube = FakeKube()
+    kube = FakeClient()
     two_prepared(tmp_path, kube)
     file = configuration(tmp_path).state / RELEASE_FILE
     file.touch()
@@ -168,7 +168,7 @@ def test_a_device_that_is_plugged_in_is_found_at_once(tmp_path: Path) -> None:
 
     async def main() -> None:
         settings = {"sysfs_root": sysfs, "dev_root": tmp_path / "dev"}
-        async with running(tmp_path, FakeKube(), backend=library, settings=settings) as node:
+        async with running(tmp_path, FakeClient(), backend=library, settings=settings) as node:
             library.devices = [device(0), device(1)]
             (sysfs / "bus/pci/devices/0000:01:00.0").touch()
             await eventually(lambda: "gpu-1" in node.plugin._table.for_prepare)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, add_claim, claim, device, eventually, running
 from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
@@ -44,14 +44,14 @@ def change(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
 @pytest.mark.parametrize("kind", ["gone", "created anew", "deallocated", "allocated elsewhere", "the same"])
 def test_a_claim_that_nobody_can_be_using_is_unprepared(tmp_path: Path, kind: str) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body, kept = add_claim(kube, claim("one", "gpu-0")), add_claim(kube, claim("two", "gpu-1"))
         async with running(tmp_path, kube, [device(0), device(1)], intervals=OFTEN) as node:
             await prepare(node, body, kept)
             await node.register()
             later = change(body, kind)
             if later is None:
-                kube.drop(RESOURCE_CLAIMS, "one", "ns")
+                kube.remove(RESOURCE_CLAIMS, "one", "ns")
             else:
                 kube.put(RESOURCE_CLAIMS, later)
             reconciler = node.plugin._reconciler
@@ -69,20 +69,20 @@ def test_a_claim_that_nobody_can_be_using_is_unprepared(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("trouble", ["away", "forbidden", "no such path", "no kubelet"])
 def test_trouble_removes_nothing(tmp_path: Path, trouble: str) -> None:
-    def refuse(verb: str, plural: str, _: str) -> None:
-        if plural == "resourceclaims" and trouble == "forbidden":
+    def refuse(verb: str, kind: str, *_: str) -> None:
+        if kind == "ResourceClaim" and trouble == "forbidden":
             raise Forbidden("no", code=403, reason="Forbidden")
-        if plural == "resourceclaims" and trouble == "no such path":
+        if kind == "ResourceClaim" and trouble == "no such path":
             raise NotFound("404 page not found", code=404)
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = add_claim(kube, claim("one", "gpu-0"))
         async with running(tmp_path, kube, [device(0)], intervals=OFTEN) as node:
             await prepare(node, body)
             if trouble != "no kubelet":
                 await node.register()
-            kube.drop(RESOURCE_CLAIMS, "one", "ns")
+            kube.remove(RESOURCE_CLAIMS, "one", "ns")
             kube.before = refuse
             kube.down = trouble == "away"
             seen = node.plugin._reconciler.rounds
@@ -94,7 +94,7 @@ def test_trouble_removes_nothing(tmp_path: Path, trouble: str) -> None:
 
 def test_cdi_files_are_repaired_while_the_plugin_runs(tmp_path: Path) -> None:
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         one, two = add_claim(kube, claim("one", "gpu-0")), add_claim(kube, claim("two", "gpu-1"))
         async with running(tmp_path, kube, [device(0), device(1)], intervals=OFTEN) as node:
             await prepare(node, one, two)
@@ -120,7 +120,7 @@ def test_a_reboot_ends_claims_until_they_are_prepared_again(tmp_path: Path) -> N
     settings = {"procfs_root": tmp_path / "proc"}
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = add_claim(kube, claim("one", "gpu-0"))
         async with running(tmp_path, kube, [device(0)], settings=settings) as node:
             await prepare(node, body)
@@ -154,7 +154,7 @@ def test_a_reboot_ends_claims_whose_records_come_from_files(tmp_path: Path, lost
     settings = {"procfs_root": tmp_path / "proc"}
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         bodies = [add_claim(kube, claim(f"c{i}", f"gpu-{i}")) for i in (0, 1)]
         async with running(tmp_path, kube, [device(0), device(1)], settings=settings) as node:
             for body in bodies:
@@ -186,7 +186,7 @@ def test_a_prepare_costs_three_fsyncs_and_an_unprepare_two(
     monkeypatch.setattr(os, "fsync", fsync)
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         claims = [add_claim(kube, claim(f"c{i}", f"gpu-{i}")) for i in range(16)]
         async with running(tmp_path, kube, [device(i) for i in range(16)]) as node:
             counted.clear()
@@ -248,7 +248,7 @@ def test_a_reboot_ends_what_was_set_on_gpus() -> None:
         restarted = Preparer(
             driver=DRIVER,
             pool=PoolName("node-a"),
-            client=FakeKube(),
+            client=FakeClient(),
             checkpoints=DiskCheckpoints(disk),
             specs=DiskSpecs(disk),
             devices=dict,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import hardware_support as hw
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import add_claim, claim, inventory, running
 
 from dra_driver import cdi
@@ -50,7 +50,7 @@ def test_a_container_gets_the_nodes_of_what_was_allocated(
     opened = open_backend(backend, sysfs_root=root / "sys", dev_root=root / "dev", node_name="node-a")
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         body = add_claim(kube, claim("one", *devices))
         uid = body["metadata"]["uid"]
         async with running(tmp_path, kube, backend=opened, settings={"dev_root": root / "dev"}) as node:

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from hypothesis import given
 from hypothesis import strategies as st
 from node_agent import DRIVER, NODE, configuration, device, eventually, inventory, running
@@ -25,7 +25,8 @@ from kubelet_plugin.devices.activity import ActivityWatch, DeviceActivity
 
 def uses(*phases: tuple[int, float | None], every: float = 15.0) -> list[tuple[float, str | None]]:
     """When a device became what: (seconds, use), for phases of so many seconds with a load."""
-    one, now, told = DeviceActivity(0.05, 60.0), 0.0, []
+    told: list[tuple[float, str | None]] = []
+    one, now = DeviceActivity(0.05, 60.0), 0.0
     for seconds, load in phases:
         end = now + seconds
         while now < end:
@@ -182,13 +183,13 @@ class Loaded:
         pass
 
 
-def activity(kube: FakeKube) -> object:
+def activity(kube: FakeClient) -> object:
     return (inventory(kube) or {}).get("status", {}).get("activity")
 
 
 def test_the_inventory_tells_it_and_keeps_it_over_a_restart(tmp_path: Path) -> None:
     async def lives() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         kube.put(NODES, {"metadata": {"name": NODE}})
         backend = Loaded(gpu_0=0.9, gpu_1=0.0)
         busy = {"busy": ["gpu-0"], "idle": ["gpu-1"]}

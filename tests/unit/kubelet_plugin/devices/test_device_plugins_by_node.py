@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, NODE, Backend, configuration, device, eventually
-from support.fake_cluster import FakeCluster
 
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, inventory_name
@@ -43,7 +42,7 @@ class Agent:
     """The publisher of one node; each round is one call."""
 
     def __init__(self, *vendors: str, beside: str = WITHHOLD, **capacity: str) -> None:
-        self.cluster = FakeCluster()
+        self.cluster = FakeClient()
         self.clock = Clock()
         self.told: list[tuple[str, str]] = []
         node = {
@@ -80,7 +79,7 @@ class Agent:
         )
 
     def count(self, amount: str | None) -> None:
-        self.cluster.edit(NODES, NODE, {"status": {"capacity": {GPU: amount}}})
+        self.cluster.edit(NODES, NODE, {"status": {"capacity": {GPU: amount}}}, as_is=True)
 
     def epoch(self, number: int) -> None:
         """The kubelet has wiped the slices and has registered the plugin again."""
@@ -209,7 +208,7 @@ def test_the_agent_looks_again_though_nothing_has_changed() -> None:
             return inventory
 
     async def main() -> None:
-        kube = FakeKube()
+        kube = FakeClient()
         kube.put(NODES, {"metadata": {"name": NODE}})
         registration = RegistrationState(lambda: True)
         publisher = Often(kube, DriverName(DRIVER), NODE, registration)

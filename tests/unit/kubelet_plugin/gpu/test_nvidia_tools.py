@@ -26,9 +26,13 @@ def daemons(tmp_path: Path, tools: Tools) -> Iterator[MpsDaemons]:
         made.stop(device)
 
 
-def _daemons(tmp_path: Path, tools: Tools, **more: float) -> MpsDaemons:
+def _daemons(tmp_path: Path, tools: Tools, ready_seconds: float = 10.0) -> MpsDaemons:
     return MpsDaemons(
-        tmp_path / "mps", control=str(tools.mps_control), launcher=Launcher.SESSION, root=False, **more
+        tmp_path / "mps",
+        control=str(tools.mps_control),
+        launcher=Launcher.SESSION,
+        root=False,
+        ready_seconds=ready_seconds,
     )
 
 
@@ -96,9 +100,10 @@ def test_no_daemon_without_the_tool(tmp_path: Path) -> None:
 def test_names_never_lead_out_of_the_directory(tmp_path: Path, tools: Tools) -> None:
     daemons = _daemons(tmp_path, tools)
     assert daemons.directory("../x") == ""
-    for call in (lambda: daemons.start("../x", "GPU-1"), lambda: daemons.stop("../x")):
-        with pytest.raises(PrepareError, match="no name for a directory"):
-            call()
+    with pytest.raises(PrepareError, match="no name for a directory"):
+        daemons.start("../x", "GPU-1")
+    with pytest.raises(PrepareError, match="no name for a directory"):
+        daemons.stop("../x")
 
 
 def test_commands() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from fake_pci import FakePci
 from node_agent import DRIVER, NODE, QUICK, Node, add_claim, claim, device, eventually, inventory, running
 
@@ -233,7 +233,7 @@ async def call(node: Node, verb: str, body: dict[str, Any]) -> str:
     return str(answer.claims[reference.uid].error)
 
 
-def agent(root: Path, kube: FakeKube, machine: Machine, timing: Timing = QUICK, **settings: Any) -> Any:
+def agent(root: Path, kube: FakeClient, machine: Machine, timing: Timing = QUICK, **settings: Any) -> Any:
     places = {"sysfs_root": machine.pci.sysfs, "dev_root": machine.pci.dev, "procfs_root": machine.pci.proc}
     return running(
         root,
@@ -245,7 +245,7 @@ def agent(root: Path, kube: FakeKube, machine: Machine, timing: Timing = QUICK, 
     )
 
 
-async def planned(kube: FakeKube, machine: Machine, *names_: str) -> PreparedClaim:
+async def planned(kube: FakeClient, machine: Machine, *names_: str) -> PreparedClaim:
     """The record of a claim before anything is done for it."""
     body = add_claim(kube, passed_through(*names_))
     with ThreadPoolExecutor(1) as executor:
@@ -262,14 +262,14 @@ def spec_of(node: Node, body: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def listed(kube: FakeKube) -> dict[str, list[str]]:
+def listed(kube: FakeClient) -> dict[str, list[str]]:
     found = inventory(kube) or {"spec": {"devices": []}}
     return {d["name"]: [h["reason"] for h in d.get("health", ())] for d in found["spec"]["devices"]}
 
 
 def test_a_claim_has_its_gpu_through_vfio_and_gives_it_back(tmp_path: Path) -> None:
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         async with agent(tmp_path, kube, machine) as node:
             body = add_claim(kube, passed_through("gpu-0"))
             assert await call(node, "prepare", body) == ""
@@ -291,7 +291,7 @@ def test_a_claim_has_its_gpu_through_vfio_and_gives_it_back(tmp_path: Path) -> N
 
 def test_it_stays_in_the_inventory_over_a_restart_and_comes_back_after_a_reboot(tmp_path: Path) -> None:
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         boot = machine.pci.proc / "sys/kernel/random/boot_id"
         boot.parent.mkdir(parents=True)
         boot.write_text("one\n")
@@ -319,7 +319,7 @@ def test_a_function_that_is_in_another_group_by_now_is_given_by_its_own(tmp_path
     """Taken out and put in again: the kernel numbers groups as they come."""
 
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         body = add_claim(kube, passed_through("gpu-0"))
         async with agent(tmp_path, kube, machine) as node:
             assert await call(node, "prepare", body) == ""
@@ -339,7 +339,7 @@ def test_a_function_that_is_in_another_group_by_now_is_given_by_its_own(tmp_path
 
 def test_what_is_in_use_or_shared_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         fds = machine.pci.proc / "4711/fd"
         fds.mkdir(parents=True)
         (fds / "3").symlink_to("/dev/nvidia0")
@@ -366,7 +366,7 @@ def test_what_is_in_use_or_shared_is_refused_and_left_as_it_was(tmp_path: Path) 
 
 def test_two_gpus_of_one_group_go_together_or_not_at_all(tmp_path: Path) -> None:
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         group = machine.pci.sysfs / "kernel/iommu_groups/12"
         link = machine.pci.sysfs / "bus/pci/devices" / TWO / "iommu_group"
         link.unlink()
@@ -388,7 +388,7 @@ def test_a_virtual_machine_that_does_not_end_holds_up_nobody_else(tmp_path: Path
     """The kernel would wait for it inside the write, and every other call for that."""
 
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         fds = machine.pci.proc / "4711/fd"
         async with agent(tmp_path, kube, machine) as node:
             body = add_claim(kube, passed_through("gpu-0"))
@@ -409,7 +409,7 @@ def test_who_comes_next_gets_the_nodes_of_the_device(tmp_path: Path) -> None:
     """Planned while another claim has the device under vfio-pci, as when its pod was deleted by force."""
 
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         async with agent(tmp_path, kube, machine, Timing(budget=60, patience=60)) as node:
             before = add_claim(kube, passed_through("gpu-0"))
             assert await call(node, "prepare", before) == ""
@@ -459,7 +459,7 @@ def test_it_is_never_missing_on_its_way_back(tmp_path: Path) -> None:
 
 def test_a_node_for_virtual_machines_keeps_its_binding(tmp_path: Path) -> None:
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         machine.pci.write(machine.pci.sysfs / "bus/pci/drivers/nvidia/unbind", ONE)
         machine.pci._bind(ONE, VFIO)
         machine.discover = lambda: list(machine.gpus.values())  # type: ignore[method-assign]
@@ -477,7 +477,7 @@ def test_each_device_has_the_time_of_a_call(tmp_path: Path) -> None:
     """Eight GPUs that need four seconds each must not look like a library that hangs."""
 
     async def scenario() -> None:
-        kube, machine = FakeKube(), Machine(tmp_path)
+        kube, machine = FakeClient(), Machine(tmp_path)
         written: list[Path] = []
         calls: list[int] = []
 

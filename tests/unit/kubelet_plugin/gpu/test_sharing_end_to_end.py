@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_kube import FakeKube
+from fake_client import FakeClient
 from node_agent import DRIVER, Backend, add_claim, claim, eventually, running
 from nvidia_tools import Tools
 from test_kubelet_plugin_calls import prepare, unprepare
@@ -45,7 +45,7 @@ class Machine(Backend):
 
     def __init__(self) -> None:
         super().__init__(SimulatedBackend("dgx-a100-40", seed="n").discover())
-        self.made: Control | None = None
+        self.made: Control
 
     def control(self, places: ToolPaths) -> Control:
         assert places.state_dir is not None
@@ -103,7 +103,7 @@ def settings(tools: Tools, state: Path) -> dict[str, Any]:
 
 def test_a_partition_lives_as_long_as_its_claim(tmp_path: Path) -> None:
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         one = add_claim(kube, claim("one", f"{GPU}-mig-3g-20gb-4"))
         whole = add_claim(kube, claim("whole", GPU))
         uid = one["metadata"]["uid"]
@@ -131,7 +131,7 @@ def test_a_partition_lives_as_long_as_its_claim(tmp_path: Path) -> None:
 
 def test_a_whole_gpu_leaves_mig_mode(tmp_path: Path) -> None:
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         enabled = DeviceHealth(reason="MigEnabled", severity="info")
         machine.devices = tuple(
             dataclasses.replace(d, device=msgspec.structs.replace(d.device, health=(enabled,)))
@@ -159,7 +159,7 @@ def test_class_before_claim_and_by_request(tmp_path: Path, state: Path) -> None:
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         slicing = {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}
         short = {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Short"}}
         body = with_config(
@@ -187,7 +187,7 @@ def test_class_before_claim_and_by_request(tmp_path: Path, state: Path) -> None:
 
 def test_a_time_slice_without_the_tool(tmp_path: Path) -> None:
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         slicing = {"strategy": "TimeSlicing"}
         body = add_claim(kube, with_config(claim("one", GPU), config("GpuConfig", sharing=slicing)))
         more = {"nvidia_smi": str(tmp_path / "none")}
@@ -206,7 +206,7 @@ def test_shares_under_mps(tmp_path: Path, state: Path) -> None:
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         bodies = [
             add_claim(
                 kube,
@@ -252,7 +252,7 @@ def test_shares_under_mps(tmp_path: Path, state: Path) -> None:
 
 def test_shares_without_mps_say_so(tmp_path: Path) -> None:
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         body = add_claim(kube, claim("one", GPU, shareID=SHARE, consumedCapacity={"memory": "8Gi"}))
         more = {"mps_control": str(tmp_path / "none")}
         async with running(tmp_path, kube, backend=machine, settings=more) as node:
@@ -266,7 +266,7 @@ def test_mps_on_two_devices_of_a_claim_is_refused(tmp_path: Path, state: Path) -
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         body = with_config(claim("one", GPU, OTHER), config("GpuConfig", sharing={"strategy": "MPS"}))
         add_claim(kube, body)
         async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
@@ -280,7 +280,7 @@ def test_mps_on_a_partition(tmp_path: Path, state: Path) -> None:
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         device = f"{GPU}-mig-3g-20gb-4"
         mps = {"strategy": "MPS", "mps": {"activeThreadPercentage": 50}}
         body = add_claim(kube, with_config(claim("one", device), config("MigConfig", sharing=mps)))
@@ -305,7 +305,7 @@ def test_other_vendors_devices_are_left_alone(tmp_path: Path, state: Path) -> No
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         attributes = {"vendor": DeviceAttribute(string_value="amd")}
         machine.devices = tuple(
             dataclasses.replace(d, device=msgspec.structs.replace(d.device, attributes=attributes))
@@ -328,7 +328,7 @@ def test_leftovers_are_found_twice_before_they_count(tmp_path: Path, state: Path
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         body = add_claim(kube, claim("one", f"{OTHER}-mig-3g-20gb-0"))
         async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
             assert not (await prepare(node, body))[body["metadata"]["uid"]].error
@@ -355,7 +355,7 @@ def test_leftovers_of_before_the_start_are_found_soon_after_it(tmp_path: Path, s
     tools = Tools(tmp_path / "bin")
 
     async def main() -> None:
-        kube, machine = FakeKube(), Machine()
+        kube, machine = FakeClient(), Machine()
         async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
             setup = node.plugin._setup
             setup.daemons.start(THIRD, machine.uuid(THIRD))

@@ -8,7 +8,7 @@ from dra_driver.api.meta import Uid
 POD = Uid("p")
 
 
-def test_each_refusal_doubles_the_time_up_to_a_limit():
+def test_each_refusal_doubles_the_time_up_to_a_limit() -> None:
     nodes = NodeBackoff(15.0, 600.0)
     assert nodes.add(POD, "a", 100.0) == 15.0
     assert nodes.add(POD, "b", 100.0) == 30.0
@@ -17,7 +17,7 @@ def test_each_refusal_doubles_the_time_up_to_a_limit():
     assert max(nodes.add(POD, "a", 115.0) for _ in range(100)) == 600.0
 
 
-def test_pods_do_not_share_and_are_forgotten():
+def test_pods_do_not_share_and_are_forgotten() -> None:
     nodes = NodeBackoff(15.0, 600.0)
     first = nodes.add(POD, "a", 0.0)
     assert nodes.nodes(Uid("q"), 0.0) == {}

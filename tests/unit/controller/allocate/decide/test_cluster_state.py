@@ -1,22 +1,26 @@
 """What decisions keep of nodes, pools and classes is what a look at everything would find."""
 
 import random
+from typing import Any
 
 from controller.allocate.decide.cluster_state import ClusterState
 from controller.allocate.decide.objects import Objects
 from controller.allocate.decide.placement import NodeUsage, Placements
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.names import CONTROLLER_TAINT
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.ownership import protected_pools
 
-OURS = "gpu.example.com"
-DRIVERS = (OURS, "nic.example.com", "other.example.com")
+OURS = DriverName("gpu.example.com")
+NIC = DriverName("nic.example.com")
+DRIVERS = (OURS, NIC, "other.example.com")
+
+Kept = Node | DeviceClass | ResourceSlice
 
 
-def node_body(rng: random.Random, name: str) -> dict:
+def node_body(rng: random.Random, name: str) -> dict[str, Any]:
     taints = [{"key": "gpu", "value": "only", "effect": "NoSchedule"}] if rng.random() < 0.3 else []
     return {
         "metadata": {"name": name, "labels": {"zone": rng.choice("ab")}},
@@ -40,7 +44,7 @@ def pod_of(number: int, node: str = "", **spec: object) -> Pod:
     return codec.convert(Pod, body)
 
 
-WANTED = (
+WANTED: tuple[dict[str, Any], ...] = (
     {},
     {"nodeSelector": {"zone": "a"}},
     {"tolerations": [{"key": "gpu", "operator": "Exists"}]},
@@ -49,7 +53,8 @@ WANTED = (
 
 def test_candidates_follow_nodes_and_pods() -> None:
     rng = random.Random(2)
-    nodes, usage = Objects(), NodeUsage()
+    nodes: Objects[Node] = Objects()
+    usage = NodeUsage()
     placements = Placements(nodes, usage)
     placed: dict[str, tuple[Pod, str]] = {}
     rejected = 0
@@ -83,7 +88,8 @@ def test_candidates_follow_nodes_and_pods() -> None:
 
 
 def test_a_pods_own_place_does_not_count_against_it() -> None:
-    nodes, usage = Objects(), NodeUsage()
+    nodes: Objects[Node] = Objects()
+    usage = NodeUsage()
     body = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "3", "memory": "1Gi"}}}
     nodes.put(codec.convert(Node, body))
     placements = Placements(nodes, usage)
@@ -96,7 +102,7 @@ def test_a_pods_own_place_does_not_count_against_it() -> None:
     assert set(placements.candidates(other).nodes) == {"n"}
 
 
-def slice_body(rng: random.Random, number: int) -> dict:
+def slice_body(rng: random.Random, number: int) -> dict[str, Any]:
     taint = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
     node = f"node-{number % 4}"
     taints = [taint] if rng.random() < 0.7 else []
@@ -115,7 +121,7 @@ def slice_body(rng: random.Random, number: int) -> dict:
     }
 
 
-def class_body(rng: random.Random, name: str) -> dict:
+def class_body(rng: random.Random, name: str) -> dict[str, Any]:
     driver = rng.choice(DRIVERS)
     expression = rng.choice(
         [
@@ -135,18 +141,17 @@ def claim_of(*classes: str) -> ResourceClaim:
 
 def test_pools_and_classes_are_followed() -> None:
     rng = random.Random(3)
-    state = ClusterState((OURS, "nic.example.com"))
-    there: dict[tuple[type, str], Node | DeviceClass | ResourceSlice] = {}
+    state = ClusterState((OURS, NIC))
+    there: dict[tuple[type[Kept], str], Kept] = {}
     answers = set()
     for _ in range(250):
-        kind, name, body = rng.choice(
-            [
-                (ResourceSlice, f"slice-{(n := rng.randrange(8))}", slice_body(rng, n)),
-                (ResourceSlice, f"slice-{(n := rng.randrange(8))}", slice_body(rng, n)),
-                (DeviceClass, c := f"class-{rng.randrange(2)}", class_body(rng, c)),
-                (Node, f"node-{(n := rng.randrange(4))}", node_body(rng, f"node-{n}")),
-            ]
-        )
+        choices: list[tuple[type[Kept], str, dict[str, Any]]] = [
+            (ResourceSlice, f"slice-{(n := rng.randrange(8))}", slice_body(rng, n)),
+            (ResourceSlice, f"slice-{(n := rng.randrange(8))}", slice_body(rng, n)),
+            (DeviceClass, c := f"class-{rng.randrange(2)}", class_body(rng, c)),
+            (Node, f"node-{(n := rng.randrange(4))}", node_body(rng, f"node-{n}")),
+        ]
+        kind, name, body = rng.choice(choices)
         if rng.random() < 0.25:
             there.pop((kind, name), None)
             state.remove(kind, name)
@@ -157,7 +162,7 @@ def test_pools_and_classes_are_followed() -> None:
         if rng.random() < 0.3:
             continue  # several changes in one step
         state.refresh()
-        anew = ClusterState((OURS, "nic.example.com"))
+        anew = ClusterState((OURS, NIC))
         for item in there.values():
             anew.put(item)
         anew.refresh()

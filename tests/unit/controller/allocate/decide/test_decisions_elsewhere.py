@@ -3,10 +3,13 @@
 import pickle
 import random
 from collections import Counter
+from typing import Any, TypeVar
 
+import builders
 import msgspec
 
 from controller.allocate.decide import (
+    Change,
     ClaimAssumed,
     ClaimGone,
     ClaimSeen,
@@ -25,25 +28,35 @@ from controller.allocate.decide import (
     Refuse,
     Settings,
     Wait,
+    Watched,
     Write,
 )
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
-from dra_driver.api.meta import ObjectKey, PoolName, Uid
+from dra_driver.api.meta import DriverName, ObjectKey, PoolName, Uid
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT, GROUP_LABEL, GROUP_SIZE_LABEL
-from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import (
+    AllocationResult,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
 from dra_driver.ownership import PoolID
 from dra_driver.structured import NodePolicy, PoolPolicy, Strategy
 
-OURS, OTHER, NS = "gpu.example.com", "nic.example.com", "default"
+OURS, OTHER, NS = DriverName("gpu.example.com"), DriverName("nic.example.com"), "default"
 NODES = tuple(f"n{i}" for i in range(5))
 SETTINGS = Settings(drivers=(OURS,))
 POLICIES = (PoolPolicy(), PoolPolicy(Strategy.BEST_FIT, NodePolicy.SPREAD))
 
+T = TypeVar("T")
 
-def copied(value):
-    return pickle.loads(pickle.dumps(value))
+
+def copied(value: T) -> T:
+    same: T = pickle.loads(pickle.dumps(value))
+    return same
 
 
 class Both:
@@ -53,12 +66,12 @@ class Both:
         self.here, self.there = Decisions(SETTINGS, lambda: 0.0), Decisions(copied(SETTINGS), lambda: 0.0)
         self.changes = 0
 
-    def apply(self, change) -> None:
+    def apply(self, change: Change) -> None:
         self.changes += 1
         self.here.apply(change)
         self.there.apply(copied(change))
 
-    def seen(self, kind: type, body: dict) -> None:
+    def seen(self, kind: type[Watched], body: dict[str, Any]) -> None:
         self.apply(ObjectSeen(codec.convert(kind, body)))
 
     def decide(self, pod: ObjectKey, now: float) -> PodAnswer:
@@ -74,7 +87,7 @@ class Both:
         return answer.ours
 
 
-def node_body(rng: random.Random, name: str) -> dict:
+def node_body(rng: random.Random, name: str) -> dict[str, Any]:
     return {
         "metadata": {"name": name, "labels": {"zone": rng.choice("ab")}},
         "spec": {"unschedulable": rng.random() < 0.1},
@@ -82,7 +95,7 @@ def node_body(rng: random.Random, name: str) -> dict:
     }
 
 
-def slice_body(rng: random.Random, node: str, driver: str, *, protected: bool = True) -> dict:
+def slice_body(rng: random.Random, node: str, driver: str, *, protected: bool = True) -> dict[str, Any]:
     taint = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
     devices = [
         {
@@ -106,7 +119,9 @@ def claim_of(name: str, version: int, *classes: str, count: int = 1) -> Resource
     return codec.convert(ResourceClaim, body)
 
 
-def pod_body(rng: random.Random, name: str, version: int, claims: list[str], group: str = "") -> dict:
+def pod_body(
+    rng: random.Random, name: str, version: int, claims: list[str], group: str = ""
+) -> dict[str, Any]:
     labels = {GROUP_LABEL: group, GROUP_SIZE_LABEL: "2"} if group else {}
     return {
         "metadata": {"name": name, "namespace": NS, "uid": f"{name}-{version}", "labels": labels},
@@ -127,7 +142,7 @@ class World:
         self.rng = random.Random(seed)
         self.both = Both()
         self.claims: dict[str, ResourceClaim] = {}
-        self.assumed: dict[str, tuple[ResourceClaim, object]] = {}
+        self.assumed: dict[str, tuple[ResourceClaim, AllocationResult]] = {}
         self.pods: dict[str, Pod] = {}
         self.now = 100.0
         self.number = 0
@@ -162,7 +177,7 @@ class World:
         self.claims[claim.metadata.name] = claim
         self.both.apply(ClaimSeen(claim))
 
-    def put_pod(self, body: dict) -> None:
+    def put_pod(self, body: dict[str, Any]) -> None:
         pod = self.pods[body["metadata"]["name"]] = codec.convert(Pod, body)
         self.both.apply(ObjectSeen(pod))
 
@@ -230,13 +245,9 @@ class World:
             case 2:
                 self.both.apply(ObjectGone(ResourceSlice, ObjectKey("", f"{node}-{OURS}")))
             case 3:
-                spec = {"nodeName": node, "driver": OURS}
-                meta = {"name": f"{node}.{OURS}"}
-                self.both.seen(
-                    DeviceInventory,
-                    {"metadata": meta, "spec": spec, "status": {"activity": {"busy": ["d0"]}}},
-                )
-            case 4:
+                inventory = builders.inventory(node, driver=OURS)
+                self.both.seen(DeviceInventory, {**inventory, "status": {"activity": {"busy": ["d0"]}}})
+            case _:
                 taint = {"key": "example.com/sick", "effect": self.rng.choice(["NoSchedule", "None"])}
                 spec = {"deviceSelector": {"pool": node}, "taint": taint}
                 self.both.seen(DeviceTaintRule, {"metadata": {"name": "rule"}, "spec": spec})
@@ -261,6 +272,8 @@ class World:
             case GroupWrite(writes):
                 for pod_id, write in writes:
                     self.assume(pod_id, write)
+            case Wait() | Proceed() | Refuse():
+                pass
         return answer
 
     def assume(self, pod: PodID, write: Write) -> None:

@@ -1,0 +1,170 @@
+"""A controller that runs on a fake cluster, beside a scheduler that is played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import builders
+import virtual_time
+from builders import DRIVER as OURS
+from builders import NAMESPACE as NS
+from builders import PROTECTED, request
+from fake_client import FakeClient
+
+from controller.app import Controller
+from controller.config import ControllerConfig
+from dra_driver.api.core import EVENTS, NODES, PODS
+from dra_driver.api.meta import DriverName
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
+
+__all__ = [
+    "NS",
+    "OTHER",
+    "OURS",
+    "Clock",
+    "Harness",
+    "claim",
+    "classes",
+    "cluster_of",
+    "controlling",
+    "node",
+    "nothing",
+    "pod",
+    "pool",
+    "request",
+    "run",
+]
+
+OTHER = DriverName("nic.example.com")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return 1_800_000_000.0 + self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def node(cluster: FakeClient, name: str, *, cpu: str = "8", labels: Mapping[str, str] | None = None) -> None:
+    room = {"cpu": cpu, "memory": "32Gi", "pods": "110"}
+    cluster.put(NODES, builders.node(name, labels=labels, allocatable=room))
+
+
+def pool(
+    cluster: FakeClient, node_name: str, *sizes: int, driver: str = OURS, protected: bool = True
+) -> None:
+    """Publish GPUs with so many GiB of memory each."""
+    taints = {"taints": [PROTECTED]} if protected else {}
+    devices = [builders.device(f"gpu-{i}", f"{size}Gi", **taints) for i, size in enumerate(sizes)]
+    cluster.put(RESOURCE_SLICES, builders.resource_slice(node_name, *devices, driver=driver))
+
+
+def claim(cluster: FakeClient, name: str, *requests: dict[str, Any]) -> None:
+    cluster.put(RESOURCE_CLAIMS, builders.claim(name, *requests))
+
+
+def pod(
+    cluster: FakeClient,
+    name: str,
+    *claims: str,
+    gated: bool = True,
+    other_gates: tuple[str, ...] = (),
+    **spec: Any,
+) -> None:
+    cluster.put(PODS, builders.pod(name, *claims, gated=gated, gates=other_gates, cpu="1", **spec))
+
+
+def classes(cluster: FakeClient) -> None:
+    for name, driver in (("gpu", OURS), ("nic", OTHER)):
+        cluster.put(DEVICE_CLASSES, builders.device_class(name, f'device.driver == "{driver}"'))
+    cluster.put(DEVICE_CLASSES, builders.device_class("anything"))
+
+
+def cluster_of(**nodes: tuple[int, ...]) -> FakeClient:
+    cluster = FakeClient()
+    classes(cluster)
+    for name, sizes in nodes.items():
+        node(cluster, name)
+        pool(cluster, name, *sizes)
+    return cluster
+
+
+class Harness:
+    """What a test asks and does while the controller runs."""
+
+    def __init__(self, cluster: FakeClient, clock: Clock, controller: Controller) -> None:
+        self.cluster = cluster
+        self.clock = clock
+        self.controller = controller
+
+    def decisions(self) -> float:
+        """Return how many decisions have been worked out."""
+        registry = self.controller.metrics.registry
+        return registry.get_sample_value("dra_driver_controller_decision_seconds_count") or 0.0
+
+    async def quiet(self, seconds: float = 0.2) -> None:
+        """Wait until nothing has been written for a while."""
+        count = -1
+        while count != len(self.cluster.writes):
+            count = len(self.cluster.writes)
+            await asyncio.sleep(seconds)
+
+    def claim(self, name: str) -> ResourceClaim:
+        return self.cluster.obj(RESOURCE_CLAIMS, name, NS)
+
+    def devices(self, name: str) -> list[tuple[str, str]]:
+        allocation = self.claim(name).status.allocation
+        return [] if allocation is None else [(r.pool, r.device) for r in allocation.devices.results]
+
+    def gates(self, name: str) -> list[str]:
+        return [g.name for g in self.cluster.obj(PODS, name, NS).spec.scheduling_gates]
+
+    def events(self, reason: str) -> list[str]:
+        return [e.message for e in self.cluster.all(EVENTS) if e.reason == reason]
+
+    def deallocate(self, name: str) -> None:
+        """Do as kube-scheduler when the pod cannot go to the allocation's node."""
+        self.cluster.edit(RESOURCE_CLAIMS, name, {"status": {"allocation": None, "reservedFor": None}}, NS)
+
+    def held(self) -> list[tuple[str, str]]:
+        return [d for c in self.cluster.all(RESOURCE_CLAIMS) for d in self.devices(c.metadata.name)]
+
+
+Scenario = Callable[[Harness], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def controlling(cluster: FakeClient, **config: Any) -> AsyncIterator[Harness]:
+    """Run a controller that has settled; it has ended when the block ends."""
+    clock = Clock()
+    settings = ControllerConfig(drivers=(OURS,), leader_elect=False, **config)
+    controller = Controller(cluster, settings, clock)
+    task = asyncio.create_task(controller.run())
+    harness = Harness(cluster, clock, controller)
+    try:
+        await controller.ready.wait()
+        await harness.quiet()
+        yield harness
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def run(cluster: FakeClient, scenario: Scenario, **config: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), controlling(cluster, **config) as harness:
+            await scenario(harness)
+
+    virtual_time.run(main())
+
+
+async def nothing(_: Harness) -> None:
+    """Only let the controller settle."""
