@@ -1,4 +1,4 @@
-"""Makes ``tests/support`` importable, settles how hypothesis searches, keeps paths of sockets short.
+"""Makes what tests share importable, settles how hypothesis searches, keeps paths of sockets short.
 
 A run finds the same on every machine: ``HYPOTHESIS_PROFILE=explore`` looks for new counterexamples instead.
 """
@@ -13,7 +13,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
+# Of tests/support, and of the embedded cluster's tests what its rooms share.
+for folder in ("support", "support/hardware", "sim"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 hypothesis.settings.register_profile("default", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(HERE.parent / "support" / "hardware")]
 
 
 def machine() -> dict[str, Any]:

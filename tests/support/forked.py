@@ -65,7 +65,7 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Forke
 @functools.cache
 def _server() -> str:
     """Start the server of this process of tests; return its socket."""
-    folder = tempfile.TemporaryDirectory(prefix="dra-fork-")
+    folder = tempfile.TemporaryDirectory(prefix="fork-server-")
     path = str(Path(folder.name) / "s")
     script = str(Path(__file__).with_name("fork_server.py"))
     process = subprocess.Popen(

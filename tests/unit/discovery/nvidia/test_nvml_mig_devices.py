@@ -12,9 +12,9 @@ from typing import Any
 import nvml_stub_support as stub
 import pytest
 from nvidia_tools import Tools
-from paths import SUPPORT
+from paths import HARDWARE, SUPPORT
 
-SCRIPT = SUPPORT / "nvml_node.py"
+SCRIPT = HARDWARE / "nvml_node.py"
 H100, L4 = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
 CUT, WHOLE = "gpu-0000-07-00-0", "gpu-0000-08-00-0"
 BIG, SMALL = f"{CUT}-mig-3g-40gb-4", f"{CUT}-mig-1g-10gb-0"
@@ -58,7 +58,7 @@ class Machine:
             "LD_LIBRARY_PATH": str(self._library),
             "NVML_STUB_CONFIG": str(self.root / "nvml.conf"),
             "NVML_STUB_STATE": str(self.root / "state"),
-            "PYTHONPATH": str(SCRIPT.parent),
+            "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
         }
         command = [sys.executable, str(SCRIPT), str(self.root), json.dumps(steps), backend]
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)

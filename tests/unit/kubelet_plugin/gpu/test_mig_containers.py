@@ -12,11 +12,11 @@ from typing import Any
 import nvml_stub_support as stub
 import pytest
 from nvidia_tools import Tools
-from paths import SUPPORT
+from paths import HARDWARE, SUPPORT
 
 from dra_driver.sim import cdi_reader
 
-SCRIPT = SUPPORT / "nvml_node.py"
+SCRIPT = HARDWARE / "nvml_node.py"
 H100 = "GPU-11111111-0000-0000-0000-000000000000"
 GPU = "gpu-0000-07-00-0"
 BIG, SMALL = f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"
@@ -80,7 +80,7 @@ class Machine:
             "LD_LIBRARY_PATH": str(self._library),
             "NVML_STUB_CONFIG": str(self.root / "nvml.conf"),
             "NVML_STUB_STATE": str(self.root / "state"),
-            "PYTHONPATH": str(SCRIPT.parent),
+            "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
         }
         command = [sys.executable, str(SCRIPT), str(self.root), json.dumps(steps), backend]
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)

@@ -12,9 +12,9 @@ from typing import Any
 import nvml_stub_support as stub
 import pytest
 from nvidia_tools import Tools
-from paths import SUPPORT
+from paths import HARDWARE, SUPPORT
 
-SCRIPT = SUPPORT / "nvml_node.py"
+SCRIPT = HARDWARE / "nvml_node.py"
 H100 = "GPU-11111111-0000-0000-0000-000000000000"
 GPU = "gpu-0000-07-00-0"
 
@@ -40,7 +40,7 @@ def live(library: Path, root: Path, *steps: list[Any]) -> list[dict[str, Any]]:
         "LD_LIBRARY_PATH": str(library),
         "NVML_STUB_CONFIG": str(root / "nvml.conf"),
         "NVML_STUB_STATE": str(root / "state"),
-        "PYTHONPATH": str(SCRIPT.parent),
+        "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
     }
     command = [sys.executable, str(SCRIPT), str(root), json.dumps(steps)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)

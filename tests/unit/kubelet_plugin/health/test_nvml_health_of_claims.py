@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import nvml_stub_support as stub
-from paths import SUPPORT
+from paths import HARDWARE, SUPPORT
 
-SCRIPT = SUPPORT / "nvml_health_node.py"
+SCRIPT = HARDWARE / "nvml_health_node.py"
 GPU, OTHER = "gpu-0000-07-00-0", "gpu-0000-08-00-0"
 PARTS = [f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"]
 HEALTHY, UNHEALTHY = 1, 2
@@ -34,7 +34,7 @@ def test_an_xid_reaches_the_claims_on_partitions_and_a_reload_ends_it(tmp_path: 
         "LD_LIBRARY_PATH": str(library),
         "NVML_STUB_CONFIG": str(tmp_path / "nvml.conf"),
         "NVML_STUB_STATE": str(tmp_path / "state"),
-        "PYTHONPATH": str(SCRIPT.parent),
+        "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
     }
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, env=env, timeout=60

@@ -19,7 +19,7 @@ from typing import Any
 
 from dra_driver.discovery.nvidia.products import MIB, products
 
-SOURCE = Path(__file__).parent.parent / "nvml_stub" / "nvml_stub.c"
+SOURCE = Path(__file__).parents[2] / "nvml_stub" / "nvml_stub.c"
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999
 
 # NVML's number of each kind of GPU instance, by how many slices it has and what is special about it.

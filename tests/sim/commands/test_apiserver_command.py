@@ -21,7 +21,7 @@ from dra_driver.cli.main import main
 
 COMMAND = ("sim", "apiserver")
 PROGRAM = (sys.executable, "-m", "dra_driver.cli.main", *COMMAND)
-EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples"
 
 pytestmark = pytest.mark.sim
 
