@@ -25,12 +25,17 @@ class DiscoveredDevice:
         device: the part for the inventory.
         uuid: the vendor's identity; prepare refuses a device whose UUID is not the one expected.
         material: what a container needs on the side of the operating system to use it.
+        own_nodes: paths, in the container, of the nodes of ``material`` that belong to this device alone.
+            Prepare refuses a device while one of them is missing, and its partitions do not get them. The
+            other nodes are of the driver, and left out while they are missing. If None, the nodes whose names
+            on the host end in a number are the device's own (``cdi.own_nodes``).
         simulated: there is no such hardware, so that its nodes and files need not be there either.
     """
 
     device: InventoryDevice
     uuid: str
     material: ContainerEdits = _NO_EDITS
+    own_nodes: tuple[str, ...] | None = None
     simulated: bool = False
 
 
@@ -44,7 +49,8 @@ class GpuInstance:
         start: the first slice of the GPU's memory that it occupies.
         size: number of slices.
         uuid: its identity; empty where it is half made and nothing can run on it.
-        device_nodes: what a container needs for it, beside what it needs for any device of the vendor.
+        device_nodes: what a container needs for it, beside what it needs for any device of the vendor: each
+            of them belongs to the partition alone, or to its GPU.
     """
 
     instance_id: int

@@ -6,6 +6,7 @@ agent.
 
 from __future__ import annotations
 
+from dra_driver.cdi.own_nodes import own_nodes
 from dra_driver.cdi.rules import (
     minimum_version,
     qualified_name,
@@ -45,6 +46,7 @@ __all__ = [
     "json_of_yaml",
     "merge",
     "minimum_version",
+    "own_nodes",
     "qualified_name",
     "read_only_mount",
     "split_qualified_name",

@@ -118,6 +118,9 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
         own: what the container gets for the claim's sake, whatever the nodes and files of the device are:
             variables, sharing, metadata. None in records of versions that did not keep it.
         simulated: there is no such hardware, so that its nodes and files need not be there either.
+        own_nodes: paths, in the container, of the nodes that belong to the device alone; of a partition,
+            those of its instance. None in records of versions that did not keep them: then those whose names
+            end in a number.
     """
 
     requests: tuple[str, ...]
@@ -134,6 +137,7 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
     attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
     own: ContainerEdits | None = None
     simulated: bool = False
+    own_nodes: tuple[str, ...] | None = None
 
 
 class PodReference(Wire, frozen=True, kw_only=True):

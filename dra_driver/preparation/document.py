@@ -6,8 +6,7 @@ so that no document can hold what is not in the claim's record or in what discov
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -23,15 +22,11 @@ __all__ = [
     "annotated",
     "documented",
     "named_on_host",
-    "numbered",
     "without_absent",
 ]
 
 # Annotation of our CDI documents: the claim's record, from which a lost checkpoint is rebuilt.
 RECORD_ANNOTATION: Final = "dra-driver.dev/prepared-claim"
-
-# The kernel numbers the nodes of single devices; those of a driver (/dev/kfd, /dev/nvidiactl) have no number.
-_NUMBERED: Final = re.compile(r".*[0-9]")
 
 
 def documented(driver: str, record: PreparedClaim, edits: Sequence[cdi.ContainerEdits]) -> PreparedClaim:
@@ -78,11 +73,6 @@ def annotated(record: PreparedClaim) -> PreparedClaim:
 # --- what of it has to be on the host -----------------------------------------------------------------------
 
 
-def numbered(edits: cdi.ContainerEdits) -> Sequence[str]:
-    """Paths on the host of the nodes that belong to one device."""
-    return [path for n in edits.device_nodes if _NUMBERED.fullmatch(path := n.host_path or n.path)]
-
-
 def named_on_host(record: PreparedClaim) -> Set[str]:
     """Paths of the device nodes and files that the document names and that others than this driver make.
 
@@ -115,13 +105,16 @@ def without_absent(record: PreparedClaim, absent: Set[str]) -> cdi.Spec | None:
         edits = device.container_edits
         if here is None or not here.simulated:
             name = device.name if here is None else here.device
-            edits = _without(edits, _own(here), absent, name)
+            needed = cdi.own_nodes(edits, here.own_nodes if here is not None else None)
+            edits = _without(edits, _own(here), needed, absent, name)
             if device.container_edits.device_nodes and not edits.device_nodes:
                 raise _absent_node(name, device.container_edits.device_nodes[0].path)
         devices.append(msgspec.structs.replace(device, container_edits=edits))
     shared = record.spec.container_edits
     if not all(d.simulated for d in record.devices):
-        shared = _without(shared, cdi.ContainerEdits(), absent, ", ".join(d.device for d in record.devices))
+        needed = tuple(n for d in record.devices for n in cdi.own_nodes(shared, d.own_nodes))
+        names = ", ".join(d.device for d in record.devices)
+        shared = _without(shared, cdi.ContainerEdits(), needed, absent, names)
     spec = msgspec.structs.replace(record.spec, devices=tuple(devices), container_edits=shared)
     return cdi.with_minimum_version(spec)
 
@@ -140,12 +133,16 @@ def _judged(record: PreparedClaim) -> Sequence[tuple[cdi.ContainerEdits, cdi.Con
 
 
 def _without(
-    edits: cdi.ContainerEdits, own: cdi.ContainerEdits, absent: Set[str], device: str
+    edits: cdi.ContainerEdits,
+    own: cdi.ContainerEdits,
+    needed: Collection[cdi.DeviceNode],
+    absent: Set[str],
+    device: str,
 ) -> cdi.ContainerEdits:
     missing = [n for n in edits.device_nodes if not _by_number(n) and (n.host_path or n.path) in absent]
-    needed = [path for n in missing if _NUMBERED.fullmatch(path := n.host_path or n.path)]
-    if needed:
-        raise _absent_node(device, needed[0])
+    for node in missing:
+        if node in needed:
+            raise _absent_node(device, node.host_path or node.path)
     return msgspec.structs.replace(
         edits,
         device_nodes=tuple(n for n in edits.device_nodes if n not in missing),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from dra_driver import cdi
 from dra_driver.api.inventory import InventoryDevice
@@ -27,6 +30,8 @@ class NodeDevice:
         model: for the container; empty where unknown.
         memory: quantity, for the container; empty where unknown.
         edits: what a container needs to use it; of a partition, without what only the instance knows.
+        own_nodes: paths of the device nodes in ``edits`` that belong to it alone; if None, those whose names
+            end in a number.
         partition: where the device is a partition that is made on demand.
         controllable: time slice, compute mode and MIG mode can be set.
         mig_enabled: MIG mode is on, as discovery saw it last.
@@ -46,6 +51,7 @@ class NodeDevice:
     model: str = ""
     memory: str = ""
     edits: cdi.ContainerEdits = _NO_EDITS
+    own_nodes: tuple[str, ...] | None = None
     partition: PartitionRecord | None = None
     controllable: bool = False
     mig_enabled: bool = False
@@ -56,3 +62,11 @@ class NodeDevice:
     found: InventoryDevice | None = None
     away: bool = False
     simulated: bool = False
+
+    @property
+    def shared(self) -> NodeDevice:
+        """The device without the nodes that are its own: what discovery can say of its partitions."""
+        own = cdi.own_nodes(self.edits, self.own_nodes)
+        nodes = tuple(n for n in self.edits.device_nodes if n not in own)
+        edits = msgspec.structs.replace(self.edits, device_nodes=nodes)
+        return dataclasses.replace(self, edits=edits, own_nodes=())

@@ -32,7 +32,7 @@ def bound(record: PreparedClaim, facts: Mapping[str, tuple[str, str]]) -> Prepar
             continue
         group, before = facts[device.device]
         binding = msgspec.structs.replace(device.binding, group=group, driver_before=before)
-        devices.append(msgspec.structs.replace(device, binding=binding))
+        devices.append(msgspec.structs.replace(device, binding=binding, own_nodes=(f"{_VFIO}/{group}",)))
         groups[device.cdi_device_ids[0].partition("=")[2]] = group
     named = tuple(
         msgspec.structs.replace(d, container_edits=cdi.merge(d.container_edits, _nodes(groups[d.name])))

@@ -29,13 +29,9 @@ from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.sharing import SharingPlan, device_type, plan_sharing, settings_of
 
-__all__ = ["Grant", "NodeDevice", "complete", "of_instance", "plan", "recover", "reserving_pods"]
+__all__ = ["Grant", "NodeDevice", "complete", "plan", "recover", "reserving_pods"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-# The GPU's own node, whose number may change with MIG mode, and the capabilities of its instances.
-_INSTANCE_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/nvidia-caps/nvidia-cap[0-9]+")
-# Nodes that belong to one device; others are of the driver and open for its other devices too.
-_OWN_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/dri/(?:card|renderD)[0-9]+")
 _NAMES_IN_MESSAGE: Final = 8
 
 
@@ -131,22 +127,25 @@ def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerE
     if record.spec is None or not made:
         return record
     devices = []
-    edits: dict[str, tuple[PreparedDevice, cdi.ContainerEdits]] = {}
+    parts: dict[str, PreparedDevice] = {}
     for device in record.devices:
         if device.partition is None or device.device not in made:
             devices.append(device)
             continue
-        uuid, own = made[device.device]
+        uuid, instance = made[device.device]
         partition = msgspec.structs.replace(device.partition, uuid=uuid)
-        devices.append(msgspec.structs.replace(device, partition=partition))
-        edits[device.cdi_device_ids[0].partition("=")[2]] = (devices[-1], own)
+        nodes = tuple(n.path for n in instance.device_nodes)
+        devices.append(msgspec.structs.replace(device, partition=partition, own_nodes=nodes))
+        parts[device.cdi_device_ids[0].partition("=")[2]] = device
     record = msgspec.structs.replace(record, devices=tuple(devices))
     assert record.spec is not None
     spec = msgspec.structs.replace(
         record.spec,
         devices=tuple(
-            msgspec.structs.replace(d, container_edits=_with_instance(d.container_edits, *edits[d.name]))
-            if d.name in edits
+            msgspec.structs.replace(
+                d, container_edits=_with_instance(d.container_edits, part, *made[part.device])
+            )
+            if (part := parts.get(d.name)) is not None
             else d
             for d in record.spec.devices
         ),
@@ -155,23 +154,24 @@ def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerE
 
 
 def _with_instance(
-    edits: cdi.ContainerEdits, device: PreparedDevice, own: cdi.ContainerEdits
+    edits: cdi.ContainerEdits, device: PreparedDevice, uuid: str, instance: cdi.ContainerEdits
 ) -> cdi.ContainerEdits:
-    assert device.partition is not None
+    """Return a partition's edits with what its instance adds, in place of what an earlier instance added.
+
+    Args:
+        edits: of the document.
+        device: as the record had it: its own nodes are those of the earlier instance.
+        uuid: of the instance.
+        instance: what a container needs for it.
+    """
     name = f"{device.variables}_UUID="
-    # Another instance of the same partition has been there before, as after a reboot.
+    earlier = cdi.own_nodes(edits, device.own_nodes)
     kept = msgspec.structs.replace(
         edits,
         env=tuple(v for v in edits.env if not v.startswith(name)),
-        device_nodes=tuple(n for n in edits.device_nodes if not of_instance(n.path)),
+        device_nodes=tuple(n for n in edits.device_nodes if n not in earlier),
     )
-    told = cdi.ContainerEdits(env=(f"{name}{device.partition.uuid}",))
-    return cdi.merge(kept, own, told)
-
-
-def of_instance(path: str) -> bool:
-    """Whether a device node is told by the instance of a partition, and not by discovery."""
-    return bool(_INSTANCE_NODE.fullmatch(path))
+    return cdi.merge(kept, instance, cdi.ContainerEdits(env=(f"{name}{uuid}",)))
 
 
 def recover(driver: str, spec: cdi.Spec) -> PreparedClaim:
@@ -270,6 +270,7 @@ def _prepared(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -
         attributes=grant.device.attributes,
         own=_own(driver, grant, record, metadata),
         simulated=grant.device.simulated,
+        own_nodes=tuple(n.path for n in cdi.own_nodes(grant.edits, grant.device.own_nodes)),
     )
 
 
@@ -290,11 +291,13 @@ def _binding(grant: Grant) -> BindingRecord | None:
     device = grant.device
     if not grant.sharing.driver or device.found is None:
         return None
+    # Which of its names a process shows depends on where the process has opened it.
+    own = cdi.own_nodes(device.edits, device.own_nodes)
     return BindingRecord(
         address=device.address,
         driver=grant.sharing.driver,
         found=msgspec.structs.replace(device.found, health=()),
-        nodes=tuple(n.path for n in device.edits.device_nodes if _OWN_NODE.fullmatch(n.path)),
+        nodes=tuple(dict.fromkeys(path for n in own for path in (n.path, n.host_path or n.path))),
     )
 
 

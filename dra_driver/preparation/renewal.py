@@ -16,10 +16,10 @@ import msgspec
 from dra_driver import cdi
 from dra_driver.errors import PrepareError
 from dra_driver.preparation.claim import ClaimState, PreparedClaim, PreparedDevice
-from dra_driver.preparation.document import documented, numbered
+from dra_driver.preparation.document import documented
 from dra_driver.preparation.metadata import CONTAINER_DIRECTORY
 from dra_driver.preparation.node_device import NodeDevice
-from dra_driver.preparation.plan import complete, of_instance
+from dra_driver.preparation.plan import complete
 from dra_driver.preparation.sharing import MPS_PIPES
 
 __all__ = ["check_identity", "ended", "renewed"]
@@ -31,7 +31,6 @@ _OWN_VARIABLE: Final = re.compile(
     re.DOTALL,
 )
 _OWN_MOUNTS: Final = (MPS_PIPES, "/dev/shm")  # noqa: S108 - of the container
-_GPU_NODE: Final = re.compile(r"/dev/nvidia[0-9]+")
 
 
 def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice]) -> PreparedClaim:
@@ -62,13 +61,20 @@ def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice
             raise PrepareError(f"device {device.device} is not on this node now", retryable=True)
         if device.binding is not None:
             # Its own driver does not have it, so that discovery knows nothing of its nodes.
-            found.append(msgspec.structs.replace(device, own=own))
+            found.append(msgspec.structs.replace(device, own=own, own_nodes=()))
             edits.append(cdi.ContainerEdits())
             continue
-        if device.partition is None and numbered(held) and not numbered(now.edits):
+        nodes = cdi.own_nodes(now.edits, now.own_nodes)
+        if device.partition is None and not nodes and cdi.own_nodes(held, device.own_nodes):
             raise PrepareError(f"device {device.device}: its device node is not known now", retryable=True)
         found.append(
-            msgspec.structs.replace(device, own=own, attributes=now.attributes, simulated=now.simulated)
+            msgspec.structs.replace(
+                device,
+                own=own,
+                attributes=now.attributes,
+                simulated=now.simulated,
+                own_nodes=tuple(n.path for n in nodes),
+            )
         )
         edits.append(now.edits)
     fresh = documented(driver, msgspec.structs.replace(record, devices=tuple(found)), edits)
@@ -119,9 +125,7 @@ def _now(device: PreparedDevice, devices: Mapping[str, NodeDevice]) -> NodeDevic
     gpu = devices.get(device.partition.gpu) if device.partition is not None else None
     if found is not None or gpu is None:
         return found
-    nodes = tuple(n for n in gpu.edits.device_nodes if not _GPU_NODE.fullmatch(n.path))
-    edits = msgspec.structs.replace(gpu.edits, device_nodes=nodes)
-    return dataclasses.replace(gpu, name=device.device, edits=edits, attributes=device.attributes)
+    return dataclasses.replace(gpu.shared, name=device.device, attributes=device.attributes)
 
 
 def _own(device: PreparedDevice, held: cdi.ContainerEdits) -> cdi.ContainerEdits:
@@ -142,17 +146,25 @@ def _own(device: PreparedDevice, held: cdi.ContainerEdits) -> cdi.ContainerEdits
 def _instances(
     record: PreparedClaim, before: Mapping[str, cdi.ContainerEdits], devices: Mapping[str, NodeDevice]
 ) -> dict[str, tuple[str, cdi.ContainerEdits]]:
-    """UUIDs and nodes of the partitions as the document has them, where their GPU has the same node still."""
+    """Return UUIDs and nodes of the partitions as the document has them, where they are right still.
+
+    An instance is opened by the node of its GPU and by nodes of its own. Their numbers change together, and
+    only that of the GPU is known to discovery: where none of the nodes is the GPU's now, the hardware is
+    asked for the instance again.
+    """
     kept: dict[str, tuple[str, cdi.ContainerEdits]] = {}
     for device in record.devices:
         partition = device.partition
         if partition is None or not partition.uuid:
             continue
-        held = before.get(_cdi_name(device), cdi.ContainerEdits()).device_nodes
-        nodes = tuple(n for n in held if of_instance(n.path))
+        held = before.get(_cdi_name(device), cdi.ContainerEdits())
+        # In a record that does not say which nodes are the device's own, a numbered one may be the driver's.
+        found = _now(device, devices)
+        given = found.edits.device_nodes if found is not None else ()
+        nodes = tuple(n for n in cdi.own_nodes(held, device.own_nodes) if n not in given)
         gpu = devices.get(partition.gpu)
-        now = {n.path for n in gpu.edits.device_nodes} if gpu is not None else set()
-        if all(n.path in now for n in nodes if _GPU_NODE.fullmatch(n.path)):
+        now = {n.path for n in cdi.own_nodes(gpu.edits, gpu.own_nodes)} if gpu is not None else set()
+        if not nodes or any(n.path in now for n in nodes):
             kept[device.device] = (partition.uuid, cdi.ContainerEdits(device_nodes=nodes))
     return kept
 

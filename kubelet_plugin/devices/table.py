@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
-import msgspec
 import structlog
 
 from dra_driver.api import names
@@ -28,8 +26,6 @@ from kubelet_plugin.gpu.mps import Daemons, NoDaemons
 __all__ = ["DeviceTable"]
 
 _FUNCTIONS: Final = ("gpu", "vf")
-# Nodes of the whole GPU. The instance of a partition tells the GPU's node; DRM nodes are not for partitions.
-_OWN_NODE: Final = re.compile(r"/dev/nvidia[0-9]+|/dev/dri/.+")
 
 log = structlog.get_logger(__name__)
 
@@ -186,6 +182,7 @@ class DeviceTable:
                 model=_text(found, "model") or _text(found, "productName"),
                 memory=_memory(found.device.capacity),
                 edits=found.material,
+                own_nodes=found.own_nodes,
                 controllable=control is not None,
                 mig_enabled=any(h.reason == "MigEnabled" for h in found.device.health),
                 mps_directory=self._daemons.directory(name) if control and control.runs_daemons else "",
@@ -251,9 +248,8 @@ def _memory(capacity: Mapping[str, DeviceCapacity]) -> str:
 
 def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice]:
     """Return the devices that the GPU can be cut into. They have its identity until they are made."""
-    # The node of a GPU may change its number with the mode, so that the instance tells it.
-    shared = tuple(n for n in gpu.edits.device_nodes if not _OWN_NODE.fullmatch(n.path))
-    edits = msgspec.structs.replace(gpu.edits, device_nodes=shared)
+    # The number of the GPU's own node may change with the mode, so that the instance names it.
+    shared = gpu.shared
     for p in partition_devices(found.device):
         yield NodeDevice(
             name=p.name,
@@ -261,7 +257,8 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
             published_uuid=gpu.published_uuid,
             model=gpu.model,
             memory=_memory(p.profile.capacity),
-            edits=edits,
+            edits=shared.edits,
+            own_nodes=shared.own_nodes,
             partition=PartitionRecord(
                 gpu=gpu.name,
                 profile=p.profile.name,

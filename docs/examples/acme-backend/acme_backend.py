@@ -29,6 +29,7 @@ class AcmeBackend:
         if address is None:
             return None
         serial = sdk.read_text(folder / "serial")
+        node = f"/dev/acme/{folder.name}"
         facts = {
             "type": "npu",
             "vendor": "acme",
@@ -47,7 +48,8 @@ class AcmeBackend:
                 own={"tops": sdk.read_number(folder / "tops")},
             ),
             uuid=serial or f"pci:{address}",
-            material=sdk.ContainerEdits(device_nodes=(sdk.DeviceNode(f"/dev/acme/{folder.name}"),)),
+            material=sdk.ContainerEdits(device_nodes=(sdk.DeviceNode(node),)),
+            own_nodes=(node,),
         )
 
     def close(self) -> None:

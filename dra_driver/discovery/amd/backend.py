@@ -21,7 +21,7 @@ from dra_driver.discovery.amd import kfd as amdgpu_kfd
 from dra_driver.discovery.amd.kfd import KfdNode
 from dra_driver.discovery.amd.samples import ras_counts, read_partition_sample, read_sample
 from dra_driver.discovery.core import pci, pci_products, schema, sysfs
-from dra_driver.discovery.core.nodes import device_nodes
+from dra_driver.discovery.core.nodes import FoundNodes, device_nodes
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.hardware import DeviceSample, DiscoveredDevice
@@ -222,6 +222,7 @@ class AmdGpuBackend:
             if part.name in whole.values() and node
             else {}
         )
+        nodes = self._nodes(part, problems)
         return DiscoveredDevice(
             device=InventoryDevice(
                 name=part.name,
@@ -231,7 +232,8 @@ class AmdGpuBackend:
                 health=tuple(_health(part)),
             ),
             uuid=(parent or f"pci:{gpu.address}") + suffix,
-            material=self._material(part, problems),
+            material=ContainerEdits(device_nodes=nodes.nodes),
+            own_nodes=nodes.own,
         )
 
     def _place_facts(self, gpu: _Gpu) -> dict[str, str | int | bool | None]:
@@ -243,11 +245,11 @@ class AmdGpuBackend:
             names.NUMA_NODE: pci.numa_node(self._sysfs_root, gpu.address),
         }
 
-    def _material(self, part: _Part, problems: list[Problem]) -> ContainerEdits:
+    def _nodes(self, part: _Part, problems: list[Problem]) -> FoundNodes:
         by_path = str(part.gpu.address) if part.index is None else None
-        found, missing = device_nodes(self._dev_root, ("kfd",), part.drm, by_path)
-        problems += [Problem(part.name, "device node", f"{path} is not there") for path in missing]
-        return ContainerEdits(device_nodes=found)
+        found = device_nodes(self._dev_root, ("kfd",), part.drm, by_path)
+        problems += [Problem(part.name, "device node", f"{path} is not there") for path in found.missing]
+        return found
 
 
 def _place(node: KfdNode, functions: Mapping[PciAddress, _Gpu]) -> tuple[PciAddress, int]:

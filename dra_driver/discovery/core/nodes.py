@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.cdi import DeviceNode
 from dra_driver.discovery.core import pci
 from dra_driver.discovery.core.sysfs import DrmNodes
 
-__all__ = ["device_nodes"]
+__all__ = ["FoundNodes", "device_nodes"]
 
 
-def device_nodes(
-    dev_root: Path, shared: Sequence[str], drm: DrmNodes, by_path: str | None
-) -> tuple[tuple[DeviceNode, ...], list[Path]]:
-    """Nodes for a container, and those of them that are not there.
+@dataclass(frozen=True, slots=True)
+class FoundNodes:
+    """Device nodes for a container.
+
+    Attributes:
+        nodes: all of them.
+        own: paths of those that belong to the device alone, for ``DiscoveredDevice.own_nodes``.
+        missing: where nodes were looked for that are not there.
+    """
+
+    nodes: tuple[DeviceNode, ...]
+    own: tuple[str, ...]
+    missing: tuple[Path, ...]
+
+
+def device_nodes(dev_root: Path, shared: Sequence[str], drm: DrmNodes, by_path: str | None) -> FoundNodes:
+    """Return the nodes that a container needs for a device.
 
     A node that is missing is given all the same: prepare refuses then and says which, because a container
     that does not start is better than one without its GPU. The names below ``/dev/dri/by-path``, which some
@@ -27,11 +41,12 @@ def device_nodes(
         drm: the device's own.
         by_path: PCI address, where ``/dev/dri/by-path`` is to be given.
     """
-    own = [f"dri/{name}" for name in (drm.card, drm.render) if name]
-    nodes = [DeviceNode(f"/dev/{name}") for name in (*shared, *own)]
-    missing = [dev_root / name for name in (*shared, *own) if not pci.exists(dev_root / name)]
+    names = [f"dri/{name}" for name in (drm.card, drm.render) if name]
+    common = [DeviceNode(f"/dev/{name}") for name in shared]
+    own = [DeviceNode(f"/dev/{name}") for name in names]
+    missing = tuple(dev_root / name for name in (*shared, *names) if not pci.exists(dev_root / name))
     for kind, name in (("card", drm.card), ("render", drm.render)):
         path = f"dri/by-path/pci-{by_path}-{kind}"
         if by_path and name and pci.exists(dev_root / path):
-            nodes.append(DeviceNode(f"/dev/{path}", f"/dev/dri/{name}"))
-    return tuple(nodes), missing
+            own.append(DeviceNode(f"/dev/{path}", f"/dev/dri/{name}"))
+    return FoundNodes((*common, *own), tuple(n.path for n in own), missing)

@@ -17,7 +17,7 @@ from dra_driver.api import names
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
-from dra_driver.cdi import ContainerEdits, DeviceNode
+from dra_driver.cdi import ContainerEdits, DeviceNode, own_nodes
 from dra_driver.discovery.core import pci, schema, strict, sysfs
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import Problem, ProblemLog
@@ -134,12 +134,14 @@ class GenericBackend:
         attributes.setdefault("type", DeviceAttribute(string_value="accelerator"))
         uuid = attributes.get("uuid")
         where = f"pci:{found.address}" if found.address else f"dev:{found.nodes[0]}"
+        material = self._material(found, problems)
         return DiscoveredDevice(
             device=InventoryDevice(
                 name=found.name, attributes=attributes, capacity=self._capacity(found, problems)
             ),
             uuid=(uuid.string_value if uuid is not None else None) or where,
-            material=self._material(found, problems),
+            material=material,
+            own_nodes=_own_nodes(found, material),
         )
 
     def _place(self, found: _Found) -> dict[str, DeviceAttribute]:
@@ -187,6 +189,15 @@ class GenericBackend:
             mounts=found.rule.mounts,
             env=tuple(f"{name}={value}" for name, value in found.rule.env.items()),
         )
+
+
+def _own_nodes(found: _Found, material: ContainerEdits) -> tuple[str, ...]:
+    """Return the nodes that were found for the device, and those of its description that have a number.
+
+    The description does not say which of the nodes that it names are shared by several devices.
+    """
+    numbered = (n.path for n in own_nodes(material, None))
+    return tuple(dict.fromkeys((*(f"/dev/{node}" for node in found.nodes), *numbered)))
 
 
 def _is(folder: Path, match: generic_spec.PciMatch) -> bool:

@@ -18,7 +18,7 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits
 from dra_driver.discovery.core import pci, pci_products, schema, sysfs
-from dra_driver.discovery.core.nodes import device_nodes
+from dra_driver.discovery.core.nodes import FoundNodes, device_nodes
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.pci_products import PciProduct
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
@@ -172,6 +172,7 @@ class IntelGpuBackend:
             {"memory": memory},
         )
         problems += [Problem(gpu.name, subject, why) for subject, why in properties.rejected]
+        nodes = self._nodes(gpu, drm, problems)
         return DiscoveredDevice(
             device=InventoryDevice(
                 name=gpu.name,
@@ -180,13 +181,14 @@ class IntelGpuBackend:
                 health=tuple(_health(gpu, drm, vfs)),
             ),
             uuid=f"pci:{gpu.address}/{gpu.device_id:04x}",
-            material=self._material(gpu, drm, problems),
+            material=ContainerEdits(device_nodes=nodes.nodes),
+            own_nodes=nodes.own,
         )
 
-    def _material(self, gpu: _Gpu, drm: sysfs.DrmNodes, problems: list[Problem]) -> ContainerEdits:
-        found, missing = device_nodes(self._dev_root, (), drm, str(gpu.address))
-        problems += [Problem(gpu.name, "device node", f"{path} is not there") for path in missing]
-        return ContainerEdits(device_nodes=found)
+    def _nodes(self, gpu: _Gpu, drm: sysfs.DrmNodes, problems: list[Problem]) -> FoundNodes:
+        found = device_nodes(self._dev_root, (), drm, str(gpu.address))
+        problems += [Problem(gpu.name, "device node", f"{path} is not there") for path in found.missing]
+        return found
 
 
 def _sampled(gpu: _Gpu, device: DiscoveredDevice) -> Sampled:

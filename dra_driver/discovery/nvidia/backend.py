@@ -303,6 +303,7 @@ class NvmlBackend:
             ),
             uuid=reading.uuid or f"pci:{address}",
             material=self._material(name, reading, problems),
+            own_nodes=_own_nodes(reading),
         )
 
     def _known_health(self, reading: GpuReading) -> tuple[DeviceHealth, ...]:
@@ -312,15 +313,19 @@ class NvmlBackend:
         return self._conditions.health(reading.uuid)
 
     def _material(self, name: str, reading: GpuReading, problems: list[Problem]) -> ContainerEdits:
-        nodes: list[DeviceNode] = []
-        if reading.minor is not None:
-            own = f"nvidia{reading.minor}"
-            nodes.append(DeviceNode(f"/dev/{own}"))
-            if not pci.exists(self._dev_root / own):
+        own = _own_nodes(reading)
+        for path in own:
+            at = self._dev_root / path.removeprefix("/dev/")
+            if not pci.exists(at):
                 # Kept all the same: a container that fails to start is better than one without its GPU.
-                problems.append(Problem(name, "device node", f"{self._dev_root / own} is not there"))
-        nodes += [DeviceNode(f"/dev/{n}") for n in _COMMON_NODES if pci.exists(self._dev_root / n)]
-        return ContainerEdits(device_nodes=tuple(nodes), env=_ENV)
+                problems.append(Problem(name, "device node", f"{at} is not there"))
+        common = (f"/dev/{n}" for n in _COMMON_NODES if pci.exists(self._dev_root / n))
+        return ContainerEdits(device_nodes=tuple(DeviceNode(path) for path in (*own, *common)), env=_ENV)
+
+
+def _own_nodes(reading: GpuReading) -> tuple[str, ...]:
+    """Return the paths of the device nodes that are the GPU's alone."""
+    return () if reading.minor is None else (f"/dev/nvidia{reading.minor}",)
 
 
 def _initialization_error(error: pynvml.NVMLError) -> DiscoveryError:

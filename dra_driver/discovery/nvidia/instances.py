@@ -7,6 +7,7 @@ of whole GPUs, whose partitions this driver makes and destroys itself; the two a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 from dra_driver.api.inventory import InventoryDevice, PartitionProfile
 from dra_driver.api.partitions import partition_name
 from dra_driver.api.resource import DeviceAttribute
-from dra_driver.cdi import ContainerEdits, DeviceNode
+from dra_driver.cdi import ContainerEdits, DeviceNode, own_nodes
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.errors import PrepareError
@@ -108,7 +109,7 @@ class NvmlInstancesBackend:
             if not any(h.reason == "MigEnabled" for h in gpu.device.health):
                 # What is not cut up now must not be cut up by us either.
                 whole = msgspec.structs.replace(gpu.device, partitions=())
-                devices.append(DiscoveredDevice(whole, gpu.uuid, gpu.material))
+                devices.append(dataclasses.replace(gpu, device=whole))
                 continue
             devices += self._instances(gpu, problems)
         self._log.replace(problems)
@@ -165,6 +166,7 @@ class NvmlInstancesBackend:
 
 def _device(gpu: DiscoveredDevice, instance: GpuInstance, profile: PartitionProfile) -> DiscoveredDevice:
     whole = {n: a for n, a in gpu.device.attributes.items() if n not in _OF_THE_WHOLE}
+    of_gpu = own_nodes(gpu.material, gpu.own_nodes)
     return DiscoveredDevice(
         device=InventoryDevice(
             name=partition_name(gpu.device.name, profile.name, instance.start),
@@ -181,6 +183,7 @@ def _device(gpu: DiscoveredDevice, instance: GpuInstance, profile: PartitionProf
         material=ContainerEdits(
             device_nodes=_nodes(gpu, instance), mounts=gpu.material.mounts, env=gpu.material.env
         ),
+        own_nodes=tuple(dict.fromkeys(n.path for n in (*instance.device_nodes, *of_gpu))),
     )
 
 

@@ -19,7 +19,7 @@ from dra_driver.api import names
 from dra_driver.discovery.core import sysfs
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.nvidia.libraries import HOOK_PROGRAM, driver_material, find_hook
-from dra_driver.discovery.nvidia.toolkit import OwnNodes, ToolkitDocument, read_documents
+from dra_driver.discovery.nvidia.toolkit import OwnNodes, ToolkitDocument, of_one_device, read_documents
 from dra_driver.hardware import DiscoveredDevice
 
 __all__ = ["NvidiaMaterial"]
@@ -79,7 +79,13 @@ class NvidiaMaterial:
                         f"{self._host_root / self._driver_root.strip('/')}: containers get device nodes only "
                         "and their images have to bring the libraries"
                     )
-            completed.append(dataclasses.replace(device, material=_merged(device.material, material)))
+            completed.append(
+                dataclasses.replace(
+                    device,
+                    material=_merged(device.material, material),
+                    own_nodes=_own_nodes(device, material),
+                )
+            )
         return completed
 
     def _from_toolkit(
@@ -131,6 +137,13 @@ class NvidiaMaterial:
 
 def _is_ours(device: DiscoveredDevice) -> bool:
     return _MARK in _variables(device.material)
+
+
+def _own_nodes(device: DiscoveredDevice, more: cdi.ContainerEdits) -> tuple[str, ...]:
+    """Return the paths of the nodes that are the device's alone, with those that ``more`` adds."""
+    known = (n.path for n in cdi.own_nodes(device.material, device.own_nodes))
+    added = (n.path for n in more.device_nodes if of_one_device(n.path))
+    return tuple(dict.fromkeys((*known, *added)))
 
 
 def _driver_version(device: DiscoveredDevice) -> str:

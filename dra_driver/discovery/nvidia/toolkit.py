@@ -24,7 +24,7 @@ from dra_driver import cdi
 from dra_driver.api import codec
 from dra_driver.errors import DraError
 
-__all__ = ["KIND", "OwnNodes", "ToolkitDocument", "read_documents"]
+__all__ = ["KIND", "OwnNodes", "ToolkitDocument", "of_one_device", "read_documents"]
 
 KIND: Final = "nvidia.com/gpu"
 
@@ -94,7 +94,7 @@ class ToolkitDocument:
                         problem(f"{self.path}: {uuid}: {node.path} is not known to be its GPU's; left out")
                 return cdi.merge(mine, common)
         everything = (self.spec.container_edits, *(d.container_edits for d in self.spec.devices))
-        if own.gpu and any(_of_one_device(n.path) == own.gpu for e in everything for n in e.device_nodes):
+        if own.gpu and any(of_one_device(n.path) == own.gpu for e in everything for n in e.device_nodes):
             return common
         return None
 
@@ -107,9 +107,7 @@ def _restricted(edits: cdi.ContainerEdits, own: Collection[str]) -> cdi.Containe
         env=tuple(v for v in edits.env if v.partition("=")[0] not in _ASKING_FOR_DEVICES),
         device_nodes=tuple(n for n in edits.device_nodes if _is_own(n.path, n.host_path or n.path, own)),
         mounts=tuple(
-            m
-            for m in edits.mounts
-            if not _of_one_device(m.host_path) and not _of_one_device(m.container_path)
+            m for m in edits.mounts if not of_one_device(m.host_path) and not of_one_device(m.container_path)
         ),
         hooks=tuple(h for h in hooks if h is not None),
     )
@@ -117,18 +115,18 @@ def _restricted(edits: cdi.ContainerEdits, own: Collection[str]) -> cdi.Containe
 
 def _is_own(path: str, host_path: str, own: Collection[str]) -> bool:
     """Whether both name the same node of ours, or none that belongs to one device."""
-    there, here = _of_one_device(path), _of_one_device(host_path)
+    there, here = of_one_device(path), of_one_device(host_path)
     return there == here and (not there or there in own)
 
 
-def _of_one_device(path: str) -> str:
+def of_one_device(path: str) -> str:
     """Return the path from ``/dev`` on where it belongs to one device; empty for all others."""
     match = _OF_ONE_DEVICE.fullmatch(posixpath.normpath(f"/{path}"))
     return match[1] if match else ""
 
 
 def _is_capability(path: str) -> bool:
-    return _of_one_device(path).startswith("/dev/nvidia-caps")
+    return of_one_device(path).startswith("/dev/nvidia-caps")
 
 
 def _restricted_hook(hook: cdi.Hook, own: Collection[str]) -> cdi.Hook | None:
@@ -155,10 +153,10 @@ def _restricted_hook(hook: cdi.Hook, own: Collection[str]) -> cdi.Hook | None:
 
 def _is_own_link(value: str, own: Collection[str]) -> bool:
     target, _, link = value.partition("::")
-    leads_to = _of_one_device(posixpath.join(posixpath.dirname(link), target))
+    leads_to = of_one_device(posixpath.join(posixpath.dirname(link), target))
     if leads_to:
         return leads_to in own
-    return not _of_one_device(link)
+    return not of_one_device(link)
 
 
 def read_documents(host_root: Path, problem: Callable[[str], None]) -> Sequence[ToolkitDocument]:

@@ -34,6 +34,8 @@ _NETDEV: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,14}", re.ASCII)
 _GUID: Final = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4}){3}", re.ASCII)
 _RATE: Final = re.compile(r"([0-9]{1,6})(?:\.([0-9]))? Gb/sec.*", re.ASCII)
 _STATE: Final = re.compile(r"([0-9]{1,2})(?::\s*(\S+))?", re.ASCII)
+# The connection manager, which all adapters share.
+_CONNECTIONS: Final = "/dev/infiniband/rdma_cm"
 _ACTIVE: Final = 4
 _MAX_DEVICES: Final = 4096
 _MAX_PORTS: Final = 64
@@ -183,6 +185,7 @@ class RdmaBackend:
             {"bandwidth": sum(rates) if rates else None},
         )
         problems += [Problem(name, subject, why) for subject, why in properties.rejected]
+        material = self._material(name, adapter, problems)
         return DiscoveredDevice(
             device=InventoryDevice(
                 name=name,
@@ -191,7 +194,8 @@ class RdmaBackend:
                 health=tuple(_health(adapter)),
             ),
             uuid=known_guid or (f"pci:{adapter.address}" if adapter.address else f"rdma:{adapter.rdma}"),
-            material=self._material(name, adapter, problems),
+            material=material,
+            own_nodes=tuple(n.path for n in material.device_nodes if n.path != _CONNECTIONS),
         )
 
     def _pci_facts(self, adapter: _Adapter) -> dict[str, str | int | bool | None]:
@@ -230,10 +234,10 @@ class RdmaBackend:
 
     def _material(self, name: str, adapter: _Adapter, problems: list[Problem]) -> ContainerEdits:
         wanted = [n for n in (adapter.uverbs, *(adapter.umads if self._umad else ())) if n]
-        paths = [f"infiniband/{n}" for n in (*wanted, "rdma_cm")]
-        missing = [self._dev_root / path for path in paths if not pci.exists(self._dev_root / path)]
-        problems += [Problem(name, "device node", f"{path} is not there") for path in missing]
-        return ContainerEdits(device_nodes=tuple(DeviceNode(f"/dev/{path}") for path in paths))
+        paths = [*(f"/dev/infiniband/{n}" for n in wanted), _CONNECTIONS]
+        places = [self._dev_root / path.removeprefix("/dev/") for path in paths]
+        problems += [Problem(name, "device node", f"{p} is not there") for p in places if not pci.exists(p)]
+        return ContainerEdits(device_nodes=tuple(DeviceNode(path) for path in paths))
 
 
 def _name(adapter: _Adapter, taken: Mapping[str, _Adapter]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.cdi import own_nodes
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import DiscoveredDevice, GpuInstance
 
@@ -103,15 +104,14 @@ class SimulatedControl:
 
     def _instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         identity = uuid.uuid5(_NAMESPACE, f"{gpu}/{profile_id}/{start}")
-        nodes = self._devices()[gpu].material.device_nodes
-        own = [n for n in nodes if n.path.startswith("/dev/nvidia") and n.path[-1].isdecimal()]
+        device = self._devices()[gpu]
         return GpuInstance(
             instance_id=start,  # places do not overlap
             profile_id=profile_id,
             start=start,
             size=size,
             uuid=f"MIG-{identity}",
-            device_nodes=tuple(own),
+            device_nodes=own_nodes(device.material, device.own_nodes),
         )
 
     def _profiles(self, gpu: str) -> set[tuple[int, int, int]]:

@@ -62,10 +62,13 @@ class Node:
         }
         (self.root / "etc/cdi/nvidia.json").write_text(json.dumps(document))
 
+    def completed(self, found: DiscoveredDevice) -> DiscoveredDevice:
+        """The device with all that a container needs."""
+        return NvidiaMaterial(host_root=self.root, sysfs_root=self.root / "sys").complete([found])[0]
+
     def material(self, found: DiscoveredDevice) -> ContainerEdits:
         """What containers get for the device."""
-        completed = NvidiaMaterial(host_root=self.root, sysfs_root=self.root / "sys").complete([found])
-        return completed[0].material
+        return self.completed(found).material
 
 
 @pytest.fixture
@@ -189,7 +192,18 @@ def test_other_names_for_a_foreign_node_do_not_help(node: Node, path: str, host_
 def test_the_node_of_a_driver_in_a_root_of_its_own(node: Node) -> None:
     place = "/run/nvidia/driver/dev/nvidia0"
     node.document({"GPU-0": {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": place}]}})
-    assert DeviceNode("/dev/nvidia0", place) in node.material(device(0)).device_nodes
+    completed = node.completed(device(0))
+    assert DeviceNode("/dev/nvidia0", place) in completed.material.device_nodes
+    assert completed.own_nodes == ("/dev/nvidia0",)
+
+
+def test_numbered_nodes_that_belong_to_no_gpu_are_the_drivers(node: Node) -> None:
+    node.document(
+        {"GPU-0": edits("/dev/nvidia0", "/dev/dri/renderD128")}, deviceNodes=nodes("/dev/nvidia-fs0")
+    )
+    completed = node.completed(device(0))
+    assert paths(completed.material) == {"/dev/nvidia0", "/dev/dri/renderD128", "/dev/nvidia-fs0", *SHARED}
+    assert completed.own_nodes == ("/dev/nvidia0", "/dev/dri/renderD128")
 
 
 def test_links_to_other_gpus_are_left_out(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from dra_driver.api.inventory import DeviceHealth
-from dra_driver.cdi import DeviceNode
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.problems import Problem
@@ -47,10 +48,15 @@ class Gpus:
     def discover(self) -> Sequence[DiscoveredDevice]:
         first, second, *_ = SimulatedBackend("dgx-a100-40", seed="n").discover()
         return [
-            DiscoveredDevice(
-                msgspec.structs.replace(first.device, health=(MIG, LOST)), first.uuid, first.material
+            dataclasses.replace(
+                first,
+                device=msgspec.structs.replace(first.device, health=(MIG, LOST)),
+                material=ContainerEdits(
+                    device_nodes=(DeviceNode("/dev/nvidia0"), DeviceNode("/dev/nvidiactl"))
+                ),
+                own_nodes=("/dev/nvidia0",),
             ),
-            second,
+            dataclasses.replace(second, own_nodes=("/dev/nvidia1",)),
         ]
 
     def close(self) -> None:
@@ -111,6 +117,7 @@ def test_mig_devices_stand_in_for_their_gpu() -> None:
     assert hw.value(small, "index") is None
     assert hw.memory(small) == 4864 * hw.MIB
     assert "/dev/nvidia-caps/nvidia-cap9" in hw.nodes(small)
+    assert small.own_nodes == ("/dev/nvidia-caps/nvidia-cap9", "/dev/nvidia0")
     # The fault of the GPU is that of its parts; its MIG mode is not.
     assert [h.reason for h in small.device.health] == ["XidError"]
 
@@ -119,6 +126,7 @@ def test_a_whole_gpu_is_not_offered_in_parts() -> None:
     whole = backend([]).discover()[-1]
     assert whole.device.name == "gpu-0000-0f-00-0"
     assert whole.device.partitions == ()
+    assert whole.own_nodes == ("/dev/nvidia1",)
 
 
 def test_what_is_half_made_is_left_out_with_the_reason() -> None:
