@@ -9,12 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits, DeviceNode
 
-__all__ = ["DeviceSample", "DiscoveredDevice", "GpuInstance", "HealthEvent"]
+__all__ = ["DeviceSample", "DiscoveredDevice", "GpuInstance", "HealthEvent", "PartitioningMode"]
 
 _NO_EDITS: Final = ContainerEdits()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitioningMode:
+    """A mode that is on, in which a device is cut into partitions and is not used as a whole.
+
+    Attributes:
+        name: for people: ``MIG mode``.
+        condition: what ``health`` of the device says of it. It concerns the device as a whole; partitions of
+            the device need the mode.
+    """
+
+    name: str
+    condition: DeviceHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,10 @@ class DiscoveredDevice:
             Prepare refuses a device while one of them is missing, and its partitions do not get them. The
             other nodes are of the driver, and left out while they are missing. If None, the nodes whose names
             on the host end in a number are the device's own (``cdi.own_nodes``).
+        partitioning: the mode in which the device is cut into partitions, if it is on; its condition is in
+            ``device.health``.
+        is_partition: whether the device is a partition that was made by other means than this driver:
+            parameters for partitions hold for it.
         simulated: there is no such hardware, so that its nodes and files need not be there either.
     """
 
@@ -36,7 +54,15 @@ class DiscoveredDevice:
     uuid: str
     material: ContainerEdits = _NO_EDITS
     own_nodes: tuple[str, ...] | None = None
+    partitioning: PartitioningMode | None = None
+    is_partition: bool = False
     simulated: bool = False
+
+    @property
+    def health_of_partitions(self) -> tuple[DeviceHealth, ...]:
+        """Conditions of the device that its partitions share."""
+        own = None if self.partitioning is None else self.partitioning.condition
+        return tuple(h for h in self.device.health if h != own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,16 +217,16 @@ class GpuControl(Protocol):
         """Set ``Default``, ``Short``, ``Medium`` or ``Long``; it cannot be read back."""
         ...
 
-    def mig_mode(self, gpu: str) -> bool:
-        """Return whether the GPU can be partitioned now."""
+    def partitioning(self, gpu: str) -> bool:
+        """Return whether the GPU is in the mode in which it can be cut into partitions."""
         ...
 
-    def set_mig_mode(self, gpu: str, enabled: bool) -> None:
-        """Set MIG mode, if that needs no reset of the GPU."""
+    def set_partitioning(self, gpu: str, enabled: bool) -> None:
+        """Turn that mode on or off, if this needs no reset of the GPU."""
         ...
 
     def instances(self, gpu: str) -> Sequence[GpuInstance]:
-        """Return every partition of the GPU, managed by this driver or not; none if MIG mode is off."""
+        """Return every partition of the GPU, managed by this driver or not; none if the mode is off."""
         ...
 
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:

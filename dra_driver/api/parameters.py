@@ -52,7 +52,7 @@ class DeviceType(enum.Enum):
     """Kind of an allocated device; parameters are made for some of them."""
 
     GPU = "whole GPU"
-    MIG = "MIG partition"
+    PARTITION = "MIG partition"
     SHARE = "share of a GPU"
 
 
@@ -271,7 +271,7 @@ def _gpu_config(fields: _Fields) -> Parameters:
 
 
 def _mig_config(fields: _Fields) -> Parameters:
-    return _shared("MigConfig", frozenset({DeviceType.MIG}), fields, _OURS)
+    return _shared("MigConfig", frozenset({DeviceType.PARTITION}), fields, _OURS)
 
 
 def _share_config(fields: _Fields) -> Parameters:
@@ -312,7 +312,7 @@ def _nvidia_gpu(fields: _Fields) -> Parameters:
 
 
 def _nvidia_mig(fields: _Fields) -> Parameters:
-    return _shared("MigDeviceConfig", frozenset({DeviceType.MIG}), fields, _THEIRS)
+    return _shared("MigDeviceConfig", frozenset({DeviceType.PARTITION}), fields, _THEIRS)
 
 
 # --- what they have in common -------------------------------------------------------------------------------
@@ -329,10 +329,12 @@ def _shared(kind: str, types: frozenset[DeviceType], fields: _Fields, names: _Na
         if sharing.has(name) and strategy is not needed:
             sharing.note(name, f"needs strategy {needed.value}")
     interval: TimeSlice | None = None
-    if sharing.has(names.slicing) and types == {DeviceType.MIG}:
+    if sharing.has(names.slicing) and types == {DeviceType.PARTITION}:
         sharing.note(names.slicing, "a MIG partition has no time slice of its own to set")
         sharing.inner(names.slicing)
-    elif (strategy is Strategy.TIME_SLICING and types != {DeviceType.MIG}) or sharing.has(names.slicing):
+    elif (strategy is Strategy.TIME_SLICING and types != {DeviceType.PARTITION}) or sharing.has(
+        names.slicing
+    ):
         interval = _interval(sharing, names)
     threads, memory, memories = _mps(sharing, names)
     sharing.end()

@@ -85,20 +85,20 @@ class DeviceSetting(Wire, frozen=True, kw_only=True):
         uuid: its UUID.
         time_slice: ``Default``, ``Short``, ``Medium`` or ``Long``; empty: as it is.
         daemon: True: MPS runs; False: it must not run (the claim's processes do not know it); None: either.
-        mig: MIG mode is on, for partitions.
-        whole: MIG mode is off. Asked for only where it was on, for every other GPU is whole anyway.
+        partitioned: the mode in which the GPU is cut into partitions is on.
+        whole: that mode is off. Asked for only where it was on, for every other GPU is whole anyway.
         compute_mode_before: as it was before the first claim changed it; empty until then.
-        mig_before: likewise.
+        partitioned_before: likewise.
     """
 
     device: str
     uuid: str
     time_slice: str = ""
     daemon: bool | None = None
-    mig: bool = False
+    partitioned: bool = msgspec.field(name="mig", default=False)
     whole: bool = False
     compute_mode_before: str = ""
-    mig_before: bool | None = None
+    partitioned_before: bool | None = msgspec.field(name="migBefore", default=None)
 
 
 class PreparedDevice(Wire, frozen=True, kw_only=True):

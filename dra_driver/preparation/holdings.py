@@ -148,8 +148,8 @@ def _exclude(a: PreparedDevice, b: PreparedDevice) -> bool:
 
 def _disagreement(mine: DeviceSetting, theirs: DeviceSetting) -> str:
     """How a GPU is held, where this claim needs it otherwise; empty where both can be had."""
-    if mine.mig != theirs.mig:
-        return "in MIG mode" if theirs.mig else "as a whole, without MIG mode,"
+    if mine.partitioned != theirs.partitioned:
+        return "cut into partitions" if theirs.partitioned else "as a whole"
     if mine.daemon is not None and theirs.daemon is not None and mine.daemon != theirs.daemon:
         return "under MPS" if theirs.daemon else "without MPS"
     if mine.time_slice and theirs.time_slice and mine.time_slice != theirs.time_slice:

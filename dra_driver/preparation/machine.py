@@ -52,7 +52,9 @@ class Effect(enum.Enum):
     REMOVE_SPEC = "remove the CDI document; success where there is none"
     WRITE_METADATA = "write the device metadata files of the claim that are missing or differ"
     REMOVE_METADATA = "remove them; success where there are none"
-    CONFIGURE_DEVICES = "set time slice, compute mode and MIG mode of the GPUs as the claim needs them"
+    CONFIGURE_DEVICES = (
+        "set time slice, compute mode and partitioning mode of the GPUs as the claim needs them"
+    )
     RESTORE_DEVICES = "set them back where no other claim needs them"
     CREATE_PARTITIONS = "make the partitions of the claim that are not there"
     DESTROY_PARTITIONS = "destroy them; success where they are gone, strangers' are left alone"

@@ -33,8 +33,10 @@ class NodeDevice:
         own_nodes: paths of the device nodes in ``edits`` that belong to it alone; if None, those whose names
             end in a number.
         partition: where the device is a partition that is made on demand.
-        controllable: time slice, compute mode and MIG mode can be set.
-        mig_enabled: MIG mode is on, as discovery saw it last.
+        controllable: time slice, compute mode and the mode in which it is cut into partitions can be set.
+        partitioning: name, for people, of the mode in which it is cut into partitions and not used as a
+            whole, if discovery saw last that it is on; else empty.
+        is_partition: whether it is a partition that somebody else has made.
         mps_directory: host directory of the device's MPS daemon; empty where MPS is not available.
         attributes: as published.
         address: PCI address of a device that can be handed over as a bare function; empty where it cannot be,
@@ -54,7 +56,8 @@ class NodeDevice:
     own_nodes: tuple[str, ...] | None = None
     partition: PartitionRecord | None = None
     controllable: bool = False
-    mig_enabled: bool = False
+    partitioning: str = ""
+    is_partition: bool = False
     mps_directory: str = ""
     attributes: Mapping[str, DeviceAttribute] = field(default_factory=dict)
     address: str = ""

@@ -17,7 +17,6 @@ __all__ = ["MPS_PIPES", "SharingPlan", "device_type", "plan_sharing", "settings_
 # Where a container finds the pipes of the daemon; the daemon's own shared memory goes with them.
 MPS_PIPES: Final = "/var/run/dra-driver/mps"
 _MIB: Final = 1 << 20
-_MIG_UUID: Final = "MIG-"
 _OPTIONS: Final = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 
 
@@ -51,8 +50,8 @@ class SharingPlan:
 
 def device_type(device: NodeDevice, share_id: str | None) -> DeviceType:
     """What a result is of."""
-    if device.partition is not None or device.uuid.startswith(_MIG_UUID):
-        return DeviceType.MIG
+    if device.partition is not None or device.is_partition:
+        return DeviceType.PARTITION
     return DeviceType.GPU if share_id is None else DeviceType.SHARE
 
 
@@ -83,7 +82,7 @@ def plan_sharing(
         strategy = Strategy.MPS if device.mps_directory else Strategy.NONE
     if parameters is not None and parameters.driver is not KernelDriver.DEFAULT:
         return _passed_through(device, parameters.driver)
-    if kind is DeviceType.MIG:
+    if kind is DeviceType.PARTITION:
         return _partition(device, parameters if strategy is Strategy.MPS else None, position)
     if strategy is Strategy.TIME_SLICING and parameters is not None and parameters.interval is not None:
         if not device.controllable:
@@ -97,16 +96,16 @@ def plan_sharing(
         return _mps(device, kind, parameters, position=position, memory=memory)
     if kind is DeviceType.SHARE:
         return SharingPlan(_whole(device, daemon=False), enforced="none")
-    return SharingPlan(_whole(device) if device.mig_enabled and device.controllable else None)
+    return SharingPlan(_whole(device) if device.partitioning and device.controllable else None)
 
 
 def _passed_through(device: NodeDevice, driver: KernelDriver) -> SharingPlan:
     if not device.address or device.found is None:
         raise PrepareError(f"device {device.name} cannot be bound to {driver.value}: {device.no_passthrough}")
-    if device.mig_enabled:
+    if device.partitioning:
         raise PrepareError(
-            f"device {device.name} cannot be bound to {driver.value}: its MIG mode is on, and partitions of "
-            "it may be in use"
+            f"device {device.name} cannot be bound to {driver.value}: its {device.partitioning} is on, and "
+            "partitions of it may be in use"
         )
     return SharingPlan(driver=driver.value)
 
@@ -118,7 +117,7 @@ def _whole(device: NodeDevice, *, time_slice: str = "", daemon: bool | None = No
         uuid=device.uuid,
         time_slice=time_slice,
         daemon=daemon,
-        whole=device.mig_enabled and device.controllable,
+        whole=bool(device.partitioning) and device.controllable,
     )
 
 
@@ -130,11 +129,11 @@ def _partition(device: NodeDevice, mps: Parameters | None, position: int) -> Sha
                 "administrator's"
             )
         return SharingPlan()
-    setting = DeviceSetting(device=device.partition.gpu, uuid=device.uuid, mig=True)
+    setting = DeviceSetting(device=device.partition.gpu, uuid=device.uuid, partitioned=True)
     if mps is None:
         return SharingPlan(setting)
     return SharingPlan(
-        setting, _mps(device, DeviceType.MIG, mps, position=position, memory=None).edits, daemon=True
+        setting, _mps(device, DeviceType.PARTITION, mps, position=position, memory=None).edits, daemon=True
     )
 
 

@@ -308,20 +308,20 @@ class GpuHardware:
             return setting
         control = await self._needed(setting)
         mode = next((o.compute_mode_before for o in others if o.compute_mode_before), "")
-        mig = next((o.mig_before for o in others if o.mig_before is not None), None)
-        if not mode and not setting.mig:
+        partitioned = next((o.partitioned_before for o in others if o.partitioned_before is not None), None)
+        if not mode and not setting.partitioned:
             mode = await self._call(control.compute_mode, setting.uuid)
-        if mig is None and (setting.mig or setting.whole):
-            mig = await self._call(control.mig_mode, setting.uuid)
-        return msgspec.structs.replace(setting, compute_mode_before=mode, mig_before=mig)
+        if partitioned is None and (setting.partitioned or setting.whole):
+            partitioned = await self._call(control.partitioning, setting.uuid)
+        return msgspec.structs.replace(setting, compute_mode_before=mode, partitioned_before=partitioned)
 
     async def _configure(self, setting: DeviceSetting, *, anew: bool) -> None:
         if not _changes(setting):
             return
         control = await self._needed(setting)
-        switched = setting.mig or setting.whole
-        if switched and await self._call(control.mig_mode, setting.uuid) != setting.mig:
-            await self._call(control.set_mig_mode, setting.uuid, setting.mig)
+        switched = setting.partitioned or setting.whole
+        if switched and await self._call(control.partitioning, setting.uuid) != setting.partitioned:
+            await self._call(control.set_partitioning, setting.uuid, setting.partitioned)
             self.changes.notify()
         if setting.daemon and setting.compute_mode_before:
             await self._call(control.set_compute_mode, setting.uuid, "exclusive-process")
@@ -342,21 +342,25 @@ class GpuHardware:
         if setting.time_slice and not any(o.time_slice for o in others):
             self._slices.pop(setting.uuid, None)
             await self._set_back(setting, "time slice", control.set_time_slice, _NO_SLICE)
-        if setting.mig and setting.mig_before is False and not any(o.mig for o in others):
-            await self._leave_mig_mode(control, setting)
+        if (
+            setting.partitioned
+            and setting.partitioned_before is False
+            and not any(o.partitioned for o in others)
+        ):
+            await self._leave_partitioning(control, setting)
 
-        if setting.whole and setting.mig_before and not any(o.whole for o in others):
-            await self._set_back(setting, "MIG mode", control.set_mig_mode, True)
+        if setting.whole and setting.partitioned_before and not any(o.whole for o in others):
+            await self._set_back(setting, "MIG mode", control.set_partitioning, True)
             self.changes.notify()
 
-    async def _leave_mig_mode(self, control: GpuControl, setting: DeviceSetting) -> None:
-        if not await self._call(control.mig_mode, setting.uuid):
+    async def _leave_partitioning(self, control: GpuControl, setting: DeviceSetting) -> None:
+        if not await self._call(control.partitioning, setting.uuid):
             return
         left = await self._call(control.instances, setting.uuid)
         if left:
             log.warning("MIG mode stays on: there are still instances", device=setting.device)
             return
-        await self._set_back(setting, "MIG mode", control.set_mig_mode, False)
+        await self._set_back(setting, "MIG mode", control.set_partitioning, False)
         self.changes.notify()
 
     async def _set_back(
@@ -489,7 +493,7 @@ def _one_by_one(record: PreparedClaim) -> Iterator[PreparedClaim]:
 
 
 def _changes(setting: DeviceSetting) -> bool:
-    return bool(setting.time_slice or setting.daemon or setting.mig or setting.whole)
+    return bool(setting.time_slice or setting.daemon or setting.partitioned or setting.whole)
 
 
 def _partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:

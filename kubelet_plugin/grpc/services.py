@@ -318,8 +318,8 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
 
     def _list(self) -> health_v1alpha1_pb2.NodeWatchResourcesResponse:
         now = int(self._clock.now())
-        found = {d.device.name: troubles(d.device.health) for d in self._table.devices}
-        listed = dict(found)
+        found = {d.device.name: d for d in self._table.devices}
+        listed = {name: troubles(d.device.health) for name, d in found.items()}
         # Before every backend has answered, a device that is not found is not known to be gone.
         for claim in self._claims() if self._table.complete.is_set() else ():
             for device in claim.devices:

@@ -23,7 +23,7 @@ from dra_driver.ports import Clock, KubeClient
 from dra_driver.preparation import ClaimState, PreparedClaim, PreparedDevice
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.table import DeviceTable
-from kubelet_plugin.health.health import ailments, troubles
+from kubelet_plugin.health.health import ailments
 
 __all__ = ["CONDITION", "ClaimStatusWriter"]
 
@@ -100,13 +100,13 @@ class ClaimStatusWriter:
         Args:
             look_at: claims whose status is to be compared although there is nothing new about them.
         """
-        health = {d.device.name: troubles(d.device.health) for d in self._table.devices}
+        found = {d.device.name: d for d in self._table.devices}
         present = set()
         for record in tuple(self._claims()):
             if record.state is not ClaimState.COMPLETED:
                 continue
             present.add(record.uid)
-            view = {(d.device, d.share_id): ailments(d, health) for d in record.devices}
+            view = {(d.device, d.share_id): ailments(d, found) for d in record.devices}
             before = self._written.get(record.uid)
             sick = any(view.values())
             if view == before or (before is None and not sick and record.uid not in look_at):

@@ -17,7 +17,7 @@ from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.errors import DraError
-from dra_driver.hardware import HealthEvent
+from dra_driver.hardware import DiscoveredDevice, HealthEvent
 from dra_driver.kube import EventRecorder
 from dra_driver.ports import Clock, DeviceBackend, HealthSource, KubeClient
 from dra_driver.preparation import PreparedClaim, PreparedDevice
@@ -58,20 +58,17 @@ def troubles(health: Iterable[DeviceHealth]) -> tuple[DeviceHealth, ...]:
     return tuple(h for h in health if h.severity != "info")
 
 
-def ailments(
-    device: PreparedDevice, found: Mapping[str, tuple[DeviceHealth, ...]]
-) -> tuple[DeviceHealth, ...]:
-    """What keeps a device that a claim holds from being healthy.
+def ailments(device: PreparedDevice, found: Mapping[str, DiscoveredDevice]) -> tuple[DeviceHealth, ...]:
+    """Return what keeps a device that a claim holds from being healthy.
 
     Args:
         device: of the claim.
-        found: ``troubles`` of each device that discovery finds, by name.
+        found: the devices that discovery finds, by name.
     """
-    ailing = found.get(physical_device(device), _VANISHED)
-    if device.partition is not None:
-        # What keeps a GPU from being used as a whole is what its partitions need.
-        return tuple(h for h in ailing if h.reason != "MigEnabled")
-    return ailing
+    here = found.get(physical_device(device))
+    if here is None:
+        return _VANISHED
+    return troubles(here.device.health if device.partition is None else here.health_of_partitions)
 
 
 def health_sources(backends: Sequence[DeviceBackend]) -> Iterator[HealthSource]:

@@ -180,7 +180,7 @@ class World:
             untouched = "prohibited" if uuid == "U-gpu-2" else "default"
             mode = "exclusive-process" if daemon else "default" if interval != "Default" else untouched
             assert (gpu.compute, gpu.slice) == (mode, interval)
-            assert gpu.mig == (uuid == "U-gpu-3" or any(s.mig for s in wanted if s.uuid == uuid))
+            assert gpu.mig == (uuid == "U-gpu-3" or any(s.partitioned for s in wanted if s.uuid == uuid))
 
 
 def play(script: Sequence[Call], **trouble: Any) -> tuple[World, list[object]]:

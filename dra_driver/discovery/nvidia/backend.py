@@ -27,9 +27,10 @@ from dra_driver.discovery.nvidia.conditions import Conditions
 from dra_driver.discovery.nvidia.control import NvmlControl
 from dra_driver.discovery.nvidia.gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
 from dra_driver.discovery.nvidia.health import EventWatch
+from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.nvidia.samples import read_partition_samples, read_sample
 from dra_driver.errors import DiscoveryError
-from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent, PartitioningMode
 
 __all__ = ["NvmlBackend"]
 
@@ -292,6 +293,8 @@ class NvmlBackend:
             },
         )
         problems += [Problem(name, subject, why) for subject, why in properties.rejected]
+        needs_reset = reading.facts.get("architecture") == "Ampere"
+        mode = mig_mode(needs_reset=needs_reset) if reading.mig_enabled else None
         return DiscoveredDevice(
             device=InventoryDevice(
                 name=name,
@@ -299,11 +302,12 @@ class NvmlBackend:
                 capacity=properties.capacity,
                 partitions=partitions,
                 links=links,
-                health=(*_health(reading), *self._known_health(reading)),
+                health=(*_health(reading, mode), *self._known_health(reading)),
             ),
             uuid=reading.uuid or f"pci:{address}",
             material=self._material(name, reading, problems),
             own_nodes=_own_nodes(reading),
+            partitioning=mode,
         )
 
     def _known_health(self, reading: GpuReading) -> tuple[DeviceHealth, ...]:
@@ -406,7 +410,7 @@ def _links(reading: GpuReading, by_name: Mapping[str, GpuReading]) -> tuple[Devi
     return tuple(DeviceLink(peer=peer, type="nvlink", count=n) for peer, n in sorted(counts.items()))
 
 
-def _health(reading: GpuReading) -> list[DeviceHealth]:
+def _health(reading: GpuReading, mode: PartitioningMode | None) -> list[DeviceHealth]:
     health = []
     if reading.minor is None:
         health.append(
@@ -416,18 +420,8 @@ def _health(reading: GpuReading) -> list[DeviceHealth]:
                 message="NVML does not tell the device node, so that no container can be given this GPU",
             )
         )
-    if reading.mig_enabled:
-        reset = reading.facts.get("architecture") == "Ampere"
-        health.append(
-            DeviceHealth(
-                reason="MigEnabled",
-                # Where the mode needs no reset, it is switched as claims need it.
-                severity="degraded" if reset else "info",
-                message="MIG mode is on: the GPU cannot be used as a whole; nvidia-smi -mig 0 turns it off"
-                if reset
-                else "MIG mode is on; for a claim of the whole GPU it is turned off",
-            )
-        )
+    if mode is not None:
+        health.append(mode.condition)
     return health
 
 

@@ -133,13 +133,13 @@ class NvmlControl:
         """See ``ports.GpuControl.set_time_slice``."""
         nvidia_smi.set_time_slice(self._smi, gpu, interval)
 
-    def mig_mode(self, gpu: str) -> bool:
-        """See ``ports.GpuControl.mig_mode``."""
+    def partitioning(self, gpu: str) -> bool:
+        """See ``ports.GpuControl.partitioning``: MIG mode."""
         with self._gpu(gpu, "MIG mode") as handle:
             return _mig_mode(handle)
 
-    def set_mig_mode(self, gpu: str, enabled: bool) -> None:
-        """See ``ports.GpuControl.set_mig_mode``."""
+    def set_partitioning(self, gpu: str, enabled: bool) -> None:
+        """See ``ports.GpuControl.set_partitioning``."""
         self._patiently(lambda: self._set_mig_mode(gpu, enabled))
 
     def _set_mig_mode(self, gpu: str, enabled: bool) -> None:

@@ -106,7 +106,7 @@ class NvmlInstancesBackend:
         problems: list[Problem] = []
         devices: list[DiscoveredDevice] = []
         for gpu in self._gpus.discover():
-            if not any(h.reason == "MigEnabled" for h in gpu.device.health):
+            if gpu.partitioning is None:
                 # What is not cut up now must not be cut up by us either.
                 whole = msgspec.structs.replace(gpu.device, partitions=())
                 devices.append(dataclasses.replace(gpu, device=whole))
@@ -176,14 +176,14 @@ def _device(gpu: DiscoveredDevice, instance: GpuInstance, profile: PartitionProf
                 "uuid": DeviceAttribute(string_value=instance.uuid),
             },
             capacity=profile.capacity,
-            # That the GPU is in MIG mode is no fault of its parts.
-            health=tuple(h for h in gpu.device.health if h.reason != "MigEnabled"),
+            health=gpu.health_of_partitions,
         ),
         uuid=instance.uuid,
         material=ContainerEdits(
             device_nodes=_nodes(gpu, instance), mounts=gpu.material.mounts, env=gpu.material.env
         ),
         own_nodes=tuple(dict.fromkeys(n.path for n in (*instance.device_nodes, *of_gpu))),
+        is_partition=True,
     )
 
 

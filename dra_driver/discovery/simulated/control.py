@@ -66,12 +66,12 @@ class SimulatedControl:
         """See ``ports.GpuControl.set_time_slice``."""
         self._write(gpu, slice=interval)
 
-    def mig_mode(self, gpu: str) -> bool:
-        """See ``ports.GpuControl.mig_mode``."""
+    def partitioning(self, gpu: str) -> bool:
+        """See ``ports.GpuControl.partitioning``."""
         return bool(self._read(gpu).get("mig", False))
 
-    def set_mig_mode(self, gpu: str, enabled: bool) -> None:
-        """See ``ports.GpuControl.set_mig_mode``."""
+    def set_partitioning(self, gpu: str, enabled: bool) -> None:
+        """See ``ports.GpuControl.set_partitioning``."""
         if enabled and not self._profiles(gpu):
             raise PrepareError(f"GPU {gpu}: it cannot be partitioned")
         if not enabled and self.instances(gpu):
@@ -86,7 +86,7 @@ class SimulatedControl:
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         """See ``ports.GpuControl.create_instance``."""
         what = f"GPU {gpu}: instance of profile {profile_id} at {start}:{size}"
-        if not self.mig_mode(gpu):
+        if not self.partitioning(gpu):
             raise PrepareError(f"{what}: MIG mode is off")
         if (profile_id, start, size) not in self._profiles(gpu):
             raise PrepareError(f"{what}: there is no such place")

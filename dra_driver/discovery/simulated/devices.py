@@ -16,7 +16,7 @@ from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import links as link_groups
 from dra_driver.discovery.core import schema
 from dra_driver.discovery.core.schema import Facts
-from dra_driver.discovery.nvidia import products
+from dra_driver.discovery.nvidia import mig_mode, products
 from dra_driver.discovery.simulated.hardware_facts import HardwareFacts, facts_of
 from dra_driver.discovery.simulated.machine import (
     AmdGpu,
@@ -118,6 +118,7 @@ def _published_gpu(
         ),
         uuid=identity,
         material=_material(name, identity, gpu),
+        partitioning=mig_mode.described(gpu.health),
         simulated=True,
     )
 

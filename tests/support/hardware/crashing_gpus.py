@@ -68,10 +68,10 @@ class Control:
         self._machine.gpus[gpu].slice = interval
         self._machine.disk.effect(done=True)
 
-    def mig_mode(self, gpu: str) -> bool:
+    def partitioning(self, gpu: str) -> bool:
         return self._machine.gpus[gpu].mig
 
-    def set_mig_mode(self, gpu: str, enabled: bool) -> None:
+    def set_partitioning(self, gpu: str, enabled: bool) -> None:
         if not enabled and self._machine.gpus[gpu].instances:
             raise PrepareError("there are instances")
         self._machine.disk.effect(done=False)

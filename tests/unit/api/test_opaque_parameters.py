@@ -76,7 +76,7 @@ def test_nvidias_kinds_under_their_name_only() -> None:
         3 * GIB,
         4 * GIB,
     ]
-    assert read("nvidia:MigDeviceConfig", NVIDIA_DRIVER_NAME).types == {DeviceType.MIG}
+    assert read("nvidia:MigDeviceConfig", NVIDIA_DRIVER_NAME).types == {DeviceType.PARTITION}
     (finding,) = findings("nvidia:GpuConfig", sharing=sharing)
     assert "unknown; gpu.dra-driver.dev knows dra-driver.dev/v1alpha1 GpuConfig" in finding
     assert read("GpuConfig", NVIDIA_DRIVER_NAME).kind == "GpuConfig"

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.api import codec
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.errors import DecodeError, InvalidInput
-from dra_driver.preparation import Checkpoint, ClaimState, PreparedClaim, PreparedDevice
+from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim, PreparedDevice
 from dra_driver.preparation.checkpoint import _checksum
 
 A, B = Uid("aaaaaaaa-0000"), Uid("bbbbbbbb-0000")
@@ -49,6 +50,13 @@ def test_what_a_newer_version_wrote_is_kept() -> None:
     assert written["payload"]["more"] == [1, 2]
     assert written["payload"]["claims"][A]["partition"] == {"gi": 3}
     assert set(written["payload"]["claims"]) == {A, B}
+
+
+def test_settings_keep_the_names_that_earlier_versions_read() -> None:
+    needs = DeviceSetting(device="gpu-0", uuid="U", partitioned=True, partitioned_before=False)
+    raw = '{"device":"gpu-0","uuid":"U","mig":true,"migBefore":false}'
+    assert codec.encode(needs).decode() == raw
+    assert codec.decode(DeviceSetting, raw) == needs
 
 
 def test_the_checksum_is_over_the_bytes_not_over_what_we_understand_of_them() -> None:

@@ -16,7 +16,7 @@ from dra_driver.errors import InvalidParameters
 from dra_driver.preparation.configs import resolve
 
 DRIVER = "gpu.dra-driver.dev"
-GPU, MIG, SHARE = DeviceType.GPU, DeviceType.MIG, DeviceType.SHARE
+GPU, MIG, SHARE = DeviceType.GPU, DeviceType.PARTITION, DeviceType.SHARE
 
 
 def entry(

@@ -110,7 +110,7 @@ def test_compute_mode(node: Node) -> None:
 
 
 def test_an_instance_is_made_listed_and_destroyed(node: Node) -> None:
-    assert node.ask(("instances", H100), ("set_mig_mode", H100, True)) == [[], None]
+    assert node.ask(("instances", H100), ("set_partitioning", H100, True)) == [[], None]
     (made,) = node.ask(("create_instance", H100, 9, 4, 4))
     assert (made[0]["instance_id"], made[0]["start"], made[0]["size"]) == (1, 4, 4)
     assert made[0]["uuid"].startswith("MIG-11111111-0001")
@@ -118,7 +118,7 @@ def test_an_instance_is_made_listed_and_destroyed(node: Node) -> None:
     assert nodes == ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"]
     # Again, and in another process: the same instance.
     again, listed, mode = node.ask(
-        ("create_instance", H100, 9, 4, 4), ("instances", H100), ("set_mig_mode", H100, False)
+        ("create_instance", H100, 9, 4, 4), ("instances", H100), ("set_partitioning", H100, False)
     )
     assert made == again == listed
     assert mode["error"].startswith(f"GPU {H100}: MIG mode cannot be turned off")
@@ -127,13 +127,13 @@ def test_an_instance_is_made_listed_and_destroyed(node: Node) -> None:
         ("destroy_instance", H100, 1),
         ("destroy_instance", H100, 1),
         ("instances", H100),
-        ("set_mig_mode", H100, False),
-        ("mig_mode", H100),
+        ("set_partitioning", H100, False),
+        ("partitioning", H100),
     ) == [None, None, [], None, False]
 
 
 def test_half_an_instance_is_finished(node: Node) -> None:
-    node.ask(("set_mig_mode", H100, True))
+    node.ask(("set_partitioning", H100, True))
     with node.state.open("a") as file:
         file.write(f"instance 0 {H100} 2 9 0 4 3 0 77\n")
     listed, made = node.ask(("instances", H100), ("create_instance", H100, 9, 0, 4))
@@ -143,7 +143,7 @@ def test_half_an_instance_is_finished(node: Node) -> None:
 
 def test_an_occupied_place(node: Node) -> None:
     *_, refused = node.ask(
-        ("set_mig_mode", H100, True),
+        ("set_partitioning", H100, True),
         ("create_instance", H100, 19, 1, 1),
         ("create_instance", H100, 9, 0, 4),
     )
@@ -155,7 +155,7 @@ def test_an_occupied_place(node: Node) -> None:
 def test_a_busy_instance_is_tried_again(node: Node) -> None:
     node.gpus[0] = stub.Gpu("H100-80", "00000000:07:00.0", 0, H100, extra=["busy 2"])
     *_, destroyed, left = node.ask(
-        ("set_mig_mode", H100, True),
+        ("set_partitioning", H100, True),
         ("create_instance", H100, 0, 0, 8),
         ("destroy_instance", H100, 0),
         ("instances", H100),
@@ -168,21 +168,21 @@ def test_a_busy_instance_is_tried_again(node: Node) -> None:
 
 
 def test_mode_that_needs_a_reset_is_not_left_pending(node: Node) -> None:
-    refused, mode = node.ask(("set_mig_mode", A100, True), ("mig_mode", A100))
+    refused, mode = node.ask(("set_partitioning", A100, True), ("partitioning", A100))
     assert f"nvidia-smi -i {A100} -mig 1, then nvidia-smi -i {A100} --gpu-reset" in refused["error"]
     assert (refused["retryable"], mode) == (False, False)
     assert f"mode {A100} 0 0 0 0" in node.state.read_text()
 
 
 def test_a_gpu_that_cannot_be_partitioned(node: Node) -> None:
-    mode, listed, refused = node.ask(("mig_mode", T4), ("instances", T4), ("set_mig_mode", T4, True))
+    mode, listed, refused = node.ask(("partitioning", T4), ("instances", T4), ("set_partitioning", T4, True))
     assert (mode, listed) == (False, [])
     assert "MIG mode cannot be turned on" in refused["error"]
 
 
 def test_capabilities_that_nobody_tells(node: Node) -> None:
     node.table([])
-    _, refused = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 0, 4))
+    _, refused = node.ask(("set_partitioning", H100, True), ("create_instance", H100, 9, 0, 4))
     assert "the device nodes of its MIG instance 2 are unknown" in refused["error"]
     folder = node.root / "proc/driver/nvidia/capabilities/gpu0/mig/gi2"
     (folder / "ci0").mkdir(parents=True)
@@ -203,7 +203,7 @@ def test_capability_nodes_are_told_with_their_numbers(node: Node) -> None:
     devices = "Character devices:\n  1 mem\n195 nvidia\n237 nvidia-caps\n238 nvidia-caps-imex-channels\n"
     (node.root / "proc/devices").write_text(devices)
     (node.root / "dev").touch()
-    made = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 4, 4))[1]
+    made = node.ask(("set_partitioning", H100, True), ("create_instance", H100, 9, 4, 4))[1]
     gpu, outer, inner = made[0]["device_nodes"]
     assert (gpu["path"], gpu["major"], gpu["file_mode"]) == ("/dev/nvidia0", 0, None)
     numbers = [(n["path"], n["host_path"], n["major"], n["minor"], n["file_mode"]) for n in (outer, inner)]
@@ -217,7 +217,7 @@ def test_capability_nodes_are_told_with_their_numbers(node: Node) -> None:
 def test_where_the_agent_may_it_makes_the_nodes_on_the_host(node: Node) -> None:
     (node.root / "proc/devices").write_text("237 nvidia-caps\n")
     (node.root / "dev").mkdir()
-    made = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 4, 4))[1]
+    made = node.ask(("set_partitioning", H100, True), ("create_instance", H100, 9, 4, 4))[1]
     path = node.root / "dev/nvidia-caps/nvidia-cap12"
     if not path.exists():
         pytest.skip("this machine lets nobody make device nodes")
@@ -232,13 +232,13 @@ def test_where_the_agent_may_it_makes_the_nodes_on_the_host(node: Node) -> None:
 )
 def test_without_their_major_number_capability_nodes_are_the_hosts(node: Node, devices: str) -> None:
     (node.root / "proc/devices").write_text(devices)
-    made = node.ask(("set_mig_mode", H100, True), ("create_instance", H100, 9, 4, 4))[1]
+    made = node.ask(("set_partitioning", H100, True), ("create_instance", H100, 9, 4, 4))[1]
     assert [n["major"] for n in made[0]["device_nodes"]] == [0, 0, 0]
 
 
 def test_no_permission(node: Node) -> None:
     node.gpus[0] = stub.Gpu("H100-80", "00000000:07:00.0", 0, H100, fail={"nvmlDeviceSetMigMode": 4})
-    (refused,) = node.ask(("set_mig_mode", H100, True))
+    (refused,) = node.ask(("set_partitioning", H100, True))
     assert refused["error"].endswith("that needs root")
 
 

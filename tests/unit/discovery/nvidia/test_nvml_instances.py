@@ -17,12 +17,13 @@ from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.problems import Problem
 from dra_driver.discovery.nvidia.instances import NvmlInstancesBackend
+from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.errors import ConfigurationError, PrepareError
 from dra_driver.hardware import DiscoveredDevice, GpuInstance
 from dra_driver.ports import HealthMemory, HealthSource, Pausable, TelemetrySource
 
-MIG = DeviceHealth(reason="MigEnabled", severity="degraded")
+MIG = mig_mode(needs_reset=True)
 LOST = DeviceHealth(reason="XidError", severity="degraded")
 
 
@@ -50,11 +51,12 @@ class Gpus:
         return [
             dataclasses.replace(
                 first,
-                device=msgspec.structs.replace(first.device, health=(MIG, LOST)),
+                device=msgspec.structs.replace(first.device, health=(MIG.condition, LOST)),
                 material=ContainerEdits(
                     device_nodes=(DeviceNode("/dev/nvidia0"), DeviceNode("/dev/nvidiactl"))
                 ),
                 own_nodes=("/dev/nvidia0",),
+                partitioning=MIG,
             ),
             dataclasses.replace(second, own_nodes=("/dev/nvidia1",)),
         ]
@@ -120,6 +122,7 @@ def test_mig_devices_stand_in_for_their_gpu() -> None:
     assert small.own_nodes == ("/dev/nvidia-caps/nvidia-cap9", "/dev/nvidia0")
     # The fault of the GPU is that of its parts; its MIG mode is not.
     assert [h.reason for h in small.device.health] == ["XidError"]
+    assert [d.is_partition for d in devices] == [True, True, False]
 
 
 def test_a_whole_gpu_is_not_offered_in_parts() -> None:

@@ -235,11 +235,11 @@ def test_what_cannot_be_given_back_after_a_reboot_is_tried_again_and_stays_of_th
 
     async def main() -> None:
         hardware = Broken()
-        world = World(dataclasses.replace(device(0, 0), controllable=True, mig_enabled=True))
+        world = World(dataclasses.replace(device(0, 0), controllable=True, partitioning="MIG mode"))
         preparer = await world.started(hardware)
         await preparer.prepare(reference(0))
         world.boot = "two"
-        world.place(dataclasses.replace(device(0, 7), controllable=True, mig_enabled=True))
+        world.place(dataclasses.replace(device(0, 7), controllable=True, partitioning="MIG mode"))
         for _ in range(2):
             await world.started(hardware)
             assert world.disk.specs == {}, "it was in force again"

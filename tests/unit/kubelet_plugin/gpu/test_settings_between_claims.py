@@ -33,7 +33,7 @@ def record(uid: str, setting: DeviceSetting) -> PreparedClaim:
     [
         DeviceSetting(device="gpu-0", uuid="U", daemon=True),
         DeviceSetting(device="gpu-0", uuid="U", time_slice="Long"),
-        DeviceSetting(device="gpu-0", uuid="U", mig=True),
+        DeviceSetting(device="gpu-0", uuid="U", partitioned=True),
     ],
 )
 @pytest.mark.parametrize("durable", [False, True])

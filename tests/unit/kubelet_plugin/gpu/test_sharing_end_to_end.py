@@ -17,9 +17,9 @@ from node_agent import DRIVER, Backend, add_claim, claim, eventually, running
 from nvidia_tools import Tools
 from test_kubelet_plugin_calls import prepare, unprepare
 
-from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.discovery.core.control import ToolPaths
+from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.nvidia.smi import set_time_slice
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.discovery.simulated.control import SimulatedControl
@@ -123,7 +123,7 @@ def test_a_partition_lives_as_long_as_its_claim(tmp_path: Path) -> None:
             assert (await prepare(node, one))[uid] == first
             assert not (await unprepare(node, one))[uid].error
             assert not machine.made.instances(machine.uuid(GPU))
-            assert not machine.made.mig_mode(machine.uuid(GPU))
+            assert not machine.made.partitioning(machine.uuid(GPU))
             assert not (await prepare(node, whole))[whole["metadata"]["uid"]].error
 
     asyncio.run(main())
@@ -132,9 +132,11 @@ def test_a_partition_lives_as_long_as_its_claim(tmp_path: Path) -> None:
 def test_a_whole_gpu_leaves_mig_mode(tmp_path: Path) -> None:
     async def main() -> None:
         kube, machine = FakeClient(), Machine()
-        enabled = DeviceHealth(reason="MigEnabled", severity="info")
+        mode = mig_mode(needs_reset=False)
         machine.devices = tuple(
-            dataclasses.replace(d, device=msgspec.structs.replace(d.device, health=(enabled,)))
+            dataclasses.replace(
+                d, device=msgspec.structs.replace(d.device, health=(mode.condition,)), partitioning=mode
+            )
             for d in machine.devices
         )
         whole = add_claim(kube, claim("whole", GPU))
@@ -143,14 +145,14 @@ def test_a_whole_gpu_leaves_mig_mode(tmp_path: Path) -> None:
         async with running(tmp_path, kube, backend=machine) as node:
             control = machine.made
             for name in (GPU, OTHER):
-                control.set_mig_mode(machine.uuid(name), True)
+                control.set_partitioning(machine.uuid(name), True)
             control.create_instance(machine.uuid(OTHER), 9, 0, 4)
             assert not (await prepare(node, whole))[uid].error
-            assert not control.mig_mode(machine.uuid(GPU))
+            assert not control.partitioning(machine.uuid(GPU))
             error = (await prepare(node, cut))[cut["metadata"]["uid"]].error
             assert "MIG mode cannot be turned off: it has instances" in error
             assert not (await unprepare(node, whole))[uid].error
-            assert control.mig_mode(machine.uuid(GPU))
+            assert control.partitioning(machine.uuid(GPU))
 
     asyncio.run(main())
 
@@ -333,7 +335,7 @@ def test_leftovers_are_found_twice_before_they_count(tmp_path: Path, state: Path
         async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
             assert not (await prepare(node, body))[body["metadata"]["uid"]].error
             control, setup = machine.made, node.plugin._setup
-            control.set_mig_mode(machine.uuid(GPU), True)
+            control.set_partitioning(machine.uuid(GPU), True)
             control.create_instance(machine.uuid(GPU), 9, 0, 4)
             setup.daemons.start(THIRD, machine.uuid(THIRD))
             leftovers = Leftovers(

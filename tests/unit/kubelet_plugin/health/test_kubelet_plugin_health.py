@@ -16,11 +16,11 @@ from fake_client import Call, FakeClient
 from node_agent import DRIVER, NODE, Backend, Node, add_claim, claim, device, eventually, next_health, running
 
 from dra_driver.api.core import EVENTS
-from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.inventory import DeviceHealth, InventoryDevice
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import DiscoveryError, Forbidden
-from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent, PartitioningMode
 from dra_driver.preparation import ClaimState, PartitionRecord, PreparedClaim, PreparedDevice
 from dra_driver.wire import (
     dra_v1_pb2,
@@ -386,13 +386,18 @@ def test_debug_state_shows_claims_and_devices(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_mig_mode_is_no_ailment_of_a_partition() -> None:
-    mode = DeviceHealth(reason="MigEnabled", severity="degraded")
+def test_the_mode_that_partitions_need_is_no_ailment_of_them() -> None:
+    mode = DeviceHealth(reason="Divided", severity="degraded")
+    gpu = DiscoveredDevice(
+        InventoryDevice(name="gpu-0", health=(mode, OFF_THE_BUS)),
+        "GPU-0",
+        partitioning=PartitioningMode("divided mode", mode),
+    )
     where = PartitionRecord(gpu="gpu-0", profile="1g.5gb", profile_id=19, start=0, size=1)
     part = PreparedDevice(requests=("gpu",), pool=PoolName(NODE), device="gpu-0-mig", partition=where)
     whole = PreparedDevice(requests=("gpu",), pool=PoolName(NODE), device="gpu-0")
-    assert ailments(part, {"gpu-0": (mode, OFF_THE_BUS)}) == (OFF_THE_BUS,)
-    assert ailments(whole, {"gpu-0": (mode,)}) == (mode,)
+    assert ailments(part, {"gpu-0": gpu}) == (OFF_THE_BUS,)
+    assert ailments(whole, {"gpu-0": gpu}) == (mode, OFF_THE_BUS)
     assert [h.reason for h in ailments(part, {})] == ["NotFound"]
 
 
