@@ -47,7 +47,6 @@ class DiscoveredDevice:
             ``device.health``.
         is_partition: whether the device is a partition that was made by other means than this driver:
             parameters for partitions hold for it.
-        simulated: there is no such hardware, so that its nodes and files need not be there either.
     """
 
     device: InventoryDevice
@@ -56,7 +55,6 @@ class DiscoveredDevice:
     own_nodes: tuple[str, ...] | None = None
     partitioning: PartitioningMode | None = None
     is_partition: bool = False
-    simulated: bool = False
 
     @property
     def health_of_partitions(self) -> tuple[DeviceHealth, ...]:

@@ -15,6 +15,7 @@ from dra_driver.hardware import DeviceSample, DiscoveredDevice, GpuInstance, Hea
 
 __all__ = [
     "Clock",
+    "Daemons",
     "DeviceBackend",
     "GpuControl",
     "Guardable",
@@ -235,6 +236,34 @@ class GpuControl(Protocol):
 
     def destroy_instance(self, gpu: str, instance_id: int) -> None:
         """Destroy a partition; success if there is none."""
+        ...
+
+
+class Daemons(Protocol):
+    """The sharing daemons of a node. Calls block."""
+
+    def directory(self, device: str) -> str:
+        """Return the host directory of the device's daemon; empty where no daemon can run."""
+        ...
+
+    def start(self, device: str, gpu: str) -> None:
+        """Start the daemon for the GPU with this UUID if it does not run; it is ready on return.
+
+        Raises:
+            PrepareError: it cannot be started or does not become ready.
+        """
+        ...
+
+    def stop(self, device: str) -> None:
+        """End the daemon and remove its directory; success where there is none.
+
+        Raises:
+            PrepareError: it does not end.
+        """
+        ...
+
+    def present(self) -> Sequence[str]:
+        """Return the devices that have a daemon or what is left of one."""
         ...
 
 

@@ -13,7 +13,6 @@ import structlog
 from dra_driver import discovery
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.discovery.core.pci_binding import PciFunctions
-from dra_driver.discovery.nvidia.material import NvidiaMaterial
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
@@ -37,7 +36,7 @@ from kubelet_plugin.devices.inventory import InventoryKeeper
 from kubelet_plugin.devices.publishing import NodePublisher
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.gpu.bindings import elsewhere
-from kubelet_plugin.gpu.setup import set_up
+from kubelet_plugin.gpu.setup import completion, set_up
 from kubelet_plugin.grpc import services
 from kubelet_plugin.grpc.sockets import SocketServer
 from kubelet_plugin.health.memory import HealthFile
@@ -70,12 +69,13 @@ async def run(configuration: Configuration, stop: asyncio.Event) -> None:
         ConfigurationError: the settings are wrong; all findings at once, nothing was started.
         DraError: it cannot go on.
     """
-    findings = list(configuration.findings())
+    findings: list[str] = []
     backends: Sequence[DeviceBackend] = ()
     try:
         backends = open_backends(configuration)
     except ConfigurationError as e:
         findings += e.findings
+    findings = [*configuration.findings(backends), *findings]
     api: KubeApi | None = None
     try:
         api = await KubeApi.connect(configuration.kubeconfig)
@@ -156,7 +156,7 @@ class Plugin:
         self._hotplug = Hotplug(
             table=self._table,
             file=configuration.state / RELEASE_FILE,
-            places=watched(configuration.sysfs_root, configuration.dev_root),
+            hints=watched(configuration.sysfs_root, backends),
             executor=self._discovery,
             hold=self._hold_hardware,
         )
@@ -174,12 +174,7 @@ class Plugin:
             optional=not settings.backends,
             controls=self._setup.controls,
             daemons=self._setup.daemons,
-            complete=NvidiaMaterial(
-                host_root=settings.host_root,
-                driver_root=settings.nvidia_driver_root,
-                hook=settings.nvidia_cdi_hook,
-                sysfs_root=settings.sysfs_root,
-            ).complete,
+            complete=completion(settings),
             keep=self._memory.keep,
             elsewhere=lambda: elsewhere(self._preparer.claims),
             passthrough=settings.passthrough,
@@ -344,7 +339,7 @@ class Plugin:
         await self._table.scan_forever(self._configuration.rescan_seconds)
 
     async def _rescan_after_changes(self) -> None:
-        """Look at the hardware again after it was changed: a GPU in MIG mode is another one to discovery."""
+        """Look again after each change: a GPU that is cut into partitions is another one to discovery."""
         seen = 0
         while True:
             seen = await self._setup.hardware.changes.wait_beyond(seen)

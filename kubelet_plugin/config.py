@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver import discovery
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.policy import WITHHOLD
 from dra_driver.errors import ConfigurationError
+from dra_driver.ports import DeviceBackend
 from kubelet_plugin.core import files
 from kubelet_plugin.core.addresses import parse_address
 
@@ -164,11 +166,16 @@ class Configuration:
         """Path of the file that keeps health conditions which hardware does not report twice."""
         return self.state / "health.json"
 
-    def findings(self) -> tuple[str, ...]:
-        """Return everything that is wrong. Looks at the file system and leaves nothing behind."""
+    def findings(self, backends: Sequence[DeviceBackend] = ()) -> tuple[str, ...]:
+        """Return everything that is wrong. Looks at the file system and leaves nothing behind.
+
+        Args:
+            backends: those that the settings name, opened. What depends on them is not checked if there are
+                none, as when one cannot be opened.
+        """
         names = tuple(self._name_findings())
         # A name that is wrong must not become a path.
-        return names or (*self._value_findings(), *self._directory_findings())
+        return names or (*self._value_findings(backends), *self._directory_findings())
 
     def create_directories(self) -> None:
         """Create the directories that are missing.
@@ -200,7 +207,7 @@ class Configuration:
                 "such as the UID of a pod"
             )
 
-    def _value_findings(self) -> Iterator[str]:
+    def _value_findings(self, backends: Sequence[DeviceBackend]) -> Iterator[str]:
         for flag, path in (("--plugins-dir", self.dra_socket), ("--registry-dir", self.registrar_socket)):
             length = len(str(path).encode())
             if length > MAX_SOCKET_PATH:
@@ -212,9 +219,8 @@ class Configuration:
             yield f"--rescan-interval {self.rescan_seconds:g}: expected 1 second or more"
         if not 0 < self.busy_percent <= 100:
             yield f"--busy-threshold {self.busy_percent:g}: expected more than 0 and at most 100 percent"
-        # Simulated devices may change in a test's time; writes about real ones must stay rare.
-        simulated = self.backends and all(b.startswith("simulated=") for b in self.backends)
-        least = 1 if simulated else 60
+        # Writes about devices that exist must stay rare.
+        least = 1 if all(discovery.is_simulated(b) for b in backends) else 60
         if not self.busy_seconds >= least:
             yield f"--busy-seconds {self.busy_seconds:g}: expected {least} or more"
 

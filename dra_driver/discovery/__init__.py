@@ -12,6 +12,7 @@ Third parties add a backend by an entry point of the group ``dra_driver.backends
 from dra_driver.discovery.core.diagnostics import diagnostics
 from dra_driver.discovery.core.last_known_good import BackendReport, LastKnownGood
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem
+from dra_driver.discovery.core.simulation import is_simulated
 from dra_driver.discovery.registry import (
     GPU_BACKENDS,
     NIC_BACKENDS,
@@ -33,6 +34,7 @@ __all__ = [
     "backend_names",
     "diagnostics",
     "hardware_backends",
+    "is_simulated",
     "open_backend",
     "open_backends",
 ]

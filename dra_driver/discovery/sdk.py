@@ -18,10 +18,12 @@ from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.cdi import ContainerEdits, DeviceNode, Mount, read_only_mount
 from dra_driver.discovery.core import schema
+from dra_driver.discovery.core.hotplug import HotplugHints, HotplugSource
 from dra_driver.discovery.core.pci import PciAddress, exists, numa_node, pcie_root
 from dra_driver.discovery.core.pci import read_sysfs as read_text
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.discovery.core.schema import device_name, model_of, semantic_version
+from dra_driver.discovery.core.simulation import Simulation
 from dra_driver.discovery.core.sysfs import (
     children,
     entries,
@@ -52,11 +54,14 @@ __all__ = [
     "HardwareAbsent",
     "HealthEvent",
     "HealthSource",
+    "HotplugHints",
+    "HotplugSource",
     "InventoryDevice",
     "Mount",
     "PciAddress",
     "Problem",
     "ProblemLog",
+    "Simulation",
     "TelemetrySource",
     "children",
     "describe_device",

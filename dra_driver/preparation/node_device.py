@@ -37,7 +37,9 @@ class NodeDevice:
         partitioning: name, for people, of the mode in which it is cut into partitions and not used as a
             whole, if discovery saw last that it is on; else empty.
         is_partition: whether it is a partition that somebody else has made.
-        mps_directory: host directory of the device's MPS daemon; empty where MPS is not available.
+        no_time_slices: why its time slice cannot be set, where it is not ``controllable``, as a clause.
+        mps_directory: host directory of the device's MPS daemon; empty where MPS is not available, then
+            ``no_mps`` says why, as a clause.
         attributes: as published.
         address: PCI address of a device that can be handed over as a bare function; empty where it cannot be,
             then ``no_passthrough`` says why, as a clause.
@@ -58,7 +60,9 @@ class NodeDevice:
     controllable: bool = False
     partitioning: str = ""
     is_partition: bool = False
+    no_time_slices: str = "its time slice cannot be set"
     mps_directory: str = ""
+    no_mps: str = "it has no MPS daemon"
     attributes: Mapping[str, DeviceAttribute] = field(default_factory=dict)
     address: str = ""
     no_passthrough: str = "this device cannot be passed through"

@@ -86,7 +86,7 @@ def plan_sharing(
         return _partition(device, parameters if strategy is Strategy.MPS else None, position)
     if strategy is Strategy.TIME_SLICING and parameters is not None and parameters.interval is not None:
         if not device.controllable:
-            raise PrepareError(f"device {device.name}: time slicing needs an NVIDIA GPU that NVML controls")
+            raise PrepareError(f"device {device.name}: {device.no_time_slices}")
         return SharingPlan(
             _whole(device, time_slice=parameters.interval.value, daemon=False),
             enforced="none" if kind is DeviceType.SHARE else "",
@@ -141,11 +141,7 @@ def _mps(
     device: NodeDevice, kind: DeviceType, parameters: Parameters, *, position: int, memory: Quantity | None
 ) -> SharingPlan:
     if not device.mps_directory:
-        raise PrepareError(
-            f"device {device.name}: MPS is not available: it needs an NVIDIA GPU that NVML controls, and "
-            "nvidia-cuda-mps-control on the node (--mps-control), and a --state-dir whose path leaves room "
-            "for its sockets"
-        )
+        raise PrepareError(f"device {device.name}: MPS is not available: {device.no_mps}")
     share = int(memory.value()) if memory is not None and kind is DeviceType.SHARE else None
     asked = parameters.memory_limit_of(device.uuid, position)
     limits = [limit for limit in (share, asked) if limit is not None]

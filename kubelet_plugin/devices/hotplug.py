@@ -1,7 +1,7 @@
 """Devices that come and go, drivers that are loaded and unloaded, and their release on request.
 
-The kernel reports most of it (``uevents``). What it does not report, such as NVIDIA's device nodes, or where
-its events cannot be read, shows in directories that are listed once a second.
+The kernel reports most of it (``uevents``). What it does not report, such as some drivers' device nodes,
+or where its events cannot be read, shows in directories that are listed once a second; backends name them.
 
 A vendor's library keeps the driver's device nodes open, and a driver in use cannot be unloaded. To
 unload it, an admin creates the file ``release`` in the state directory: while it is there the libraries are
@@ -20,6 +20,8 @@ from typing import Final
 
 import structlog
 
+from dra_driver.discovery.core.hotplug import HotplugHints, HotplugSource
+from dra_driver.ports import DeviceBackend
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.devices.uevents import heard, open_uevents
@@ -31,20 +33,21 @@ LOOK_SECONDS: Final = 1.0
 # A driver needs a moment from its first device node to its last.
 SETTLE_SECONDS: Final = 1.0
 MOST_SETTLE_SECONDS: Final = 5.0
-_MODULES: Final = ("nvidia", "amdgpu", "i915", "xe")
+# What concerns devices whatever they are: how the kernel calls PCI functions and the drivers that have them.
+_SUBSYSTEMS: Final = frozenset({"pci", "drm", "accel", "drivers", "vfio"})
+_MODULES: Final = frozenset({"vfio_pci"})
 
 log = structlog.get_logger(__name__)
 
 
-def watched(sysfs: Path, dev: Path) -> tuple[tuple[Path, str], ...]:
-    """Return directories whose entries come and go with devices and drivers, and how those names begin."""
-    return (
-        (sysfs / "bus/pci/devices", ""),
-        (sysfs / "class/drm", ""),
-        (sysfs / "class/infiniband", ""),
-        *((sysfs / "module" / module / "drivers", "") for module in _MODULES),
-        (dev, "nvidia"),
-        (dev / "dri", ""),
+def watched(sysfs: Path, backends: Iterable[DeviceBackend]) -> HotplugHints:
+    """Return what shows that devices and drivers come and go: of every PCI device, and of the backends'."""
+    hints = [b.hotplug() for b in backends if isinstance(b, HotplugSource)]
+    folders = ((sysfs / "bus/pci/devices", ""), *(f for h in hints for f in h.folders))
+    return HotplugHints(
+        folders=tuple(dict.fromkeys(folders)),
+        modules=_MODULES.union(*(h.modules for h in hints)),
+        subsystems=_SUBSYSTEMS.union(*(h.subsystems for h in hints)),
     )
 
 
@@ -63,7 +66,7 @@ class Hotplug:
     Args:
         table: scanned when something has changed, closed while it shall be released.
         file: while it is there, the hardware is released.
-        places: see ``watched``.
+        hints: see ``watched``.
         executor: of the vendors' libraries, which are closed in it.
         hold: called with whether the hardware is released.
         listen: opens what the kernel's events are read from.
@@ -74,14 +77,14 @@ class Hotplug:
         *,
         table: DeviceTable,
         file: Path,
-        places: Iterable[tuple[Path, str]],
+        hints: HotplugHints,
         executor: Executor,
         hold: Callable[[bool], None],
         listen: Callable[[], socket.socket | None] = open_uevents,
     ) -> None:
         self._table = table
         self._file = file
-        self._places = tuple(places)
+        self._hints = hints
         self._executor = executor
         self._hold = hold
         self._released = False
@@ -97,22 +100,22 @@ class Hotplug:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        with heard(self._listen(), self._events.notify):
+        with heard(self._listen(), self._hints, self._events.notify):
             await self._follow()
 
     async def _follow(self) -> None:
-        before, seen = fingerprint(self._places), self._events.count
+        before, seen = fingerprint(self._hints.folders), self._events.count
         while True:
             events = await self._events.wait(seen, LOOK_SECONDS)
             await self._release_or_not(self._file.exists())
-            now = fingerprint(self._places)
+            now = fingerprint(self._hints.folders)
             if now == before and events == seen:
                 continue
             if not self._released:
                 log.info("devices or drivers have changed; looking at the hardware", events=events != seen)
                 await self._settle()
             # What comes during the look is looked at again.
-            before, seen = fingerprint(self._places), self._events.count
+            before, seen = fingerprint(self._hints.folders), self._events.count
             if not self._released:
                 await self._table.scan()
 

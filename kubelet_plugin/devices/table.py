@@ -14,14 +14,14 @@ import structlog
 from dra_driver.api import names
 from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
-from dra_driver.discovery import BackendReport, LastKnownGood
+from dra_driver.discovery import BackendReport, LastKnownGood, is_simulated
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice
-from dra_driver.ports import DeviceBackend, GpuControl
+from dra_driver.ports import Daemons, DeviceBackend, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord
 from kubelet_plugin.core.signals import Changes
-from kubelet_plugin.gpu.mps import Daemons, NoDaemons
+from kubelet_plugin.gpu.mps import NO_DAEMON, NO_TIME_SLICES, NoDaemons
 
 __all__ = ["DeviceTable"]
 
@@ -167,6 +167,7 @@ class DeviceTable:
             for kept, control in zip(self._backends, self._controls, strict=True)
             for d in kept.devices
         }
+        simulated = {d.device.name for b in self._backends if is_simulated(b.backend) for d in b.devices}
         addresses = Counter(_text(d, names.PCI_BUS_ID) for d in self._devices.values())
         view: dict[str, NodeDevice] = {}
         for name, found in self._devices.items():
@@ -186,13 +187,15 @@ class DeviceTable:
                 controllable=control is not None,
                 partitioning=found.partitioning.name if found.partitioning is not None else "",
                 is_partition=found.is_partition,
+                no_time_slices=NO_TIME_SLICES,
                 mps_directory=self._daemons.directory(name) if control and control.runs_daemons else "",
+                no_mps=NO_DAEMON,
                 attributes=found.device.attributes,
                 address="" if why_not else _text(found, names.PCI_BUS_ID),
                 no_passthrough=why_not,
                 found=None if why_not else found.device,
                 away=name in self._away,
-                simulated=found.simulated,
+                simulated=name in simulated,
             )
             if control is not None:
                 for partition in _partitions(found, device):
@@ -268,6 +271,7 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
                 size=p.placement.size,
             ),
             controllable=True,
+            no_mps=gpu.no_mps,
             attributes={**found.device.attributes, **p.profile.attributes},
             simulated=gpu.simulated,
         )

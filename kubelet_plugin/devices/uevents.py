@@ -16,6 +16,8 @@ from typing import Final
 
 import structlog
 
+from dra_driver.discovery.core.hotplug import HotplugHints
+
 __all__ = ["concerns_us", "heard", "open_uevents"]
 
 _KOBJECT_UEVENT: Final = 15
@@ -23,8 +25,6 @@ _KERNEL_GROUP: Final = 1
 # The kernel sends no more than a page; udev's own messages are of another group.
 _MOST_BYTES: Final = 16384
 _MOST_AT_ONCE: Final = 256
-_SUBSYSTEMS: Final = frozenset({"pci", "drm", "infiniband", "accel", "drivers", "vfio"})
-_MODULES: Final = frozenset({"nvidia", "nvidia_uvm", "amdgpu", "i915", "xe", "vfio_pci"})
 _ACTIONS: Final = frozenset({"add", "remove", "bind", "unbind", "change", "online", "offline"})
 
 log = structlog.get_logger(__name__)
@@ -47,24 +47,25 @@ def open_uevents() -> socket.socket | None:
     return opened
 
 
-def concerns_us(datagram: bytes) -> bool:
-    """Whether an event is of a device or driver that we could have to do with. Any bytes are allowed."""
+def concerns_us(datagram: bytes, hints: HotplugHints) -> bool:
+    """Return whether an event is of a device or driver that the hints name. Any bytes are allowed."""
     parts = (part.decode("ascii", "replace").partition("=") for part in datagram.split(b"\0")[1:])
     fields = {name: value for name, _, value in parts}
     if fields.get("ACTION") not in _ACTIONS:
         return False
     subsystem = fields.get("SUBSYSTEM")
     if subsystem == "module":
-        return fields.get("DEVPATH", "").rpartition("/")[2] in _MODULES
-    return subsystem in _SUBSYSTEMS
+        return fields.get("DEVPATH", "").rpartition("/")[2] in hints.modules
+    return subsystem in hints.subsystems
 
 
 @contextlib.contextmanager
-def heard(source: socket.socket | None, notify: Callable[[], None]) -> Iterator[None]:
+def heard(source: socket.socket | None, hints: HotplugHints, notify: Callable[[], None]) -> Iterator[None]:
     """Call ``notify`` in the running loop for what concerns us while the block runs; close the socket.
 
     Args:
         source: of ``open_uevents``; if None, there are no events.
+        hints: which events concern us.
         notify: called once for everything that has come by then.
     """
     if source is None:
@@ -76,7 +77,7 @@ def heard(source: socket.socket | None, notify: Callable[[], None]) -> Iterator[
 
     def readable() -> None:
         try:
-            if _read(source):
+            if _read(source, hints):
                 notify()
         except OSError as e:
             log.warning("the kernel's events are not heard any more; directories are listed", error=str(e))
@@ -90,7 +91,7 @@ def heard(source: socket.socket | None, notify: Callable[[], None]) -> Iterator[
         source.close()
 
 
-def _read(source: socket.socket) -> bool:
+def _read(source: socket.socket, hints: HotplugHints) -> bool:
     """Read what is there, and return whether any of it concerns us."""
     found = False
     for _ in range(_MOST_AT_ONCE):
@@ -107,5 +108,5 @@ def _read(source: socket.socket) -> bool:
             break
         # Of the kernel only, whose number is 0: processes can send into the group as well.
         from_kernel = not isinstance(sender, tuple) or sender[0] == 0
-        found = found or (from_kernel and concerns_us(datagram))
+        found = found or (from_kernel and concerns_us(datagram, hints))
     return found

@@ -18,7 +18,7 @@ import structlog
 from dra_driver import cdi
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import GpuInstance
-from dra_driver.ports import GpuControl
+from dra_driver.ports import Daemons, GpuControl
 from dra_driver.preparation import (
     ClaimState,
     DeviceSetting,
@@ -31,7 +31,6 @@ from dra_driver.preparation import (
 )
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.gpu.bindings import Bindings, bindings_of
-from kubelet_plugin.gpu.mps import Daemons
 
 __all__ = ["GpuHardware", "Hardware", "NoHardware", "daemons_of"]
 

@@ -17,13 +17,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from dra_driver.errors import PrepareError
 
-__all__ = ["Daemons", "Launcher", "MpsDaemons", "NoDaemons", "daemon_command"]
+__all__ = [
+    "NO_DAEMON",
+    "NO_TIME_SLICES",
+    "Launcher",
+    "MpsDaemons",
+    "NoDaemons",
+    "daemon_command",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +38,14 @@ _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 # sockaddr_un has 108 bytes, the last one is NUL.
 _MAX_PIPE_PATH: Final = 107
 _PROBE: Final = "get_default_active_thread_percentage"
+
+
+# Why a device has none of these, as clauses of an error.
+NO_TIME_SLICES: Final = "time slicing needs an NVIDIA GPU that NVML controls"
+NO_DAEMON: Final = (
+    "it needs an NVIDIA GPU that NVML controls, and nvidia-cuda-mps-control on the node (--mps-control), and "
+    "a --state-dir whose path leaves room for its sockets"
+)
 
 
 class Launcher(enum.Enum):
@@ -41,50 +56,22 @@ class Launcher(enum.Enum):
     AUTO = "auto"  # systemd where it runs and can be asked
 
 
-class Daemons(Protocol):
-    """The sharing daemons of a node. Calls block."""
-
-    def directory(self, device: str) -> str:
-        """Host directory of the device's daemon; empty where no daemon can run."""
-        ...
-
-    def start(self, device: str, gpu: str) -> None:
-        """Starts the daemon for the GPU with this UUID if it does not run; it is ready on return.
-
-        Raises:
-            PrepareError: it cannot be started or does not become ready.
-        """
-        ...
-
-    def stop(self, device: str) -> None:
-        """Ends the daemon and removes its directory; success where there is none.
-
-        Raises:
-            PrepareError: it does not end.
-        """
-        ...
-
-    def present(self) -> Sequence[str]:
-        """Devices that have a daemon or what is left of one."""
-        ...
-
-
 class NoDaemons:
     """A node without MPS."""
 
     def directory(self, device: str) -> str:
-        """See ``Daemons``."""
+        """See ``ports.Daemons``."""
         return ""
 
     def start(self, device: str, gpu: str) -> None:
-        """See ``Daemons``."""
+        """See ``ports.Daemons``."""
         raise PrepareError(f"device {device}: MPS is not available on this node")
 
     def stop(self, device: str) -> None:
-        """See ``Daemons``."""
+        """See ``ports.Daemons``."""
 
     def present(self) -> Sequence[str]:
-        """See ``Daemons``."""
+        """See ``ports.Daemons``."""
         return ()
 
 
@@ -168,14 +155,14 @@ class MpsDaemons:
         self._pause = pause
 
     def directory(self, device: str) -> str:
-        """See ``Daemons``."""
+        """See ``ports.Daemons``."""
         if not _LABEL.fullmatch(device) or not shutil.which(self._control):
             return ""
         folder = str(self._folders / device)
         return folder if len(f"{folder}/pipe/control_privileged".encode()) <= _MAX_PIPE_PATH else ""
 
     def start(self, device: str, gpu: str) -> None:
-        """See ``Daemons``."""
+        """See ``ports.Daemons``."""
         folder = self._folder(device)
         if self._answers(folder):
             return
@@ -201,7 +188,7 @@ class MpsDaemons:
         log.info("MPS daemon started", device=device, launcher=self._launcher.value)
 
     def stop(self, device: str) -> None:
-        """See ``Daemons``."""
+        """See ``ports.Daemons``."""
         folder = self._folder(device)
         if not folder.exists():
             return
@@ -218,7 +205,7 @@ class MpsDaemons:
         log.info("MPS daemon ended", device=device)
 
     def present(self) -> Sequence[str]:
-        """See ``Daemons``."""
+        """See ``ports.Daemons``."""
         if not self._folders.is_dir():
             return ()
         return sorted(p.name for p in self._folders.iterdir() if p.is_dir() and _LABEL.fullmatch(p.name))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
-from dra_driver.discovery.core.control import ToolPaths, control_of
+from dra_driver.discovery.core.control import DaemonSource, ToolPaths, control_of
 from dra_driver.discovery.core.pci_binding import PciFunctions
-from dra_driver.ports import DeviceBackend, GpuControl, Pausable
+from dra_driver.discovery.nvidia.material import NvidiaMaterial
+from dra_driver.hardware import DiscoveredDevice
+from dra_driver.ports import Daemons, DeviceBackend, GpuControl, Pausable
 from kubelet_plugin.config import Configuration
 from kubelet_plugin.gpu.bindings import Bindings
 from kubelet_plugin.gpu.hardware import GpuHardware
-from kubelet_plugin.gpu.mps import Daemons, Launcher, MpsDaemons
-from kubelet_plugin.gpu.simulated_daemons import SimulatedDaemons
+from kubelet_plugin.gpu.mps import Launcher, MpsDaemons
 
-__all__ = ["HardwareSetup", "set_up"]
+__all__ = ["HardwareSetup", "completion", "set_up"]
 
 _THREADS = 4
 
@@ -42,20 +44,18 @@ class HardwareSetup:
 def set_up(
     configuration: Configuration,
     backends: Sequence[DeviceBackend],
-    daemons: Daemons | None = None,
     functions: PciFunctions | None = None,
 ) -> HardwareSetup:
     """Opens nothing yet: libraries are opened by the first call that needs them."""
-    # Beside real hardware the daemons are real, and simulated GPUs do without.
-    simulated = bool(backends) and all(b.name == "simulated" for b in backends)
+    own = _own_daemons(configuration, backends)
     places = ToolPaths(
         nvidia_smi=configuration.nvidia_smi,
         proc_root=configuration.procfs_root,
         state_dir=configuration.state,
-        simulated_daemons=simulated,
+        own_daemons=own is not None,
     )
     controls = tuple(control_of(backend, places) for backend in backends)
-    daemons = daemons or _daemons(configuration, simulated=simulated)
+    daemons = own if own is not None else _mps_daemons(configuration)
     executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="hardware")
     functions = functions or PciFunctions(
         configuration.sysfs_root, configuration.dev_root, configuration.procfs_root
@@ -65,10 +65,37 @@ def set_up(
     return HardwareSetup(controls, daemons, hardware, executor)
 
 
-def _daemons(configuration: Configuration, *, simulated: bool) -> Daemons:
-    folder = configuration.state / "mps"
-    if simulated:
-        return SimulatedDaemons(folder)
+def completion(
+    configuration: Configuration,
+) -> Callable[[Sequence[DiscoveredDevice]], Sequence[DiscoveredDevice]]:
+    """Return what adds the files of the vendors' drivers to what backends find. It blocks."""
+    return NvidiaMaterial(
+        host_root=configuration.host_root,
+        driver_root=configuration.nvidia_driver_root,
+        hook=configuration.nvidia_cdi_hook,
+        sysfs_root=configuration.sysfs_root,
+    ).complete
+
+
+def _own_daemons(configuration: Configuration, backends: Sequence[DeviceBackend]) -> Daemons | None:
+    """Return the daemons that the backends bring; None where one of them needs those of the vendor's tools.
+
+    There is one set of daemons for all devices of a node, so that beside real hardware simulated devices do
+    without.
+    """
+    sources = [b for b in backends if isinstance(b, DaemonSource)]
+    if not sources or len(sources) < len(backends):
+        return None
+    return sources[0].daemons(_daemon_folder(configuration))
+
+
+def _mps_daemons(configuration: Configuration) -> Daemons:
     return MpsDaemons(
-        folder, control=configuration.mps_control, launcher=Launcher(configuration.mps_launcher)
+        _daemon_folder(configuration),
+        control=configuration.mps_control,
+        launcher=Launcher(configuration.mps_launcher),
     )
+
+
+def _daemon_folder(configuration: Configuration) -> Path:
+    return configuration.state / "mps"

@@ -30,7 +30,7 @@ _DEFAULTS: Mapping[str, Any] = {"compute": "default", "slice": "Default", "mig":
 
 
 class FileDaemons:
-    """Implements ``kubelet_plugin.gpu.mps.Daemons``; in the agent under test."""
+    """Implements ``ports.Daemons``; in the agent under test."""
 
     def __init__(self, folder: Path, **_: object) -> None:
         self._folder = folder.with_name(DAEMONS)
@@ -58,10 +58,10 @@ class FileDaemons:
 def install(root: Path) -> None:
     """Puts the daemons and the kernel of the PCI bus under the agent of this process."""
     import dra_driver.discovery.core.pci_binding
-    import kubelet_plugin.gpu.setup as gpu_setup
+    import dra_driver.discovery.simulated.backend as simulated_backend
     from dra_driver.discovery.simulated.control import SimulatedControl
 
-    gpu_setup.SimulatedDaemons = FileDaemons  # type: ignore[attr-defined, assignment]
+    simulated_backend.SimulatedDaemons = FileDaemons  # type: ignore[attr-defined, assignment]
     dra_driver.discovery.core.pci_binding.write_attribute = FakePci(root).write
     SimulatedControl.runs_daemons = True  # type: ignore[assignment, method-assign]
 

@@ -21,7 +21,8 @@ from dra_driver.discovery.amd import kfd as amdgpu_kfd
 from dra_driver.discovery.amd.kfd import KfdNode
 from dra_driver.discovery.amd.samples import ras_counts, read_partition_sample, read_sample
 from dra_driver.discovery.core import pci, pci_products, schema, sysfs
-from dra_driver.discovery.core.nodes import FoundNodes, device_nodes
+from dra_driver.discovery.core.hotplug import HotplugHints
+from dra_driver.discovery.core.nodes import FoundNodes, device_nodes, drm_folders
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.hardware import DeviceSample, DiscoveredDevice
@@ -128,6 +129,11 @@ class AmdGpuBackend:
             elif part.index is None and part.gpu.function is not None:
                 samples.append(read_sample(part.name, part.gpu.function, part.node))
         return samples
+
+    def hotplug(self) -> HotplugHints:
+        """See ``hotplug.HotplugSource``."""
+        folders = ((self._drivers.parent, ""), *drm_folders(self._sysfs_root, self._dev_root))
+        return HotplugHints(folders, modules=frozenset({"amdgpu"}))
 
     def close(self) -> None:
         """Nothing is held."""

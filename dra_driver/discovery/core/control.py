@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from dra_driver.ports import DeviceBackend, GpuControl
+from dra_driver.ports import Daemons, DeviceBackend, GpuControl
 
-__all__ = ["ControllableBackend", "ToolPaths", "control_of"]
+__all__ = ["ControllableBackend", "DaemonSource", "ToolPaths", "control_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,15 @@ class ToolPaths:
     Attributes:
         nvidia_smi: a path, or a name to be found in PATH.
         proc_root: where procfs is mounted.
-        state_dir: where simulated hardware remembers what was done to it.
-        simulated_daemons: whether sharing daemons (MPS) for simulated hardware can be had.
+        state_dir: where a backend remembers what was done to hardware that forgets it, or does not exist.
+        own_daemons: whether the sharing daemons of the node are those that the backends bring
+            (``DaemonSource``).
     """
 
     nvidia_smi: str = "nvidia-smi"
     proc_root: Path = Path("/proc")
     state_dir: Path | None = None
-    simulated_daemons: bool = False
+    own_daemons: bool = False
 
 
 @runtime_checkable
@@ -34,6 +35,15 @@ class ControllableBackend(Protocol):
 
     def control(self, places: ToolPaths) -> GpuControl | None:
         """Shares the backend's library handles; None where nothing can be changed."""
+        ...
+
+
+@runtime_checkable
+class DaemonSource(Protocol):
+    """A backend whose devices have sharing daemons of their own: they need none of the vendor's tools."""
+
+    def daemons(self, folder: Path) -> Daemons:
+        """Return the daemons, which keep their directories in ``folder``."""
         ...
 
 

@@ -10,7 +10,7 @@ from dra_driver.cdi import DeviceNode
 from dra_driver.discovery.core import pci
 from dra_driver.discovery.core.sysfs import DrmNodes
 
-__all__ = ["FoundNodes", "device_nodes"]
+__all__ = ["FoundNodes", "device_nodes", "drm_folders"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,11 @@ class FoundNodes:
     nodes: tuple[DeviceNode, ...]
     own: tuple[str, ...]
     missing: tuple[Path, ...]
+
+
+def drm_folders(sysfs_root: Path, dev_root: Path) -> tuple[tuple[Path, str], ...]:
+    """Return directories whose entries come and go with such devices, for ``HotplugHints``."""
+    return ((sysfs_root / "class" / "drm", ""), (dev_root / "dri", ""))
 
 
 def device_nodes(dev_root: Path, shared: Sequence[str], drm: DrmNodes, by_path: str | None) -> FoundNodes:

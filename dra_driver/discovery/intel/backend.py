@@ -18,7 +18,8 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits
 from dra_driver.discovery.core import pci, pci_products, schema, sysfs
-from dra_driver.discovery.core.nodes import FoundNodes, device_nodes
+from dra_driver.discovery.core.hotplug import HotplugHints
+from dra_driver.discovery.core.nodes import FoundNodes, device_nodes, drm_folders
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.pci_products import PciProduct
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
@@ -121,6 +122,12 @@ class IntelGpuBackend:
     def sample(self) -> Sequence[DeviceSample]:
         """See ``ports.TelemetrySource``: of what the last ``discover`` found and a graphics driver serves."""
         return [self._sampler.sample(gpu) for gpu in self._sampled]
+
+    def hotplug(self) -> HotplugHints:
+        """See ``hotplug.HotplugSource``."""
+        drivers = tuple((self._sysfs_root / "module" / name / "drivers", "") for name in _DRM_DRIVERS)
+        folders = (*drivers, *drm_folders(self._sysfs_root, self._dev_root))
+        return HotplugHints(folders, modules=frozenset(_DRM_DRIVERS))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -21,6 +21,8 @@ from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import links as link_groups
 from dra_driver.discovery.core import pci, schema
 from dra_driver.discovery.core.control import ToolPaths
+from dra_driver.discovery.core.hotplug import HotplugHints
+from dra_driver.discovery.core.nodes import drm_folders
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.discovery.nvidia import products
 from dra_driver.discovery.nvidia.conditions import Conditions
@@ -146,6 +148,15 @@ class NvmlBackend:
             if not self._open:
                 return ()
             return [s for index, d in sorted(self._last.items()) for s in _samples(index, d.device)]
+
+    def hotplug(self) -> HotplugHints:
+        """See ``hotplug.HotplugSource``: the kernel does not report the device nodes of NVIDIA's driver."""
+        folders = (
+            (self._sysfs_root / "module" / "nvidia" / "drivers", ""),
+            (self._dev_root, "nvidia"),
+            *drm_folders(self._sysfs_root, self._dev_root),
+        )
+        return HotplugHints(folders, modules=frozenset({"nvidia", "nvidia_uvm"}))
 
     def close(self) -> None:
         """Closes the library. What was lost is forgotten."""

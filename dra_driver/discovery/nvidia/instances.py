@@ -20,6 +20,7 @@ from dra_driver.api.partitions import partition_name
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode, own_nodes
 from dra_driver.discovery.core.control import ToolPaths
+from dra_driver.discovery.core.hotplug import HotplugHints
 from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import DeviceSample, DiscoveredDevice, GpuInstance, HealthEvent
@@ -69,6 +70,10 @@ class WholeGpus(Protocol):
 
     def paused(self) -> AbstractContextManager[None]:
         """See ``ports.Pausable``."""
+        ...
+
+    def hotplug(self) -> HotplugHints:
+        """See ``hotplug.HotplugSource``."""
         ...
 
 
@@ -139,6 +144,10 @@ class NvmlInstancesBackend:
     def paused(self) -> AbstractContextManager[None]:
         """See ``ports.Pausable``."""
         return self._gpus.paused()
+
+    def hotplug(self) -> HotplugHints:
+        """See ``hotplug.HotplugSource``."""
+        return self._gpus.hotplug()
 
     def close(self) -> None:
         """Closes the library."""

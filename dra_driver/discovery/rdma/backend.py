@@ -20,6 +20,7 @@ from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import pci, pci_products, schema, sysfs
+from dra_driver.discovery.core.hotplug import HotplugHints
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.hardware import DiscoveredDevice
@@ -140,6 +141,10 @@ class RdmaBackend:
         devices = [self._device(name, found[name], problems) for name in sorted(found)]
         self._log.replace(problems)
         return devices
+
+    def hotplug(self) -> HotplugHints:
+        """See ``hotplug.HotplugSource``."""
+        return HotplugHints(((self._class, ""),), subsystems=frozenset({"infiniband"}))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.simulated import profile as simulated_profile
 from dra_driver.discovery.simulated.control import SimulatedControl
+from dra_driver.discovery.simulated.daemons import SimulatedDaemons
 from dra_driver.discovery.simulated.devices import devices_of, loads_of
 from dra_driver.errors import ConfigurationError, DiscoveryError
 from dra_driver.hardware import DeviceSample, DiscoveredDevice
@@ -41,6 +43,11 @@ class SimulatedBackend:
         """``simulated``."""
         return "simulated"
 
+    @property
+    def simulated(self) -> bool:
+        """True: the devices do not exist."""
+        return True
+
     def discover(self) -> Sequence[DiscoveredDevice]:
         """Return the devices of the profile, by PCI address.
 
@@ -62,8 +69,12 @@ class SimulatedBackend:
         """Return what changes the GPUs; see ``control.ControllableBackend.control``."""
         file = None if places.state_dir is None else places.state_dir / STATE_FILE
         return SimulatedControl(
-            lambda: {d.uuid: d for d in self.discover()}, file, daemons=places.simulated_daemons
+            lambda: {d.uuid: d for d in self.discover()}, file, daemons=places.own_daemons
         )
+
+    def daemons(self, folder: Path) -> SimulatedDaemons:
+        """Return the sharing daemons of its GPUs; see ``control.DaemonSource.daemons``."""
+        return SimulatedDaemons(folder)
 
     def close(self) -> None:
         """Do nothing: no handle is held."""

@@ -119,7 +119,6 @@ def _published_gpu(
         uuid=identity,
         material=_material(name, identity, gpu),
         partitioning=mig_mode.described(gpu.health),
-        simulated=True,
     )
 
 
@@ -135,7 +134,6 @@ def _device(facts: HardwareFacts, links: _Links) -> DiscoveredDevice:
         ),
         uuid=facts.identity,
         material=_material(facts.name, facts.identity, None),
-        simulated=True,
     )
 
 

@@ -123,7 +123,7 @@ class Control:
 
 
 class MachineDaemons:
-    """Implements ``mps.Daemons``."""
+    """Implements ``ports.Daemons``."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

@@ -42,7 +42,6 @@ def device(index: int, *, uuid_: str = "", memory: str = "40Gi") -> DiscoveredDe
         ),
         uuid=identity,
         material=ContainerEdits(device_nodes=(DeviceNode("/dev/ctl"), DeviceNode(f"/dev/gpu{index}"))),
-        simulated=True,
     )
 
 
@@ -65,6 +64,7 @@ class Backend:
     """Devices that a test sets."""
 
     name = "test"
+    simulated = True
 
     def __init__(self, devices: Sequence[DiscoveredDevice]) -> None:
         self.devices = tuple(devices)

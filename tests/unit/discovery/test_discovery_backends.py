@@ -11,6 +11,7 @@ import yaml
 
 from dra_driver import discovery
 from dra_driver.cli import main
+from dra_driver.discovery.core.hotplug import HotplugSource
 from dra_driver.errors import ConfigurationError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import DeviceBackend
@@ -96,6 +97,41 @@ def test_a_third_party_that_cannot_be_loaded_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError, match="acme_bad:factory cannot be loaded: OSError: no firmware"):
         open_backend("acme")
+
+
+def test_a_backend_says_that_its_devices_do_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = THIRD_PARTY.replace('name = "acme"', 'name = "acme"; simulated = True')
+    install(tmp_path, "acme_declared", declared, "declared = acme_declared:factory")
+    install(tmp_path, "acme_silent", THIRD_PARTY, "silent = acme_silent:factory")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    specs = ("simulated=t4x2", "declared=7", "nvml", "nvml=mig", "rdma", "silent=7")
+    assert [s for s in specs if discovery.is_simulated(open_backend(s))] == ["simulated=t4x2", "declared=7"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "modules", "folders"),
+    [
+        ("nvml", {"nvidia", "nvidia_uvm"}, {"sys/module/nvidia/drivers", "dev", "sys/class/drm", "dev/dri"}),
+        ("amdgpu", {"amdgpu"}, {"sys/module/amdgpu/drivers", "sys/class/drm", "dev/dri"}),
+        (
+            "intel",
+            {"i915", "xe"},
+            {"sys/module/i915/drivers", "sys/module/xe/drivers", "sys/class/drm", "dev/dri"},
+        ),
+        ("rdma", set(), {"sys/class/infiniband"}),
+    ],
+)
+def test_a_backend_says_where_it_shows_that_its_devices_come_and_go(
+    spec: str, modules: set[str], folders: set[str]
+) -> None:
+    opened = discovery.open_backend(spec, sysfs_root=Path("sys"), dev_root=Path("dev"), node_name="n")
+    assert isinstance(opened, HotplugSource)
+    hints = opened.hotplug()
+    assert hints.modules == modules
+    assert {str(folder) for folder, _ in hints.folders} == folders
+    assert dict(hints.folders).get(Path("dev"), "nvidia") == "nvidia"
 
 
 class Empty:

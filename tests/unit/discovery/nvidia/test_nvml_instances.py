@@ -15,6 +15,7 @@ from dra_driver.api.inventory import DeviceHealth
 from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths
+from dra_driver.discovery.core.hotplug import HotplugSource
 from dra_driver.discovery.core.problems import Problem
 from dra_driver.discovery.nvidia.instances import NvmlInstancesBackend
 from dra_driver.discovery.nvidia.mig_mode import mig_mode
@@ -78,7 +79,7 @@ def instance(number: int, profile: int, start: int, size: int, **facts: object) 
     return GpuInstance(number, profile, start, size, **{**known, **facts})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("offer", [HealthSource, HealthMemory, TelemetrySource, Pausable])
+@pytest.mark.parametrize("offer", [HealthSource, HealthMemory, HotplugSource, TelemetrySource, Pausable])
 def test_it_offers_what_the_backend_of_whole_gpus_does(offer: type) -> None:
     """One that could not be paused would keep open a GPU that is to be passed through."""
     opened = [

@@ -12,6 +12,7 @@ from node_agent import add_claim, claim, configuration, device, eventually, runn
 from test_kubelet_plugin_calls import prepare
 
 from dra_driver.api.core import EVENTS, Event
+from dra_driver.discovery import open_backend
 from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
 from kubelet_plugin.devices.hotplug import RELEASE_FILE, fingerprint, watched
@@ -106,6 +107,7 @@ class Library:
     """A backend with something that can be closed."""
 
     name = "library"
+    simulated = True
 
     def __init__(self) -> None:
         self.open = False
@@ -178,7 +180,8 @@ def test_a_device_that_is_plugged_in_is_found_at_once(tmp_path: Path) -> None:
 
 def test_the_fingerprint_changes_with_device_nodes_of_drivers_only(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
-    places = watched(tmp_path / "sys", tmp_path / "dev")
+    nvml = open_backend("nvml", sysfs_root=tmp_path / "sys", dev_root=tmp_path / "dev", node_name="n")
+    places = watched(tmp_path / "sys", [nvml]).folders
     before = fingerprint(places)
     (tmp_path / "dev/tty0").touch()
     assert fingerprint(places) == before

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from node_agent import device, eventually
 
+from dra_driver.discovery.core.hotplug import HotplugHints
 from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.devices.hotplug import Hotplug, watched
 from kubelet_plugin.devices.table import DeviceTable
@@ -27,13 +28,29 @@ def event(action: str, path: str, subsystem: str) -> bytes:
 ADDED = event("add", "/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "pci")
 
 
+class Announcing:
+    """A backend with a driver of its own."""
+
+    name = "acme"
+
+    def discover(self) -> Sequence[DiscoveredDevice]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def hotplug(self) -> HotplugHints:
+        return HotplugHints(modules=frozenset({"acme"}), subsystems=frozenset({"acme"}))
+
+
 @pytest.mark.parametrize(
     ("datagram", "ours"),
     [
         (ADDED, True),
         (event("bind", "/devices/pci0000:3a/0000:3b:00.0", "pci"), True),
         (event("remove", "/devices/pci0000:3a/0000:3b:00.0/drm/card1", "drm"), True),
-        (event("add", "/module/nvidia", "module"), True),
+        (event("add", "/module/acme", "module"), True),
+        (event("add", "/devices/pci0000:3a/0000:3b:00.0/acme/npu0", "acme"), True),
         (event("add", "/module/loop", "module"), False),
         (event("add", "/devices/virtual/net/veth1", "net"), False),
         (event("move", "/devices/pci0000:3a/0000:3b:00.0", "pci"), False),
@@ -43,7 +60,15 @@ ADDED = event("add", "/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "pci")
     ],
 )
 def test_only_devices_and_drivers_that_concern_us_count(datagram: bytes, ours: bool) -> None:
-    assert concerns_us(datagram) == ours
+    hints = watched(Path("/sys"), [Announcing()])
+    assert concerns_us(datagram, hints) == ours
+
+
+def test_only_what_the_backends_name_counts_beside_pci_functions() -> None:
+    hints = watched(Path("/sys"), [])
+    assert concerns_us(ADDED, hints)
+    assert not concerns_us(event("add", "/module/acme", "module"), hints)
+    assert hints.folders == ((Path("/sys/bus/pci/devices"), ""),)
 
 
 class Backend:
@@ -71,7 +96,7 @@ def test_a_burst_of_events_is_one_look_and_lists_are_the_fallback(tmp_path: Path
             hotplug = Hotplug(
                 table=table,
                 file=tmp_path / "release",
-                places=watched(tmp_path / "sys", tmp_path / "dev"),
+                hints=watched(tmp_path / "sys", [backend]),
                 executor=executor,
                 hold=lambda _: None,
                 listen=lambda: ours,
@@ -98,12 +123,13 @@ def test_a_source_that_fails_costs_only_the_hint() -> None:
     async def scenario() -> None:
         kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         told: list[int] = []
-        with heard(ours, lambda: told.append(1)):
+        hints = watched(Path("/sys"), [])
+        with heard(ours, hints, lambda: told.append(1)):
             kernel.send(ADDED)
             await eventually(lambda: told == [1])
             kernel.close()
             await asyncio.sleep(0.05)
-        with heard(None, lambda: told.append(2)):
+        with heard(None, hints, lambda: told.append(2)):
             await asyncio.sleep(0)
         assert told == [1]
 

@@ -1,4 +1,4 @@
-"""MPS daemons of GPUs that do not exist: their directories and pipes without a process behind them.
+"""Sharing daemons of GPUs that do not exist: their directories and pipes without a process behind them.
 
 What containers see of MPS (variables, mounts, limits) is the same as with a real daemon, so that sharing can
 be tried and tested anywhere. Nothing is enforced, for nothing is computed.
@@ -14,17 +14,17 @@ __all__ = ["SimulatedDaemons"]
 
 
 class SimulatedDaemons:
-    """Implements ``mps.Daemons`` in ``folder``; outlives the plugin like real ones, for it is only files."""
+    """Implements ``ports.Daemons`` in ``folder``; they outlive the plugin as real ones do, being files."""
 
     def __init__(self, folder: Path) -> None:
         self._folders = folder
 
     def directory(self, device: str) -> str:
-        """See ``mps.Daemons``."""
+        """See ``ports.Daemons``."""
         return str(self._folders / device)
 
     def start(self, device: str, gpu: str) -> None:
-        """See ``mps.Daemons``."""
+        """See ``ports.Daemons``."""
         folder = self._folders / device
         for name, mode in (("pipe", 0o755), ("log", 0o700), ("shm", 0o1777)):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -32,9 +32,9 @@ class SimulatedDaemons:
         (folder / "pipe" / "control").write_text(f"{gpu}\n", encoding="utf-8")
 
     def stop(self, device: str) -> None:
-        """See ``mps.Daemons``."""
+        """See ``ports.Daemons``."""
         shutil.rmtree(self._folders / device, ignore_errors=True)
 
     def present(self) -> Sequence[str]:
-        """See ``mps.Daemons``."""
+        """See ``ports.Daemons``."""
         return sorted(p.name for p in self._folders.iterdir()) if self._folders.is_dir() else ()

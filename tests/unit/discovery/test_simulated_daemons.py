@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.simulated.backend import SimulatedBackend
-from kubelet_plugin.gpu.simulated_daemons import SimulatedDaemons
+from dra_driver.discovery.simulated.daemons import SimulatedDaemons
 
 
 def test_a_daemon_is_its_directory(tmp_path: Path) -> None:
@@ -27,5 +27,5 @@ def test_a_daemon_is_its_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("available", [True, False])
 def test_simulated_gpus_have_daemons_where_those_are_simulated_too(available: bool) -> None:
-    control = SimulatedBackend("t4x2", seed="n").control(ToolPaths(simulated_daemons=available))
+    control = SimulatedBackend("t4x2", seed="n").control(ToolPaths(own_daemons=available))
     assert control.runs_daemons is available
