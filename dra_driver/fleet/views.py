@@ -46,7 +46,7 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         model: attribute ``model``; ``-`` if it is not known.
-        type: attribute ``type``: gpu, mig, vf, partition, nic.
+        type: attribute ``type``: gpu, vf, partition, nic …
         memory: capacity ``memory`` as a quantity; empty if it is not known.
         state: one of ``STATES``.
         problems: what is wrong with it, for people.

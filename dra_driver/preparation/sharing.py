@@ -1,4 +1,4 @@
-"""From parameters to what is set on a GPU and told to a container: time slices, MPS, MIG mode."""
+"""From parameters to what a GPU and a container need: time slices, MPS, partitioning mode."""
 
 from __future__ import annotations
 

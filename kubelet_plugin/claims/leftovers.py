@@ -1,4 +1,4 @@
-"""Looks now and then for what no claim holds: unmanaged MIG instances, and MPS daemons of this driver.
+"""Looks now and then for what no claim holds: unmanaged partitions, and MPS daemons of this driver.
 
 Instances that this driver did not make are reported and left alone. A daemon in this driver's directory is
 its own, and is ended. What is being prepared just now is in no record that is seen here, so that only what is
@@ -106,7 +106,7 @@ class Leftovers:
 
     def _report_unmanaged(self, gpu: str, instance: GpuInstance) -> None:
         log.warning(
-            "a MIG instance belongs to no claim; it is left alone, and partitions that overlap it "
+            "a partition belongs to no claim; it is left alone, and partitions that overlap it "
             "cannot be prepared",
             gpu=gpu,
             instance=instance.instance_id,
