@@ -1,6 +1,6 @@
 """The backends that come with the driver, and how their arguments make them.
 
-A backend's module is imported only when it is opened: who has no NVIDIA GPUs does not pay for the bindings.
+A backend's module is imported only when it is opened: nodes without NVIDIA GPUs do not pay for bindings.
 """
 
 from __future__ import annotations

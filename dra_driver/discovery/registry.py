@@ -29,14 +29,14 @@ _PROCFS: Final = Path("/proc")
 
 
 class BackendFactory(Protocol):
-    """Makes a backend; what an entry point of the group ``dra_driver.backends`` names.
+    """A function that makes a backend; what an entry point of the group ``dra_driver.backends`` names.
 
     The name of the entry point is the name for ``--backend``. A factory does not look at hardware:
     ``discover`` does. It raises ``ConfigurationError`` where the argument is wrong.
     """
 
     def __call__(self, arg: str, *, sysfs_root: Path, dev_root: Path, node_name: str) -> DeviceBackend:
-        """A backend.
+        """Make a backend.
 
         Args:
             arg: what follows ``=`` in ``--backend``; empty where there is none.
@@ -58,21 +58,21 @@ def _third_party() -> dict[str, metadata.EntryPoint]:
 
 
 def backend_names() -> tuple[str, ...]:
-    """Names that ``--backend`` accepts."""
+    """Return the names that ``--backend`` accepts."""
     return (*BUILT_IN, *sorted(_third_party()))
 
 
 def open_backend(
     spec: str, *, sysfs_root: Path, dev_root: Path, node_name: str, procfs_root: Path = _PROCFS
 ) -> DeviceBackend:
-    """The backend of ``--backend NAME[=ARG]``. It looks at nothing yet.
+    """Open the backend of ``--backend NAME[=ARG]``. It looks at nothing yet.
 
     Args:
         spec: name and argument.
         sysfs_root: where sysfs is mounted.
         dev_root: where device nodes are looked for.
         node_name: name of the Node.
-        procfs_root: where procfs is mounted; backends of third parties are not told.
+        procfs_root: where procfs is mounted; backends of third parties do not get it.
 
     Raises:
         ConfigurationError: the name is unknown, the argument is wrong, or a third party's backend cannot be
@@ -104,14 +104,14 @@ def open_backend(
 
 
 def hardware_backends(driver: str) -> tuple[str, ...]:
-    """Backends that a driver of this name uses where no ``--backend`` is given."""
+    """Return the backends that a driver of this name uses where no ``--backend`` is given."""
     return NIC_BACKENDS if driver == names.RDMA_DRIVER_NAME else GPU_BACKENDS
 
 
 def open_backends(
     specs: Sequence[str], *, sysfs_root: Path, dev_root: Path, node_name: str, procfs_root: Path = _PROCFS
 ) -> tuple[DeviceBackend, ...]:
-    """The backends of several ``--backend``.
+    """Open the backends of several ``--backend``.
 
     Raises:
         ConfigurationError: one of them is unknown or has a wrong argument; all findings at once.

@@ -18,7 +18,7 @@ _COLUMNS = ("nvml", "amdgpu", "intel", "rdma")
 
 
 def tables() -> str:
-    """Both tables in Markdown."""
+    """Return both tables in Markdown."""
     head = " | ".join(_COLUMNS)
     rule = " | ".join(":-:" for _ in _COLUMNS)
     lines = [f"| attribute | type | meaning | {head} |", f"| --- | --- | --- | {rule} |"]
@@ -33,7 +33,7 @@ def _marks(by: Sequence[str]) -> str:
 
 
 def render(text: str, marker: str, content: str) -> str:
-    """The page with the content between ``<!-- marker -->`` and ``<!-- /marker -->``."""
+    """Return the page with the content between ``<!-- marker -->`` and ``<!-- /marker -->``."""
     begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
@@ -41,7 +41,7 @@ def render(text: str, marker: str, content: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Brings the pages in the folder up to date, or checks them."""
+    """Bring the pages in the folder up to date, or check them."""
     check = "--check" in arguments
     folder = Path(next((a for a in arguments if not a.startswith("-")), "docs"))
     code = (folder / "examples/acme-backend/acme_backend.py").read_text(encoding="utf-8")

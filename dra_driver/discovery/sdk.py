@@ -94,7 +94,7 @@ def describe_device(
     links: Sequence[DeviceLink] = (),
     note: list[Problem] | None = None,
 ) -> InventoryDevice:
-    """A device for the inventory. A fact of None is unknown, and absent from the result.
+    """Return a device for the inventory. A fact of None is unknown, and absent from the result.
 
     Args:
         name: a DNS label that stays the same while the device stays where it is (``device_name``).

@@ -58,18 +58,18 @@ class Checkpoint:
         return (r.claim for r in self._records.values())
 
     def get(self, uid: Uid) -> PreparedClaim | None:
-        """The record of a claim."""
+        """Return the record of a claim."""
         record = self._records.get(uid)
         return record.claim if record else None
 
     @property
     def boot_id(self) -> str:
-        """Which boot of the machine the records are of; empty where nobody noted it."""
+        """Which boot of the machine the records are of; empty where that was not noted."""
         raw = self._others.get(_BOOT_ID, b"")
         return str(codec.decode(str, raw)) if raw[:1] == b'"' else ""
 
     def with_boot_id(self, boot_id: str) -> Checkpoint:
-        """With another boot ID; records that do not say of which boot they are say so then."""
+        """Return it with another boot ID; records that do not say of which boot they are say so then."""
         before = self.boot_id
         changes = {
             c.uid: msgspec.structs.replace(c, boot_id=before) for c in self if before and not c.boot_id
@@ -78,20 +78,20 @@ class Checkpoint:
         return Checkpoint(self.version, self.changed(changes)._records, others)
 
     def is_of_earlier_boot(self, claim: PreparedClaim, boot_id: str) -> bool:
-        """Whether a reboot has ended what the record says. Where a boot is not known, none has."""
+        """Return whether a reboot has ended what the record says. Where a boot is not known, none has."""
         made_in = claim.boot_id or self.boot_id
         return bool(boot_id and made_in) and made_in != boot_id
 
     def with_claim(self, claim: PreparedClaim) -> Checkpoint:
-        """With this record, in place of one of the same UID."""
+        """Return it with this record, in place of one of the same UID."""
         return self.changed({claim.uid: claim})
 
     def without(self, uid: Uid) -> Checkpoint:
-        """Without the record of this UID."""
+        """Return it without the record of this UID."""
         return self.changed({uid: None})
 
     def changed(self, changes: Mapping[Uid, PreparedClaim | None]) -> Checkpoint:
-        """With several records replaced; None removes."""
+        """Return it with several records replaced; None removes."""
         records = dict(self._records)
         for uid, claim in changes.items():
             if claim is None:
@@ -101,7 +101,7 @@ class Checkpoint:
         return Checkpoint(self.version, records, self._others)
 
     def encode(self) -> bytes:
-        """The document, one line."""
+        """Return the document, one line."""
         payload = _object(
             [(_CLAIMS, _object((u, r.raw) for u, r in self._records.items())), *self._others.items()]
         )
@@ -110,7 +110,7 @@ class Checkpoint:
 
     @classmethod
     def decode(cls, data: bytes) -> Checkpoint:
-        """Reads a document of this or any other version that keeps the form.
+        """Read a document of this or any other version that keeps the form.
 
         Raises:
             DecodeError: not JSON, not of this form, or not what the checksum says.

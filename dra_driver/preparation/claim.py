@@ -44,7 +44,7 @@ class PartitionRecord(Wire, frozen=True, kw_only=True):
         start: first slice.
         size: number of slices.
         uuid: the vendor's identity of the instance; empty until it is made. An instance at this place with
-            another identity is a stranger's.
+            another identity is not managed by this driver.
         daemon: MPS runs on it, for the claim alone.
     """
 
@@ -64,9 +64,9 @@ class BindingRecord(Wire, frozen=True, kw_only=True):
         address: PCI address.
         driver: that it is bound to for the claim.
         found: the device as discovery described it, which cannot see it meanwhile.
-        nodes: device nodes that whoever uses it through its own driver has open.
+        nodes: device nodes that a process using it through its own driver has open.
         group: number of its IOMMU group; empty until it was looked up.
-        driver_before: that it was bound to before, and is again after; empty: none.
+        driver_before: that it was bound to before, and is again after; empty if it was bound to none.
     """
 
     address: str
@@ -83,8 +83,9 @@ class DeviceSetting(Wire, frozen=True, kw_only=True):
     Attributes:
         device: name of the GPU.
         uuid: its UUID.
-        time_slice: ``Default``, ``Short``, ``Medium`` or ``Long``; empty: as it is.
-        daemon: True: MPS runs; False: it must not run (the claim's processes do not know it); None: either.
+        time_slice: ``Default``, ``Short``, ``Medium`` or ``Long``; if empty, it stays as it is.
+        daemon: whether MPS has to run; False if it must not, because the claim's processes do not use it;
+            None if either will do.
         partitioned: the mode in which the GPU is cut into partitions is on.
         whole: that mode is off. Asked for only where it was on, for every other GPU is whole anyway.
         compute_mode_before: as it was before the first claim changed it; empty until then.
@@ -102,14 +103,14 @@ class DeviceSetting(Wire, frozen=True, kw_only=True):
 
 
 class PreparedDevice(Wire, frozen=True, kw_only=True):
-    """One allocated device of a claim, as the kubelet is told.
+    """One allocated device of a claim, as the kubelet learns of it.
 
     Attributes:
         requests: requests of the claim that it satisfies, without the subrequest.
         uuid: the vendor's identity of the device at that time.
         cdi_device_ids: qualified CDI names.
         share_id: which share of a device that is allocated several times.
-        admin_access: the claim only looks on; it excludes nobody.
+        admin_access: the claim only looks on; it excludes no other claim.
         partition: where the device is a partition.
         binding: where the device is handed over as a bare PCI function.
         variables: what the names of the container's variables about this device begin with.

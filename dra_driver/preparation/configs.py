@@ -16,7 +16,7 @@ def resolve(
     driver: str,
     results: Sequence[tuple[str, DeviceType]],
 ) -> list[Parameters | None]:
-    """Parameters of each result; None where nobody gave any.
+    """Return the parameters of each result; None where none are given.
 
     Parameters for all requests are skipped where a device is of another type; those that name the request of
     such a device are an error.

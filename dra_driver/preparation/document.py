@@ -30,7 +30,7 @@ RECORD_ANNOTATION: Final = "dra-driver.dev/prepared-claim"
 
 
 def documented(driver: str, record: PreparedClaim, edits: Sequence[cdi.ContainerEdits]) -> PreparedClaim:
-    """The record with its document.
+    """Return the record with its document.
 
     Args:
         driver: ours.
@@ -59,7 +59,7 @@ def documented(driver: str, record: PreparedClaim, edits: Sequence[cdi.Container
 
 
 def annotated(record: PreparedClaim) -> PreparedClaim:
-    """The record with itself in its document's annotation, as it is now."""
+    """Return the record with itself in its document's annotation, as it is now."""
     if record.spec is None:
         return record
     # Always with the same state, or the document of a claim would change without need.
@@ -74,7 +74,7 @@ def annotated(record: PreparedClaim) -> PreparedClaim:
 
 
 def named_on_host(record: PreparedClaim) -> Set[str]:
-    """Paths of the device nodes and files that the document names and that others than this driver make.
+    """Return paths of the device nodes and files that the document names and this driver does not make.
 
     A node that is given by its numbers is made by the container runtime and need not be on the host.
     """
@@ -87,7 +87,7 @@ def named_on_host(record: PreparedClaim) -> Set[str]:
 
 
 def without_absent(record: PreparedClaim, absent: Set[str]) -> cdi.Spec | None:
-    """The document without what is not on the host.
+    """Return the document without what is not on the host.
 
     Args:
         record: of a claim.
@@ -120,7 +120,7 @@ def without_absent(record: PreparedClaim, absent: Set[str]) -> cdi.Spec | None:
 
 
 def _judged(record: PreparedClaim) -> Sequence[tuple[cdi.ContainerEdits, cdi.ContainerEdits]]:
-    """Edits of devices that are no simulations, with those among them that are there for the claim's sake."""
+    """Return edits of devices that are no simulations, each with those that are for the claim's sake."""
     if record.spec is None or all(d.simulated for d in record.devices):
         return ()
     by_name = {_name(d): d for d in record.devices}
@@ -168,12 +168,12 @@ def _by_number(node: cdi.DeviceNode) -> bool:
 
 
 def _name(device: PreparedDevice) -> str:
-    """Of the CDI device that stands for it."""
+    """Return the name of the CDI device that stands for it."""
     return device.cdi_device_ids[0].partition("=")[2]
 
 
 def _shared(edits: Sequence[cdi.ContainerEdits]) -> cdi.ContainerEdits:
-    """Mounts and nodes that all devices need (driver libraries, control nodes): once per document."""
+    """Return mounts and nodes that all devices need (driver libraries, control nodes): once per document."""
     if len(edits) < 2:
         return cdi.ContainerEdits()
     first, *rest = edits

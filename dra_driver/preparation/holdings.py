@@ -1,4 +1,4 @@
-"""Who holds which device, so that two claims never hold one exclusively or want a GPU in two ways."""
+"""Which claims hold a device, so that two never hold one exclusively or want a GPU in two ways."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Holdings:
     def conflict(
         self, uid: Uid, devices: Iterable[PreparedDevice], settings: Iterable[DeviceSetting] = ()
     ) -> Conflict | None:
-        """The first device that another claim than ``uid`` holds in a way that excludes this use."""
+        """Return the first device that another claim than ``uid`` holds in a way that excludes this use."""
         for device in devices:
             if device.admin_access:
                 continue
@@ -80,7 +80,7 @@ class Holdings:
         devices: Iterable[PreparedDevice],
         settings: Iterable[DeviceSetting] = (),
     ) -> None:
-        """Notes that the claim holds the devices. The caller has asked ``conflict`` in the same step."""
+        """Note that the claim holds the devices. The caller has asked ``conflict`` in the same step."""
         self.release(uid)
         held = _Holder(key, tuple(d for d in devices if not d.admin_access), tuple(settings))
         self._holders[uid] = held
@@ -90,15 +90,15 @@ class Holdings:
             self._settings.setdefault(setting.uuid, {})[uid] = setting
 
     def begun(self, uid: Uid) -> None:
-        """Notes that the claim has a durable record: what it needs will be undone, whatever happens."""
+        """Note that the claim has a durable record: what it needs will be undone, whatever happens."""
         self._begun.add(uid)
 
     def ending(self, uid: Uid) -> None:
-        """Notes that the claim undoes what it needs: two that end at once must not leave it to each other."""
+        """Note that the claim undoes what it needs: two that end at once must not leave it to each other."""
         self._begun.discard(uid)
 
     def release(self, uid: Uid) -> None:
-        """Notes that the claim holds nothing any more."""
+        """Note that the claim holds nothing any more."""
         self._begun.discard(uid)
         held = self._holders.pop(uid, None)
         if held is None:
@@ -114,11 +114,11 @@ class Holdings:
                 self._settings.pop(setting.uuid, None)
 
     def others(self, uid: Uid, gpu: str) -> Sequence[DeviceSetting]:
-        """What other claims need of the GPU with this UUID."""
+        """Return what other claims need of the GPU with this UUID."""
         return [s for holder, s in self._settings.get(gpu, {}).items() if holder != uid]
 
     def successors(self, uid: Uid, gpu: str) -> Sequence[DeviceSetting]:
-        """Those of ``others`` for whom a setting may stay, because they undo it one day.
+        """Return those of ``others`` for whom a setting may stay, because they undo it one day.
 
         A claim without a durable record is none: it sets what it needs after it has one, and if it never has,
         nobody else would know that there is something to undo. Nor is one that is ending itself.
@@ -127,7 +127,7 @@ class Holdings:
         return [s for holder, s in of_gpu.items() if holder != uid and holder in self._begun]
 
     def partitions(self, gpu: str) -> Iterator[PreparedDevice]:
-        """The partitions that claims hold of the GPU with this UUID."""
+        """Return the partitions that claims hold of the GPU with this UUID."""
         for held in self._holders.values():
             yield from (d for d in held.devices if d.partition is not None and d.uuid == gpu)
 
@@ -137,7 +137,7 @@ def _place(device: PreparedDevice) -> tuple[PoolName, str]:
 
 
 def _exclude(a: PreparedDevice, b: PreparedDevice) -> bool:
-    """Whether two uses of one physical device cannot be at once."""
+    """Return whether two uses of one physical device cannot be at once."""
     if a.partition is not None and b.partition is not None:
         first, second = sorted((a.partition, b.partition), key=lambda p: p.start)
         return second.start < first.start + first.size
@@ -147,7 +147,7 @@ def _exclude(a: PreparedDevice, b: PreparedDevice) -> bool:
 
 
 def _disagreement(mine: DeviceSetting, theirs: DeviceSetting) -> str:
-    """How a GPU is held, where this claim needs it otherwise; empty where both can be had."""
+    """Return how a GPU is held, if this claim needs it otherwise; empty if both can be had."""
     if mine.partitioned != theirs.partitioned:
         return "cut into partitions" if theirs.partitioned else "as a whole"
     if mine.daemon is not None and theirs.daemon is not None and mine.daemon != theirs.daemon:

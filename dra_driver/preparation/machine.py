@@ -57,7 +57,7 @@ class Effect(enum.Enum):
     )
     RESTORE_DEVICES = "set them back where no other claim needs them"
     CREATE_PARTITIONS = "make the partitions of the claim that are not there"
-    DESTROY_PARTITIONS = "destroy them; success where they are gone, strangers' are left alone"
+    DESTROY_PARTITIONS = "destroy them; success where they are gone, unmanaged ones are left alone"
     START_DAEMONS = "start the sharing daemons that do not run"
     STOP_DAEMONS = "stop those that no other claim needs"
     BIND_DRIVERS = "bind devices to the kernel driver that the claim asks for"
@@ -140,7 +140,7 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxy
 
 
 def transition(state: ClaimState, event: Event) -> Transition:
-    """Looks the pair up.
+    """Return the transition of a state and an event.
 
     Raises:
         LookupError: the event cannot happen in that state; a bug of the caller.

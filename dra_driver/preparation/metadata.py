@@ -32,9 +32,9 @@ _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def pod_claim_name(annotation: str | None) -> str:
-    """The pod's name for a claim that was made from a template; empty where it is none.
+    """Return the pod's name for a claim that was made from a template; empty for any other claim.
 
-    Whoever can write the claim can write the annotation, and it becomes part of a path in the container.
+    The writer of the claim writes the annotation too, and it becomes part of a path in the container.
     """
     return annotation if annotation and _LABEL.fullmatch(annotation) else ""
 
@@ -42,7 +42,7 @@ def pod_claim_name(annotation: str | None) -> str:
 def metadata_mount(
     directory: str, driver: str, uid: Uid, claim_name: str, pod_claim: str, request: str
 ) -> Mount:
-    """The mount of a request's file.
+    """Return the mount of a request's file.
 
     Args:
         directory: on the host, where the files of all claims are.
@@ -61,7 +61,7 @@ def metadata_mount(
 
 
 def metadata_files(driver: str, record: PreparedClaim) -> Mapping[str, bytes]:
-    """Content of the files of a claim, by request."""
+    """Return the content of the files of a claim, by request."""
     by_request: dict[str, list[dict[str, Any]]] = {}
     for device in record.devices:
         for request in device.requests:

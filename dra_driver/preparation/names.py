@@ -1,4 +1,4 @@
-"""Names that are made of claims: files, CDI devices, variables. Claims are written by strangers.
+"""Names that are made of claims: files, CDI devices, variables. Text of claims is hostile.
 
 Only a validated UID ever becomes part of a file name; claim and request names go into variable names and CDI
 device names after the checks here.
@@ -30,7 +30,7 @@ _FRAGMENT_LENGTH: Final = 63
 
 
 def check_uid(uid: str) -> Uid:
-    """The UID, if it may become part of a file name.
+    """Return the UID, if it may become part of a file name.
 
     Raises:
         InvalidInput: it is empty, longer than 63 characters, or has others than letters, digits and dashes.
@@ -44,17 +44,17 @@ def check_uid(uid: str) -> Uid:
 
 
 def spec_file_prefix(driver: str) -> str:
-    """What the CDI files of this driver's claims begin with."""
+    """Return what the CDI files of this driver's claims begin with."""
     return f"k8s.{driver}-claim_"
 
 
 def spec_file_name(driver: str, uid: Uid) -> str:
-    """CDI file of a claim: ``k8s.<driver>-claim_<uid>.json``."""
+    """Return the name of a claim's CDI file: ``k8s.<driver>-claim_<uid>.json``."""
     return f"{spec_file_prefix(driver)}{check_uid(uid)}.json"
 
 
 def uid_of_spec_file(driver: str, file_name: str) -> Uid | None:
-    """The claim that a file of the CDI directory belongs to; None where the file is not ours."""
+    """Return the claim that a file of the CDI directory belongs to; None where the file is not ours."""
     prefix = spec_file_prefix(driver)
     if not (file_name.startswith(prefix) and file_name.endswith(".json")):
         return None
@@ -63,7 +63,7 @@ def uid_of_spec_file(driver: str, file_name: str) -> Uid | None:
 
 
 def cdi_device_name(uid: Uid, request: str, device: str, share_id: str | None) -> str:
-    """Name of a CDI device: ``claim-<uid>_<request>_<device>[_<share>]``.
+    """Return the name of a CDI device: ``claim-<uid>_<request>_<device>[_<share>]``.
 
     The prefix keeps digits from the first place, where CDI before 0.5.0 refuses them and most UIDs have one.
     The separator does not occur in the parts, so different parts never make one name.
@@ -81,7 +81,7 @@ def cdi_device_name(uid: Uid, request: str, device: str, share_id: str | None) -
 
 
 def environment_fragment(name: str) -> str:
-    """A claim or request name as part of a variable name: upper case, dashes become underscores.
+    """Return a claim or request name as part of a variable name: upper case, underscores for dashes.
 
     A name that is longer than 63 characters, has other characters than ``a-z0-9-``, or two dashes in a row,
     ends with eight digits of its SHA-256: two names never become one, and a fragment has no two underscores

@@ -16,7 +16,7 @@ _VFIO: Final = "/dev/vfio"
 
 
 def bound(record: PreparedClaim, facts: Mapping[str, tuple[str, str]]) -> PreparedClaim:
-    """The record and its document with what the node says of the functions.
+    """Return the record and its document with what the node says of the functions.
 
     Args:
         record: of a claim some of whose devices are to be bound to another driver.

@@ -68,7 +68,7 @@ def plan(
     metadata_directory: str = "",
     boot_id: str = "",
 ) -> PreparedClaim:
-    """What has to be remembered and written for the claim, in state STARTED.
+    """Return what has to be remembered and written for the claim, in state STARTED.
 
     Args:
         claim: as the API server has it now.
@@ -76,7 +76,7 @@ def plan(
         driver: whose results count; others in the same claim are their drivers' business.
         pool: the only pool whose devices this node has.
         devices: the node's devices by name.
-        metadata_directory: where the node keeps device metadata files; empty: containers get none.
+        metadata_directory: where the node keeps device metadata files; if empty, containers get none.
         boot_id: which boot of the machine this is; empty where that is not known.
 
     Raises:
@@ -109,7 +109,7 @@ def plan(
 
 
 def reserving_pods(claim: ResourceClaim) -> tuple[PodReference, ...]:
-    """The pods that the claim is reserved for, as it was read."""
+    """Return the pods that the claim is reserved for, as it was read."""
     return tuple(
         PodReference(name=r.name, uid=r.uid)
         for r in claim.status.reserved_for
@@ -118,7 +118,7 @@ def reserving_pods(claim: ResourceClaim) -> tuple[PodReference, ...]:
 
 
 def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerEdits]]) -> PreparedClaim:
-    """The record and its document with what is known only when the partitions are there.
+    """Return the record and its document with what is known only when the partitions are there.
 
     Args:
         record: of a claim whose partitions may have been made before, with other identities.
@@ -175,7 +175,7 @@ def _with_instance(
 
 
 def recover(driver: str, spec: cdi.Spec) -> PreparedClaim:
-    """The record of a claim from its CDI document, for when the checkpoint is lost.
+    """Return the record of a claim from its CDI document, for when the checkpoint is lost.
 
     Raises:
         DecodeError: the document is not one that ``plan`` made for this driver.
@@ -309,7 +309,7 @@ def _with_daemon(grant: Grant) -> PartitionRecord | None:
 
 
 def _variable_name(claim: ResourceClaim) -> str:
-    """The name under which the container knows the claim.
+    """Return the name under which the container knows the claim.
 
     A claim that was generated from a template has a random name; its pod calls it by the name that the
     annotation holds.
@@ -322,7 +322,7 @@ def _variable_prefix(claim_name: str, request: str, index: int) -> str:
 
 
 def _variables(grant: Grant) -> tuple[str, ...]:
-    """``DRA_<CLAIM>__<REQUEST>__<INDEX>_<FACT>``; unknown facts are absent.
+    """Return ``DRA_<CLAIM>__<REQUEST>__<INDEX>_<FACT>=VALUE``; unknown facts are absent.
 
     Two underscores between the names: request ``b`` of claim ``c-a`` and request ``a-b`` of claim ``c`` can
     meet in one container.

@@ -34,10 +34,10 @@ _OWN_MOUNTS: Final = (MPS_PIPES, "/dev/shm")  # noqa: S108 - of the container
 
 
 def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice]) -> PreparedClaim:
-    """The record with the document and the attributes that its devices have now.
+    """Return the record with the document and the attributes that its devices have now.
 
-    What only the hardware knows is left to who makes partitions and bindings: groups of passed-through
-    functions are left out, nodes of partitions too unless their GPU has the same node still.
+    What only the hardware knows is added when partitions and bindings are made: groups of passed-through
+    functions are left out here, and so are nodes of partitions unless their GPU has the same node still.
 
     Args:
         driver: ours.
@@ -82,7 +82,7 @@ def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice
 
 
 def check_identity(record: PreparedClaim, devices: Mapping[str, NodeDevice]) -> None:
-    """Refuses a device that was replaced under its name: it is not what the claim was given.
+    """Refuse a device that was replaced under its name: it is not what the claim was given.
 
     Raises:
         PrepareError: the text says which.
@@ -97,7 +97,7 @@ def check_identity(record: PreparedClaim, devices: Mapping[str, NodeDevice]) -> 
 
 
 def ended(record: PreparedClaim) -> PreparedClaim:
-    """What is remembered of a claim whose devices a reboot has given back."""
+    """Return what is remembered of a claim whose devices a reboot has given back."""
     return msgspec.structs.replace(
         record,
         # For versions that do not know ``ended``: they undo it, and there is nothing to be undone.
@@ -120,7 +120,7 @@ def ended(record: PreparedClaim) -> PreparedClaim:
 
 
 def _now(device: PreparedDevice, devices: Mapping[str, NodeDevice]) -> NodeDevice | None:
-    """The device as the node sees it; of a partition, what its GPU says where its profiles cannot be read."""
+    """Return the device as the node sees it; of a partition that is not listed now, what its GPU says."""
     found = devices.get(device.device)
     gpu = devices.get(device.partition.gpu) if device.partition is not None else None
     if found is not None or gpu is None:
@@ -129,7 +129,7 @@ def _now(device: PreparedDevice, devices: Mapping[str, NodeDevice]) -> NodeDevic
 
 
 def _own(device: PreparedDevice, held: cdi.ContainerEdits) -> cdi.ContainerEdits:
-    """What a document of an earlier version holds for the claim's sake."""
+    """Return what a document of an earlier version holds for the claim's sake."""
     if device.binding is not None:
         return cdi.ContainerEdits(env=held.env, mounts=held.mounts)
     places = (*_OWN_MOUNTS, CONTAINER_DIRECTORY)

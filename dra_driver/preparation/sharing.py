@@ -24,11 +24,11 @@ class SharingPlan:
     """What one allocated device gets.
 
     Attributes:
-        setting: what is needed of its GPU; None: nothing, and whatever is set may stay.
+        setting: what is needed of its GPU; if None, nothing is, and whatever is set may stay.
         edits: for the container.
         enforced: of a share, what keeps it to its memory: ``mps`` or ``none``; else empty.
         daemon: MPS runs on the partition itself.
-        driver: the kernel driver that the device is bound to; empty: the one that it has.
+        driver: the kernel driver that the device is bound to; if empty, the one that it has.
     """
 
     __slots__ = ("daemon", "driver", "edits", "enforced", "setting")
@@ -49,7 +49,7 @@ class SharingPlan:
 
 
 def device_type(device: NodeDevice, share_id: str | None) -> DeviceType:
-    """What a result is of."""
+    """Return what kind of device a result is of."""
     if device.partition is not None or device.is_partition:
         return DeviceType.PARTITION
     return DeviceType.GPU if share_id is None else DeviceType.SHARE
@@ -63,12 +63,12 @@ def plan_sharing(
     position: int,
     memory: Quantity | None,
 ) -> SharingPlan:
-    """What a device gets under its parameters.
+    """Return what a device gets under its parameters.
 
     Args:
         device: as the node sees it.
         kind: see ``device_type``.
-        parameters: None where nobody gave any.
+        parameters: None where none are given.
         position: among the claim's devices.
         memory: what the share may use.
 
@@ -111,7 +111,7 @@ def _passed_through(device: NodeDevice, driver: KernelDriver) -> SharingPlan:
 
 
 def _whole(device: NodeDevice, *, time_slice: str = "", daemon: bool | None = None) -> DeviceSetting:
-    """What a GPU needs that is not cut up."""
+    """Return what a GPU needs that is not cut up."""
     return DeviceSetting(
         device=device.name,
         uuid=device.uuid,
@@ -163,7 +163,7 @@ def _mps(
 
 
 def settings_of(treatments: Iterable[SharingPlan]) -> tuple[DeviceSetting, ...]:
-    """What a claim needs of each GPU, one entry for each.
+    """Return what a claim needs of each GPU, one entry for each.
 
     Raises:
         PrepareError: the claim needs one GPU in two ways, or MPS on two GPUs.

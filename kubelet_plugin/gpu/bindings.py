@@ -25,11 +25,11 @@ log = structlog.get_logger(__name__)
 
 
 class Bindings:
-    """Everything here blocks and may be done again after a crash at any point.
+    """Bindings of PCI functions. All blocks, and may be done again after a crash at any point.
 
     Args:
         functions: the machine's.
-        libraries: what holds devices open and has to let go of them for a moment.
+        libraries: what holds devices open and has to close them for a moment.
     """
 
     def __init__(self, functions: PciFunctions, libraries: Iterable[Pausable] = ()) -> None:
@@ -37,7 +37,7 @@ class Bindings:
         self._libraries = tuple(libraries)
 
     def look(self, record: PreparedClaim) -> PreparedClaim:
-        """Notes groups and present drivers in the record and its document, before anything is changed.
+        """Note groups and present drivers in the record and its document, before anything is changed.
 
         Raises:
             PrepareError: a device cannot be passed through.
@@ -54,7 +54,7 @@ class Bindings:
         return annotated(bound(record, facts)) if facts else record
 
     def locate(self, record: PreparedClaim) -> PreparedClaim:
-        """The record and its document, which names no groups, with those that the functions are in now.
+        """Return the record and its document with the groups that the functions are in now.
 
         Raises:
             PrepareError: a function is in no group, or is not there.
@@ -71,7 +71,7 @@ class Bindings:
         return annotated(bound(record, facts))
 
     def bind(self, record: PreparedClaim) -> bool:
-        """Binds what is not bound yet; says whether there was anything.
+        """Bind what is not bound yet, and return whether there was anything.
 
         Raises:
             PrepareError: a device is in use, or the kernel refuses.
@@ -97,7 +97,7 @@ class Bindings:
         return True
 
     def restore(self, record: PreparedClaim) -> bool:
-        """Gives the devices back to their drivers; says whether there were any.
+        """Give the devices back to their drivers, and return whether there were any.
 
         Raises:
             PrepareError: one is still in use, or cannot be taken from the driver that it was bound to.
@@ -116,7 +116,7 @@ class Bindings:
         return bool(found)
 
     def _refuse_users(self, device: PreparedDevice, what: str, nodes: Sequence[str]) -> None:
-        """The kernel waits for them inside the call, for as long as it takes."""
+        """Refuse a change that would wait in the kernel until processes have closed the device."""
         users = self._functions.users(nodes)
         if users:
             raise PrepareError(
@@ -126,12 +126,12 @@ class Bindings:
 
 
 def bindings_of(record: PreparedClaim) -> Sequence[tuple[PreparedDevice, BindingRecord]]:
-    """The devices of a claim that are bound to another driver for it."""
+    """Return the devices of a claim that are bound to another driver for it."""
     return [(d, d.binding) for d in record.devices if d.binding is not None]
 
 
 def elsewhere(claims: Iterable[PreparedClaim]) -> Sequence[DiscoveredDevice]:
-    """Devices that discovery cannot find because claims have them, as they were found before."""
+    """Return devices that discovery cannot find because claims have them, as they were found before."""
     found = []
     for claim in claims:
         for device, binding in bindings_of(claim):

@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 _NO_SLICE: Final = "Default"
 _DEFAULT_MODE: Final = "default"
-# One at a time: devices of one IOMMU group meet, and libraries let go of all devices for it.
+# One at a time: devices of one IOMMU group meet, and libraries close all devices for it.
 _BINDING: Final = "kernel drivers"
 # Of one call to a GPU; a library that hangs must not use up the time of the kubelet's call.
 CALL_SECONDS: Final = 25.0
@@ -49,52 +49,52 @@ class Hardware(Protocol):
     """What the engine asks for. All raise ``DraError`` or ``OSError`` where it cannot be done."""
 
     async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
-        """Before anything is changed: notes how the GPUs are, and refuses what cannot go well."""
+        """Note how the GPUs are before anything is changed, and refuse what cannot go well."""
         ...
 
     async def locate(self, record: PreparedClaim) -> PreparedClaim:
-        """The record and its document with the nodes that passed-through functions have now."""
+        """Return the record and its document with the nodes that passed-through functions have now."""
         ...
 
     async def configure(self, record: PreparedClaim) -> None:
-        """Sets time slice, compute mode and MIG mode."""
+        """Set time slice, compute mode and partitioning mode."""
         ...
 
     async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
-        """Sets them back where no other claim needs them."""
+        """Set them back where no other claim needs them."""
         ...
 
     async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
-        """Makes what is not there; the record then knows the instances."""
+        """Make the partitions that are not there; the returned record knows the instances."""
         ...
 
     async def destroy_partitions(self, record: PreparedClaim) -> None:
-        """Destroys the claim's instances; strangers' are left alone."""
+        """Destroy the claim's instances; unmanaged ones are left alone."""
         ...
 
     async def start_daemons(self, record: PreparedClaim) -> None:
-        """Starts the daemons that do not run."""
+        """Start the daemons that do not run."""
         ...
 
     async def stop_daemons(self, record: PreparedClaim, holdings: Holdings) -> None:
-        """Stops those that no other claim needs."""
+        """Stop the daemons that no other claim needs."""
         ...
 
     async def bind_drivers(self, record: PreparedClaim) -> None:
-        """Binds devices to the kernel drivers that the claim asks for."""
+        """Bind devices to the kernel drivers that the claim asks for."""
         ...
 
     async def restore_drivers(self, record: PreparedClaim) -> None:
-        """Binds them to what they were bound to before."""
+        """Bind devices to what they were bound to before."""
         ...
 
     def forgotten(self, record: PreparedClaim) -> None:
-        """After the record of a claim that touched hardware is gone."""
+        """Note that the record of a claim that touched hardware is gone."""
         ...
 
 
 class NoHardware:
-    """Nothing can be changed: claims that need it cannot be prepared, and there is nothing to undo."""
+    """Hardware that cannot be changed: claims that need it cannot be prepared, nothing is to be undone."""
 
     async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
         """See ``Hardware``."""
@@ -136,12 +136,12 @@ class NoHardware:
 
 
 class GpuHardware:
-    """Implements ``Hardware`` with what the backends, the MPS daemons and the kernel offer.
+    """``Hardware`` by what the backends, the MPS daemons and the kernel offer.
 
     Attributes:
         changes: notified when partitions, MIG modes or kernel drivers have changed: discovery sees other GPUs
             then.
-        released: why nothing can be changed now, as a clause; empty: it can.
+        released: why nothing can be changed now, as a clause; empty if it can.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class GpuHardware:
         bindings = self._needed_bindings() if bindings_of(record) else None
         if bindings is not None:
             async with self._alone(_BINDING):
-                # Each has the time of a call: a driver may need seconds to let go of one.
+                # Each has the time of a call: a driver may need seconds to release one.
                 for one in _one_by_one(record):
                     if await self._call(bindings.bind, one):
                         self.changes.notify()
@@ -271,7 +271,7 @@ class GpuHardware:
     async def strangers(
         self, gpus: Iterable[str], records: Iterable[PreparedClaim]
     ) -> Sequence[tuple[str, GpuInstance]]:
-        """Instances that no claim holds, on the GPUs with these UUIDs; nobody here touches them.
+        """Return instances that no claim holds, on the GPUs with these UUIDs; they are left alone.
 
         Raises:
             DraError: a GPU cannot be asked.
@@ -286,12 +286,12 @@ class GpuHardware:
         return found
 
     async def idle_daemons(self, records: Iterable[PreparedClaim]) -> Sequence[str]:
-        """Devices whose daemon, or what is left of one, serves no claim."""
+        """Return the devices whose daemon, or what is left of one, serves no claim."""
         needed = {device for r in records for device in daemons_of(r)}
         return [d for d in await self._call(self._daemons.present) if d not in needed]
 
     async def stop_daemon(self, device: str, gpu: str, still_idle: Callable[[], bool]) -> None:
-        """Stops a daemon that serves no claim, if that is still so when nothing else changes the GPU.
+        """Stop a daemon that serves no claim, if that is still so when nothing else changes the GPU.
 
         Raises:
             PrepareError: it does not end.
@@ -365,7 +365,7 @@ class GpuHardware:
     async def _set_back(
         self, setting: DeviceSetting, what: str, call: Callable[[str, _T], None], value: _T
     ) -> None:
-        """Sets back what the next claim sets anew anyway; a pod is not kept from ending for it."""
+        """Set back what the next claim sets anew anyway; a pod is not kept from ending for it."""
         try:
             await self._call(call, setting.uuid, value)
         except PrepareError as e:
@@ -441,7 +441,7 @@ class GpuHardware:
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def _control(self, gpu: str) -> GpuControl | None:
-        """Who can change the GPU; None where it is not here."""
+        """Return the control that can change the GPU; None if the GPU is not here."""
         for control in self._controls:
             if await self._call(control.has, gpu):
                 return control
@@ -474,19 +474,19 @@ class GpuHardware:
 
     @asynccontextmanager
     async def _alone(self, gpu: str) -> AsyncIterator[None]:
-        """One change at a time for one GPU, so that the last user and the next one do not cross."""
+        """Allow one change at a time for one GPU, so that its last user and its next one do not cross."""
         async with self._locks.setdefault(gpu, asyncio.Lock()):
             yield
 
 
 def daemons_of(record: PreparedClaim) -> Iterator[str]:
-    """Devices whose MPS daemon the claim needs."""
+    """Yield the devices whose MPS daemon the claim needs."""
     yield from (s.device for s in record.settings if s.daemon)
     yield from (d.device for d, partition in _partitions(record) if partition.daemon)
 
 
 def _one_by_one(record: PreparedClaim) -> Iterator[PreparedClaim]:
-    """The record with one device at a time of those that are bound to another driver."""
+    """Yield the record with one device at a time of those that are bound to another driver."""
     for device, _ in bindings_of(record):
         yield msgspec.structs.replace(record, devices=(device,))
 

@@ -49,7 +49,7 @@ NO_DAEMON: Final = (
 
 
 class Launcher(enum.Enum):
-    """Who keeps a daemon."""
+    """What keeps a daemon running."""
 
     SYSTEMD = "systemd"  # a transient unit of the host
     SESSION = "session"  # a session of its own, started by the plugin
@@ -86,7 +86,7 @@ class Command:
 def daemon_command(
     launcher: Launcher, control: str, device: str, gpu: str, folder: Path, *, root: bool
 ) -> Command:
-    """What starts the daemon of a device.
+    """Return the command that starts the daemon of a device.
 
     Its ``/dev/shm`` is ``folder/shm``, because it meets its clients there too and theirs is not the host's.
     Under systemd the unit sees to that; a session needs root and ``unshare`` for it.
@@ -126,13 +126,13 @@ def _unit(device: str) -> str:
 
 
 class MpsDaemons:
-    """Implements ``Daemons``.
+    """The MPS daemons of a node (``ports.Daemons``).
 
     Args:
         folder: of all daemons; its path has to be the same on the host.
         control: ``nvidia-cuda-mps-control``, a path or a name to be found in PATH.
-        launcher: who keeps the daemons.
-        root: whether a daemon may get a mount namespace; None: if we are root.
+        launcher: what keeps the daemons running.
+        root: whether a daemon may get a mount namespace; if None, whether we are root.
         ready_seconds: how long a daemon may take to answer.
         pause: between two questions.
     """
@@ -217,7 +217,7 @@ class MpsDaemons:
 
     def _launch(self, device: str, command: Command) -> None:
         try:
-            done = subprocess.run(  # noqa: S603 - no shell text of strangers: names are checked
+            done = subprocess.run(  # noqa: S603 - no shell, and names are checked
                 command.args,
                 env={**os.environ, **command.env},
                 stdin=subprocess.DEVNULL,

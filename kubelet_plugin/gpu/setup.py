@@ -37,7 +37,7 @@ class HardwareSetup:
     executor: ThreadPoolExecutor
 
     def close(self) -> None:
-        """Ends the threads; one that hangs is not waited for."""
+        """End the threads; one that hangs is not waited for."""
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -46,7 +46,7 @@ def set_up(
     backends: Sequence[DeviceBackend],
     functions: PciFunctions | None = None,
 ) -> HardwareSetup:
-    """Opens nothing yet: libraries are opened by the first call that needs them."""
+    """Make what changes hardware. Libraries are opened by the first call that needs them."""
     own = _own_daemons(configuration, backends)
     places = ToolPaths(
         nvidia_smi=configuration.nvidia_smi,

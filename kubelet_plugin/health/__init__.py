@@ -1,1 +1,1 @@
-"""Health of devices: noticed, remembered, told."""
+"""Health of devices: noticed, kept, reported."""

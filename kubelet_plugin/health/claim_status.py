@@ -40,7 +40,7 @@ _View = Mapping[tuple[str, str | None], tuple[DeviceHealth, ...]]
 
 
 class ClaimStatusWriter:
-    """Keeps the conditions of prepared claims true.
+    """A writer that keeps the conditions of prepared claims true.
 
     Args:
         claims: what is prepared now.
@@ -71,7 +71,7 @@ class ClaimStatusWriter:
         self.changes = Changes()
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         # A device that is not found means something only when every backend has answered.
         await self._table.complete.wait()
         # What a plugin before us wrote is not known: everything is looked at once.
@@ -95,7 +95,7 @@ class ClaimStatusWriter:
                 task.cancel()
 
     async def write(self, look_at: frozenset[Uid] = frozenset()) -> None:
-        """One round.
+        """Write the health of claims' devices once, where it has changed.
 
         Args:
             look_at: claims whose status is to be compared although there is nothing new about them.

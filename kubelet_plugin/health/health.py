@@ -49,12 +49,12 @@ log = structlog.get_logger(__name__)
 
 
 def physical_device(device: PreparedDevice) -> str:
-    """Name of the device that discovery knows: of a partition, the one that is cut."""
+    """Return the name of the device that discovery knows: of a partition, the one that is cut."""
     return device.partition.gpu if device.partition is not None else device.device
 
 
 def troubles(health: Iterable[DeviceHealth]) -> tuple[DeviceHealth, ...]:
-    """What keeps a device from being healthy; what is for information only does not."""
+    """Return what keeps a device from being healthy; what is for information only does not."""
     return tuple(h for h in health if h.severity != "info")
 
 
@@ -72,12 +72,12 @@ def ailments(device: PreparedDevice, found: Mapping[str, DiscoveredDevice]) -> t
 
 
 def health_sources(backends: Sequence[DeviceBackend]) -> Iterator[HealthSource]:
-    """The backends that report trouble by themselves."""
+    """Return the backends that report trouble by themselves."""
     return (b for b in backends if isinstance(b, HealthSource))
 
 
 class HealthMonitor:
-    """Waits for events of the hardware, each source in a thread of its own.
+    """A monitor of events of the hardware, each source in a thread of its own.
 
     Args:
         seen: called for each event.
@@ -91,7 +91,7 @@ class HealthMonitor:
         self._seen = seen
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for source in self._sources:
                 tasks.create_task(self._watch(source))
@@ -128,12 +128,12 @@ class HealthMonitor:
 
 
 class HealthEvents:
-    """Writes Events where a condition of a device begins or ends.
+    """Events where a condition of a device begins or ends.
 
     Args:
-        claims: what is prepared now; its pods are told too.
+        claims: what is prepared now; its pods get Events too.
         leads: whether this instance speaks for the node.
-        refresh: awaited before the pods of a device are told; makes ``claims`` know all of them.
+        refresh: awaited before the pods of a device get Events; makes ``claims`` know all of them.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class HealthEvents:
         self._known: Mapping[str, Mapping[str, DeviceHealth]] = {}
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._recorder.run())
             tasks.create_task(self._compare())

@@ -1,6 +1,6 @@
 """Health conditions that outlive the agent: what events of the hardware said is not said a second time.
 
-One file, written before anybody is told that a condition has begun or ended: a GPU that was sick when the
+One file, written before it is reported that a condition has begun or ended: a GPU that was sick when the
 agent was killed is sick when the agent is back. It is of one boot of the machine, because a restart of the
 machine resets every device. What else ends a condition is the backend's to know.
 """
@@ -48,12 +48,12 @@ class _Payload(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def health_memories(backends: Sequence[DeviceBackend]) -> Iterator[HealthMemory]:
-    """The backends that have something to be kept."""
+    """Return the backends that have something to be kept."""
     return (b for b in backends if isinstance(b, HealthMemory))
 
 
 class HealthFile:
-    """Keeps what backends want to be kept.
+    """The file of what backends want to be kept.
 
     Two instances of the plugin may share the file: each adds what the other has written before it writes.
 
@@ -88,14 +88,14 @@ class HealthFile:
         self._one = asyncio.Lock()
 
     async def load(self) -> None:
-        """Before the hardware is looked at for the first time."""
+        """Load what was kept, before the hardware is looked at for the first time."""
         if self._memories:
             loop = asyncio.get_running_loop()
             for problem in await loop.run_in_executor(self._executor, self._load):
                 self._tell(HEALTH_MEMORY_DAMAGED, problem)
 
     async def keep(self) -> None:
-        """Writes what has changed, durably; what cannot be written is logged and tried again next time."""
+        """Write what has changed, durably; what cannot be written is logged and tried again next time."""
         if not self._memories:
             return
         async with self._one:
@@ -150,7 +150,7 @@ class HealthFile:
             self._seen, self._written, self._usable = _identity(self._path), now, True
 
     def _remembered(self) -> dict[str, bytes]:
-        """By backend; one that fails or gives no JSON costs the others nothing."""
+        """Return what each backend remembers; one that fails or gives no JSON costs the others nothing."""
         found: dict[str, bytes] = {}
         for name, memory in self._memories.items():
             try:
@@ -189,7 +189,7 @@ class HealthFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Against another instance; held for the time of one write."""
+        """Hold a lock against another instance, for the time of one write."""
         files.make_directory(self._path.parent, 0o700)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._path.with_name(f"{self._path.name}.lock"), flags, FILE_MODE)

@@ -36,10 +36,10 @@ async def serve(
     unready: Callable[[], str],
     state: Callable[[], object],
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serves until the block ends; gives host and port.
+    """Serve until the block ends, and give host and port.
 
     Args:
-        address: ``HOST:PORT``, checked; empty: nothing is served.
+        address: ``HOST:PORT``, checked; if empty, nothing is served.
         metrics_text: the metrics.
         unhealthy: why the plugin cannot be called; empty where it can.
         unready: why the kubelet does not call it; empty where it does.
@@ -70,7 +70,7 @@ async def serve(
     app.router.add_get("/healthz", get_health)
     app.router.add_get("/readyz", get_ready)
     app.router.add_get("/debug/state", get_state)
-    # Nobody who reads metrics slowly may hold up the end of the plugin.
+    # A slow reader of metrics must not hold up the end of the plugin.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     try:

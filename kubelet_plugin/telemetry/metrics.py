@@ -67,12 +67,12 @@ class Metrics:
         self._registry.register(_Collector(self._collect))
 
     def call(self, operation: str, result: str, seconds: float) -> None:
-        """Counts one claim that was prepared or unprepared; ``result`` is success or error."""
+        """Count one claim that was prepared or unprepared; ``result`` is success or error."""
         self._calls[operation, result] += 1
         self._seconds.labels(operation, result).observe(seconds)
 
     def event(self, event: HealthEvent) -> None:
-        """Counts one event of the hardware that has a number, for whoever holds the device now."""
+        """Count one event of the hardware that has a number, for the claim that holds the device now."""
         if event.code is None:
             return
         device = next((d for d in self._sources.devices() if d.uuid == event.uuid), None)
@@ -85,7 +85,7 @@ class Metrics:
         self._xids[key] += 1
 
     def render(self, samples: Sequence[DeviceSample]) -> bytes:
-        """The text for Prometheus.
+        """Return the text for Prometheus.
 
         Args:
             samples: what devices do right now.
@@ -94,7 +94,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _holders(self) -> dict[str, tuple[str, str, str]]:
-        """Who alone holds a device or a partition, by its name; nobody where several do."""
+        """Return the claim that alone holds a device or partition, by its name; none where several do."""
         held: dict[str, set[tuple[str, str, str]]] = {}
         for claim in self._sources.claims():
             for device in claim.devices:
@@ -261,11 +261,11 @@ class _Collector(Collector):
         self._collect = collect
 
     def collect(self) -> Iterable[Metric]:
-        """All families."""
+        """Yield all families."""
         return self._collect()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: without it the registry would collect once at the start."""
+        """Return nothing: without this method the registry would collect once at the start."""
         return ()
 
 

@@ -57,12 +57,12 @@ class Observed(Protocol):
 
 
 def telemetry_sources(backends: Sequence[DeviceBackend]) -> Iterable[TelemetrySource]:
-    """The backends that can be sampled."""
+    """Return the backends that can be sampled."""
     return (b for b in backends if isinstance(b, TelemetrySource))
 
 
 class Observation:
-    """Runs beside the calls.
+    """Health, metrics and what else is watched; it runs beside the calls.
 
     Attributes:
         address: where metrics are served, while they are.
@@ -128,13 +128,13 @@ class Observation:
         self.address: tuple[str, int] | None = None
 
     def call(self, operation: str, result: str, seconds: float) -> None:
-        """Notes that a claim was prepared or unprepared."""
+        """Note that a claim was prepared or unprepared."""
         self.metrics.call(operation, result, seconds)
         if operation == "prepare" and result == "success":
             self._status.changes.notify()
 
     async def run(self) -> None:
-        """Runs until cancelled.
+        """Run until cancelled.
 
         Raises:
             ConfigurationError: the address for metrics cannot be used.
@@ -165,7 +165,7 @@ class Observation:
         return self.metrics.render(await self.samples())
 
     async def samples(self) -> Sequence[DeviceSample]:
-        """Of every source; none where they do not answer in time."""
+        """Return the samples of every source; none where they do not answer in time."""
         if self._sampling is None or self._sampling.done():
             loop = asyncio.get_running_loop()
             self._sampling = loop.run_in_executor(self._executor, self._sample)
@@ -185,7 +185,7 @@ class Observation:
         return samples
 
     async def unhealthy(self) -> str:
-        """Why the kubelet could not call the plugin; asks over its sockets, as the kubelet does."""
+        """Return why the kubelet could not call the plugin. Asks over its sockets, as the kubelet does."""
         if not self._ready.is_set():
             return ""  # starting or ending, which has its own limits
         registrar, dra = self._configuration.registrar_socket, self._configuration.dra_socket
@@ -205,7 +205,7 @@ class Observation:
         return ""
 
     def unready(self) -> str:
-        """Why the kubelet does not use the plugin."""
+        """Return why the kubelet does not use the plugin."""
         if not self._ready.is_set():
             return "the plugin is starting or ending"
         if self._state.registered is not True:
@@ -213,7 +213,7 @@ class Observation:
         return ""
 
     def state(self) -> object:
-        """What is known, as plain data."""
+        """Return what is known, as plain data."""
         return {
             "driver": self._configuration.driver_name,
             "node": self._configuration.node_name,

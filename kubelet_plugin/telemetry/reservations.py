@@ -2,7 +2,7 @@
 
 The kubelet prepares a claim once for all pods that use it, so that the record knows those of that time only.
 A claim that was made from a template has one pod for all its life; others are read again now and then, and
-before pods are told of something. Nothing of it is needed to unprepare; what cannot be read stays as it was.
+before pods get Events. Nothing of it is needed to unprepare; what cannot be read stays as it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class Reservations:
-    """Follows the claims that several pods may share.
+    """The pods of claims that several pods may share, followed.
 
     Args:
         claims: what is prepared now.
@@ -49,24 +49,24 @@ class Reservations:
         self._pods: dict[Uid, tuple[PodReference, ...]] = {}
 
     def claims(self) -> tuple[PreparedClaim, ...]:
-        """What is prepared, with the pods of now as far as they are known."""
+        """Return what is prepared, with the pods of now as far as they are known."""
         return tuple(
             msgspec.structs.replace(c, pods=self._pods[c.uid]) if c.uid in self._pods else c
             for c in self._claims()
         )
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         while True:
             if self._leads():
                 await self.refresh()
             await asyncio.sleep(self._every)
 
     async def refresh(self, device: str = "") -> None:
-        """Reads again whose pods may have changed.
+        """Read the claims again whose pods may have changed.
 
         Args:
-            device: only claims that hold it or a part of it; empty: all.
+            device: only claims that hold it or a part of it; if empty, all.
         """
         records = tuple(self._claims())
         for record in records:

@@ -98,7 +98,7 @@ class AmdGpuBackend:
         return f"PCI functions in {self._drivers}, nodes in {amdgpu_kfd.nodes_folder(self._sysfs_root)}"
 
     def discover(self) -> Sequence[DiscoveredDevice]:
-        """Every GPU or partition, by PCI address and number.
+        """Return every GPU or partition, by PCI address and number.
 
         Raises:
             HardwareAbsent: the driver is not loaded.
@@ -136,7 +136,7 @@ class AmdGpuBackend:
         return HotplugHints(folders, modules=frozenset({"amdgpu"}))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _gpus(
         self, functions: Sequence[PciAddress], nodes: Sequence[KfdNode], problems: list[Problem]
@@ -259,7 +259,7 @@ class AmdGpuBackend:
 
 
 def _place(node: KfdNode, functions: Mapping[PciAddress, _Gpu]) -> tuple[PciAddress, int]:
-    """PCI function and number of the partition of a node."""
+    """Return PCI function and number of the partition of a node."""
     if node.partition:
         return node.address, node.partition
     a = node.address
@@ -280,7 +280,7 @@ def _profile(gpu: _Gpu) -> str | None:
 
 
 def _unique_id(gpu: _Gpu) -> str | None:
-    """The GPU's own id. Newer drivers give each partition one of its own: that of the function is used."""
+    """Return the GPU's id: that of the function, as newer drivers give each partition one of its own."""
     number = sysfs.read_number(gpu.function / "unique_id", 16) if gpu.function is not None else None
     if not number and gpu.nodes:
         number = gpu.nodes[min(gpu.nodes)].unique_id
@@ -308,7 +308,7 @@ def _product(gpu: _Gpu) -> dict[str, str | int | bool | None]:
 
 
 def _memory(part: _Part) -> int | None:
-    """Bytes: what the driver tells of the whole GPU, or what KFD tells of the partition's share."""
+    """Return the bytes that the driver reports of the whole GPU, or KFD of the partition's share."""
     if part.index is None and part.gpu.function is not None:
         total = sysfs.read_number(part.gpu.function / "mem_info_vram_total")
         if total:

@@ -40,7 +40,7 @@ class KfdNode:
             partition instead of the function, and only the list of PCI functions tells which.
         partition: number from the bits above the address (kernels of 2023), else 0.
         minor: of the render node.
-        memory: bytes of this GPU or of this partition's share; None where it is not told.
+        memory: bytes of this GPU or of this partition's share; None where it is not known.
         unique_id: 0 where there is none.
         hive: 0 where it is in none.
     """
@@ -60,16 +60,16 @@ class KfdNode:
 
 
 def nodes_folder(sysfs_root: Path) -> Path:
-    """Where the nodes are."""
+    """Return the folder of the nodes."""
     return sysfs_root / "class" / "kfd" / "kfd" / "topology" / "nodes"
 
 
 def read_nodes(sysfs_root: Path, note: Callable[[str, str], None]) -> list[KfdNode] | None:
-    """Every GPU or partition, by number; None where there is no KFD.
+    """Return every GPU or partition, by number; None where there is no KFD.
 
     Args:
         sysfs_root: where sysfs is.
-        note: is told subject and message of what cannot be read.
+        note: called with subject and message of what cannot be read.
     """
     folder = nodes_folder(sysfs_root)
     if sysfs.entries(folder) is None:
@@ -119,7 +119,7 @@ def _memory(folder: Path) -> int | None:
 
 
 def gfx_target(version: int) -> str | None:
-    """``90402`` as ``gfx942``, ``90010`` as ``gfx90a``: minor and stepping are hexadecimal digits."""
+    """Return ``gfx942`` for 90402, ``gfx90a`` for 90010: minor and stepping are hexadecimal digits."""
     major, minor, stepping = version // 10000, version // 100 % 100, version % 100
     if not 0 < major < 100 or minor > 15 or stepping > 15:
         return None
@@ -127,7 +127,7 @@ def gfx_target(version: int) -> str | None:
 
 
 def links(node: KfdNode) -> list[int]:
-    """Numbers of the nodes that XGMI connects to this one, once per link."""
+    """Return the numbers of the nodes that XGMI connects to this one, once per link."""
     folder = node.folder / "io_links"
     found: list[int] = []
     for name in sysfs.children(folder, _NODE)[:_MAX_LINKS]:

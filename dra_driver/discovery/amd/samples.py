@@ -20,7 +20,7 @@ _BANK: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 def read_sample(device: str, function: Path, node: KfdNode | None) -> DeviceSample:
-    """A whole GPU.
+    """Return a sample of a whole GPU.
 
     Args:
         device: its name in the inventory.
@@ -42,7 +42,7 @@ def read_sample(device: str, function: Path, node: KfdNode | None) -> DeviceSamp
 
 
 def read_partition_sample(device: str, function: Path | None, node: KfdNode) -> DeviceSample:
-    """A partition: the driver tells the use of its memory, not its load or power.
+    """Return a sample of a partition: the driver reports the use of its memory, not its load or power.
 
     The temperature is that of the GPU.
     """
@@ -55,7 +55,7 @@ def read_partition_sample(device: str, function: Path | None, node: KfdNode) -> 
 
 
 def ras_counts(function: Path) -> dict[str, tuple[int, int]]:
-    """Errors that the driver has counted since it was loaded: block → (uncorrectable, correctable).
+    """Return errors counted since the driver was loaded: block → (uncorrectable, correctable).
 
     Args:
         function: sysfs directory of the PCI function; blocks are its ``ras/<block>_err_count`` files.
@@ -76,7 +76,7 @@ def _errors(function: Path) -> dict[tuple[str, str], int]:
 
 
 def _used(node: KfdNode | None) -> int | None:
-    """Bytes in use of the memory that KFD counts as the node's; older kernels do not tell."""
+    """Return the bytes in use of the memory that KFD counts as the node's; older kernels do not report it."""
     if node is None:
         return None
     folder = node.folder / "mem_banks"

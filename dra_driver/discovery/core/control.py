@@ -34,7 +34,7 @@ class ControllableBackend(Protocol):
     """A backend that gives a control for its devices."""
 
     def control(self, places: ToolPaths) -> GpuControl | None:
-        """Shares the backend's library handles; None where nothing can be changed."""
+        """Return the control, which shares the backend's library handles; None if nothing can be changed."""
         ...
 
 
@@ -48,5 +48,5 @@ class DaemonSource(Protocol):
 
 
 def control_of(backend: DeviceBackend, places: ToolPaths) -> GpuControl | None:
-    """The control for the devices of a backend; None where there is none."""
+    """Return the control for the devices of a backend; None where there is none."""
     return backend.control(places) if isinstance(backend, ControllableBackend) else None

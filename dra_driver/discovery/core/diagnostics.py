@@ -15,7 +15,7 @@ _VENDORS: Final = {"NVIDIA": pci.NVIDIA, "AMD": pci.AMD, "Intel": pci.INTEL}
 
 
 def diagnostics(backends: Sequence[LastKnownGood], *, sysfs_root: Path, dev_root: Path) -> list[str]:
-    """What was looked for and what was there instead, a line each.
+    """Return what was looked for and what was there instead, a line each.
 
     Call it after the backends have looked.
     """

@@ -20,7 +20,7 @@ def _monitors(function: Path) -> list[Path]:
 
 
 def temperature(function: Path) -> float | None:
-    """Degrees Celsius of the first sensor, by its number: of the chip, where there are several."""
+    """Return degrees Celsius of the first sensor by number: of the chip, where there are several."""
     for monitor in _monitors(function):
         for name in sysfs.children(monitor, _TEMPERATURE):
             number = sysfs.read_number(monitor / name)
@@ -30,7 +30,7 @@ def temperature(function: Path) -> float | None:
 
 
 def power(function: Path) -> float | None:
-    """Watts: the mean where the driver tells it, else what flows now."""
+    """Return watts: the mean if the driver reports it, else what flows now."""
     for monitor in _monitors(function):
         for name in ("power1_average", "power1_input"):
             number = sysfs.read_number(monitor / name)
@@ -40,7 +40,7 @@ def power(function: Path) -> float | None:
 
 
 def energy(function: Path) -> float | None:
-    """Joules since some time ago: of the whole card where it is told."""
+    """Return joules since some time ago: of the whole card if that is reported."""
     for monitor in _monitors(function):
         for name in sysfs.children(monitor, _ENERGY):
             number = sysfs.read_number(monitor / name)

@@ -6,7 +6,7 @@ Two things look alike and are not:
   known, so what was found last stays as it was.
 * *It vanished* (``vanished``): the backend had devices, and now says that there is no driver or no library.
   Its devices cannot be used, but pods may hold them and the driver may be on its way back (a reload), so they
-  stay with the condition ``DriverAbsent``, which keeps new pods away and evicts nobody.
+  stay with the condition ``DriverAbsent``, which keeps new pods away and evicts none.
 
 Both end with the next look that succeeds. A backend that never had devices is just ``absent``.
 """
@@ -62,7 +62,7 @@ class BackendReport:
 
 
 class LastKnownGood:
-    """Looks through a backend. Not for several threads at a time.
+    """A backend with its last good result. Not for several threads at a time.
 
     Attributes:
         backend: what is looked through.
@@ -92,7 +92,7 @@ class LastKnownGood:
     def look(
         self, complete: Callable[[Sequence[DiscoveredDevice]], Sequence[DiscoveredDevice]] = tuple
     ) -> tuple[DiscoveredDevice, ...]:
-        """``devices`` after another look. Whatever the backend raises is in ``report``.
+        """Return ``devices`` after another look. Whatever the backend raises is in ``report``.
 
         Args:
             complete: adds to what the backend found.

@@ -8,10 +8,10 @@ __all__ = ["groups"]
 
 
 def groups(links: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Device → name of its group: the first (by name) of all devices that it reaches over links.
+    """Return device → name of its group: the first, by name, of all devices that it reaches over links.
 
     Args:
-        links: device → its peers; ``switch`` is a peer that connects everybody who has it. Peers that are no
+        links: device → its peers; ``switch`` is a peer that connects all that have it. Peers that are no
             key of the mapping are ignored, and a link counts in both directions.
 
     Returns:

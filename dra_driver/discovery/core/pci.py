@@ -48,7 +48,7 @@ class PciAddress:
 
     @classmethod
     def parse(cls, text: str) -> PciAddress | None:
-        """Parses ``0000:3b:00.0`` or NVML's ``00000000:3B:00.0``; None where the text is no PCI address."""
+        """Parse ``0000:3b:00.0`` or NVML's ``00000000:3B:00.0``; None where the text is no PCI address."""
         match = _ADDRESS.fullmatch(text)
         if match is None:
             return None
@@ -65,7 +65,7 @@ class PciAddress:
 
 
 def read_sysfs(path: Path) -> str | None:
-    """The text of one sysfs attribute without the white space around it; None where it cannot be read."""
+    """Return the text of one sysfs attribute, stripped of white space; None where it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_PAGE).decode("utf-8").strip()
@@ -74,7 +74,7 @@ def read_sysfs(path: Path) -> str | None:
 
 
 def exists(path: Path) -> bool:
-    """Whether something is there; what may not be looked at is not."""
+    """Return whether something is there; what may not be looked at is not."""
     try:
         return path.exists()
     except OSError:
@@ -86,7 +86,7 @@ def _function_directory(sysfs_root: Path, address: PciAddress) -> Path:
 
 
 def numa_node(sysfs_root: Path, address: PciAddress) -> int | None:
-    """NUMA node of the function; None where the kernel does not know (it says -1 then)."""
+    """Return the NUMA node of the function; None where the kernel does not know (it says -1 then)."""
     text = read_sysfs(_function_directory(sysfs_root, address) / "numa_node")
     # More digits than any kernel has nodes: not a number to be trusted.
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 6:
@@ -95,7 +95,7 @@ def numa_node(sysfs_root: Path, address: PciAddress) -> int | None:
 
 
 def pcie_root(sysfs_root: Path, address: PciAddress) -> str | None:
-    """Root complex of the function (``pci0000:3a``), from the target of its link under ``bus/pci/devices``.
+    """Return the function's root complex (``pci0000:3a``), as the link in ``bus/pci/devices`` names it.
 
     Only the text of the link is used, so that no tree, however broken, leads anywhere.
     """
@@ -108,7 +108,7 @@ def pcie_root(sysfs_root: Path, address: PciAddress) -> str | None:
 
 
 def display_vendor(function: Path) -> int | None:
-    """PCI vendor of the function whose sysfs directory is given; None where it is no GPU by its class."""
+    """Return the PCI vendor of the function with this sysfs directory; None if its class is no GPU's."""
     try:
         kind = int(read_sysfs(function / "class") or "0", 16) >> 16
         if kind not in (_DISPLAY_CONTROLLER, _PROCESSING_ACCELERATOR):

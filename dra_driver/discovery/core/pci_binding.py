@@ -22,7 +22,7 @@ from dra_driver.errors import PrepareError
 __all__ = ["VFIO", "PciFunctions", "write_attribute"]
 
 VFIO: Final = "vfio-pci"
-# They let functions of their group be used by others: bridges, and who only keeps them away from everybody.
+# They let functions of their group be used: drivers of bridges, and one that only keeps a function unused.
 _HARMLESS: Final = frozenset({"", "pcieport", "pci-stub"})
 _DRIVER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # devtmpfs makes the group's node a moment after the binding.
@@ -30,7 +30,7 @@ _NODE_SECONDS: Final = 2.0
 
 
 def write_attribute(path: Path, text: str) -> None:
-    """Writes a sysfs attribute in one piece.
+    """Write a sysfs attribute in one piece.
 
     Raises:
         OSError: the kernel refuses.
@@ -65,24 +65,24 @@ class PciFunctions:
         self._write = write or write_attribute
 
     def present(self, address: str) -> bool:
-        """Whether there is such a function."""
+        """Return whether there is such a function."""
         return self._folder(address).exists()
 
     def driver(self, address: str) -> str:
-        """The driver that it is bound to; empty: none."""
+        """Return the driver that it is bound to; empty if it is bound to none."""
         return _target(self._folder(address) / "driver")
 
     def group(self, address: str) -> str:
-        """Number of its IOMMU group; empty where the machine has no IOMMU or does not use it."""
+        """Return the number of its IOMMU group; empty where the machine has no IOMMU or does not use it."""
         return _target(self._folder(address) / "iommu_group")
 
     def nodes(self, address: str) -> Sequence[str]:
-        """Device nodes that whoever uses it through VFIO has open, as containers know them."""
+        """Return the device nodes that a process using it through VFIO has open, as containers know them."""
         group = self.group(address)
         return (f"/dev/vfio/{group}",) if group else ()
 
     def check(self, address: str, driver: str, ours: Collection[str]) -> None:
-        """Refuses what cannot go well, before anything is changed.
+        """Refuse what cannot go well, before anything is changed.
 
         Args:
             address: the function.
@@ -116,7 +116,7 @@ class PciFunctions:
             )
 
     def users(self, nodes: Collection[str]) -> Sequence[str]:
-        """Processes, as ``PID (NAME)``, that have one of these device nodes open."""
+        """Return processes, as ``PID (NAME)``, that have one of these device nodes open."""
         found: list[str] = []
         for process in self._processes():
             with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ class PciFunctions:
         return found
 
     def bind(self, address: str, driver: str) -> None:
-        """Binds the function to the driver, whatever it was bound to; nothing where it is.
+        """Bind the function to the driver, whatever it was bound to; nothing where it is.
 
         Raises:
             PrepareError: it is not bound to it afterwards.
@@ -152,12 +152,12 @@ class PciFunctions:
         self._await_node(self.group(address))
 
     def restore(self, address: str, driver: str, before: str) -> str:
-        """Gives the function back; nothing where it is not bound to ``driver`` any more.
+        """Give the function back; nothing where it is not bound to ``driver`` any more.
 
         Args:
             address: the function.
             driver: that it was bound to by ``bind``.
-            before: that it was bound to before; empty: none. Where it is the same, the binding is another's,
+            before: that it was bound to before; empty if none. If it is the same, the binding is another's,
                 and how that was made is not known: nothing is done.
 
         Returns:
@@ -189,7 +189,7 @@ class PciFunctions:
         return ""
 
     def _folder(self, address: str) -> Path:
-        """Of a function; the text comes from backends and records, and leads nowhere else."""
+        """Return the folder of a function. The address is text of backends and records, and is checked."""
         if PciAddress.parse(address) is None:
             raise PrepareError(f"{address[:80]!r} is no PCI address")
         return self._pci / "devices" / address

@@ -75,14 +75,14 @@ def _rdma() -> Mapping[str, PciProduct]:
 
 
 def amd_product(device: int, revision: int | None) -> PciProduct | None:
-    """AMD's product with this PCI device id; Radeon models of one id differ by revision."""
+    """Return AMD's product with this PCI device id; Radeon models of one id differ by revision."""
     key = f"{device:04x}"
     exact = _amd().get(f"{key}/{revision:02x}") if revision is not None else None
     return exact or _amd().get(key)
 
 
 def intel_product(device: int) -> PciProduct | None:
-    """Intel's GPU with this PCI device id."""
+    """Return Intel's GPU with this PCI device id."""
     return _intel().get(f"{device:04x}")
 
 
@@ -93,5 +93,5 @@ def gpu_of_model(vendor: str, model: str) -> PciProduct | None:
 
 
 def rdma_product(pci_id: str) -> PciProduct | None:
-    """The NIC with this PCI vendor and device id (``15b3:1021``)."""
+    """Return the NIC with this PCI vendor and device id (``15b3:1021``)."""
     return _rdma().get(pci_id)

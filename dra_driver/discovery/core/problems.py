@@ -41,14 +41,14 @@ class Problem:
 
 
 class ProblemLog:
-    """Logs each problem once, when it appears, although discovery runs again and again."""
+    """A log of problems: each is logged once, when it appears, although discovery runs again and again."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
         self.current: tuple[Problem, ...] = ()
 
     def replace(self, problems: Sequence[Problem]) -> None:
-        """Takes the problems of one discovery."""
+        """Take the problems of one discovery."""
         known = frozenset(self.current)
         self.current = tuple(problems)
         for problem in problems:

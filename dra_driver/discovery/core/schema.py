@@ -53,7 +53,7 @@ Facts = Mapping[str, str | int | bool | None]
 
 @dataclass(frozen=True, slots=True)
 class AttributeSpec:
-    """One row of the table of attributes; ``by`` names the backends that may tell it."""
+    """One row of the table of attributes; ``by`` names the backends that may report it."""
 
     name: str
     kind: Kind
@@ -218,7 +218,7 @@ class Properties:
 
 
 def build(facts: Facts, capacity: Mapping[str, int | None], *, most: int = MAX_FACTS) -> Properties:
-    """Types the facts; None means unknown, and the attribute is then absent.
+    """Return the facts as the API types them. One of None is unknown, and absent from the result.
 
     Args:
         facts: attribute name → text, number or truth; names of ``ATTRIBUTES`` only.
@@ -256,7 +256,7 @@ def build(facts: Facts, capacity: Mapping[str, int | None], *, most: int = MAX_F
 
 
 def typed_attribute(kind: Kind, value: str | int | bool) -> DeviceAttribute | str:
-    """The attribute, or why the value cannot be one, for people."""
+    """Return the attribute, or why the value cannot be one, for people."""
     if kind == "bool":
         return (
             DeviceAttribute(bool_value=value) if isinstance(value, bool) else f"{value!r} is no truth value"
@@ -301,7 +301,7 @@ _VERSION = re.compile(
 
 
 def semantic_version(text: str) -> str | None:
-    """``text`` as a semantic version, or None where it is no version.
+    """Return ``text`` as a semantic version, or None where it is no version.
 
     Missing parts become 0 (``12.4`` → ``12.4.0``), leading zeros go (``560.35.03`` → ``560.35.3``), a fourth
     number goes; a prerelease or build part stays.
@@ -319,7 +319,7 @@ def semantic_version(text: str) -> str | None:
 
 
 def cuda_version(number: int) -> str | None:
-    """NVML's ``12040`` as ``12.4.0``."""
+    """Return NVML's ``12040`` as ``12.4.0``."""
     return f"{number // 1000}.{number % 1000 // 10}.0" if number > 0 else None
 
 
@@ -327,7 +327,7 @@ _PREFIX = re.compile(r"^(?:NVIDIA|Tesla|AMD|Intel(?:\(R\))?)\s+", re.IGNORECASE)
 
 
 def model_of(product_name: str) -> str | None:
-    """Short stable id of a product: the name without the maker, words joined by dashes.
+    """Return a short stable id of a product: the name without the maker, words joined by dashes.
 
     ``NVIDIA A100-SXM4-40GB`` → ``A100-SXM4-40GB``, ``NVIDIA H100 80GB HBM3`` → ``H100-80GB-HBM3``,
     ``Tesla T4`` → ``T4``.
@@ -337,12 +337,12 @@ def model_of(product_name: str) -> str | None:
 
 
 def device_name(address: PciAddress, kind: str = "gpu") -> str:
-    """Name of a device in slices and inventories: ``gpu-0000-3b-00-0``."""
+    """Return the name of a device in slices and inventories: ``gpu-0000-3b-00-0``."""
     return f"{kind}-{address.label}"
 
 
 def partition_maxima(partitions: Iterable[PartitionProfile]) -> dict[str, int]:
-    """Engines of a whole device that can be cut up: the most that one kind of partition gets.
+    """Return the engines of a device that can be cut up: the most that one kind of partition gets.
 
     No library tells them for the whole device; the largest partition of NVIDIA's has them all. ``memory`` and
     ``multiprocessors`` are not given: there the largest partition has less than the device.

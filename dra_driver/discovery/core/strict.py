@@ -39,13 +39,14 @@ class _TextLoader(yaml.BaseLoader):
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file that people write; one byte more than allowed is read, so that its size is noticed.
+    """Return the text of a file that people write.
 
     Raises:
         ConfigurationError: it cannot be read, or is not UTF-8.
     """
     try:
         with path.open("rb") as stream:
+            # One byte more than allowed, so that a text that is too long is noticed.
             return stream.read(MAX_BYTES + 1).decode("utf-8")
     except OSError as e:
         raise ConfigurationError(f"{what} {path}: cannot be read: {e.strerror or e}") from e
@@ -54,7 +55,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def parse_yaml(text: str, what: str) -> object:
-    """The document as mappings, lists and text.
+    """Return the document as mappings, lists and text.
 
     Raises:
         ConfigurationError: too long, not YAML, nested too deeply, or a key given twice.
@@ -86,7 +87,7 @@ def _show(value: object) -> str:
 
 
 class Reader:
-    """Takes values apart and collects what is wrong with them.
+    """A reader of values that collects what is wrong with them.
 
     A method whose value is wrong notes a finding and returns None (or nothing of a sequence); ``finish``
     raises them all. Absent values (None) stay None and are no mistake.
@@ -97,11 +98,11 @@ class Reader:
         self._findings: list[str] = []
 
     def finding(self, path: str, message: str) -> None:
-        """Notes a mistake."""
+        """Note a mistake."""
         self._findings.append(f"{self._what}: {path}: {message}" if path else f"{self._what}: {message}")
 
     def finish(self) -> None:
-        """Raises what was found.
+        """Raise what was found.
 
         Raises:
             ConfigurationError: with every finding.
@@ -112,7 +113,7 @@ class Reader:
     def mapping(
         self, value: object, path: str, allowed: Iterable[str], required: Iterable[str] = ()
     ) -> dict[str, object]:
-        """A mapping with no keys but ``allowed``; empty where it is none."""
+        """Return a mapping with no keys but ``allowed``; empty where it is none."""
         if not isinstance(value, Mapping):
             self.finding(path, f"{_show(value)} is not a mapping; its keys may be {', '.join(allowed)}")
             return {}
@@ -126,7 +127,7 @@ class Reader:
         return {k: v for k, v in value.items() if k in known}
 
     def items(self, value: object, path: str, limit: int) -> Iterator[tuple[str, object]]:
-        """``(path, item)`` of a list of at most ``limit``."""
+        """Yield ``(path, item)`` of a list of at most ``limit``."""
         if value is None:
             return
         if not isinstance(value, list):
@@ -146,7 +147,7 @@ class Reader:
         allowed: str = "",
         limit: int = 64,
     ) -> str | None:
-        """Printable text of at most ``limit`` bytes; ``allowed`` says in words what ``pattern`` wants."""
+        """Return printable text of at most ``limit`` bytes; ``allowed`` describes what ``pattern`` wants."""
         if value is None:
             return None
         if not isinstance(value, str) or not value:
@@ -160,7 +161,7 @@ class Reader:
         return None
 
     def choice(self, value: object, path: str, choices: Sequence[str]) -> str | None:
-        """One of ``choices``."""
+        """Return one of ``choices``."""
         if value is None:
             return None
         if isinstance(value, str) and value in choices:
@@ -169,7 +170,7 @@ class Reader:
         return None
 
     def integer(self, value: object, path: str, least: int, most: int) -> int | None:
-        """A whole number from ``least`` to ``most``."""
+        """Return a whole number from ``least`` to ``most``."""
         if value is None:
             return None
         if (
@@ -182,12 +183,12 @@ class Reader:
         return None
 
     def boolean(self, value: object, path: str) -> bool | None:
-        """``true`` or ``false``."""
+        """Return ``true`` or ``false``."""
         chosen = self.choice(value, path, ("true", "false"))
         return None if chosen is None else chosen == "true"
 
     def version(self, value: object, path: str) -> str | None:
-        """A version such as ``570.148.08`` or ``12.4``, made semantic."""
+        """Return a version such as ``570.148.08`` or ``12.4``, made semantic."""
         if value is None:
             return None
         version = schema.semantic_version(value) if isinstance(value, str) else None
@@ -198,7 +199,7 @@ class Reader:
         return version
 
     def byte_count(self, value: object, path: str) -> int | None:
-        """A positive whole number of bytes written as a quantity (``40960Mi``)."""
+        """Return a positive whole number of bytes written as a quantity (``40960Mi``)."""
         if value is None:
             return None
         if not isinstance(value, str):

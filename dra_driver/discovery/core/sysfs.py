@@ -42,7 +42,7 @@ _PRINTABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,63}", re.ASCII)
 
 
 def read_number(path: Path, base: int = 10) -> int | None:
-    """A non-negative number below 2^64: decimal, ``0x…``, or bare hexadecimal where ``base`` is 16."""
+    """Return a non-negative number below 2^64: decimal, ``0x…``, or bare hexadecimal where ``base`` is 16."""
     text = read_sysfs(path)
     if text is None:
         return None
@@ -55,7 +55,7 @@ def read_number(path: Path, base: int = 10) -> int | None:
 
 
 def entries(folder: Path) -> list[str] | None:
-    """Sorted names in the folder, at most ``MAX_ENTRIES``; None where it cannot be listed."""
+    """Return sorted names in the folder, at most ``MAX_ENTRIES``; None where it cannot be listed."""
     try:
         with os.scandir(folder) as found:
             return sorted(entry.name for entry, _ in zip(found, range(MAX_ENTRIES), strict=False))
@@ -64,13 +64,13 @@ def entries(folder: Path) -> list[str] | None:
 
 
 def children(folder: Path, pattern: re.Pattern[str]) -> list[str]:
-    """Names in the folder that match, shorter ones first, so that ``card2`` comes before ``card10``."""
+    """Return names in the folder that match, shorter ones first: ``card2`` comes before ``card10``."""
     names = [name for name in entries(folder) or () if pattern.fullmatch(name)]
     return sorted(names, key=lambda name: (len(name), name))
 
 
 def link_target_name(path: Path) -> str | None:
-    """Last component of what a symbolic link says; the target is never visited."""
+    """Return the last component of what a symbolic link says; the target is never visited."""
     try:
         name = os.readlink(path).rstrip("/").rpartition("/")[2]  # noqa: PTH115
     except OSError:
@@ -79,23 +79,23 @@ def link_target_name(path: Path) -> str | None:
 
 
 def link_address(path: Path) -> PciAddress | None:
-    """PCI address that a symbolic link such as ``physfn`` or ``device`` names."""
+    """Return the PCI address that a symbolic link such as ``physfn`` or ``device`` names."""
     name = link_target_name(path)
     return None if name is None else PciAddress.parse(name)
 
 
 def driver_name(function: Path) -> str | None:
-    """Kernel driver that the PCI function is bound to; None where there is none."""
+    """Return the kernel driver that the PCI function is bound to; None where there is none."""
     return link_target_name(function / "driver")
 
 
 def pci_function(sysfs_root: Path, address: PciAddress) -> Path:
-    """Directory of the PCI function."""
+    """Return the directory of the PCI function."""
     return sysfs_root / "bus" / "pci" / "devices" / str(address)
 
 
 def pci_addresses(folder: Path) -> list[PciAddress] | None:
-    """PCI functions that a folder lists by address; None where it cannot be listed."""
+    """Return the PCI functions that a folder lists by address; None where it cannot be listed."""
     names = entries(folder)
     if names is None:
         return None
@@ -103,7 +103,7 @@ def pci_addresses(folder: Path) -> list[PciAddress] | None:
 
 
 def pci_id(function: Path) -> str | None:
-    """Vendor and device id (``1002:74a1``)."""
+    """Return vendor and device id (``1002:74a1``)."""
     vendor, device = read_number(function / "vendor", 16), read_number(function / "device", 16)
     if vendor is None or device is None or max(vendor, device) > 0xFFFF:
         return None
@@ -111,7 +111,7 @@ def pci_id(function: Path) -> str | None:
 
 
 def key_values(text: str, separator: str | None = None) -> Mapping[str, int]:
-    """Lines of a name and a non-negative decimal number; other lines are passed over."""
+    """Return the lines of a name and a non-negative decimal number; other lines are passed over."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.strip().partition(separator or " ")
@@ -138,13 +138,13 @@ class DrmNodes:
 
 
 def drm_nodes(device: Path) -> DrmNodes:
-    """The DRM nodes of a device; the lowest where there are several."""
+    """Return the DRM nodes of a device; the lowest where there are several."""
     cards, renders = children(device / "drm", _CARD), children(device / "drm", _RENDER)
     return DrmNodes(cards[0] if cards else None, renders[0] if renders else None)
 
 
 def pcie_errors(function: Path) -> list[DeviceHealth]:
-    """Fatal PCIe errors that the kernel has counted since it started: worth knowing, the link was reset."""
+    """Return fatal PCIe errors since the kernel started: worth knowing, the link was reset."""
     text = read_sysfs(function / "aer_dev_fatal")
     count = key_values(text).get("TOTAL_ERR_FATAL", 0) if text else 0
     if not count:

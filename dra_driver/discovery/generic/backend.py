@@ -77,7 +77,7 @@ class GenericBackend:
         return f"{', '.join(rule.name for rule in self._rules)} of {self._path}"
 
     def discover(self) -> Sequence[DiscoveredDevice]:
-        """Every device that a rule matches, by name."""
+        """Return every device that a rule matches, by name."""
         problems: list[Problem] = []
         found: dict[str, _Found] = {}
         for rule in self._rules:
@@ -94,7 +94,7 @@ class GenericBackend:
         return devices
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _matches(self, rule: DeviceRule) -> Iterator[_Found]:
         if rule.pci is not None:
@@ -212,7 +212,7 @@ def _is(folder: Path, match: generic_spec.PciMatch) -> bool:
 
 
 def _inside(path: Path, root: Path) -> Path | None:
-    """The path with its links followed; None where it is not there or leads out of the root."""
+    """Return the path with its links followed; None where it is not there or leads out of the root."""
     try:
         resolved = path.resolve(strict=True)
         return resolved if resolved.is_relative_to(root.resolve()) else None
@@ -222,7 +222,7 @@ def _inside(path: Path, root: Path) -> Path | None:
 
 
 def _glob(folder: Path, pattern: str, root: Path | None = None) -> Iterator[str]:
-    """Paths below the folder, sorted; ``*`` and ``?`` cross no ``/``, and links do not leave the root."""
+    """Yield paths below the folder, sorted; ``*`` and ``?`` cross no ``/``, links do not leave the root."""
     first, _, rest = pattern.partition("/")
     for name in sysfs.entries(folder) or ():
         if not fnmatch.fnmatchcase(name, first) or _SAFE.fullmatch(name) is None:

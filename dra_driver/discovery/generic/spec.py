@@ -114,7 +114,7 @@ class DeviceRule:
 
 
 def decode(text: str, name: str) -> tuple[DeviceRule, ...]:
-    """Decodes the YAML ``text`` of the file ``name``.
+    """Decode the YAML ``text`` of the file ``name``.
 
     Raises:
         ConfigurationError: with every mistake, each naming path, value and what is allowed.
@@ -176,7 +176,7 @@ def _rule(reader: strict.Reader, value: object, path: str) -> DeviceRule | None:
 
 
 def _template(reader: strict.Reader, value: object, path: str) -> str | None:
-    """A relative path in which ``{name}`` may stand for one component or a part of one."""
+    """Return a relative path in which ``{name}`` may stand for one component or a part of one."""
     text = reader.text(value, path, limit=255)
     if text is not None and _PATH.fullmatch(text.replace("{name}", "x")) is None:
         reader.finding(path, f"{text!r} is not a relative path without .., in which {{name}} may stand")
@@ -206,7 +206,7 @@ def _node(reader: strict.Reader, value: object, path: str) -> NodeRule | None:
 
 
 def _names(reader: strict.Reader, value: object, path: str, limit: int) -> dict[str, object]:
-    """A mapping of facts by their names."""
+    """Return a mapping of facts by their names."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or len(value) > limit:
@@ -221,7 +221,7 @@ def _names(reader: strict.Reader, value: object, path: str, limit: int) -> dict[
 
 
 def _source(reader: strict.Reader, raw: Mapping[str, object], path: str) -> tuple[str | None, str | None]:
-    """``value`` and ``sysfs``, of which one has to be there."""
+    """Return ``value`` and ``sysfs``, of which one has to be there."""
     if ("value" in raw) == ("sysfs" in raw):
         reader.finding(path, "exactly one of value and sysfs is allowed")
     return (
@@ -250,7 +250,7 @@ def _attributes(reader: strict.Reader, value: object, path: str) -> dict[str, Fa
 
 
 def typed(kind: schema.Kind, text: str) -> DeviceAttribute | str:
-    """The attribute that a text stands for, or why it stands for none."""
+    """Return the attribute that a text stands for, or why it stands for none."""
     if kind == "bool":
         truth = {"1": True, "true": True, "0": False, "false": False}.get(text.lower())
         return f"{text[:80]!r} is not true or false" if truth is None else schema.typed_attribute(kind, truth)

@@ -99,7 +99,7 @@ class IntelGpuBackend:
         return text
 
     def discover(self) -> Sequence[DiscoveredDevice]:
-        """Every GPU and virtual function, by PCI address.
+        """Return every GPU and virtual function, by PCI address.
 
         Raises:
             HardwareAbsent: there is no list of PCI functions.
@@ -130,7 +130,7 @@ class IntelGpuBackend:
         return HotplugHints(folders, modules=frozenset(_DRM_DRIVERS))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _gpu(self, address: PciAddress) -> _Gpu | None:
         function = sysfs.pci_function(self._sysfs_root, address)
@@ -205,7 +205,7 @@ def _sampled(gpu: _Gpu, device: DiscoveredDevice) -> Sampled:
 
 
 def _memory(gpu: _Gpu, drm: sysfs.DrmNodes) -> int | None:
-    """Bytes where the driver shows them: out-of-tree i915 on the card, xe tile by tile."""
+    """Return bytes if the driver shows them: out-of-tree i915 on the card, xe tile by tile."""
     if drm.card is not None:
         total = sysfs.read_number(gpu.function / "drm" / drm.card / "lmem_total_bytes")
         if total:
@@ -218,7 +218,7 @@ def _memory(gpu: _Gpu, drm: sysfs.DrmNodes) -> int | None:
 
 
 def _quota(gpu: _Gpu, gpus: Mapping[PciAddress, _Gpu]) -> int | None:
-    """Bytes that the physical function gives to this virtual one; drivers number them from 1, PCI from 0."""
+    """Return the bytes that the physical function gives to this one; drivers number from 1, PCI from 0."""
     parent = gpus.get(gpu.physical) if gpu.physical is not None else None
     if parent is None:
         return None
@@ -266,7 +266,7 @@ def _health(gpu: _Gpu, drm: sysfs.DrmNodes, vfs: int) -> list[DeviceHealth]:
 
 
 def _fatal_errors(gpu: _Gpu, drm: sysfs.DrmNodes) -> dict[str, int]:
-    """Counters that out-of-tree i915 keeps per GT (``error_counter``), those above 0."""
+    """Return the counters above 0 that out-of-tree i915 keeps per GT (``error_counter``)."""
     found: dict[str, int] = {}
     if drm.card is None:
         return found

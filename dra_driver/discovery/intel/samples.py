@@ -1,7 +1,7 @@
 """What an Intel GPU does right now, as far as i915 and xe show it in sysfs without privilege.
 
 The drivers show no load there, but how long each GT (a part of the GPU with an engine of its own: render and
-compute, media) has slept (RC6). The load told here is the share of the time since the sample before in which
+compute, media) has slept (RC6). The load is the share of the time since the sample before in which
 the GT that slept least was awake: what runs keeps it awake, and it falls asleep within milliseconds. Power is
 the difference of an energy counter. How much memory is in use is not shown; it is absent.
 """
@@ -55,7 +55,7 @@ class _Counters:
 
 
 class IntelSampler:
-    """Remembers the counters of the sample before. Not for several threads at a time.
+    """A sampler that keeps the counters of the sample before. Not for several threads at a time.
 
     Args:
         now: seconds on a clock that never goes back.
@@ -66,7 +66,7 @@ class IntelSampler:
         self._before: dict[str, _Counters] = {}
 
     def sample(self, gpu: Sampled) -> DeviceSample:
-        """One sample; load and power are absent from the first."""
+        """Return one sample; load and power are absent from the first."""
         before = self._before.get(gpu.device)
         at = self._now()
         if before is None or at - before.at >= _LEAST_SECONDS:
@@ -100,7 +100,7 @@ def _since(before: _Counters | None, now: _Counters) -> _Counters:
 
 
 def _asleep(gpu: Sampled) -> dict[str, float]:
-    """GT → seconds that it has slept; nothing where one of them does not tell."""
+    """Return GT → seconds that it has slept; nothing if one of them does not report it."""
     found: dict[str, float | None] = {}
     for tile in sysfs.children(gpu.function, _TILE):
         for gt in sysfs.children(gpu.function / tile, _GT):

@@ -91,7 +91,7 @@ class NvmlBackend:
         return self._log.current
 
     def discover(self) -> Sequence[DiscoveredDevice]:
-        """Every GPU, by PCI address.
+        """Return every GPU, by PCI address.
 
         Raises:
             HardwareAbsent: there is no library, or no driver is loaded.
@@ -159,7 +159,7 @@ class NvmlBackend:
         return HotplugHints(folders, modules=frozenset({"nvidia", "nvidia_uvm"}))
 
     def close(self) -> None:
-        """Closes the library. What was lost is forgotten."""
+        """Close the library, and forget what was lost."""
         with self._lock:
             self._shut_down()
             self._last = {}
@@ -173,7 +173,7 @@ class NvmlBackend:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """The open library, for one caller at a time.
+        """Hold the library open, for one caller at a time.
 
         Raises:
             HardwareAbsent: there is no library, or no driver is loaded.
@@ -185,7 +185,7 @@ class NvmlBackend:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """See ``ports.Pausable``. A driver that is taken from one GPU waits for whoever has any open."""
+        """See ``ports.Pausable``. A driver that is taken from one GPU waits until none is open."""
         with self._lock:
             self._shut_down()
             yield
@@ -218,14 +218,14 @@ class NvmlBackend:
         self._opened()
 
     def _opened(self) -> None:
-        """A GPU may have been reset while the library was let go of, or when the driver was loaded anew."""
+        """Note that GPUs may have been reset while the library was closed, or with the driver."""
         before, self._driver = self._driver, self._loaded_driver()
         if self._let_go or (before and before != self._driver):
             self._conditions.reopened()
         self._let_go = False
 
     def _loaded_driver(self) -> str | None:
-        """Which loading of the kernel driver this is; empty: unknown, None: it is not loaded.
+        """Return which loading of the kernel driver this is: empty if unknown, None if it is not loaded.
 
         sysfs gives the module's folder another inode number each time that it is made, and no number twice.
         """

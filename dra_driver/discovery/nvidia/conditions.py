@@ -39,7 +39,7 @@ _MOST_ENDED: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class HealthReading:
-    """What polling read; None where the GPU or the library does not tell.
+    """What polling read; None where the GPU or the library does not answer.
 
     Attributes:
         uncorrected: memory errors since the last reset that could not be corrected.
@@ -111,7 +111,7 @@ class Conditions:
         self._ended: set[tuple[str, str, float]] = set()
 
     def memory(self, driver: str) -> bytes:
-        """What has to outlive the process, as JSON.
+        """Return what has to outlive the process, as JSON.
 
         Args:
             driver: which loading of the kernel driver this is; empty where unknown.
@@ -139,11 +139,11 @@ class Conditions:
         return codec.encode(_Memory(driver=driver, gpus=gpus))
 
     def recall(self, data: bytes, driver: str | None) -> None:
-        """Adds what another process, or one before this, has kept; what is known here stays as it is.
+        """Add what another process, or one before this, has kept; what is known here stays as it is.
 
         Args:
             data: of ``memory``.
-            driver: which loading of the kernel driver there is now; empty: unknown, None: it is not loaded.
+            driver: which loading of the kernel driver this is: empty if unknown, None if it is not loaded.
 
         Raises:
             DecodeError: it is not what ``memory`` gives.
@@ -175,7 +175,7 @@ class Conditions:
         self._ended.add((uuid, reason, entry.since))
 
     def event(self, uuid: str, kind: int, data: int, instance: int = _WHOLE_GPU) -> HealthEvent | None:
-        """Notes an NVML event.
+        """Note an NVML event.
 
         Args:
             uuid: of the GPU.
@@ -207,7 +207,7 @@ class Conditions:
         return HealthEvent(uuid=uuid, reason=reason, severity=meaning.severity, message=text, code=code)
 
     def poll(self, uuid: str, reading: HealthReading) -> None:
-        """Notes what polling read."""
+        """Note what polling read."""
         with self._lock:
             gpu = self._gpus.setdefault(uuid, _Gpu())
             now = self._now()
@@ -230,18 +230,18 @@ class Conditions:
             }
 
     def lost(self, uuid: str) -> None:
-        """The GPU does not answer. Once it does again, it has been reset."""
+        """Note that the GPU does not answer. Once it does again, it has been reset."""
         with self._lock:
             self._gpus.setdefault(uuid, _Gpu()).lost = True
 
     def seen(self, uuids: Collection[str]) -> None:
-        """These are all GPUs that the driver has. Another one that comes (back) has been reset."""
+        """Note all GPUs that the driver has. Another one that comes, or comes back, has been reset."""
         with self._lock:
             for uuid, gpu in self._gpus.items():
                 gpu.lost |= uuid not in uuids
 
     def reopened(self) -> None:
-        """The library was closed and opened: every GPU may have been reset; polling tells what is left."""
+        """Note that the library was reopened: GPUs may have been reset, and polling shows what is left."""
         with self._lock:
             for uuid, gpu in self._gpus.items():
                 for reason in [r for r, e in gpu.entries.items() if e.meaning.ends is Ends.RESET]:
@@ -251,7 +251,7 @@ class Conditions:
                 gpu.lost = False
 
     def health(self, uuid: str) -> tuple[DeviceHealth, ...]:
-        """The conditions of a GPU, the worst first."""
+        """Return the conditions of a GPU, the worst first."""
         with self._lock:
             gpu = self._gpus.get(uuid)
             if gpu is None:

@@ -58,12 +58,12 @@ _MODE: Final = re.compile(r"^DeviceFileMode:\s*([0-9]{1,4})\s*$", re.MULTILINE)
 _MAJOR: Final = re.compile(r"^\s*([0-9]{1,7})\s+nvidia-caps\s*$", re.MULTILINE)
 # The kernel has 12 bits for it (MKDEV).
 _MOST_MAJOR: Final = (1 << 12) - 1
-# Of the capabilities of instances: readable by everybody who is given the node.
+# Of the capabilities of instances: readable by every process that is given the node.
 _USUAL_MODE: Final = 0o444
 
 
 class NvmlControl:
-    """Implements ``ports.GpuControl``.
+    """The ``ports.GpuControl`` of NVIDIA GPUs.
 
     Args:
         session: opens the library and keeps others from it, for the time of one call.
@@ -214,7 +214,7 @@ class NvmlControl:
         _log.info("MIG instance destroyed", gpu=gpu, instance=instance_id)
 
     def _patiently(self, work: Callable[[], None]) -> None:
-        """Tries again for a while what a process prevents that may be ending just now."""
+        """Try again for a while what a process prevents that may be ending just now."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -258,7 +258,7 @@ class NvmlControl:
     # --- capability nodes -----------------------------------------------------------------------------------
 
     def _nodes(self, minor: int, gi: int, ci: int) -> tuple[DeviceNode, ...]:
-        """The GPU's node and those of both instances; none where the kernel does not tell them."""
+        """Return the GPU's node and those of both instances; none where the kernel does not name them."""
         paths = (f"gpu{minor}/mig/gi{gi}/access", f"gpu{minor}/mig/gi{gi}/ci{ci}/access")
         capabilities = [c for c in map(self._capability, paths) if c is not None]
         if len(capabilities) != len(paths):
@@ -276,7 +276,7 @@ class NvmlControl:
         return tuple(nodes)
 
     def _capability(self, path: str) -> tuple[int, int] | None:
-        """Minor number and file mode of the capability's node."""
+        """Return minor number and file mode of the capability's node."""
         text = _read(self._proc / "driver/nvidia/capabilities" / path)
         match = _MINOR.search(text)
         if match:
@@ -291,7 +291,7 @@ class NvmlControl:
         return None
 
     def _capability_major(self) -> int:
-        """The kernel assigns it when the driver is loaded; 0 where it is unknown."""
+        """Return the number that the kernel assigns when the driver is loaded; 0 if it is unknown."""
         match = _MAJOR.search(_read(self._proc / "devices"))
         number = int(match[1]) if match else 0
         return number if number <= _MOST_MAJOR else 0
@@ -344,7 +344,7 @@ def _profiles(handle: Any) -> Iterator[Any]:
 
 
 def _compute_profile(instance: Any, slices: int) -> int:
-    """Number of the compute instance that fills a GPU instance of so many slices."""
+    """Return the profile of the compute instance that fills a GPU instance of so many slices."""
     for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
             info = _either_version(

@@ -1,4 +1,4 @@
-"""One GPU as NVML sees it: every call on its own, so that a call that fails costs what it would have told.
+"""One GPU as NVML sees it: every call on its own, so that a call that fails costs only its own answer.
 
 pynvml is a thin layer of ctypes over ``libnvidia-ml.so.1``; it raises ``NVMLError`` for every return code but
 success. Memory is in bytes, MIG memory in MiB, versions are numbers to be taken apart.
@@ -90,16 +90,16 @@ _MAX_PLACEMENTS: Final = 64
 
 
 class GpuLost(Exception):
-    """NVML says that the GPU has fallen off the bus (GPU_IS_LOST)."""
+    """A GPU that has fallen off the bus, as NVML says (GPU_IS_LOST)."""
 
 
 def error_text(error: pynvml.NVMLError) -> str:
-    """``Unknown Error (NVML error 999)``."""
+    """Return ``Unknown Error (NVML error 999)``."""
     return f"{str(error).strip()} (NVML error {error.value})"
 
 
 class Asker:
-    """Calls NVML about one GPU; what it cannot tell becomes None.
+    """Calls of NVML about one GPU; what it does not answer becomes None.
 
     A call that the GPU or the library does not support is nothing to report; any other failure is noted.
     """
@@ -109,7 +109,7 @@ class Asker:
         self.problems: list[Problem] = []
 
     def __call__(self, subject: str, call: Callable[..., _T], *args: object) -> _T | None:
-        """The result of ``call(*args)``.
+        """Return the result of ``call(*args)``.
 
         Raises:
             GpuLost: there is no point in asking any further.
@@ -126,7 +126,7 @@ class Asker:
         return None
 
     def note(self, subject: str, message: str) -> None:
-        """Notes a problem."""
+        """Note a problem."""
         self.problems.append(Problem(self.device, subject, message))
 
 
@@ -143,7 +143,7 @@ class MigRow:
 
 @dataclass(slots=True)
 class GpuReading:
-    """What NVML told of one GPU; None where it did not.
+    """What NVML reported of one GPU; None where it did not.
 
     Attributes:
         minor: N of ``/dev/nvidiaN``.
@@ -164,7 +164,7 @@ class GpuReading:
 
 
 def read_gpu(index: int, handle: Any, ask: Asker) -> GpuReading:
-    """Everything that NVML tells of the GPU behind ``handle``.
+    """Read everything that NVML reports of the GPU behind ``handle``.
 
     Raises:
         GpuLost: the GPU has fallen off the bus.
@@ -290,7 +290,7 @@ def _read_mig(reading: GpuReading, handle: Any, ask: Asker) -> None:
 
 
 def _mig_info(number: int, handle: Any, ask: Asker) -> Any:
-    """The profile, in the form that the library knows; None where this GPU has no such profile."""
+    """Return the profile, in the form that the library knows; None where this GPU has no such profile."""
     for version in (2, 1):
         try:
             return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
@@ -349,7 +349,7 @@ def _mig_name(number: int, info: Any, total: int | None) -> str | None:
 
 
 def mig_profile_name(number: int, slices: int, memory_mib: int, total: int) -> str:
-    """Name of a GPU instance profile of a GPU with ``total`` bytes: eighths of the whole GiB, rounded.
+    """Return the name of a profile on a GPU with ``total`` bytes: eighths of the whole GiB, rounded.
 
     The rule holds for every table that was recorded (A30, A100, H100, H200, GH200, B200, GB200).
     """

@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 
 def read_health(handle: Any, ask: Callable[..., Any]) -> HealthReading:
-    """Asks one GPU.
+    """Read the health of one GPU.
 
     Args:
         handle: NVML's.
@@ -64,9 +64,9 @@ def _recovery_action(handle: Any, ask: Callable[..., Any]) -> int | None:
 
 
 class EventWatch:
-    """Waits for the events of all GPUs.
+    """A watch for the events of all GPUs.
 
-    ``wait`` runs in a thread of its own; ``release`` lets go of everything, so that the library can be
+    ``wait`` runs in a thread of its own; ``release`` gives everything up, so that the library can be
     closed. The event set is made anew after each release and after a GPU was lost.
 
     Args:
@@ -82,12 +82,12 @@ class EventWatch:
         self.enabled = False
 
     def enable(self) -> None:
-        """The library is open, and there are GPUs to be watched."""
+        """Note that the library is open, and that there are GPUs to be watched."""
         with self._lock:
             self.enabled = True
 
     def release(self) -> None:
-        """Frees the event set, after a ``wait`` under way; the next ``enable`` makes it anew."""
+        """Free the event set, after a ``wait`` under way; the next ``enable`` makes it anew."""
         self._wanted_elsewhere.set()
         try:
             with self._lock:
@@ -97,7 +97,7 @@ class EventWatch:
             self._wanted_elsewhere.clear()
 
     def wait(self, seconds: float) -> tuple[tuple[HealthEvent, ...], bool]:
-        """Waits for events, up to so many seconds.
+        """Wait for events, up to so many seconds.
 
         Returns:
             The events, and whether a GPU was lost (NVML does not say which one).
@@ -140,7 +140,7 @@ class EventWatch:
             yield event
 
     def _register(self) -> bool:
-        """Makes the event set; False where no GPU can be watched."""
+        """Make the event set, and return whether any GPU can be watched."""
         try:
             created = pynvml.nvmlEventSetCreate()
             count = pynvml.nvmlDeviceGetCount()

@@ -102,7 +102,7 @@ class NvmlInstancesBackend:
         return (*self._gpus.problems, *self._log.current)
 
     def discover(self) -> Sequence[DiscoveredDevice]:
-        """Every GPU that is not in MIG mode and every MIG device, by name.
+        """Return every GPU that is not in MIG mode and every MIG device, by name.
 
         Raises:
             HardwareAbsent: there is no library, or no driver is loaded.
@@ -122,7 +122,7 @@ class NvmlInstancesBackend:
         return sorted(devices, key=lambda d: d.device.name)
 
     def control(self, places: ToolPaths) -> GpuControl | None:
-        """Settings of whole GPUs; MIG devices are their administrator's."""
+        """Return the control for settings of whole GPUs; MIG devices are their administrator's."""
         return self._gpus.control(places)
 
     def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
@@ -150,7 +150,7 @@ class NvmlInstancesBackend:
         return self._gpus.hotplug()
 
     def close(self) -> None:
-        """Closes the library."""
+        """Close the library."""
         self._gpus.close()
 
     def _instances(self, gpu: DiscoveredDevice, problems: list[Problem]) -> list[DiscoveredDevice]:
@@ -197,5 +197,5 @@ def _device(gpu: DiscoveredDevice, instance: GpuInstance, profile: PartitionProf
 
 
 def _nodes(gpu: DiscoveredDevice, instance: GpuInstance) -> tuple[DeviceNode, ...]:
-    """The instance's own nodes, then those of the GPU; each once."""
+    """Return the instance's own nodes, then those of the GPU; each once."""
     return tuple({n.path: n for n in (*instance.device_nodes, *gpu.material.device_nodes)}.values())

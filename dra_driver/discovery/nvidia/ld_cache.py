@@ -20,7 +20,7 @@ _MAX_ENTRIES: Final = 100_000
 
 
 def libraries(data: bytes) -> Iterator[tuple[str, str]]:
-    """Name and path of every entry, in the order of the cache; nothing where it is no cache."""
+    """Return name and path of every entry, in the order of the cache; nothing if it is no cache."""
     start = data.find(_MAGIC)
     if start < 0 or len(data) < start + _HEADER.size:
         return

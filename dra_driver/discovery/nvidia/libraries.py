@@ -51,7 +51,7 @@ class _Library:
 
 
 def find_hook(host_root: Path) -> str:
-    """Path of NVIDIA's hook program on the host; empty where it is in none of the usual places."""
+    """Return the path of NVIDIA's hook program on the host; empty if it is in none of the usual places."""
     for folder in _HOOK_FOLDERS:
         if (host_root / folder / HOOK_PROGRAM).is_file():
             return f"/{folder}/{HOOK_PROGRAM}"
@@ -59,7 +59,7 @@ def find_hook(host_root: Path) -> str:
 
 
 def driver_material(host_root: Path, driver_root: str, version: str, hook: str) -> ContainerEdits:
-    """Mounts and hooks for the driver's files; empty where there are none.
+    """Return mounts and hooks for the driver's files; empty where there are none.
 
     With the hook program the links and the linker's cache are made in the container. Without it each library
     is mounted under the names of its links as well, so that the linker finds it in its default directories.
@@ -67,7 +67,7 @@ def driver_material(host_root: Path, driver_root: str, version: str, hook: str) 
     Args:
         host_root: where the host's file system is.
         driver_root: where the driver is on the host; ``/`` where it is installed on the host itself.
-        version: of the driver, as far as its numbers count (``570.148.8`` is ``570.148.08``); empty: any.
+        version: of the driver, as far as its numbers count (``570.148.8`` is ``570.148.08``); if empty, any.
         hook: path of NVIDIA's hook program on the host; empty where there is none.
     """
     root = host_root / driver_root.strip("/")
@@ -112,7 +112,7 @@ def _hooks(hook: str, folder: str, libraries: Sequence[_Library]) -> Iterator[Ho
 
 
 def _find(root: Path, version: str) -> tuple[str, str] | None:
-    """The folder below the root, and the version as it is written there."""
+    """Return the folder below the root, and the version as it is written there."""
     for folder in dict.fromkeys((*_cached_folders(root), *_FOLDERS)):
         for leader in _LEADERS:
             for file in sorted((root / folder).glob(f"{leader}.so.*")):
@@ -160,7 +160,7 @@ def _libraries(root: Path, folder: str, version: str) -> Iterator[_Library]:
 
 
 def _target(link: Path) -> str:
-    """Name of the file of the same folder that a chain of links ends at; empty where it leads elsewhere."""
+    """Return the file of the same folder that a chain of links ends at; empty if it leads elsewhere."""
     for _ in range(8):
         try:
             target = link.readlink()

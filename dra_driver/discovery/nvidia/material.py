@@ -32,12 +32,12 @@ _log = structlog.get_logger(__name__)
 
 
 class NvidiaMaterial:
-    """Completes the material of NVIDIA GPUs.
+    """What completes the material of NVIDIA GPUs.
 
     Args:
         host_root: where the host's file system is; ``/`` outside of a container.
         driver_root: where the driver is on the host.
-        hook: path of ``nvidia-cdi-hook`` on the host; empty: where it usually is, or none.
+        hook: path of ``nvidia-cdi-hook`` on the host; if empty, where it usually is, or none.
         sysfs_root: where sysfs is mounted: it tells which DRM nodes are a GPU's.
     """
 
@@ -56,7 +56,7 @@ class NvidiaMaterial:
         self._told: set[str] = set()
 
     def complete(self, devices: Sequence[DiscoveredDevice]) -> Sequence[DiscoveredDevice]:
-        """The devices, NVIDIA's with all that a container needs. Blocks: it reads files."""
+        """Return the devices, NVIDIA's with all that a container needs. Blocks: it reads files."""
         if not any(_is_ours(d) for d in devices):
             return devices
         documents = read_documents(self._host_root, self._tell)
@@ -99,7 +99,7 @@ class NvidiaMaterial:
         return None
 
     def _own_nodes(self, device: DiscoveredDevice) -> OwnNodes:
-        """The nodes of the device's GPU, without those of capabilities, which a document must not give."""
+        """Return the nodes of the device's GPU, without capabilities, which a document must not give."""
         gpu = next((n.path for n in device.material.device_nodes if _GPU_NODE.fullmatch(n.path)), "")
         place = device.device.attributes.get(names.PCI_BUS_ID)
         address = PciAddress.parse(place.string_value or "") if place is not None else None

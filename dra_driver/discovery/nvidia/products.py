@@ -54,7 +54,7 @@ class Product(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 
 @cache
 def products() -> Mapping[str, Product]:
-    """Every product by its key (``A100-40``, ``H100-80``, ``T4`` …)."""
+    """Return every product by its key (``A100-40``, ``H100-80``, ``T4`` …)."""
     data = resources.files("dra_driver.discovery").joinpath("data/nvidia_products.json").read_bytes()
     return {p.key: p for p in msgspec.json.decode(data, type=tuple[Product, ...])}
 
@@ -67,7 +67,7 @@ def mig_partition(
     capacity: Mapping[str, int | None],
     parent_uuid: str | None,
 ) -> PartitionProfile:
-    """One kind of MIG partition in the form of the inventory: what all backends publish alike."""
+    """Return one kind of MIG partition in the form of the inventory: all backends publish it alike."""
     properties = schema.build({"type": "mig", "profile": name, "parentUUID": parent_uuid}, capacity)
     return PartitionProfile(
         name=name,

@@ -18,7 +18,7 @@ _MOST_MIG_DEVICES: Final = 16
 
 
 def read_sample(index: int, name: str) -> DeviceSample:
-    """One GPU by its NVML index; what cannot be read is None."""
+    """Return a sample of one GPU by its NVML index; what cannot be read is None."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     except pynvml.NVMLError:
@@ -39,7 +39,7 @@ def read_sample(index: int, name: str) -> DeviceSample:
 
 
 def read_partition_samples(index: int, gpu: InventoryDevice) -> Iterator[DeviceSample]:
-    """The MIG devices of one GPU by its NVML index; none where MIG mode is off.
+    """Yield samples of the MIG devices of one GPU by its NVML index; none where MIG mode is off.
 
     NVML tells the memory of a MIG device, not its load or power; its temperature is that of the GPU.
     """

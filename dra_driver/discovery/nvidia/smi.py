@@ -15,7 +15,7 @@ _MAX_OUTPUT: Final = 300
 
 
 def set_time_slice(nvidia_smi: str, gpu: str, interval: str, *, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Sets the time slice of a whole GPU. Blocks for at most ``timeout`` seconds.
+    """Set the time slice of a whole GPU. Blocks for at most ``timeout`` seconds.
 
     Raises:
         PrepareError: the tool is missing, does not end, or refuses; ``retryable`` where it did not end.

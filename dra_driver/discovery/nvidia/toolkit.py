@@ -81,7 +81,7 @@ class ToolkitDocument:
         Args:
             uuid: NVIDIA's, of a GPU or a MIG device.
             own: the nodes of its GPU.
-            problem: told which nodes of the device's own edits are left out because they are not its GPU's.
+            problem: called with the nodes of the device's own edits that are not its GPU's and left out.
         """
         # A MIG device has DRM nodes only where the document says so of this very device.
         whole = not uuid.startswith("MIG-")
@@ -114,7 +114,7 @@ def _restricted(edits: cdi.ContainerEdits, own: Collection[str]) -> cdi.Containe
 
 
 def _is_own(path: str, host_path: str, own: Collection[str]) -> bool:
-    """Whether both name the same node of ours, or none that belongs to one device."""
+    """Return whether both name the same node of ours, or none that belongs to one device."""
     there, here = of_one_device(path), of_one_device(host_path)
     return there == here and (not there or there in own)
 
@@ -160,11 +160,11 @@ def _is_own_link(value: str, own: Collection[str]) -> bool:
 
 
 def read_documents(host_root: Path, problem: Callable[[str], None]) -> Sequence[ToolkitDocument]:
-    """Every readable document of the kind, the one that counts most first.
+    """Return every readable document of the kind, the one that counts most first.
 
     Args:
         host_root: where the host's file system is.
-        problem: told about files that cannot be used.
+        problem: called with what is wrong with files that cannot be used.
     """
     found = [d for folder in _DIRECTORIES for d in _in_folder(host_root / folder, problem)]
     return tuple(reversed(found))

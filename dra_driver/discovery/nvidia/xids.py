@@ -46,7 +46,7 @@ class Meaning:
     """What a kind of error says about the GPU.
 
     Attributes:
-        severity: of ``DeviceHealth``; empty: no condition, only counted.
+        severity: of ``DeviceHealth``; if empty, it makes no condition and is only counted.
         seconds: until it expires.
     """
 
@@ -164,7 +164,7 @@ RECOVERY_ACTIONS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
 
 
 def meaning_of_xid(number: int) -> Meaning:
-    """Of any number; one that is not in the table is taken seriously for a while."""
+    """Return the meaning of any number; one that is not in the table is taken seriously for a while."""
     known = XIDS.get(number)
     if known is not None:
         return known
@@ -177,5 +177,5 @@ def meaning_of_xid(number: int) -> Meaning:
 
 
 def meaning_of_event(kind: int) -> tuple[str, Meaning] | None:
-    """Reason and meaning of an NVML event type that is no XID; None where it is none of ours."""
+    """Return reason and meaning of an NVML event type that is no XID; None if it is not watched."""
     return EVENTS.get(kind)

@@ -57,7 +57,7 @@ class Port:
 
     Attributes:
         number: from 1.
-        state: number of the state, 4 is active; None where it is not told.
+        state: number of the state, 4 is active; None where it is not known.
         link_layer: InfiniBand or Ethernet.
         rate: bits per second.
     """
@@ -120,7 +120,7 @@ class RdmaBackend:
         return f"RDMA devices in {self._class}"
 
     def discover(self) -> Sequence[DiscoveredDevice]:
-        """Every adapter, by name.
+        """Return every adapter, by name.
 
         Raises:
             HardwareAbsent: the kernel has no RDMA.
@@ -147,10 +147,10 @@ class RdmaBackend:
         return HotplugHints(((self._class, ""),), subsystems=frozenset({"infiniband"}))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _characters(self, kind: str, pattern: re.Pattern[str]) -> Mapping[str, tuple[str, ...]]:
-        """RDMA device → its character devices of a class: their numbers follow the order of loading."""
+        """Return RDMA device → its character devices of a class, numbered in the order of loading."""
         folder = self._sysfs_root / "class" / kind
         found: dict[str, tuple[str, ...]] = {}
         for name in sysfs.children(folder, pattern):
@@ -227,7 +227,7 @@ class RdmaBackend:
         }
 
     def _netdev(self, adapter: _Adapter) -> str | None:
-        """The interface of the adapter; None where it has none (InfiniBand without IPoIB) or several."""
+        """Return the interface of the adapter; None if it has none (InfiniBand without IPoIB) or several."""
         found = sysfs.children(adapter.function / "net", _NETDEV) if adapter.address else []
         if len(found) == 1:
             return found[0]
@@ -246,7 +246,7 @@ class RdmaBackend:
 
 
 def _name(adapter: _Adapter, taken: Mapping[str, _Adapter]) -> str:
-    """``nic-0000-3b-00-0``; with the RDMA device's name where the function has several, or there is none."""
+    """Return ``nic-0000-3b-00-0``, with the RDMA device's name if its function has several or none."""
     own = re.sub(r"[^a-z0-9]+", "-", adapter.rdma.lower()).strip("-")
     if adapter.address is None:
         return f"nic-{own}"[:63].strip("-")
@@ -266,7 +266,7 @@ def _port(folder: Path) -> Port:
 
 
 def parse_rate(text: str) -> int | None:
-    """Bits per second of ``100 Gb/sec (4X EDR)`` or ``2.5 Gb/sec (1X SDR)``; None where it is neither."""
+    """Return bits per second of ``100 Gb/sec (4X EDR)`` or ``2.5 Gb/sec (1X SDR)``; None if it is neither."""
     match = _RATE.fullmatch(text)
     if match is None:
         return None
