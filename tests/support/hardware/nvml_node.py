@@ -3,8 +3,10 @@
 STEPS is a JSON list; the answers are a line each, but ``["restart"]`` has none. The API server is in memory,
 so that it knows the same claims after a restart of the agent.
 
-``["prepare" | "unprepare", CLAIM, DEVICE[,DEVICE…]]``; ``["devices"]`` looks at the hardware and lists the
-inventory; ``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes GPUs behind the agent's back.
+``["prepare" | "unprepare", CLAIM, DEVICE[,DEVICE…]]`` repeats the call until it succeeds, as the kubelet
+does; ``["refused", CLAIM, DEVICE]`` is a single call of prepare; ``["devices"]`` looks at the hardware and
+lists the inventory; ``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes GPUs behind the agent's
+back.
 """
 
 from __future__ import annotations
@@ -31,11 +33,22 @@ _SLICING = {
 }
 
 
+async def _until_done(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the first answer without an error, or the last one after a minute.
+
+    On a busy machine a look at the hardware may take longer than the agent has patience in tests.
+    """
+    end = asyncio.get_running_loop().time() + 60
+    while (answer := await _call(node, verb, body))["error"] and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.1)
+    return answer
+
+
 async def _call(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
     reference = dra_v1_pb2.Claim(**{k: body["metadata"][k] for k in ("namespace", "name", "uid")})
     async with node.channel() as channel:
         stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
-        if verb == "prepare":
+        if verb != "unprepare":
             answer = await stub.NodePrepareResources(
                 dra_v1_pb2.NodePrepareResourcesRequest(claims=[reference])
             )
@@ -83,7 +96,7 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
         backend = open_backend(spec, **roots, node_name="node-a")
         async with running(root, kube, backend=backend, settings=settings) as node:
             while steps and (step := steps.pop(0)) != ["restart"]:
-                if step[0] not in ("prepare", "unprepare"):
+                if step[0] not in ("prepare", "refused", "unprepare"):
                     answer = await _look(node, step[0], backend, root / "proc", *step[1:])
                     sys.stdout.write(json.dumps(answer) + "\n")
                     continue
@@ -95,7 +108,8 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
                         config = [{"source": "FromClaim", "opaque": opaque}]
                         body["status"]["allocation"]["devices"]["config"] = config
                     claims[name] = add_claim(kube, body)
-                sys.stdout.write(json.dumps(await _call(node, verb, claims[name])) + "\n")
+                call = _call if verb == "refused" else _until_done
+                sys.stdout.write(json.dumps(await call(node, verb, claims[name])) + "\n")
 
 
 if __name__ == "__main__":

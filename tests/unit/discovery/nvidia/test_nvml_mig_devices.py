@@ -132,7 +132,7 @@ def test_an_instance_that_was_replaced_is_not_given_away(machine: Machine) -> No
         ["devices"],
         ["administrator", "destroy_instance", H100, 1],
         ["devices"],
-        ["prepare", "one", BIG],
+        ["refused", "one", BIG],
     )
     assert refused["error"]
     assert refused["spec"] is None

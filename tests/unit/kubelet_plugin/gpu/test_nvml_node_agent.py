@@ -63,7 +63,7 @@ def test_partitions_over_a_restart(library: Path, tmp_path: Path) -> None:
         ["prepare", "two", second],
         ["restart"],
         ["prepare", "one", first],
-        ["prepare", "whole", GPU],
+        ["refused", "whole", GPU],
         ["unprepare", "two"],
     )
     assert [a["error"] for a in answers[:3]] == ["", "", ""]
