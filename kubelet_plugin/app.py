@@ -266,7 +266,7 @@ class Plugin:
             executor=self._discovery,
             clock=self._clock,
             reconciled=lambda: self._reconciler.unprepared,
-            strangers=lambda: self._leftovers.unmanaged,
+            unmanaged=lambda: self._leftovers.unmanaged,
             findings=lambda: self.notices.counts,
         )
 

@@ -22,7 +22,7 @@ from dra_driver.cel.values import types as _types
 from dra_driver.cel.values.types import Type
 from dra_driver.cel.values.values import NONE, Optional, Value
 
-__all__ = ["Rule", "compile_rule"]
+__all__ = ["ValidationRule", "compile_rule"]
 
 Schema = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ class _Device(NamedTuple):
     allow_multiple_allocations: bool = False
 
 
-class Rule:
+class ValidationRule:
     """A compiled rule. Immutable.
 
     Attributes:
@@ -98,7 +98,9 @@ class Rule:
         return result is True
 
 
-def compile_rule(expression: str, schema: Schema, *, root: bool = False, optional_old: bool = False) -> Rule:
+def compile_rule(
+    expression: str, schema: Schema, *, root: bool = False, optional_old: bool = False
+) -> ValidationRule:
     """Compile a rule of one level of a structural schema.
 
     Args:
@@ -128,7 +130,7 @@ def compile_rule(expression: str, schema: Schema, *, root: bool = False, optiona
         closure = compiler.branch(tree)
     except RecursionError as e:
         raise CelCompileError("the expression is nested too deeply") from e
-    return Rule(expression, closure, compiler.slots, schema, optional=optional_old)
+    return ValidationRule(expression, closure, compiler.slots, schema, optional=optional_old)
 
 
 def _type(schema: Schema, fields: dict[str, dict[str, Type]]) -> Type:

@@ -90,7 +90,7 @@ class Leftovers:
         gpus = [d.uuid for d in self._table.devices if d.device.partitions]
         instances = {
             ("instance", f"{gpu}/{i.instance_id}/{i.uuid}"): (gpu, i)
-            for gpu, i in await self._hardware.strangers(gpus, records)
+            for gpu, i in await self._hardware.unmanaged(gpus, records)
         }
         daemons = {("daemon", device) for device in await self._hardware.idle_daemons(records)}
         now = instances.keys() | daemons

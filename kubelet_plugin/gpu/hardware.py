@@ -268,7 +268,7 @@ class GpuHardware:
             raise PrepareError("kernel drivers of devices cannot be changed here")
         return self._bindings
 
-    async def strangers(
+    async def unmanaged(
         self, gpus: Iterable[str], records: Iterable[PreparedClaim]
     ) -> Sequence[tuple[str, GpuInstance]]:
         """Return instances that no claim holds, on the GPUs with these UUIDs; they are left alone.
@@ -401,7 +401,7 @@ class GpuHardware:
             there = await self._at(control, device, partition)
             if there is not None and there.uuid not in ("", partition.uuid):
                 raise PrepareError(
-                    f"device {device.device}: instance {partition.uuid} is gone, and a stranger's "
+                    f"device {device.device}: instance {partition.uuid} is gone, and an unmanaged one "
                     f"({there.uuid}) is at its place"
                 )
             if there is not None and there.uuid and there.device_nodes:
@@ -422,7 +422,7 @@ class GpuHardware:
             return
         if partition.uuid and there.uuid not in ("", partition.uuid):
             log.warning(
-                "an instance of a claim was replaced by a stranger's, which is left alone",
+                "an instance of a claim was replaced by an unmanaged one, which is left alone",
                 device=device.device,
                 expected=partition.uuid,
                 found=there.uuid,

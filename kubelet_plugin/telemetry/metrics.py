@@ -43,7 +43,7 @@ class Sources:
     registrations: Callable[[], int]
     registered: Callable[[], bool]
     reconciled: Callable[[], int] = lambda: 0
-    strangers: Callable[[], int] = lambda: 0
+    unmanaged: Callable[[], int] = lambda: 0
     findings: Callable[[], Mapping[str, int]] = dict
     backends: Callable[[], Sequence[BackendReport]] = tuple
 
@@ -136,7 +136,7 @@ class Metrics:
         yield GaugeMetricFamily(
             "dra_driver_foreign_instances",
             "Partitions of devices that no claim holds and this driver did not make",
-            value=self._sources.strangers(),
+            value=self._sources.unmanaged(),
         )
         yield _counter(
             "dra_driver_findings",

@@ -82,7 +82,7 @@ class Observation:
         executor: Executor,
         clock: Clock,
         reconciled: Callable[[], int] = lambda: 0,
-        strangers: Callable[[], int] = lambda: 0,
+        unmanaged: Callable[[], int] = lambda: 0,
         findings: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._configuration = configuration
@@ -102,7 +102,7 @@ class Observation:
                 registrations=lambda: state.confirmations,
                 registered=lambda: state.registered is True,
                 reconciled=reconciled,
-                strangers=strangers,
+                unmanaged=unmanaged,
                 findings=findings,
                 backends=lambda: table.reports,
             )

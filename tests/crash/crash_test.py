@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import structlog
-from crash_world import Agent, Figures, ForkServer, World, summary, worlds
+from crash_world import Agent, Figures, ForkServer, Scenario, summary, worlds
 from faults import Plan
 
 GPUS = tuple(f"gpu-0000-{bus}-00-0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
@@ -91,7 +91,7 @@ VM = {"kind": "GpuConfig", "driver": "vfio-pci"}
 UNENFORCED = {"kind": "ShareConfig", "enforcement": "None"}
 
 
-def populate(world: World) -> None:
+def populate(world: Scenario) -> None:
     """The claims of the scripts."""
     gpu = GPUS[0]
     world.add("mig", f"{gpu}-mig-2g-20gb-0")
@@ -109,7 +109,7 @@ def populate(world: World) -> None:
 
 
 async def play(
-    world: World,
+    world: Scenario,
     plans: Sequence[Plan],
     power: random.Random | None = None,
     script: Sequence[Step] = SCRIPT,
@@ -149,7 +149,7 @@ async def play(
     world.check(idle=True)
 
 
-async def boot(world: World, chance: random.Random) -> Agent:
+async def boot(world: Scenario, chance: random.Random) -> Agent:
     """After a power failure: no container runs, and those that shall are prepared again."""
     world.figures.power_failures += 1
     running = [c for c in world.claims.values() if c.acknowledged == "prepared"]
@@ -163,7 +163,7 @@ async def boot(world: World, chance: random.Random) -> Agent:
     return agent
 
 
-async def alive(world: World, left: list[Plan]) -> Agent:
+async def alive(world: Scenario, left: list[Plan]) -> Agent:
     """Starts agents until one lives, and looks at what the one before left."""
     while True:
         plan = left.pop(0) if left else None
@@ -199,7 +199,7 @@ async def count_steps(forks: ForkServer, script: Sequence[Step]) -> tuple[list[s
 class Load:
     """Eight devices change hands between two claims each, in parallel, on whichever agent is ``current``."""
 
-    def __init__(self, world: World, seed: int, *, hardware: bool) -> None:
+    def __init__(self, world: Scenario, seed: int, *, hardware: bool) -> None:
         self.world = world
         self._hardware = hardware
         self.chance = random.Random(seed)
@@ -342,7 +342,7 @@ async def rolling(load: Load, kills: int) -> None:
         await world.stop(before)
 
 
-Run = Callable[[World], Awaitable[None]]
+Run = Callable[[Scenario], Awaitable[None]]
 # A script, the steps of an undisturbed life, and how many a restart takes at most.
 Counted = tuple[Sequence[Step], list[str], int]
 
@@ -397,7 +397,7 @@ def disturbed(counted: Counted, kills: int, chance: random.Random) -> list[tuple
 
 
 async def under_load(
-    world: World, seed: int, killer: Callable[[Load], Awaitable[None]], *, hardware: bool
+    world: Scenario, seed: int, killer: Callable[[Load], Awaitable[None]], *, hardware: bool
 ) -> None:
     """One run of ``Load``."""
     await Load(world, seed, hardware=hardware).run(killer)

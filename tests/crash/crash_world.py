@@ -164,7 +164,7 @@ class Agent:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class World:
+class Scenario:
     """One node: directories, an API server, claims, and agents that come and go."""
 
     def __init__(self, forks: ForkServer, figures: Figures, name: str) -> None:
@@ -183,7 +183,7 @@ class World:
         write_profile(PROFILE, self._profile)
         self._server = ApiServer()
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> Scenario:
         await self._server.install(definitions())
         await self._server.install([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}])
         await self._server.start()
@@ -554,10 +554,10 @@ def _reference(claim: Claim) -> dra_v1_pb2.Claim:
 
 
 @contextlib.asynccontextmanager
-async def worlds(forks: ForkServer, figures: Figures, name: str) -> AsyncIterator[World]:
+async def worlds(forks: ForkServer, figures: Figures, name: str) -> AsyncIterator[Scenario]:
     """A world for one run; a violation ends the run, not the test."""
     try:
-        async with World(forks, figures, name) as world:
+        async with Scenario(forks, figures, name) as world:
             yield world
     except Violation:
         pass

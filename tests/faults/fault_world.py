@@ -226,7 +226,7 @@ class Part:
             self._failed(f"{self.name} ended: {type(e).__name__}: {e}")
 
 
-class World:
+class Scenario:
     """A cluster, and what happens to it."""
 
     def __init__(self, seed: int) -> None:
@@ -254,7 +254,7 @@ class World:
 
     # --- start and end --------------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> Scenario:
         self.root = Path(tempfile.mkdtemp(prefix="f-"))
         self._stack.callback(shutil.rmtree, self.root, ignore_errors=True)
         self.server.registry.collected = GarbageCollector.KINDS
@@ -798,7 +798,7 @@ class World:
 
 async def play(seed: int) -> Result:
     """One schedule, from an empty cluster to the last look."""
-    world = World(seed)
+    world = Scenario(seed)
     _log.set(world.result.log)
     async with world:
         try:
@@ -833,4 +833,4 @@ def _manifests() -> list[dict[str, Any]]:
     return [d for d in documents if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS]
 
 
-__all__ = ["Result", "World", "play", "quiet_logs"]
+__all__ = ["Result", "Scenario", "play", "quiet_logs"]

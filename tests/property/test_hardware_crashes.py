@@ -94,7 +94,7 @@ def machine(disk: Disk) -> Machine:
     return Machine(disk, gpus)
 
 
-class World:
+class Scenario:
     """A node whose plugin dies and comes back."""
 
     def __init__(self, disk: Disk) -> None:
@@ -183,8 +183,8 @@ class World:
             assert gpu.mig == (uuid == "U-gpu-3" or any(s.partitioned for s in wanted if s.uuid == uuid))
 
 
-def play(script: Sequence[Call], **trouble: Any) -> tuple[World, list[object]]:
-    world = World(Disk(**trouble))
+def play(script: Sequence[Call], **trouble: Any) -> tuple[Scenario, list[object]]:
+    world = Scenario(Disk(**trouble))
     try:
         return world, asyncio.run(world.play(script))
     finally:

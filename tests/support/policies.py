@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dra_driver.cel.rules import Rule, compile_rule
+from dra_driver.cel.rules import ValidationRule, compile_rule
 from dra_driver.sim.assets import deploy_directory
 
 
@@ -30,7 +30,7 @@ class Policy:
             expression = variables.pop(variable["name"], variable["expression"])
             self._variables[variable["name"]] = self._written_out(expression)
         assert not variables, f"policy {name} has no such variables: {variables}"
-        self._rules: list[Rule] = [
+        self._rules: list[ValidationRule] = [
             compile_rule(self._written_out(v["expression"]), {}) for v in spec["validations"]
         ]
 

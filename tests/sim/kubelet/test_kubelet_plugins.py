@@ -21,7 +21,7 @@ SETTINGS = dataclasses.replace(
 CLAIM = ClaimRef("ns", "c", "u1")
 
 
-class World:
+class Scenario:
     def __init__(self, directory: Path, settings: KubeletSettings) -> None:
         self.directory = directory
         self.registry = directory / "r"
@@ -48,9 +48,9 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(settings: KubeletSettings = SETTINGS) -> AsyncIterator[World]:
+async def world(settings: KubeletSettings = SETTINGS) -> AsyncIterator[Scenario]:
     with short_directory() as directory:
-        made = World(directory, settings)
+        made = Scenario(directory, settings)
         task = asyncio.create_task(made.manager.run())
         try:
             yield made

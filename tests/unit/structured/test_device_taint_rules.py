@@ -89,7 +89,7 @@ def test_several_rules_and_equal_taints() -> None:
     assert keys == ["dra-driver.dev/controller", "example.com/sick", "example.com/b"]
 
 
-class World:
+class Scenario:
     """Decisions on a fake API server."""
 
     def __init__(self, *rules: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class World:
         self.cluster.put(RESOURCE_CLAIMS, body)
         self.cluster.put(PODS, builders.pod("p", "c", uid="uid-p"))
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> Scenario:
         slices, classes = Informer(self.cluster, RESOURCE_SLICES), Informer(self.cluster, DEVICE_CLASSES)
         nodes, claims = Informer(self.cluster, NODES), Informer(self.cluster, RESOURCE_CLAIMS)
         self.rules = Informer(self.cluster, RULES)
@@ -142,7 +142,7 @@ class World:
 
 def test_rules_keep_devices_from_claims_and_are_named() -> None:
     async def scenario() -> None:
-        world = World(rule_body({"pool": "n1"}))
+        world = Scenario(rule_body({"pool": "n1"}))
         world.claim()
         async with world:
             decision = world.decide()
@@ -176,7 +176,7 @@ def test_rules_keep_devices_from_claims_and_are_named() -> None:
 )
 def test_effects_and_tolerations(effect: str, toleration: dict[str, Any] | None, served: bool) -> None:
     async def scenario() -> None:
-        world = World(rule_body({}, effect))
+        world = Scenario(rule_body({}, effect))
         world.claim(**({"tolerations": [toleration]} if toleration else {}))
         async with world:
             assert isinstance(world.decide(), Write if served else Refuse)
@@ -188,7 +188,7 @@ def test_a_rule_with_our_own_taint_makes_no_pool_ours() -> None:
     async def scenario() -> None:
         body = rule_body({}, key="dra-driver.dev/controller")
         body["spec"]["taint"]["value"] = "allocates"
-        world = World(body)
+        world = Scenario(body)
         body = slice_body("n1", 1)
         body["spec"]["devices"] = [{"name": "gpu-0"}]  # kube-scheduler's
         world.cluster.put(RESOURCE_SLICES, body)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
-from dra_driver.cel.rules import Rule, compile_rule
+from dra_driver.cel.rules import ValidationRule, compile_rule
 from dra_driver.sim.apiserver.objects.status import Causes, Raw
 
 __all__ = ["check_definitions", "check_rules"]
 
 _MOST_COMPILED = 1024
 # Keyed by the identity of the schema; the schema is kept, so that no other object gets its identity.
-_compiled: dict[tuple[int, int], tuple[Raw, list[Rule]]] = {}
+_compiled: dict[tuple[int, int], tuple[Raw, list[ValidationRule]]] = {}
 
 
-def _rules(schema: Raw, *, root: bool) -> list[Rule]:
+def _rules(schema: Raw, *, root: bool) -> list[ValidationRule]:
     given = schema.get("x-kubernetes-validations") or ()
     key = (id(schema), len(given))
     known = _compiled.get(key)

@@ -11,7 +11,7 @@ XID = 0x8
 GPU = "GPU-0"
 
 
-class World:
+class Scenario:
     """Conditions on a clock that the test moves."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class World:
     ],
 )
 def test_each_class_of_xid_has_its_severity(number: int, severity: str) -> None:
-    world = World()
+    world = Scenario()
     world.xid(number)
     assert world.reasons() == [(f"Xid{number}", severity)]
     assert world.reasons("GPU-1") == []
 
 
 def test_xids_of_no_consequence_are_reported_but_make_no_condition() -> None:
-    world = World()
+    world = Scenario()
     event = world.conditions.event(GPU, XID, 63)
     assert event is not None
     assert (event.code, event.severity) == (63, "")
@@ -56,7 +56,7 @@ def test_xids_of_no_consequence_are_reported_but_make_no_condition() -> None:
 
 
 def test_errors_of_applications_expire() -> None:
-    world = World()
+    world = Scenario()
     world.xid(31)
     world.time += APPLICATION_SECONDS - 1
     assert world.reasons() == [("Xid31", "info")]
@@ -69,7 +69,7 @@ def test_errors_of_applications_expire() -> None:
 
 
 def test_an_unknown_xid_is_taken_seriously_for_a_while() -> None:
-    world = World()
+    world = Scenario()
     world.xid(999)
     assert world.reasons() == [("Xid999", "degraded")]
     world.time += UNKNOWN_SECONDS
@@ -77,7 +77,7 @@ def test_an_unknown_xid_is_taken_seriously_for_a_while() -> None:
 
 
 def test_what_needs_a_reset_stays_until_the_library_is_opened_anew() -> None:
-    world = World()
+    world = Scenario()
     world.xid(79)
     world.time += 10 * UNKNOWN_SECONDS
     world.poll(uncorrected=0, recovery_action=0)
@@ -87,7 +87,7 @@ def test_what_needs_a_reset_stays_until_the_library_is_opened_anew() -> None:
 
 
 def test_a_recovery_action_that_went_away_means_that_it_was_done() -> None:
-    world = World()
+    world = Scenario()
     world.xid(119)
     # The driver may tell later than the event: none means nothing before it was something.
     world.poll(recovery_action=0)
@@ -99,7 +99,7 @@ def test_a_recovery_action_that_went_away_means_that_it_was_done() -> None:
 
 
 def test_a_gpu_that_is_back_on_the_bus_was_reset() -> None:
-    world = World()
+    world = Scenario()
     world.xid(79)
     world.conditions.lost(GPU)
     assert world.reasons() == [("Xid79", "failed")]
@@ -108,7 +108,7 @@ def test_a_gpu_that_is_back_on_the_bus_was_reset() -> None:
 
 
 def test_an_error_counter_that_went_down_means_a_reset() -> None:
-    world = World()
+    world = Scenario()
     world.conditions.event(GPU, 0x2, 0)
     world.poll(uncorrected=1)
     assert world.reasons() == [("DoubleBitEcc", "degraded"), ("UncorrectedMemoryErrors", "info")]
@@ -117,7 +117,7 @@ def test_an_error_counter_that_went_down_means_a_reset() -> None:
 
 
 def test_what_polling_sees_ends_when_polling_does_not_see_it() -> None:
-    world = World()
+    world = Scenario()
     world.poll(remap_pending=True, remap_failed=True)
     first = world.conditions.health(GPU)
     assert [h.reason for h in first] == ["RowRemapFailed", "RowRemapPending"]
@@ -143,13 +143,13 @@ def test_what_polling_sees_ends_when_polling_does_not_see_it() -> None:
     ],
 )
 def test_other_events_have_their_meanings(kind: int, condition: list[tuple[str, str]]) -> None:
-    world = World()
+    world = Scenario()
     world.conditions.event(GPU, kind, 0)
     assert world.reasons() == condition
 
 
 def test_an_error_of_a_gpu_instance_names_it() -> None:
-    world = World()
+    world = Scenario()
     world.xid(31, instance=5)
     assert "GPU instance 5" in world.conditions.health(GPU)[0].message
 

@@ -65,7 +65,7 @@ class Metadata:
         return set(self.files)
 
 
-class World:
+class Scenario:
     """A node whose agent ends and starts, and whose devices change."""
 
     def __init__(self, *devices: NodeDevice) -> None:
@@ -135,9 +135,9 @@ def reference(i: int) -> ClaimReference:
     return ClaimReference("ns", f"c{i}", UIDS[i])
 
 
-async def two_prepared(vendor: str = "nvidia") -> tuple[World, Preparer]:
+async def two_prepared(vendor: str = "nvidia") -> tuple[Scenario, Preparer]:
     """Claims of devices 0 and 1, whose nodes are 0 and 1."""
-    world = World(device(0, 0, vendor=vendor), device(1, 1, vendor=vendor))
+    world = Scenario(device(0, 0, vendor=vendor), device(1, 1, vendor=vendor))
     preparer = await world.started()
     for i in (0, 1):
         await preparer.prepare(reference(i))
@@ -235,7 +235,7 @@ def test_what_cannot_be_given_back_after_a_reboot_is_tried_again_and_stays_of_th
 
     async def main() -> None:
         hardware = Broken()
-        world = World(dataclasses.replace(device(0, 0), controllable=True, partitioning="MIG mode"))
+        world = Scenario(dataclasses.replace(device(0, 0), controllable=True, partitioning="MIG mode"))
         preparer = await world.started(hardware)
         await preparer.prepare(reference(0))
         world.boot = "two"
@@ -253,14 +253,14 @@ def test_what_cannot_be_given_back_after_a_reboot_is_tried_again_and_stays_of_th
 
 # --- the same boot ------------------------------------------------------------------------------------------
 
-Noticed = Callable[[World, Preparer], Awaitable[object]]
+Noticed = Callable[[Scenario, Preparer], Awaitable[object]]
 
 
-async def _restart(world: World, _: Preparer) -> None:
+async def _restart(world: Scenario, _: Preparer) -> None:
     await world.started()
 
 
-async def _prepare(_: World, preparer: Preparer) -> None:
+async def _prepare(_: Scenario, preparer: Preparer) -> None:
     for i in (0, 1):
         await preparer.prepare(reference(i))
 
@@ -405,7 +405,7 @@ def troubles() -> Iterator[dict[str, bool]]:
     yield {"after": False, "error": True}
 
 
-async def _disturbed(world: World, boot: str, at: int, trouble: dict[str, bool]) -> bool:
+async def _disturbed(world: Scenario, boot: str, at: int, trouble: dict[str, bool]) -> bool:
     """Swaps the minors in another life of the agent; says whether the trouble came."""
     world.boot = boot
     world.place(device(0, 1), device(1, 0))
@@ -459,9 +459,9 @@ def test_a_crash_or_an_error_at_any_effect_leaves_no_document_of_before(boot: st
 BEFORE = GOLDEN / "checkpoints" / "before_boots_in_records.json"
 
 
-def older(boot: str) -> World:
+def older(boot: str) -> Scenario:
     """A node on which the version before has prepared two GPUs, a share under MPS, and a partition."""
-    world = World(*(_golden_device(i, i, OLD) for i in range(4)), _golden_partition(OLD))
+    world = Scenario(*(_golden_device(i, i, OLD) for i in range(4)), _golden_partition(OLD))
     world.disk.checkpoint = BEFORE.read_bytes()
     for record in Checkpoint.decode(world.disk.checkpoint):
         assert record.spec is not None

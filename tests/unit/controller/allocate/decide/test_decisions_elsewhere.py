@@ -135,7 +135,7 @@ def pod_body(
     }
 
 
-class World:
+class Scenario:
     """A cluster that changes at random, as the rest of the controller would report it."""
 
     def __init__(self, seed: int) -> None:
@@ -287,7 +287,7 @@ class World:
 def test_a_copy_that_is_fed_with_bytes_answers_the_same() -> None:
     kinds: Counter[type] = Counter()
     for seed in range(4):
-        world = World(seed)
+        world = Scenario(seed)
         for _ in range(150):
             world.change()
             answer = world.decide()
@@ -297,7 +297,7 @@ def test_a_copy_that_is_fed_with_bytes_answers_the_same() -> None:
 
 
 def test_no_device_is_given_twice_while_it_is_assumed_or_allocated() -> None:
-    world = World(7)
+    world = Scenario(7)
     for _ in range(300):
         world.change()
         world.decide()
