@@ -98,8 +98,10 @@ def test_a_call_under_way_is_answered_before_the_kubelet_lets_go_of_an_agent_tha
                 body = add_claim(kube, claim("one", "gpu-0"))
                 reference = ClaimRef("ns", "one", body["metadata"]["uid"])
                 kube.down = True
+                before = len(kube.calls)
                 call = asyncio.create_task(plugin.prepare([reference]))
-                await asyncio.sleep(0.1)
+                # The agent has the call when it asks for the claim.
+                await until(lambda: any(c.kind == "ResourceClaim" for c in kube.calls[before:]), SECONDS)
                 node.stop.set()
                 # Many rounds of the kubelet's look at its registry.
                 await asyncio.sleep(20 * SETTINGS.registry_tick)
