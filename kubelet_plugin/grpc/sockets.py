@@ -58,10 +58,12 @@ class SocketServer:
             server.add_insecure_port(f"unix:{self._path}")
         except RuntimeError as e:
             raise ConfigurationError(f"{self._path}: cannot listen: {e}") from e
+        # From here on it is stopped by ``stop``, even if the start is cancelled half-way: a server that is
+        # collected as garbage removes the file of its name, which may be another server's by then.
+        self._server = server
         await server.start()
         # A process that can connect can prepare claims.
         self._path.chmod(0o600)
-        self._server = server
 
     async def restart(self, tasks: asyncio.TaskGroup) -> None:
         """Listen anew after the file was removed; calls in flight end on the old server.
