@@ -151,8 +151,12 @@ def test_two_pods_share_one_claim_and_the_last_one_gives_it_back() -> None:
         assert support.environment(cluster, first) == support.environment(cluster, second)
         await support.delete(cluster, "a")
         await support.gone(cluster, "a")
-        claim = await cluster.api.get(RESOURCE_CLAIMS, "c", "default")
-        assert [r.name for r in claim.status.reserved_for] == ["b"]
+
+        async def given_back() -> bool:
+            claim = await cluster.api.get(RESOURCE_CLAIMS, "c", "default")
+            return [r.name for r in claim.status.reserved_for] == ["b"]
+
+        await cluster.wait_for("the claim to be reserved for the other pod alone", given_back)
         assert len(node_of(cluster).leftovers()) > 0
         await support.delete(cluster, "b")
         await support.gone(cluster, "b")
