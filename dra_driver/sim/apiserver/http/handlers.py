@@ -248,10 +248,10 @@ class Handlers:
     ) -> web.StreamResponse:
         watch = Watch(self.registry, found, request.query, form)
         response = web.StreamResponse(headers={"Content-Type": _JSON, **headers})
-        await response.prepare(request)
         opened = OpenWatch(found.kind.plural, request.headers.get("User-Agent", ""), request)
-        self.watches.add(opened)
         try:
+            await response.prepare(request)
+            self.watches.add(opened)
             async for chunk in watch.lines(lambda: self.stopping):
                 if self.injector is not None:
                     await self.injector.passes(opened)
