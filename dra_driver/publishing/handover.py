@@ -239,7 +239,9 @@ def deleted(handover: Handover, now: float) -> tuple[Handover, tuple[HandoverEff
 def look(handover: Handover, facts: HandoverFacts) -> tuple[Handover, tuple[HandoverEffect, ...], float]:
     """Return the pool after all that a look shows, the effects, and seconds to the next look (0: none)."""
     effects: list[HandoverEffect] = []
-    for event in _before(facts):
+    # Twice: a pool that has just been put on its way may be noted and tainted already. Then nothing is left
+    # to be written, and no event leads to another look.
+    for event in (*_before(facts), *_before(facts)):
         handover, more = advance(handover, event, facts.now)
         effects += more
     left = handover.since + facts.drain - facts.now

@@ -175,6 +175,14 @@ def test_claims_are_read_again_when_a_pool_is_drained_and_then_it_is_granted() -
     assert granted.steps[0] == NoteStatus({"allocator": "controller"})
 
 
+def test_a_pool_that_was_never_noted_to_be_kube_scheduler_s_drains_from_now_on() -> None:
+    made, slices = published(PoolAllocator.CONTROLLER, allocator="draining")
+    plan = plan_publication(seen(made, *slices, handover=Handover(HandoverState.SCHEDULER), now=100.0))
+    assert not any(isinstance(s, WriteSlice) for s in plan.steps)
+    assert plan.handover == Handover(HandoverState.DRAINING, since=100.0)
+    assert plan.again == DRAIN
+
+
 def test_a_pool_is_yielded_when_no_allocation_is_being_written() -> None:
     made, slices = published(PoolAllocator.CONTROLLER)
     yielding = Handover(HandoverState.YIELDING, since=100.0)

@@ -30,6 +30,7 @@ from dra_driver.api.resource import (
     Condition,
     Device,
 )
+from dra_driver.errors import ServerBusy
 from dra_driver.kube import Informer
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import PENDING_TAINT
@@ -325,6 +326,29 @@ def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_sa
         assert h.device_of("c") == ""
 
     run(cluster, scenario, timings=Timings(drain=1.0, settle=0.02), **SCHEDULER)
+
+
+def test_a_policy_that_changes_twice_while_a_note_is_refused_has_the_pool_drained_all_the_same() -> None:
+    cluster = cluster_with("n1", gpus=1)
+    refused: list[str] = []
+
+    def busy(verb: str, kind: str, name: str, subresource: str) -> None:
+        if (verb, kind) == ("patch", "DeviceInventory"):
+            refused.append(name)
+            raise ServerBusy("try again", code=429, reason="TooManyRequests")
+
+    async def scenario(h: Harness) -> None:
+        policy(cluster, "p", allocator="controller")
+        await h.until(lambda: h.noted() == "draining" and h.taints() == {CONTROLLER_TAINT})
+        cluster.before = busy
+        policy(cluster, "p", allocator="scheduler")
+        await h.until(lambda: refused)
+        policy(cluster, "p", allocator="controller")
+        await asyncio.sleep(0.1)
+        cluster.before = lambda *_: None
+        await h.until(lambda: h.noted() == "controller")
+
+    run(cluster, scenario, **SCHEDULER)
 
 
 def test_a_restart_while_draining_drains_anew() -> None:
