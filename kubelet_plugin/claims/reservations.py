@@ -114,6 +114,8 @@ class DeviceReservations:
         self._starting = False
         # Records that were recovered and could not be written yet: as good as written to all others.
         self._unwritten: dict[Uid, PreparedClaim] = {}
+        # Claims whose records are just being replaced.
+        self._replacing: set[Uid] = set()
         # Set when the claim of that UID releases its devices.
         self._released: dict[Uid, asyncio.Event] = {}
 
@@ -192,15 +194,21 @@ class DeviceReservations:
 
     async def _save(self, *records: PreparedClaim) -> None:
         """Write records, and with them those that could not be written before."""
-        written = self._unwritten | {record.uid: record for record in records}
-        await self._checkpoints.save(*written.values())
+        new = {record.uid: record for record in records}
+        # What was recovered of a claim must not be written after what replaces it.
+        written = {u: r for u, r in self._unwritten.items() if u not in self._replacing} | new
+        self._replacing |= new.keys()
+        try:
+            await self._checkpoints.save(*written.values())
+        finally:
+            self._replacing -= new.keys()
         for uid in written:
             self._unwritten.pop(uid, None)
 
     async def _forget(self, uid: Uid) -> None:
-        if uid in self._unwritten:
+        if (recovered := self._unwritten.get(uid)) is not None:
             # Or a write that is under way would bring the record back after it is forgotten.
-            await self._save()
+            await self._save(recovered)
         await self._checkpoints.forget(uid)
 
     async def _note_boot(self) -> None:

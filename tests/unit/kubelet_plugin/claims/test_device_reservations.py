@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from crashing_stores import Disk, DiskCheckpoints
 from hypothesis import given, settings
@@ -218,6 +219,30 @@ def test_reservations_of_another_instance_count(tmp_path: Path) -> None:
         assert [r.uid for r in await old.read(deadline())] == [UIDS[1]]
         old_lock.close()
         new_lock.close()
+
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.run(main(executor))
+
+
+def test_what_was_recovered_is_not_written_over_what_replaces_it(tmp_path: Path) -> None:
+    async def main(executor: ThreadPoolExecutor) -> None:
+        file = CheckpointFile(tmp_path / "state/checkpoint.json", executor)
+        owner = DeviceReservations(file)
+        recovered = msgspec.structs.replace(planned(0), state=ClaimState.COMPLETED)
+        async with owner.starting(deadline()) as start:
+            (tmp_path / "state").touch()  # in the way of the directory
+            with pytest.raises(OSError, match="checkpoint"):
+                await start.adopt([recovered])
+            (tmp_path / "state").unlink()
+
+        async def end() -> None:
+            async with owner.claim(UIDS[0], deadline()) as locked, locked.transaction(deadline()) as claim:
+                await claim.end(recovered)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(end())
+            tasks.create_task(prepare(owner, planned(1, "gpu-1")))
+        assert [(r.uid, r.ended) for r in owner.records] == [(UIDS[0], True), (UIDS[1], False)]
 
     with ThreadPoolExecutor(1) as executor:
         asyncio.run(main(executor))
