@@ -212,7 +212,10 @@ class DeviceReservations:
         await self._checkpoints.forget(uid)
 
     async def _note_boot(self) -> None:
-        if self._boot_id:
+        if self._boot_id and self._checkpoints.current.boot_id != self._boot_id:
+            if self._unwritten:
+                # Or those that do not say of which boot they are would count as of this one.
+                await self._save()
             await self._checkpoints.booted(self._boot_id)
 
     @contextlib.contextmanager

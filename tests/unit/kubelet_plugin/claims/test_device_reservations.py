@@ -248,6 +248,22 @@ def test_what_was_recovered_is_not_written_over_what_replaces_it(tmp_path: Path)
         asyncio.run(main(executor))
 
 
+def test_what_was_recovered_of_an_earlier_boot_never_looks_like_one_of_this() -> None:
+    async def main() -> None:
+        disk = Disk(Checkpoint().with_boot_id("boot-1").encode())
+        owner = DeviceReservations(DiskCheckpoints(disk), boot_id="boot-2")
+        recovered = msgspec.structs.replace(planned(0), state=ClaimState.COMPLETED)
+        async with owner.starting(deadline()) as start:
+            disk.trouble_at, disk.error = disk.effects, True
+            with pytest.raises(OSError, match="No space"):
+                await start.adopt([recovered])
+            await start.note_boot()
+        (found,) = owner.records
+        assert owner.is_outdated(found)
+
+    asyncio.run(main())
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["prepare", "unprepare", "end", "restart"]),
