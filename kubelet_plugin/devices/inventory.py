@@ -48,6 +48,10 @@ __all__ = ["MAX_BYTES", "MAX_DEVICES", "InventoryKeeper", "fit"]
 # etcd stores 1.5 MiB; managed fields and the status come on top of what we write.
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEVICES: Final = 1024
+# Of one device; the CRD refuses the whole object for more.
+_MOST_CONDITIONS: Final = 16
+_MOST_MESSAGE: Final = 1024
+_WORST_FIRST: Final = ("failed", "degraded", "info")
 
 _RESYNC_SECONDS: Final = 300.0
 _FOLLOW_SECONDS: Final = 5.0
@@ -56,10 +60,13 @@ log = structlog.get_logger(__name__)
 
 
 def fit(spec: DeviceInventorySpec, limit: int = MAX_BYTES, most: int = MAX_DEVICES) -> DeviceInventorySpec:
-    """Return the spec with as many devices, from the first on, as the API server stores; count the rest."""
+    """Return the spec with as many devices, from the first on, as the API server stores; count the rest.
+
+    Health conditions are cut to what the CRD takes: backends may be of third parties.
+    """
     room = limit - len(codec.encode(msgspec.structs.replace(spec, devices=(), truncated=10**9)))
     kept: list[InventoryDevice] = []
-    for device in spec.devices[:most]:
+    for device in map(_bounded, spec.devices[:most]):
         room -= len(codec.encode(device)) + 1
         if room < 0:
             break
@@ -340,6 +347,20 @@ class InventoryKeeper:
     def _is_missing(self, inventory: DeviceInventory, names: frozenset[str]) -> bool:
         status = inventory.status
         return self._registration.live and epochs.lacks_slices(status.registration, status.publication, names)
+
+
+def _bounded(device: InventoryDevice) -> InventoryDevice:
+    """Return the device with conditions that the CRD takes; of too many the worst are kept."""
+    health = device.health
+    if len(health) > _MOST_CONDITIONS:
+        health = tuple(sorted(health, key=_badness)[:_MOST_CONDITIONS])
+    if any(len(h.message) > _MOST_MESSAGE for h in health):
+        health = tuple(msgspec.structs.replace(h, message=h.message[:_MOST_MESSAGE]) for h in health)
+    return device if health is device.health else msgspec.structs.replace(device, health=health)
+
+
+def _badness(health: DeviceHealth) -> int:
+    return _WORST_FIRST.index(health.severity) if health.severity in _WORST_FIRST else len(_WORST_FIRST)
 
 
 def _unconfirmed(device: InventoryDevice) -> InventoryDevice:

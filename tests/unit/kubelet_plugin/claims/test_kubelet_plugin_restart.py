@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import pytest
+import yaml
 from fake_client import FakeClient
 from node_agent import (
     DRIVER,
@@ -21,14 +24,17 @@ from node_agent import (
     inventory,
     running,
 )
+from paths import PROJECT
 from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
-from dra_driver.api.inventory import DeviceInventorySpec, InventoryDevice
+from dra_driver.api.inventory import DeviceHealth, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.meta import DriverName
 from dra_driver.errors import ApiUnavailable, DraError
 from kubelet_plugin.app import Plugin
 from kubelet_plugin.config import Configuration, Timings
 from kubelet_plugin.devices.inventory import fit
+
+INVENTORY_CRD: Final = PROJECT / "deploy/manifests/crds/deviceinventories.yaml"
 
 
 def prepared(tmp_path: Path) -> tuple[FakeClient, dict[str, Any], dict[str, Any]]:
@@ -237,6 +243,34 @@ def test_an_inventory_that_is_too_large_is_cut_and_says_so() -> None:
     assert cut.truncated == 100 - len(cut.devices)
     assert cut.devices == devices[: len(cut.devices)]
     assert fit(whole, most=7).truncated == 93
+
+
+def test_conditions_of_a_third_party_do_not_make_the_inventory_invalid(tmp_path: Path) -> None:
+    """One message that is too long would have the API server refuse the devices of the whole node."""
+
+    def health(severity: str, message: str = "") -> DeviceHealth:
+        return DeviceHealth(reason="Sick", severity=severity, message=message)
+
+    long = health("failed", "ä" * 5000)
+    found = device(0)
+    talkative = msgspec.structs.replace(found.device, health=(*(health("info") for _ in range(20)), long))
+
+    async def main() -> None:
+        kube = FakeClient()
+        backend = Backend([dataclasses.replace(found, device=talkative), device(1)])
+        async with running(tmp_path, kube, backend=backend):
+            first, second = (await eventually(lambda: inventory(kube)))["spec"]["devices"]
+            limits = yaml.safe_load(INVENTORY_CRD.read_text())["spec"]["versions"][0]["schema"][
+                "openAPIV3Schema"
+            ]
+            for name in ("spec", "devices", "health"):
+                limits = limits.get("items", limits)["properties"][name]
+            assert len(first["health"]) == limits["maxItems"]
+            assert first["health"][0]["severity"] == "failed"
+            assert len(first["health"][0]["message"]) == limits["items"]["properties"]["message"]["maxLength"]
+            assert "health" not in second
+
+    asyncio.run(main())
 
 
 def test_configuration_names_every_mistake_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
