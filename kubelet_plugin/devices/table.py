@@ -162,12 +162,12 @@ class DeviceTable:
                 log.warning("a backend could not be closed", backend=kept.backend.name, error=str(e))
 
     def _refresh(self) -> None:
-        control_of = {
-            d.device.name: control
-            for kept, control in zip(self._backends, self._controls, strict=True)
-            for d in kept.devices
-        }
-        simulated = {d.device.name for b in self._backends if is_simulated(b.backend) for d in b.devices}
+        control_of: dict[str, GpuControl | None] = {}
+        simulated: dict[str, bool] = {}
+        for kept, control in zip(self._backends, self._controls, strict=True):
+            for d in kept.devices:  # the first of one name is the device, as in ``_by_name``
+                control_of.setdefault(d.device.name, control)
+                simulated.setdefault(d.device.name, is_simulated(kept.backend))
         addresses = Counter(_text(d, names.PCI_BUS_ID) for d in self._devices.values())
         view: dict[str, NodeDevice] = {}
         for name, found in self._devices.items():
@@ -195,7 +195,7 @@ class DeviceTable:
                 no_passthrough=why_not,
                 found=None if why_not else found.device,
                 away=name in self._away,
-                simulated=name in simulated,
+                simulated=simulated.get(name, False),
             )
             if control is not None:
                 for partition in _partitions(found, device):

@@ -112,6 +112,25 @@ def test_one_broken_backend_costs_no_other() -> None:
     asyncio.run(scans())
 
 
+class Simulated(Fake):
+    simulated = True
+
+
+def test_a_simulated_device_of_the_same_name_does_not_make_one_simulated() -> None:
+    """A device of two backends is the first one's; a simulated one needs no nodes on the host."""
+
+    async def scans() -> None:
+        real, made_up = Fake("real", [ONE]), Simulated("made-up", [ONE, TWO])
+        with ThreadPoolExecutor(1) as executor:
+            for backends, expected in (([real, made_up], False), ([made_up, real], True)):
+                table = DeviceTable(backends, executor)
+                await table.scan()
+                view = table.for_prepare
+                assert (view["gpu-1"].simulated, view["gpu-2"].simulated) == (expected, True)
+
+    asyncio.run(scans())
+
+
 def test_trouble_alone_is_a_change() -> None:
     """The devices are the same, and yet the inventory and the metrics have news."""
 
