@@ -96,10 +96,18 @@ class CheckpointFile:
     async def _commit(self, apply: Callable[[Checkpoint], Checkpoint], *, lasting: bool) -> None:
         change = _Change(apply, lasting, asyncio.get_running_loop().create_future())
         self._pending.append(change)
-        async with self._writing:
-            if not change.done.done():
-                await self._flush()
-        await change.done
+        try:
+            async with self._writing:
+                if not change.done.done():
+                    await self._flush()
+            await change.done
+        except asyncio.CancelledError:
+            # Afterwards ``current`` says whether it was made: made later, it would undo what comes meanwhile.
+            if change in self._pending:
+                self._pending.remove(change)
+            else:
+                await _finish(change.done)
+            raise
 
     async def _flush(self) -> None:
         """Write everything that is pending, under the lock, for all who wait for it."""

@@ -264,6 +264,34 @@ def test_what_was_recovered_of_an_earlier_boot_never_looks_like_one_of_this() ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("verb", ["prepare", "unprepare"])
+def test_a_call_that_is_cancelled_at_any_point_comes_back_in_no_later_write(
+    tmp_path: Path, verb: str, steps: int
+) -> None:
+    async def main(executor: ThreadPoolExecutor) -> None:
+        owner = DeviceReservations(CheckpointFile(tmp_path / "checkpoint.json", executor))
+        async with owner.starting(deadline()):
+            pass
+        if verb == "unprepare":
+            await prepare(owner, planned(0))
+        loop = asyncio.get_running_loop()
+        other = loop.create_task(prepare(owner, planned(2, "gpu-2")))
+        await asyncio.sleep(0)  # its write is under way, and the next one waits
+        task = loop.create_task(prepare(owner, planned(0)) if verb == "prepare" else unprepare(owner, 0))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task, other])
+        await unprepare(owner, 0)
+        assert await prepare(owner, planned(1)) == ""
+        found = Checkpoint.decode((tmp_path / "checkpoint.json").read_bytes())
+        assert {r.uid for r in found} == {r.uid for r in owner.records} == {UIDS[1], UIDS[2]}
+
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.run(main(executor))
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["prepare", "unprepare", "end", "restart"]),
