@@ -65,7 +65,7 @@ def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice
             edits.append(cdi.ContainerEdits())
             continue
         nodes = cdi.own_nodes(now.edits, now.own_nodes)
-        if device.partition is None and not nodes and cdi.own_nodes(held, device.own_nodes):
+        if device.partition is None and not nodes and _loses(device, held, now):
             raise PrepareError(f"device {device.device}: its device node is not known now", retryable=True)
         found.append(
             msgspec.structs.replace(
@@ -126,6 +126,12 @@ def _now(device: PreparedDevice, devices: Mapping[str, NodeDevice]) -> NodeDevic
     if found is not None or gpu is None:
         return found
     return dataclasses.replace(gpu.shared, name=device.device, attributes=device.attributes)
+
+
+def _loses(device: PreparedDevice, held: cdi.ContainerEdits, now: NodeDevice) -> bool:
+    """Return whether a node that was the device's own is none that it has now."""
+    given = {n.path for n in now.edits.device_nodes}
+    return any(n.path not in given for n in cdi.own_nodes(held, device.own_nodes))
 
 
 def _own(device: PreparedDevice, held: cdi.ContainerEdits) -> cdi.ContainerEdits:

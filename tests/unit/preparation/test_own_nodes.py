@@ -147,6 +147,12 @@ def test_a_numbered_node_of_the_driver_stays_the_drivers() -> None:
     assert renewed(DRIVER, before_own_nodes(made), here) == made
 
 
+def test_a_device_that_turns_out_to_have_no_node_of_its_own_keeps_its_document() -> None:
+    """Its backend says so since it was prepared, and gives the same nodes as before."""
+    record = planned(npu())
+    assert renewed(DRIVER, before_own_nodes(record), {"npu": npu()}) == record
+
+
 def test_a_node_that_a_process_has_open_counts_under_each_of_its_names() -> None:
     """Before a device is taken from its driver, nobody may have it open."""
     by_path = cdi.DeviceNode(path="/dev/dri/by-path/pci-0000:05:00.0-card", host_path="/dev/dri/card0")
