@@ -14,9 +14,9 @@ from dra_driver.kube.clock import SystemClock
 from dra_driver.kube.delegating import Call, DelegatingClient
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.fence import Fence, FencedClient
+from dra_driver.kube.http.transport import KubeApi
 from dra_driver.kube.informer import Handler, Informer
 from dra_driver.kube.leader import LeaderConfig, LeaderElector
-from dra_driver.kube.transport import KubeApi
 from dra_driver.kube.workqueue import WorkQueue
 
 __all__ = [

@@ -22,7 +22,7 @@ from dra_driver.api import codec
 from dra_driver.api.meta import Resource, WireObject
 from dra_driver.api.watch import ObjectList, WatchEvent, WatchEventType
 from dra_driver.errors import ApiUnavailable
-from dra_driver.kube import status
+from dra_driver.kube.http import status
 from dra_driver.sim.apiserver.http.listing import list_page
 from dra_driver.sim.apiserver.http.requests import Accept, Route
 from dra_driver.sim.apiserver.http.watching import Watch

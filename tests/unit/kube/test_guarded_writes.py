@@ -16,8 +16,8 @@ from aiohttp.abc import AbstractStreamWriter
 from dra_driver.api.core import NODES
 from dra_driver.errors import ApiUnavailable, NotLeading
 from dra_driver.kube import KubeApi
-from dra_driver.kube.sending import PIECE, GuardedBody
-from dra_driver.kube.transport import CONCURRENT_CALLS
+from dra_driver.kube.http.sending import PIECE, GuardedBody
+from dra_driver.kube.http.transport import CONCURRENT_CALLS
 
 ANSWER = json.dumps({"metadata": {"name": "n"}}).encode()
 NODE = {"metadata": {"name": "n"}}

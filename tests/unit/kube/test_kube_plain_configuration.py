@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.kube import plain
+from dra_driver.kube.http import plain
 
 
 def content(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def test_the_library_is_not_imported_for_a_plain_file(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(yaml.safe_dump(content({"server": "http://127.0.0.1:9"})))
     script = (
-        "import asyncio, sys; from pathlib import Path; from dra_driver.kube import config\n"
+        "import asyncio, sys; from pathlib import Path; from dra_driver.kube.http import config\n"
         f"c = asyncio.run(config.connect(Path({str(path)!r})))\n"
         "assert c.host == 'http://127.0.0.1:9', c.host\n"
         "assert not [m for m in sys.modules if m.split('.')[0] == 'kubernetes']"

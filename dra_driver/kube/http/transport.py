@@ -29,8 +29,8 @@ from dra_driver.errors import (
     NotFound,
     ServerBusy,
 )
-from dra_driver.kube import config, status
-from dra_driver.kube.sending import GuardedBody, make_socket
+from dra_driver.kube.http import config, status
+from dra_driver.kube.http.sending import GuardedBody, make_socket
 from dra_driver.ports import WriteGuard
 
 __all__ = ["KubeApi"]

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.kube import plain
+from dra_driver.kube.http import plain
 
 __all__ = ["Connection", "connect"]
 

@@ -1,0 +1,1 @@
+"""Requests to the API server: address and credentials, answers, the connection, and the client on them."""
