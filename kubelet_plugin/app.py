@@ -189,6 +189,8 @@ class Plugin:
             checkpoints=CheckpointFile(settings.checkpoint, self._io),
             specs=CdiDirectory(settings.cdi_dir, settings.driver_name, self._io),
             devices=lambda: self._table.for_prepare,
+            looked=lambda: self._table.looked,
+            look=self._setup.hardware.changes.notify,
             hardware=self._setup.hardware,
             timing=timing,
             node_lock=self._node_lock,

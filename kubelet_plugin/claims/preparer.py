@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
@@ -62,6 +63,9 @@ class Preparer:
     Args:
         checkpoints: where records are durable.
         devices: the node's devices by name.
+        looked: when the look began that found ``devices``, a time of the loop's clock; if it is not given,
+            ``devices`` is what there is now.
+        look: asks for another look.
         node_lock: what keeps other instances of the plugin out; defaults to there being none.
         boot_id: which boot of the machine this is; empty where that is not known.
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host;
@@ -80,6 +84,8 @@ class Preparer:
         checkpoints: Checkpoints,
         specs: Specs,
         devices: Callable[[], Mapping[str, NodeDevice]],
+        looked: Callable[[], float] = lambda: math.inf,
+        look: Callable[[], None] = lambda: None,
         hardware: Hardware | None = None,
         timing: Timing | None = None,
         node_lock: NodeLock | None = None,
@@ -125,6 +131,8 @@ class Preparer:
             hardware=self._hardware,
             host=host,
             devices=devices,
+            looked=looked,
+            look=look,
             complete=complete,
             report=report,
         )
@@ -357,6 +365,8 @@ class Preparer:
             state, made = await self._effects.carry_out(claim, record, state, Event.PREPARE)
             record = made or record
             await self._effects.carry_out(claim, record, state, Event.APPLIED)
+            if claim.record is not None:
+                self._upkeep.saw(claim.record)
         except Exception as e:  # also a bug in a backend: nothing may stay half-made
             try:
                 await self._undo(claim)

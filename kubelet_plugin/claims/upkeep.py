@@ -3,10 +3,15 @@
 A document is written only of what the devices are now. One that cannot be true any more is removed rather
 than left: a container that is started anew meanwhile waits for it (the runtime says that a CDI device cannot
 be resolved, and tries again), while one that is there would hand out whatever has the number now.
+
+A look at the hardware says nothing about a claim that was prepared after the look began: during an update the
+other instance prepares claims too, and a device that came back from passthrough is one that this instance may
+not have seen yet. Such a claim keeps its document until the next look, which is asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Set
 
 import structlog
@@ -40,6 +45,8 @@ class Upkeep:
     Args:
         reservations: asked what is recorded; changed through the caller's ``Reservation`` only.
         devices: the node's devices by name.
+        looked: when the look began that found ``devices``, a time of the loop's clock.
+        look: asks for another look.
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
         report: called with the kind (see ``notices``) and the text of what is found.
     """
@@ -53,6 +60,8 @@ class Upkeep:
         hardware: Hardware,
         host: Host,
         devices: Callable[[], Mapping[str, NodeDevice]],
+        looked: Callable[[], float],
+        look: Callable[[], None],
         complete: Callable[[], bool],
         report: Callable[[str, str], None],
     ) -> None:
@@ -62,12 +71,23 @@ class Upkeep:
         self._hardware = hardware
         self._host = host
         self._devices = devices
+        self._looked = looked
+        self._look = look
+        # Each record and since when it is known here.
+        self._known_since: dict[Uid, tuple[PreparedClaim, float]] = {}
         self._complete = complete
         self._report = report
         self.unsettled: dict[Uid, str] = {}
 
+    def saw(self, record: PreparedClaim) -> None:
+        """Note that from now on the claim is known to have this record."""
+        known = self._known_since.get(record.uid)
+        if known is None or known[0] != record:
+            self._known_since[record.uid] = record, asyncio.get_running_loop().time()
+
     def is_due(self, record: PreparedClaim) -> bool:
         """Return whether there is something to be done for a prepared claim that can be done now."""
+        self.saw(record)
         outdated = self._reservations.is_outdated(record)
         if record.state is not ClaimState.COMPLETED or outdated or not self._known(record):
             return False
@@ -97,6 +117,8 @@ class Upkeep:
     async def _put_in_order(
         self, claim: Reservation, record: PreparedClaim | None, state: ClaimState
     ) -> None:
+        if record is not None:
+            self.saw(record)
         if record is not None and self._reservations.is_outdated(record):
             await self.end(claim, record)
             return
@@ -133,9 +155,9 @@ class Upkeep:
             DraError: it cannot be done; a document that is not known to be right is removed.
             OSError: likewise, for files.
         """
-        fresh = record
+        fresh, is_old_look = record, False
         try:
-            fresh = renewed(self._driver, record, self._devices())
+            fresh, is_old_look = self._renewed(record)
             fresh = await self._hardware.locate(fresh)
             if fresh.spec is not None:
                 # Looked at once more when it is written; here it keeps GPUs from being asked in vain.
@@ -151,17 +173,39 @@ class Upkeep:
             if isinstance(e, DeviceNodeAbsent) or fresh != record or claim.record != record:
                 await self._withdraw(claim, record, e)
             raise
-        self.unsettled.pop(record.uid, None)
+        self.saw(made or fresh)
+        if is_old_look:
+            self.unsettled[record.uid] = "its devices are to be looked at again"
+            self._look()
+        else:
+            self.unsettled.pop(record.uid, None)
         return made or fresh
 
     def keep_only(self, uids: Set[Uid]) -> None:
         """Forget claims other than these: another instance may have unprepared them."""
-        for uid in self.unsettled.keys() - uids:
-            del self.unsettled[uid]
+        for uid in (self.unsettled.keys() | self._known_since.keys()) - uids:
+            self.forget(uid)
 
     def forget(self, uid: Uid) -> None:
         """Forget a claim that has no document to be kept true any more."""
         self.unsettled.pop(uid, None)
+        self._known_since.pop(uid, None)
+
+    def _renewed(self, record: PreparedClaim) -> tuple[PreparedClaim, bool]:
+        """Return the record renewed, or as it is and True where what was found is older than it and differs.
+
+        Raises:
+            DraError: no document may be in force.
+        """
+        self.saw(record)
+        is_old = self._looked() < self._known_since[record.uid][1]
+        try:
+            fresh = renewed(self._driver, record, self._devices())
+        except DraError:
+            if not is_old:
+                raise
+            return record, True
+        return (record, True) if is_old and fresh != record else (fresh, False)
 
     def _known(self, record: PreparedClaim) -> bool:
         here = self._devices()

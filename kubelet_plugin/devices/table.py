@@ -40,6 +40,8 @@ class DeviceTable:
         changes: notified when a scan found something else than the one before, or a backend
             fails or recovers.
         complete: set when every backend has answered once.
+        looked: when the look began that found what there is, a time of the loop's clock; below 0 before the
+            first.
         released: whether the hardware is released: backends are not asked, and what they found stays.
 
     Args:
@@ -81,6 +83,7 @@ class DeviceTable:
         self._view: Mapping[str, NodeDevice] = {}
         self.changes = Changes()
         self.complete = asyncio.Event()
+        self.looked = -1.0
         self.released = False
 
     @property
@@ -111,6 +114,7 @@ class DeviceTable:
 
     async def _scan(self) -> None:
         loop = asyncio.get_running_loop()
+        began = loop.time()
         await self._kept()  # a look may hang, and what events said is known already
         away = {d.device.name: d for d in self._elsewhere()}
         for backend in self._backends:
@@ -123,6 +127,7 @@ class DeviceTable:
         # during the look may have been looked at before, and is seen by the next look.
         away |= {d.device.name: d for d in self._elsewhere()}
         devices |= away
+        self.looked = began
         reports = tuple(b.report for b in self._backends)
         for before, now in zip(self._reports, reports, strict=True):
             _log_change(before, now)

@@ -60,7 +60,8 @@ class DiskCheckpoints:
         return ""
 
     async def refresh(self) -> bool:
-        return False
+        before, self.current = self.current, Checkpoint.decode(self._disk.checkpoint)
+        return self.current != before
 
     async def booted(self, boot_id: str) -> None:
         if self.current.boot_id != boot_id:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, NodeDevice, PartitionRecord
+from kubelet_plugin.claims.locks import NodeLock, StateLock
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.gpu.hardware import Hardware, NoHardware
@@ -74,6 +77,8 @@ class Scenario:
         self.metadata = Metadata()
         self.boot = "one"
         self.known = True
+        self.looked = math.inf
+        self.looks = 0
         self.place(*devices)
         for i, uid in enumerate(UIDS):
             add_claim(self.kube, claim(f"c{i}", f"gpu-{i}", uid=uid))
@@ -82,7 +87,7 @@ class Scenario:
         """From now on these are the node's devices."""
         self.devices = {d.name: d for d in devices}
 
-    def preparer(self, hardware: Hardware | None = None) -> Preparer:
+    def preparer(self, hardware: Hardware | None = None, node_lock: NodeLock | None = None) -> Preparer:
         return Preparer(
             driver=DRIVER,
             pool=PoolName(NODE),
@@ -90,13 +95,19 @@ class Scenario:
             checkpoints=DiskCheckpoints(self.disk),
             specs=DiskSpecs(self.disk),
             devices=lambda: self.devices,
+            looked=lambda: self.looked,
+            look=self.look,
             hardware=hardware,
+            node_lock=node_lock,
             timing=Timing(budget=2.0, patience=0.0),
             boot_id=self.boot,
             metadata=self.metadata,
             metadata_directory="/metadata",
             complete=lambda: self.known,
         )
+
+    def look(self) -> None:
+        self.looks += 1
 
     async def started(self, hardware: Hardware | None = None) -> Preparer:
         """A new agent that has looked at the hardware."""
@@ -392,6 +403,80 @@ def test_a_device_whose_node_is_not_known_now_gets_no_document_without_one() -> 
         world.place(blind, device(1, 1))
         await preparer.renew()
         assert set(world.nodes()) == {0, 1}
+
+    asyncio.run(main())
+
+
+# --- what another instance has prepared ---------------------------------------------------------------------
+
+
+async def _seen_by_two(lock: Path, stale: NodeDevice | None) -> tuple[Scenario, Preparer]:
+    """A claim that another instance prepared after this one had looked at its device, and found ``stale``."""
+    world = Scenario(device(0, 0))
+    other, here = (world.preparer(node_lock=StateLock(lock)) for _ in range(2))
+    await other.restore()
+    await here.restore()
+    await here.renew()
+    world.looked = asyncio.get_running_loop().time()
+    await asyncio.sleep(0.01)
+    await other.prepare(reference(0))
+    world.place(*([] if stale is None else [stale]))
+    await here.prepared()  # the records of both
+    return world, here
+
+
+STALE = {"was away": None, "had another node": device(0, 7), "had no node": device(0, 0, vendor="rdma")}
+
+
+@pytest.mark.parametrize("noticed", ["when discovery finds it", "now and then"])
+@pytest.mark.parametrize("stale", STALE)
+def test_an_older_look_leaves_the_document_of_another_instance(
+    stale: str, noticed: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        world, here = await _seen_by_two(tmp_path / "lock", STALE[stale])
+        written = dict(world.disk.specs)
+        await NOTICED[noticed](world, here)
+        assert world.disk.specs == written
+        assert (world.looks, here.unsettled) == (1, True)
+        # The look that was asked for finds the device as the other instance did.
+        world.place(device(0, 0))
+        world.looked = asyncio.get_running_loop().time()
+        await here.renew()
+        assert world.disk.specs == written
+        assert (world.looks, here.unsettled) == (1, False)
+
+    asyncio.run(main())
+
+
+def test_a_later_look_renews_and_withdraws_the_document_of_another_instance(tmp_path: Path) -> None:
+    async def main() -> None:
+        world, here = await _seen_by_two(tmp_path / "lock", None)
+        await here.renew()
+        assert world.nodes() == {0: {"/dev/nvidia0"}}
+        world.looked = asyncio.get_running_loop().time()
+        world.place(device(0, 7))
+        await here.renew()
+        assert world.nodes() == {0: {"/dev/nvidia7"}}
+        # The record is this instance's own by now.
+        world.looked = asyncio.get_running_loop().time()
+        world.place()
+        await here.renew()
+        assert world.nodes() == {}
+
+    asyncio.run(main())
+
+
+def test_what_this_instance_prepared_is_judged_by_the_next_look() -> None:
+    async def main() -> None:
+        world = Scenario(device(0, 0))
+        preparer = await world.started()
+        await preparer.prepare(reference(0))
+        await asyncio.sleep(0.01)
+        world.looked = asyncio.get_running_loop().time()
+        world.place()
+        await preparer.renew()
+        assert world.nodes() == {}
 
     asyncio.run(main())
 
