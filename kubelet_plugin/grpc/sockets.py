@@ -61,7 +61,8 @@ class SocketServer:
         # From here on it is stopped by ``stop``, even if the start is cancelled half-way: a server that is
         # collected as garbage removes the file of its name, which may be another server's by then.
         self._server = server
-        await server.start()
+        # A start that is cancelled half-way inside gRPC leaves a server that cannot be stopped.
+        await asyncio.shield(server.start())
         # A process that can connect can prepare claims.
         self._path.chmod(0o600)
 
