@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -18,17 +19,57 @@ K = TypeVar("K", bound=Hashable)
 log = structlog.get_logger(__name__)
 
 
+class _Turns(Generic[K]):
+    """Keys in the order in which they came, but tenants take turns."""
+
+    def __init__(self, tenant: Callable[[K], Hashable]) -> None:
+        self._tenant = tenant
+        # The first tenant is the next one.
+        self._keys: OrderedDict[Hashable, deque[K]] = OrderedDict()
+        self._some: asyncio.Queue[None] = asyncio.Queue()
+
+    def put(self, key: K) -> None:
+        """Add a key."""
+        self._keys.setdefault(self._tenant(key), deque()).append(key)
+        self._some.put_nowait(None)
+
+    async def get(self) -> K:
+        """Wait for a key and take it."""
+        await self._some.get()
+        tenant, keys = next(iter(self._keys.items()))
+        key = keys.popleft()
+        if keys:
+            self._keys.move_to_end(tenant)
+        else:
+            del self._keys[tenant]
+        return key
+
+
 class WorkQueue(Generic[K]):
     """Deduplicating queue with delayed and rate-limited requeues.
 
     A key that is added while a worker has it is handed out again when that worker is done, so no change is
     lost and no two workers ever hold one key.
+
+    Args:
+        name: for logs and metrics.
+        base_delay: seconds after the first failure.
+        max_delay: the most seconds after a failure.
+        tenant: of a key: keys of several tenants take turns, however many one of them has. If None, all keys
+            have one.
     """
 
-    def __init__(self, name: str, *, base_delay: float = 0.05, max_delay: float = 60.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_delay: float = 0.05,
+        max_delay: float = 60.0,
+        tenant: Callable[[K], Hashable] | None = None,
+    ) -> None:
         self.name = name
         self._base, self._cap = base_delay, max_delay
-        self._ready: asyncio.Queue[K] = asyncio.Queue()
+        self._ready = _Turns(tenant or (lambda _: None))
         self._waiting: set[K] = set()  # in _ready
         self._active: set[K] = set()
         self._again: set[K] = set()
@@ -52,7 +93,7 @@ class WorkQueue(Generic[K]):
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
-            self._ready.put_nowait(key)
+            self._ready.put(key)
 
     def add_after(self, key: K, delay: float) -> None:
         """Ask for the key after ``delay`` seconds, or earlier where an earlier request stands."""

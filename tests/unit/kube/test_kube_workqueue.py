@@ -60,3 +60,19 @@ def test_a_key_that_is_added_while_it_is_worked_on_is_worked_on_again() -> None:
         assert times == 2
 
     asyncio.run(scenario())
+
+
+def test_tenants_take_turns_however_much_one_of_them_asks_for() -> None:
+    async def main() -> None:
+        queue: WorkQueue[str] = WorkQueue("q", tenant=lambda key: key[0])
+        for i in range(100):
+            queue.add(f"a{i}")
+        queue.add("b0")
+        queue.add("b1")
+        queue.add("c0")
+        taken = [await queue.get() for _ in range(8)]
+        assert taken == ["a0", "b0", "c0", "a1", "b1", "a2", "a3", "a4"]
+        queue.add("b2")
+        assert [await queue.get() for _ in range(3)] == ["a5", "b2", "a6"]
+
+    asyncio.run(main())
