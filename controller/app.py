@@ -7,7 +7,15 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 
 from controller.admission import AdmissionServer
-from controller.assembly import Allocation, Environment, Publishing, State, labeler_of
+from controller.assembly import (
+    Allocation,
+    AnswersOf,
+    Environment,
+    Publishing,
+    State,
+    labeler_of,
+    worker_process,
+)
 from controller.config import ControllerConfig
 from controller.informers import Informers
 from controller.observe.endpoints import serve_health
@@ -43,6 +51,7 @@ class Controller:
         clock: Clock | None = None,
         *,
         election: LeaderConfig | None = None,
+        answers_of: AnswersOf = worker_process,
     ) -> None:
         """Put together what serves from the start; the rest is made anew whenever this process leads.
 
@@ -51,10 +60,12 @@ class Controller:
             config: everything that can be set.
             clock: defaults to the clocks of the machine.
             election: lease and its times; defaults to our lease with the usual times.
+            answers_of: makes what decides about pods; defaults to a process of its own.
         """
         self.metrics = Metrics()
         self._config = config
         self._clock = clock or SystemClock()
+        self._answers_of = answers_of
         # For reads, the lease, and the certificate that every replica may renew. All else is the leader's.
         self._client: KubeClient = MeteredClient(client, self.metrics)
         self._leader_client = self._client
@@ -109,6 +120,7 @@ class Controller:
             informers=await Informers.of(client),
             recorder=EventRecorder(client, "dra-driver-controller", self._clock),
             metrics=self.metrics,
+            answers_of=self._answers_of,
         )
         state = State.of(env)
         publishing = Publishing.of(env, state)
@@ -119,6 +131,7 @@ class Controller:
                 for informer in env.informers.all():
                     tasks.create_task(informer.run())
                 tasks.create_task(env.recorder.run())
+                tasks.create_task(state.answers.run())
                 if self.admission is not None:
                     tasks.create_task(self.admission.registration.run(self.admission.keeper))
                 await env.informers.wait(client)

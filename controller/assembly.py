@@ -6,22 +6,26 @@ Nothing here refers to what is made further down. Where one part wakes another, 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.deallocation import Deallocator
-from controller.allocate.decide import Decisions, Settings
+from controller.allocate.decide import Settings
+from controller.allocate.decider import Answers, Decider
 from controller.allocate.doubles import DoubleAllocations
 from controller.allocate.following import follow
+from controller.allocate.journal import Journal
 from controller.allocate.loop import Allocator
+from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.pool_states import PoolStates
 from controller.allocate.signal import Signal
 from controller.allocate.unused import UnusedAllocations
 from controller.allocate.wakeups import Wakeups
+from controller.allocate.worker.process import Limits, WorkerProcess
 from controller.allocate.writer import Writer
 from controller.config import ControllerConfig
 from controller.informers import Informers
@@ -39,9 +43,35 @@ from dra_driver.ownership import PoolAllocator, PoolID, refusal_of
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.structured import PoolPolicy
 
-__all__ = ["Allocation", "Environment", "Publishing", "State", "labeler_of"]
+__all__ = [
+    "Allocation",
+    "AnswersOf",
+    "Environment",
+    "Publishing",
+    "State",
+    "labeler_of",
+    "worker_process",
+]
 
 log = structlog.get_logger(__name__)
+
+# One is worked on while another is written.
+_SLOW_WORKERS: Final = 2
+
+AnswersOf = Callable[[Journal, Settings, ControllerConfig, Metrics], Answers]
+"""Makes what answers questions about pods."""
+
+
+def worker_process(
+    journal: Journal, settings: Settings, config: ControllerConfig, metrics: Metrics
+) -> Answers:
+    """Return answers from a process of its own."""
+
+    def ended(reason: str) -> None:
+        metrics.worker_restarts.labels(reason).inc()
+
+    limits = Limits(seconds=config.decision_seconds, memory=config.decision_memory)
+    return WorkerProcess(journal, settings, limits, ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +85,7 @@ class Environment:
         informers: what is watched.
         recorder: for Events.
         metrics: to report to.
+        answers_of: makes what answers questions about pods.
     """
 
     config: ControllerConfig
@@ -63,6 +94,7 @@ class Environment:
     informers: Informers
     recorder: EventRecorder
     metrics: Metrics
+    answers_of: AnswersOf = worker_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +102,21 @@ class State:
     """What publishing and allocating share, and the signals between them.
 
     Attributes:
-        decisions: what pods get; every change is applied to it before it is reported to other parts.
+        journal: takes every change before it is reported to other parts.
+        answers: what pods get.
         assume_cache: claims, and what is taken.
         pools: what publishing says to allocating.
+        owners: whose pools are.
         freed: devices may have become free.
         pool_changed: a pool is to be used in another way.
         republish: every pool is to be looked at again by the publisher.
     """
 
-    decisions: Decisions
+    journal: Journal
+    answers: Answers
     assume_cache: AssumeCache
     pools: PoolStates
+    owners: CurrentOwners
     freed: Signal[[]]
     pool_changed: Signal[[PoolID]]
     republish: Signal[[]] = field(default_factory=Signal)
@@ -96,10 +132,13 @@ class State:
             group_seconds=config.group_seconds,
             avoid_seconds=config.timings.avoid,
             longest_avoid_seconds=config.timings.longest_avoid,
+            decision_seconds=config.decision_seconds,
+            group_decision_seconds=config.group_decision_seconds,
         )
-        decisions = Decisions(settings, time.thread_time)
+        journal = Journal()
+        answers = env.answers_of(journal, settings, config, env.metrics)
         follow(
-            decisions.apply,
+            journal.apply,
             pods=informers.pods,
             nodes=informers.nodes,
             slices=informers.slices,
@@ -109,10 +148,14 @@ class State:
         )
         freed: Signal[[]] = Signal()
         pool_changed: Signal[[PoolID]] = Signal()
+        assume_cache = AssumeCache(informers.claims, journal, freed)
+        pools = PoolStates(policy, journal.apply, pool_changed)
         return cls(
-            decisions=decisions,
-            assume_cache=AssumeCache(informers.claims, decisions.apply, freed),
-            pools=PoolStates(policy, decisions.apply, pool_changed),
+            journal=journal,
+            answers=answers,
+            assume_cache=assume_cache,
+            pools=pools,
+            owners=CurrentOwners(config.drivers, pools, informers.slices, informers.classes),
             freed=freed,
             pool_changed=pool_changed,
         )
@@ -202,7 +245,7 @@ class Allocation:
     def of(cls, env: Environment, state: State, publishing: Publishing) -> Allocation:
         """Connect the parts."""
         config, informers, metrics = env.config, env.informers, env.metrics
-        decisions, assume_cache = state.decisions, state.assume_cache
+        assume_cache, owners = state.assume_cache, state.owners
         writer = Writer(env.client, assume_cache, env.clock)
         deallocator = Deallocator(writer)
 
@@ -211,7 +254,8 @@ class Allocation:
 
         wakeups = _wakeups(env, state, deallocator, mode)
         allocator = Allocator(
-            decisions,
+            Decider(state.journal, state.answers, env.clock, state.freed),
+            state.journal,
             assume_cache,
             wakeups,
             writer,
@@ -222,11 +266,9 @@ class Allocation:
             mode,
             informers.pods,
         )
-        unused = UnusedAllocations(
-            config.drivers, informers.pods, assume_cache, decisions, deallocator, wakeups
-        )
+        unused = UnusedAllocations(config.drivers, informers.pods, assume_cache, owners, deallocator, wakeups)
         doubles = _doubles(env, state, deallocator)
-        for queue in (wakeups.queue, wakeups.unused, doubles.queue):
+        for queue in (wakeups.queue, wakeups.slow, wakeups.unused, doubles.queue):
             metrics.watch_queue(queue.name, queue.__len__)
         return cls(wakeups, allocator, unused, doubles, config.workers)
 
@@ -234,6 +276,8 @@ class Allocation:
         """Start the loops. The informers must be synced: what is taken must be known."""
         allocate = traced("allocate", self.allocator.reconcile)
         tasks.create_task(self.wakeups.queue.process(allocate, workers=self.workers))
+        slowly = traced("allocate slowly", self.allocator.reconcile_slowly)
+        tasks.create_task(self.wakeups.slow.process(slowly, workers=_SLOW_WORKERS))
         tasks.create_task(self.wakeups.unused.process(self.unused.reconcile))
         tasks.create_task(self.doubles.queue.process(self.doubles.reconcile))
 
@@ -267,7 +311,8 @@ def _wakeups(
         env.config.timings,
         env.clock,
         mode,
-        state.decisions,
+        state.journal,
+        state.owners,
         state.assume_cache,
         deallocator,
         pods=informers.pods,
@@ -286,7 +331,7 @@ def _doubles(env: Environment, state: State, deallocator: Deallocator) -> Double
     doubles = DoubleAllocations(
         env.config.drivers,
         state.assume_cache,
-        state.decisions,
+        state.owners,
         deallocator,
         env.recorder,
         claims=env.informers.claims,

@@ -75,6 +75,9 @@ class ControllerConfig:
         admission: webhooks; if None, they are not served.
         group_seconds: how long members of a group may hold devices while others of it are missing.
         workers: pods whose allocations are written at the same time.
+        decision_seconds: CPU time that a decision about a pod may take.
+        group_decision_seconds: likewise about all pods of a group.
+        decision_memory: bytes that a decision may take.
         timings: how long to wait for what.
 
     Raises:
@@ -98,6 +101,9 @@ class ControllerConfig:
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
     group_seconds: float = 30.0
+    decision_seconds: float = 2.0
+    group_decision_seconds: float = 10.0
+    decision_memory: int = 256 << 20
     timings: Timings = Timings()
 
     def __post_init__(self) -> None:
@@ -124,6 +130,14 @@ class ControllerConfig:
             )
         if not 0 <= self.group_seconds <= 86_400:
             findings.append(f"--group-timeout {self.group_seconds:g}: must be between 0 and 86400 seconds")
+        for flag, seconds in (
+            ("--decision-seconds", self.decision_seconds),
+            ("--group-decision-seconds", self.group_decision_seconds),
+        ):
+            if not 0.1 <= seconds <= 600:
+                findings.append(f"{flag} {seconds:g}: must be between 0.1 and 600 seconds")
+        if not 16 << 20 <= self.decision_memory <= 1 << 40:
+            findings.append(f"--decision-memory {self.decision_memory >> 20}: must be at least 16 MiB")
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):

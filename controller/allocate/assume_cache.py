@@ -6,9 +6,8 @@ write, until the informer shows either the allocation or something newer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from controller.allocate.decide import Change, ClaimAssumed, ClaimGone, ClaimSeen, ClaimView
+from controller.allocate.journal import Journal
 from controller.allocate.signal import Signal
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
@@ -24,15 +23,13 @@ class AssumeCache:
 
     Args:
         claims: followed from now on.
-        apply: takes each change, before other parts hear of it.
+        journal: takes each change, before other parts hear of it.
         freed: sent when devices may have become free.
     """
 
-    def __init__(
-        self, claims: Informer[ResourceClaim], apply: Callable[[Change], None], freed: Signal[[]]
-    ) -> None:
+    def __init__(self, claims: Informer[ResourceClaim], journal: Journal, freed: Signal[[]]) -> None:
         self._claims = claims
-        self._apply = apply
+        self._journal = journal
         self._freed = freed
         self._view = ClaimView()
         # Answers to our writes that the informer has not shown yet.
@@ -50,8 +47,12 @@ class AssumeCache:
         return self._view.is_assumed(claim)
 
     def assumed_in(self, pool: PoolID) -> bool:
-        """Return whether an allocation from the pool is being written."""
-        return self._view.assumed_in(pool)
+        """Return whether an allocation from the pool is being written, or may be on its way.
+
+        An answer that is awaited may not know yet that the pool is blocked. It is dropped when it comes, so
+        this is the second of two locks.
+        """
+        return self._view.assumed_in(pool) or self._journal.freshness.is_undecided(pool)
 
     def taken(self, pool: PoolID) -> PoolState:
         """Return what is taken of a pool: allocated or assumed."""
@@ -122,6 +123,6 @@ class AssumeCache:
         self._report(ClaimAssumed(key, uid, allocation), freed=freed)
 
     def _report(self, change: Change, *, freed: bool) -> None:
-        self._apply(change)
+        self._journal.apply(change)
         if freed:
             self._freed.send()

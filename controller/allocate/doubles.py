@@ -19,7 +19,7 @@ import structlog
 
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.deallocation import Deallocator
-from controller.allocate.decide import Decisions, PoolsQuestion
+from controller.allocate.pool_owners import CurrentOwners
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim, ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
@@ -54,7 +54,7 @@ class DoubleAllocations:
         self,
         drivers: Collection[DriverName],
         assume_cache: AssumeCache,
-        decisions: Decisions,
+        owners: CurrentOwners,
         deallocator: Deallocator,
         recorder: EventRecorder,
         *,
@@ -66,7 +66,7 @@ class DoubleAllocations:
         Args:
             drivers: whose pools are looked at.
             assume_cache: the newest version of each claim.
-            decisions: know whose a pool is.
+            owners: know whose a pool is.
             deallocator: for what is tentative.
             recorder: for Events.
             claims: with the index ``HELD_INDEX``.
@@ -77,7 +77,7 @@ class DoubleAllocations:
         self._recorder = recorder
         self._claims = claims
         self._slices_of = slices_of
-        self._decisions = decisions
+        self._owners = owners
         self._deallocator = deallocator
         self._found: dict[PoolID, int] = {}
         self.queue: WorkQueue[PoolID] = WorkQueue("double allocations", max_delay=30.0)
@@ -132,7 +132,7 @@ class DoubleAllocations:
 
     def _is_ours(self, allocation: AllocationResult) -> bool:
         """Return whether this controller decides on all devices of an allocation."""
-        return self._decisions.allocators(PoolsQuestion.about(allocation)).ours
+        return self._owners.are_ours(allocation)
 
     def _holders(self, pool: PoolID) -> dict[ObjectKey, ResourceClaim]:
         newest = (self._assume_cache.get(c.key) for c in self._claims.by_index(HELD_INDEX, pool))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import structlog
@@ -11,25 +10,28 @@ import structlog
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
-    Decisions,
     GroupMembers,
     GroupWrite,
+    Hard,
+    Lane,
     PodAnswer,
     PodExpected,
     PodID,
-    PodQuestion,
     Proceed,
     Refuse,
     Wait,
     Write,
     is_finished,
 )
+from controller.allocate.decider import Answered, Decider
+from controller.allocate.journal import Journal
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.metrics import Metrics
 from controller.observe.tracing import span
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.names import DECISION_LIMIT_CONDITION
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer
@@ -43,11 +45,12 @@ log = structlog.get_logger(__name__)
 
 
 class Allocator:
-    """Works on pods. Decisions are made one at a time, writes of several pods go on side by side."""
+    """Works on pods. Questions and writes of several pods go on side by side."""
 
     def __init__(
         self,
-        decisions: Decisions,
+        decider: Decider,
+        journal: Journal,
         assume_cache: AssumeCache,
         wakeups: Wakeups,
         writer: Writer,
@@ -61,7 +64,8 @@ class Allocator:
         """Connect the parts.
 
         Args:
-            decisions: what is to be done about a pod.
+            decider: asked what is to be done about a pod.
+            journal: learns where pods will run.
             assume_cache: what is decided is assumed at once.
             wakeups: pods to be looked at, and those that wait.
             writer: of allocations and gates.
@@ -72,7 +76,8 @@ class Allocator:
             mode: who allocates at present; SCHEDULER: gates are removed, nothing is allocated.
             pods: all namespaces.
         """
-        self._decisions = decisions
+        self._decider = decider
+        self._journal = journal
         self._assume_cache = assume_cache
         self._wakeups = wakeups
         self._writer = writer
@@ -103,6 +108,17 @@ class Allocator:
         Raises:
             ApiError: a write was refused.
         """
+        await self._look(key, Lane.FAST)
+
+    async def reconcile_slowly(self, key: ObjectKey) -> None:
+        """Do what ``reconcile`` does where the question takes much work.
+
+        Raises:
+            ApiError: a write was refused.
+        """
+        await self._look(key, Lane.SLOW)
+
+    async def _look(self, key: ObjectKey, lane: Lane) -> None:
         pod = self._pods.get(key)
         if pod is None:
             return
@@ -120,8 +136,37 @@ class Allocator:
             await self._proceed(pod)
             return
         self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())
-        answer = self._ask(key)
+        progress = self._wakeups.progress
+        with span("decide"):
+            found = await self._decider.decide(pod, lane)
+        if found is None:
+            self._metrics.outdated_answers.inc()
+            self._wakeups.queue.add(key)
+            return
+        answer, answered = found
+        if not answer.remembered:
+            self._metrics.decision_seconds.observe(answer.seconds)
+        now = self._pods.get(key)
+        if now is not pod and (now is None or not _same_for_the_answer(now, pod)):
+            self._decider.release(answered)
+            self._wakeups.queue.add(key)
+            return
+        await self._carry_out(pod, answer, answered)
+        if self._wakeups.progress != progress:
+            self._look_again(pod, answer)
+
+    def _look_again(self, pod: Pod, answer: PodAnswer) -> None:
+        """Look again at a pod that waits although something that the answer did not know may help it."""
+        if isinstance(answer.decision, Refuse):
+            self._wakeups.look_again()
+        elif isinstance(answer.decision, Proceed) and answer.decision.theirs:
+            self._wakeups.queue.add(pod.key)
+
+    async def _carry_out(self, pod: Pod, answer: PodAnswer, answered: Answered) -> None:
+        # No await between the answer and what is done about it: what it rests on is as it was.
         match answer.decision:
+            case Hard():
+                self._delay(pod)
             case Wait():
                 self._wait(pod, answer.group, answer.decision)
             case Proceed(node, theirs):
@@ -129,18 +174,17 @@ class Allocator:
             case Refuse():
                 await self._refuse(pod, answer, answer.decision)
             case Write():
-                await self._write(pod, answer.decision)
+                await self._write(pod, answered, answer.decision)
             case GroupWrite():
                 assert answer.group is not None
-                await self._write_group(answer.group, answer.decision)
+                await self._write_group(answer.group, answered, answer.decision)
 
-    def _ask(self, key: ObjectKey) -> PodAnswer:
-        started = time.perf_counter()
-        with span("decide"):
-            answer = self._decisions.decide(PodQuestion(key, self._clock.monotonic()))
-        if not answer.remembered:
-            self._metrics.decision_seconds.observe(time.perf_counter() - started)
-        return answer
+    def _delay(self, pod: Pod) -> None:
+        """Have a pod wait for its turn in the slow lane."""
+        if pod.key not in self._wakeups.pending:
+            text = "the decision about its claims takes much work; it is made beside those of other pods"
+            self._recorder.event(PODS, pod, "Normal", "DecisionDelayed", text)
+        self._wakeups.slow.add(pod.key)
 
     def _wait(self, pod: Pod, group: GroupMembers | None, decision: Wait) -> None:
         log.debug("pod waits", pod=str(pod.key), reason=decision.reason)
@@ -174,6 +218,8 @@ class Allocator:
 
     async def _ungate(self, pod: Pod) -> None:
         if is_gated(pod) and pod.metadata.uid not in self._ungated:
+            if _is_at_limit(pod):
+                await self._writer.note_limit(pod, "")
             await self._writer.ungate(pod)
             if self._pods.get(pod.key) is not None:  # the uid of a pod that is gone would never be forgotten
                 self._ungated.add(pod.metadata.uid)
@@ -184,7 +230,7 @@ class Allocator:
         return pod if pod is not None and pod.metadata.uid == pod_id.uid else None
 
     def _expect(self, pod: Pod, node: str | None) -> None:
-        self._decisions.apply(PodExpected(PodID(pod.key, pod.metadata.uid), node))
+        self._journal.apply(PodExpected(PodID(pod.key, pod.metadata.uid), node))
 
     # --- the claims cannot be allocated now -----------------------------------------------------------------
 
@@ -212,6 +258,8 @@ class Allocator:
         if answer.next_node is not None:
             # No event says when a node may be tried again, and the event that led here has undone the delay.
             queue.add_after(pod.key, answer.next_node)
+        if answer.gave_up:
+            await self._writer.note_limit(pod, refusal.message)
         if refusal.claims or is_gated(pod):  # else it is not ours; kube-scheduler says what is wrong with it
             self._report_refusal(pod, answer, refusal)
             if refusal.elsewhere:
@@ -223,11 +271,15 @@ class Allocator:
 
     def _report_refusal(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
         avoided = {node: round(seconds, 1) for node, seconds in answer.avoided}
+        # A limit of ours says nothing about the cluster, and the pod's author can do something about it.
+        reason = "DecisionLimit" if answer.gave_up else "FailedAllocation"
+        if answer.gave_up and not answer.remembered:
+            self._metrics.stopped_decisions.inc()
         self._metrics.allocations.labels("refused").inc()
         log.info("pod cannot be served now", pod=str(pod.key), reason=refusal.message, avoided=avoided)
-        self._recorder.event(PODS, pod, "Warning", "FailedAllocation", refusal.message)
+        self._recorder.event(PODS, pod, "Warning", reason, refusal.message)
         for claim in refusal.claims:
-            self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", "FailedAllocation", refusal.message)
+            self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", reason, refusal.message)
 
     def _report_to_others(self, pod: Pod, group: GroupMembers, refusal: Refuse) -> None:
         """Report to the other members of a group why they wait; nothing else may lead to a look at them."""
@@ -241,9 +293,9 @@ class Allocator:
 
     # --- allocations ----------------------------------------------------------------------------------------
 
-    async def _write(self, pod: Pod, decision: Write) -> None:
-        # No await between the decision and here: no other decision can have taken the same devices.
-        self._take(pod, decision)
+    async def _write(self, pod: Pod, answered: Answered, decision: Write) -> None:
+        with self._decider.accepting(answered):
+            self._take(pod, decision)
         bound = pod if pod.spec.node_name else None
         left = list(decision.allocations)
         try:
@@ -267,7 +319,7 @@ class Allocator:
         self._allocated(pod)
         await self._proceed(pod)
 
-    async def _write_group(self, group: GroupMembers, decision: GroupWrite) -> None:
+    async def _write_group(self, group: GroupMembers, answered: Answered, decision: GroupWrite) -> None:
         """Write all allocations of a group.
 
         Where one is refused, the next decision completes the group or deallocates the rest.
@@ -278,9 +330,11 @@ class Allocator:
         found = [(self._pod(pod_id), write) for pod_id, write in decision.writes]
         writes = [(pod, write) for pod, write in found if pod is not None]
         if len(writes) < len(found):
+            self._decider.release(answered)
             return  # the end of a member leads to another decision
-        for pod, write in writes:
-            self._take(pod, write)
+        with self._decider.accepting(answered):
+            for pod, write in writes:
+                self._take(pod, write)
         problems = await self._write_side_by_side(writes)
         log.info(
             "group could not be allocated" if problems else "group allocated",
@@ -330,3 +384,18 @@ class Allocator:
 
     def _failed(self, error: ApiError) -> None:
         self._metrics.allocations.labels("conflict" if error.code in (404, 409) else "error").inc()
+
+
+def _same_for_the_answer(now: Pod, before: Pod) -> bool:
+    """Return whether what is known of a pod by now leaves an answer about it as it is."""
+    return (
+        now.metadata.uid == before.metadata.uid
+        and now.spec == before.spec
+        and now.metadata.deletion_timestamp == before.metadata.deletion_timestamp
+        and is_finished(now) == is_finished(before)
+    )
+
+
+def _is_at_limit(pod: Pod) -> bool:
+    conditions = pod.status.conditions
+    return any(c.get("type") == DECISION_LIMIT_CONDITION and c.get("status") == "True" for c in conditions)

@@ -6,7 +6,8 @@ import structlog
 
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.deallocation import Deallocator
-from controller.allocate.decide import CLAIM_INDEX, Decisions, PoolsQuestion, is_finished
+from controller.allocate.decide import CLAIM_INDEX, is_finished
+from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import DriverName, ObjectKey
@@ -30,7 +31,7 @@ class UnusedAllocations:
         drivers: tuple[DriverName, ...],
         pods: Informer[Pod],
         assume_cache: AssumeCache,
-        decisions: Decisions,
+        owners: CurrentOwners,
         deallocator: Deallocator,
         wakeups: Wakeups,
     ) -> None:
@@ -40,14 +41,14 @@ class UnusedAllocations:
             drivers: ours.
             pods: with the index ``CLAIM_INDEX``.
             assume_cache: the newest version of each claim.
-            decisions: know whose a pool is.
+            owners: know whose a pool is.
             deallocator: does it.
             wakeups: claims that are looked at again when something changes.
         """
         self._drivers = frozenset(drivers)
         self._pods = pods
         self._assume_cache = assume_cache
-        self._decisions = decisions
+        self._owners = owners
         self._deallocator = deallocator
         self._wakeups = wakeups
 
@@ -70,8 +71,7 @@ class UnusedAllocations:
         if any(not (is_finished(pod) or foreign_gates(pod)) for pod in users):
             return
         allocation = claim.status.allocation
-        pools = self._decisions.allocators(PoolsQuestion.about(allocation))
-        if not (pools.ours or pools.left_to_scheduler):
+        if not (self._owners.are_ours(allocation) or self._owners.are_left_to_scheduler(allocation)):
             # The pool may be changing hands, or its node is away: then it is looked at again.
             if any(r.driver in self._drivers for r in allocation.devices.results):
                 self._wakeups.unused_later.add(key)

@@ -13,18 +13,18 @@ from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
     CLAIM_INDEX,
     GROUP_INDEX,
-    Decisions,
     NodeTurnedDown,
     PodExpected,
     PodID,
-    PoolsQuestion,
     claims_of,
     groups_of,
     is_finished,
     node_of,
     same_for_pods,
 )
+from controller.allocate.journal import Journal
 from controller.allocate.pending import PendingPods
+from controller.allocate.pool_owners import CurrentOwners
 from controller.config import Timings
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey
@@ -43,7 +43,8 @@ class Wakeups:
     """Queues of what is to be looked at, filled by events.
 
     Attributes:
-        queue: pods to be looked at.
+        queue: pods to be looked at; namespaces take turns.
+        slow: pods whose questions belong into the slow lane; likewise.
         unused: claims that perhaps no pod uses.
         pending: pods that could not be served; the first of each signature is tried when something changes.
         passed: pods left to kube-scheduler with claims that are not allocated: what is not ours now may
@@ -56,7 +57,8 @@ class Wakeups:
         timings: Timings,
         clock: Clock,
         mode: Callable[[], PoolAllocator],
-        decisions: Decisions,
+        journal: Journal,
+        owners: CurrentOwners,
         assume_cache: AssumeCache,
         deallocator: Deallocator,
         *,
@@ -71,7 +73,8 @@ class Wakeups:
             timings: how long to wait for what.
             clock: for the times from which nodes are avoided.
             mode: who allocates at present.
-            decisions: learn which nodes kube-scheduler turned down.
+            journal: learns which nodes kube-scheduler turned down.
+            owners: know whether pools have changed hands.
             assume_cache: the newest version of each claim.
             deallocator: knows which deallocations are ours.
             pods: with the indices ``CLAIM_INDEX`` and ``GROUP_INDEX``.
@@ -82,13 +85,16 @@ class Wakeups:
         self._timings = timings
         self._clock = clock
         self._mode = mode
-        self._decisions = decisions
+        self._journal = journal
+        self._owners = owners
+        self._changes = 0
         self._assume_cache = assume_cache
         self._deallocator = deallocator
         self._informer = pods
         self._passed_at = (PoolAllocator.CONTROLLER, -1)
         self._timer: asyncio.TimerHandle | None = None
-        self.queue: WorkQueue[ObjectKey] = WorkQueue("allocator", max_delay=30.0)
+        self.queue: WorkQueue[ObjectKey] = WorkQueue("allocator", max_delay=30.0, tenant=_namespace)
+        self.slow: WorkQueue[ObjectKey] = WorkQueue("slow decisions", max_delay=30.0, tenant=_namespace)
         self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
         self.pending = PendingPods()
         self.passed: set[ObjectKey] = set()
@@ -106,14 +112,28 @@ class Wakeups:
     def close(self) -> None:
         """Cancel timers."""
         self.queue.close()
+        self.slow.close()
         self.unused.close()
         if self._timer is not None:
             self._timer.cancel()
 
     # --- changes for the better -----------------------------------------------------------------------------
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Another value whenever something has changed that may help a pod that waits, or one left to others.
+
+        An answer that was asked for before does not know of it, and its pod was not waiting yet.
+        """
+        return self._changes, self._owners.version
+
     def wake(self) -> None:
         """Look at waiting pods again soon: something has changed for the better, perhaps."""
+        self._changes += 1
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Look at waiting pods again soon: one of them did not know of the last change."""
         if self._timer is None and (len(self.pending) or self.passed or self.unused_later):
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timings.wake, self._wake_now)
@@ -125,7 +145,7 @@ class Wakeups:
         later, self.unused_later = self.unused_later, set()
         for key in later:
             self.unused.add(key)
-        now = (self._mode(), self._decisions.allocators(PoolsQuestion()).ownership)
+        now = (self._mode(), self._owners.version)
         if self.passed and now != self._passed_at:
             for key in self.passed:
                 self.queue.add(key)
@@ -200,8 +220,8 @@ class Wakeups:
             # Where the claim was reserved for others only, the controller-manager took it from those.
             if node is None or not waits or (holders and uid not in holders):
                 continue
-            self._decisions.apply(NodeTurnedDown(uid, node, self._clock.monotonic()))
-            self._decisions.apply(PodExpected(PodID(pod.key, uid), None))
+            self._journal.apply(NodeTurnedDown(uid, node, self._clock.monotonic()))
+            self._journal.apply(PodExpected(PodID(pod.key, uid), None))
             log.info(
                 "kube-scheduler could not place the pod and deallocated; trying elsewhere",
                 pod=str(pod.key),
@@ -212,3 +232,7 @@ class Wakeups:
     def _node_updated(self, old: Node, node: Node) -> None:
         if not same_for_pods(old, node):
             self.wake()
+
+
+def _namespace(key: ObjectKey) -> str:
+    return key.namespace

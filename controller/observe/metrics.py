@@ -67,8 +67,24 @@ class Metrics:
         )
         self.decision_seconds = Histogram(
             f"{prefix}_decision_seconds",
-            "How long one decision took, about a pod or about all pods of a group.",
+            "CPU time of one decision, about a pod or about all pods of a group.",
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.outdated_answers = Counter(
+            f"{prefix}_outdated_answers",
+            "Decisions that were not put into effect because what they rest on had changed.",
+            registry=self.registry,
+        )
+        self.worker_restarts = Counter(
+            f"{prefix}_worker_restarts",
+            "Ends of the process that decides: limit (a decision took too much), ended.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.stopped_decisions = Counter(
+            f"{prefix}_stopped_decisions",
+            "Decisions that met a limit in the slow lane.",
             registry=self.registry,
         )
         self.admissions = Counter(

@@ -10,6 +10,7 @@ __all__ = [
     "CLAIM_FINALIZER",
     "CONTROLLER_FIELD_MANAGER",
     "CONTROLLER_TAINT",
+    "DECISION_LIMIT_CONDITION",
     "DEFAULT_DRIVER_NAME",
     "EXTENDED_RESOURCE_ANNOTATION",
     "GROUP_DOMAIN_ANNOTATION",
@@ -43,6 +44,9 @@ CONTROLLER_TAINT: Final = "dra-driver.dev/controller"
 # (value "controller").
 ALLOCATION_GATE: Final = "dra-driver.dev/allocation"
 ALLOCATOR_LABEL: Final = "dra-driver.dev/allocator"
+
+# Condition of a pod: the decision about its claims takes more work or memory than one may take.
+DECISION_LIMIT_CONDITION: Final = "dra-driver.dev/DecisionLimit"
 
 # On pods, or on claims, that are allocated all or none: the group's name and its number of pods.
 GROUP_LABEL: Final = "dra-driver.dev/group"

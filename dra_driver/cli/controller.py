@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
     )
+    _add_limits(parser)
 
 
 def _add_allocation(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +71,33 @@ def _add_allocation(parser: argparse.ArgumentParser) -> None:
         default=NodePolicy.PACK.value,
         help="which one best-fit chooses of nodes that are equally good: the fullest (pack) or the emptiest "
         "(spread), unless a DevicePolicy says it; default: pack",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_argument_group(
+        "limits of decisions", "A pod whose decision meets one waits, and gets the Event DecisionLimit."
+    )
+    limits.add_argument(
+        "--decision-seconds",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="CPU time that a decision about a pod may take; default: 2",
+    )
+    limits.add_argument(
+        "--group-decision-seconds",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="CPU time that a decision about all pods of a group may take; default: 10",
+    )
+    limits.add_argument(
+        "--decision-memory",
+        type=int,
+        default=256,
+        metavar="MIB",
+        help="memory that a decision may take; default: 256",
     )
 
 
@@ -172,6 +200,9 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
         web_host=args.web_host,
         workers=args.workers,
         group_seconds=args.group_timeout,
+        decision_seconds=args.decision_seconds,
+        group_decision_seconds=args.group_decision_seconds,
+        decision_memory=args.decision_memory << 20,
         node_labels=args.node_labels,
         timings=timings or Timings(),
     )

@@ -36,6 +36,7 @@ from typing import Any
 
 import structlog
 import yaml
+from controller_harness import inline
 
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings
@@ -309,7 +310,7 @@ class Scenario:
     async def _run_controller(self) -> None:
         config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, group_seconds=1.0, timings=QUICK)
         async with await KubeApi.connect(self.root / "kubeconfig", user_agent="controller") as api:
-            await Controller(api, config).run()
+            await Controller(api, config, answers_of=inline).run()
 
     async def _add_node(self, name: str) -> None:
         layout = NodeLayout(self.root / name)

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import virtual_time
 from fake_client import FakeClient, unreachable
+from late_answers import late
 
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings
@@ -261,14 +262,14 @@ class Schedule:
     async def play(self) -> None:
         for restart in range(3):
             self.chance = random.Random(f"{self.seed}/{restart}")
-            async with controller(self.cluster):
+            async with controller(self.cluster, self.seed):
                 for step in range(self.chance.randint(4, 12)):
                     # What is there to choose from depends on the controller, and so may the number of draws.
                     self.chance = random.Random(f"{self.seed}/{restart}/{step}")
                     await asyncio.sleep(self.chance.random() * 0.1)
                     self.others()
         self.stop_faults()
-        async with controller(self.cluster):
+        async with controller(self.cluster, self.seed):
             await self.settle()
             assert self.found == []
             count = len(self.cluster.writes)
@@ -370,10 +371,12 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def controller(cluster: FakeClient) -> AsyncIterator[None]:
+async def controller(cluster: FakeClient, seed: int) -> AsyncIterator[None]:
     timings = Timings(avoid=0.1, longest_avoid=0.3, drain=0.1, settle=0.02)
     config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, timings=timings)
-    task = asyncio.create_task(Controller(cluster, config, virtual_time.LoopClock()).run())
+    task = asyncio.create_task(
+        Controller(cluster, config, virtual_time.LoopClock(), answers_of=late(0.3, seed, restarts=0.05)).run()
+    )
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,8 +15,13 @@ from builders import NAMESPACE as NS
 from builders import PROTECTED, request
 from fake_client import FakeClient
 
+from controller.allocate.decide import Settings
+from controller.allocate.decider import Answers, Inline
+from controller.allocate.journal import Journal
 from controller.app import Controller
+from controller.assembly import AnswersOf
 from controller.config import ControllerConfig
+from controller.observe.metrics import Metrics
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.meta import DriverName
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
@@ -30,6 +36,7 @@ __all__ = [
     "classes",
     "cluster_of",
     "controlling",
+    "inline",
     "node",
     "nothing",
     "pod",
@@ -137,15 +144,22 @@ class Harness:
         return [d for c in self.cluster.all(RESOURCE_CLAIMS) for d in self.devices(c.metadata.name)]
 
 
+def inline(journal: Journal, settings: Settings, _config: ControllerConfig, _metrics: Metrics) -> Answers:
+    """Return answers that are worked out in this process: in virtual time no other one can be waited for."""
+    return Inline(journal, settings, time.thread_time)
+
+
 Scenario = Callable[[Harness], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def controlling(cluster: FakeClient, **config: Any) -> AsyncIterator[Harness]:
+async def controlling(
+    cluster: FakeClient, answers_of: AnswersOf = inline, **config: Any
+) -> AsyncIterator[Harness]:
     """Run a controller that has settled; it has ended when the block ends."""
     clock = Clock()
     settings = ControllerConfig(drivers=(OURS,), leader_elect=False, **config)
-    controller = Controller(cluster, settings, clock)
+    controller = Controller(cluster, settings, clock, answers_of=answers_of)
     task = asyncio.create_task(controller.run())
     harness = Harness(cluster, clock, controller)
     try:
@@ -158,9 +172,9 @@ async def controlling(cluster: FakeClient, **config: Any) -> AsyncIterator[Harne
             await task
 
 
-def run(cluster: FakeClient, scenario: Scenario, **config: Any) -> None:
+def run(cluster: FakeClient, scenario: Scenario, answers_of: AnswersOf = inline, **config: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(30), controlling(cluster, **config) as harness:
+        async with asyncio.timeout(30), controlling(cluster, answers_of, **config) as harness:
             await scenario(harness)
 
     virtual_time.run(main())

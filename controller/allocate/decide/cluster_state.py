@@ -6,12 +6,13 @@ from collections.abc import Collection, Set
 
 from controller.allocate.decide.activity import BusyDevices
 from controller.allocate.decide.objects import Collected, Objects
-from controller.allocate.decide.ownership import Owner, OwnershipIndex
+from controller.allocate.decide.ownership import OwnershipIndex
+from controller.allocate.decide.pool_owners import Owner, PoolOwners
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceSlice
-from dra_driver.ownership import PoolID, is_protected
+from dra_driver.ownership import PoolID
 from dra_driver.structured import AllocatedState, Snapshot, concerns, with_rules
 
 __all__ = ["ClusterState"]
@@ -28,7 +29,6 @@ class ClusterState:
     """
 
     def __init__(self, drivers: Collection[DriverName]) -> None:
-        self._drivers = drivers
         self.nodes: Objects[Node] = Objects()
         self._all_slices: Objects[ResourceSlice] = Objects()
         self._busy = BusyDevices()
@@ -38,9 +38,7 @@ class ClusterState:
         # Rules add taints to what the slices say. Decisions see them; whose a pool is, they do not change.
         self._rule_changes: Collected[DeviceTaintRule] = Collected()
         self._rules: dict[str, DeviceTaintRule] = {}
-        # Slice → pool; pool → slice → whether all its devices are protected (slices with devices only).
-        self._pool_of: dict[str, PoolID] = {}
-        self._protected: dict[PoolID, dict[str, bool]] = {}
+        self._owners = PoolOwners(drivers)
         self.snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
         self.ownership = OwnershipIndex(drivers)
         self.own: set[PoolID] = set()
@@ -48,7 +46,7 @@ class ClusterState:
     @property
     def pools(self) -> Set[PoolID]:
         """All pools with devices."""
-        return self._protected.keys()
+        return self._owners.pools
 
     # --- changes --------------------------------------------------------------------------------------------
 
@@ -97,10 +95,9 @@ class ClusterState:
         slices += self._of_pools(self._busy.take(), gone | {s.metadata.name for s in slices})
         slices += self._of_rules(gone | {s.metadata.name for s in slices})
         slices = list(map(self._busy.marked, slices))
-        touched = {pool for name in gone if (pool := self._drop(name)) is not None}
+        touched = {pool for name in gone if (pool := self._owners.remove(name)) is not None}
         for slice_ in slices:
-            old = self._drop(slice_.metadata.name)
-            touched |= {self._note(slice_)} if old is None else {old, self._note(slice_)}
+            touched |= self._owners.put(slice_)
         snapshot = self.snapshot
         if slices or gone:
             rules = self._rules.values()
@@ -110,7 +107,7 @@ class ClusterState:
         if self._nodes:
             snapshot = snapshot.with_nodes(*self._nodes.take())
         self.snapshot = snapshot
-        owners = {pool: self.owner(pool) for pool in touched}
+        owners = {pool: self._owners.of(pool) for pool in touched}
         for pool, owner in owners.items():
             if owner is Owner.OURS:
                 self.own.add(pool)
@@ -121,7 +118,7 @@ class ClusterState:
 
     def _of_pools(self, pools: Collection[PoolID], known: Collection[str]) -> list[ResourceSlice]:
         """Return the slices with devices of some pools, without those that are known already."""
-        names = (name for pool in pools for name in self._protected.get(pool, ()) if name not in known)
+        names = (name for pool in pools for name in self._owners.slices(pool) if name not in known)
         found = map(self._all_slices.by_name, names)
         return [slice_ for slice_ in found if slice_ is not None]
 
@@ -139,25 +136,6 @@ class ClusterState:
             if s.metadata.name not in known and any(concerns(r, s) for r in touched)
         ]
 
-    def _note(self, slice_: ResourceSlice) -> PoolID:
-        pool = self._pool_of[slice_.metadata.name] = PoolID(slice_.spec.driver, slice_.spec.pool.name)
-        if slice_.spec.devices:
-            self._protected.setdefault(pool, {})[slice_.metadata.name] = is_protected(slice_)
-        return pool
-
-    def _drop(self, name: str) -> PoolID | None:
-        pool = self._pool_of.pop(name, None)
-        if pool is not None and pool in self._protected:
-            self._protected[pool].pop(name, None)
-            if not self._protected[pool]:
-                del self._protected[pool]
-        return pool
-
     def owner(self, pool: PoolID) -> Owner | None:
         """Return who allocates from the pool; None if it has no devices."""
-        slices = self._protected.get(pool)
-        if slices is None:
-            return None
-        if not all(slices.values()):
-            return Owner.OTHERS
-        return Owner.OURS if pool.driver in self._drivers else Owner.OTHER_CONTROLLER
+        return self._owners.of(pool)

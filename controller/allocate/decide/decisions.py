@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from controller.allocate.decide.claims import ClaimView
@@ -10,13 +10,16 @@ from controller.allocate.decide.cluster_state import ClusterState
 from controller.allocate.decide.gangs import Gang, Gangs, GroupProblem, signature_of_group
 from controller.allocate.decide.heavy import HeavyQuestions
 from controller.allocate.decide.messages import (
-    Allocators,
     Change,
     ClaimAssumed,
     ClaimGone,
     ClaimSeen,
+    Decision,
+    DecisionOverran,
     GroupMembers,
     GroupWrite,
+    Hard,
+    Lane,
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
@@ -25,7 +28,6 @@ from controller.allocate.decide.messages import (
     PodID,
     PodQuestion,
     PoolChanged,
-    PoolsQuestion,
     Refuse,
     Settings,
     Wait,
@@ -50,6 +52,7 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.resourceclaim import foreign_gates, is_generated
+from dra_driver.structured import Budget
 
 __all__ = ["Decisions", "requests_of", "signature_of"]
 
@@ -66,6 +69,7 @@ class Decisions:
     """
 
     def __init__(self, settings: Settings, work: Callable[[], float]) -> None:
+        self._settings = settings
         self._version = 0
         # Counts what may have changed for the better.
         self._improvements = 0
@@ -102,6 +106,13 @@ class Decisions:
                 self._pod_expected(pod_id, node_name)
             case NodeTurnedDown(uid, node_name, at):
                 self._backoff.add(uid, node_name, at)
+            case DecisionOverran(pod_key, at):
+                self._overran(pod_key, at)
+
+    def _overran(self, key: ObjectKey, at: float) -> None:
+        pod = self._pods.get(key)
+        if pod is not None:
+            self._heavy.gave_up(key.namespace, self._key(pod, self._gangs.of(pod)), at)
 
     def _improved(self, perhaps: bool) -> None:
         self._improvements += perhaps
@@ -161,51 +172,143 @@ class Decisions:
         elif not pod.spec.node_name and not is_finished(pod):
             self._usage.place(pod, node)
 
-    # --- questions ------------------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        """Work into the state what has been taken in, which else the next question does."""
+        self._decider.refresh()
 
-    def allocators(self, question: PoolsQuestion) -> Allocators:
-        """Return who allocates from some pools at present."""
-        return Allocators(
-            self._version,
-            self._decider.ownership_version,
-            self._decider.are_ours(question.pools),
-            self._decider.are_left_to_scheduler(question.pools),
-        )
+    # --- questions ------------------------------------------------------------------------------------------
 
     def decide(self, question: PodQuestion) -> PodAnswer:
         """Return what is to be done about a pod, or about all pods of its group."""
-        now = question.now
-        pod = self._pods.get(question.pod)
+        return self.remembered(question) or self.learn(question, self.work_out(question))
+
+    def remembered(self, question: PodQuestion) -> PodAnswer | None:
+        """Return an answer that takes no work; None where there is none."""
+        now, pod = question.now, self._pod(question.pod)
         if pod is None:
             return PodAnswer(self._version, Wait("the pod does not exist"))
         group = self._gangs.of(pod)
-        if group is None:
-            answer = self._decide_pod(pod, now)
-        elif isinstance(group, GroupProblem):
+        if isinstance(group, GroupProblem):
             refusal = Refuse(group.message, signature=signature_of_group(group.key))
-            answer = PodAnswer(self._version, refusal, GroupMembers(*group.key))
-        else:
-            answer = replace(self._decide_group(pod, group, now), group=group.described())
-        avoided = self._backoff.nodes(pod.metadata.uid, now)
-        return replace(answer, avoided=tuple(sorted(avoided.items())))
+            return self._complete(PodAnswer(self._version, refusal, GroupMembers(*group.key)), pod, now)
+        members = group.described() if group is not None else None
+        if group is not None:
+            known = self._gangs.known_refusal(group, self._improvements, now)
+            if known is not None:
+                return self._complete(PodAnswer(self._version, known, members), pod, now)
+        if not self._heavy:
+            return None
+        key = self._key(pod, group)
+        if (left := self._heavy.left(key, now)) > 0:
+            signature = signature_of_group(group.key) if group is not None else str(pod.key).encode()
+            refusal = Refuse(self._heavy.message(key), signature=signature)
+            gave_up = self._heavy.was_given_up(key)
+            answer = PodAnswer(self._version, refusal, members, pause=left, gave_up=gave_up)
+            return self._complete(answer, pod, now)
+        if question.lane is Lane.FAST and self._heavy.is_hard(pod.metadata.namespace, key, now):
+            return PodAnswer(self._version, Hard(), members)
+        return None
 
-    def _decide_pod(self, pod: Pod, now: float) -> PodAnswer:
-        namespace = pod.metadata.namespace
-        claims = (self._claims.get(key) for key in claims_of(pod))
-        question = namespace, requests_of(c for c in claims if c is not None and c.status.allocation is None)
-        if self._heavy and (left := self._heavy.left(question, now)) > 0:
-            refusal = Refuse(self._heavy.message(question), signature=str(pod.key).encode())
-            return PodAnswer(self._version, refusal, pause=left)
-        budget = self._heavy.budget(namespace, now)
+    def work_out(self, question: PodQuestion) -> PodAnswer:
+        """Work out the answer to a question that none is remembered for; nothing is remembered by this.
+
+        So it can be done in a copy of the process. ``learn`` completes the answer.
+        """
+        now, pod = question.now, self._pod(question.pod)
+        if pod is None:
+            return PodAnswer(self._version, Wait("the pod does not exist"))
+        group = self._gangs.of(pod)
+        assert not isinstance(group, GroupProblem)
+        budget = self._budget(question, is_group=group is not None)
         avoid = self._backoff.nodes(pod.metadata.uid, now)
-        decision = self._decider.decide(pod, budget, avoid)
-        if isinstance(decision, NoFit):
-            refusal = self._refusal(pod, decision, avoid)
-            pause = self._heavy.refused(namespace, question, budget, refusal.message, now)
-            return PodAnswer(self._version, refusal, steps=budget.spent, pause=pause)
-        if isinstance(decision, Write):
-            self._heavy.served(namespace, question, budget, now)
-        return PodAnswer(self._version, decision, steps=budget.spent)
+        decision: Decision
+        gave_up = False
+        if group is not None:
+            decision = self._gangs.decide(group, budget, self._improvements, now)
+        else:
+            found = self._decider.decide(pod, budget, avoid)
+            gave_up = isinstance(found, NoFit) and found.gave_up
+            decision = self._refusal(pod, found, avoid) if isinstance(found, NoFit) else found
+        cut = budget.exhausted or budget.cut
+        answer = PodAnswer(
+            self._version,
+            decision,
+            group.described() if group is not None else None,
+            steps=budget.spent,
+            seconds=budget.seconds,
+            gave_up=gave_up or cut,
+            cut=cut,
+        )
+        return self._complete(answer, pod, now)
+
+    def learn(self, question: PodQuestion, answer: PodAnswer) -> PodAnswer:
+        """Remember what was worked out, as far as it spares work; return the answer with what follows."""
+        pod = self._pod(question.pod)
+        if pod is None:
+            return answer
+        namespace, key = pod.metadata.namespace, self._key(pod, self._gangs.of(pod))
+        if isinstance(answer.decision, Write | GroupWrite):
+            self._heavy.served(namespace, key, question.now)
+        elif isinstance(answer.decision, Refuse):
+            if answer.cut and question.lane is Lane.FAST:
+                self._heavy.gave_up(namespace, key, question.now)
+                return replace(answer, decision=Hard())
+            pause = self._heavy.refused(
+                namespace,
+                key,
+                answer.seconds,
+                answer.decision.message,
+                question.now,
+                gave_up=answer.gave_up,
+            )
+            return replace(answer, pause=pause)
+        return answer
+
+    def claim(self, key: ObjectKey) -> ResourceClaim | None:
+        """Return the newest version of a claim."""
+        return self._claims.get(key)
+
+    def stopped(self, question: PodQuestion, limit: str, seconds: float) -> PodAnswer:
+        """Return the answer to a question whose working out was stopped.
+
+        Args:
+            question: that was asked.
+            limit: that was met, such as ``2 s of CPU time``.
+            seconds: of CPU time that it took.
+        """
+        pod = self._pod(question.pod)
+        claims = [c for key in claims_of(pod) if (c := self._claims.get(key)) is not None] if pod else []
+        waiting = tuple(c for c in claims if c.status.allocation is None)
+        names = ", ".join(c.metadata.name for c in waiting) or "none"
+        refusal = Refuse(
+            f"the decision about claim {names} was stopped: it took more than {limit}; ask for fewer "
+            "alternatives, fewer devices in one claim, or with simpler selectors",
+            waiting,
+            signature=str(question.pod.key).encode(),
+        )
+        return self.learn(question, PodAnswer(self._version, refusal, steps=0, seconds=seconds, gave_up=True))
+
+    def _pod(self, pod_id: PodID) -> Pod | None:
+        pod = self._pods.get(pod_id.key)
+        return pod if pod is not None and pod.metadata.uid == pod_id.uid else None
+
+    def _budget(self, question: PodQuestion, *, is_group: bool) -> Budget:
+        if question.lane is Lane.FAST:
+            return self._heavy.fast_budget(question.now)
+        settings = self._settings
+        return self._heavy.budget(settings.group_decision_seconds if is_group else settings.decision_seconds)
+
+    def _key(self, pod: Pod, group: Gang | GroupProblem | None) -> Hashable:
+        """Return what makes two questions cost the same work."""
+        if group is not None:
+            return signature_of_group(group.key)
+        claims = (self._claims.get(key) for key in claims_of(pod))
+        asked = requests_of(c for c in claims if c is not None and c.status.allocation is None)
+        return pod.metadata.namespace, asked
+
+    def _complete(self, answer: PodAnswer, pod: Pod, now: float) -> PodAnswer:
+        avoided = self._backoff.nodes(pod.metadata.uid, now)
+        return replace(answer, avoided=tuple(sorted(avoided.items()))) if avoided else answer
 
     def _refusal(self, pod: Pod, decision: NoFit, avoid: Collection[str]) -> Refuse:
         entries = pod.spec.resource_claims
@@ -229,23 +332,6 @@ class Decisions:
             if all(c is not None and c.status.allocation is not None for c in needed):
                 return True
         return False
-
-    def _decide_group(self, pod: Pod, gang: Gang, now: float) -> PodAnswer:
-        namespace, signature = pod.metadata.namespace, signature_of_group(gang.key)
-        known = self._gangs.known_refusal(gang, self._improvements, now)
-        if known is not None:
-            return PodAnswer(self._version, known)
-        if self._heavy and (left := self._heavy.left(signature, now)) > 0:
-            refusal = Refuse(self._heavy.message(signature), signature=signature)
-            return PodAnswer(self._version, refusal, pause=left)
-        budget = self._heavy.budget(namespace, now)
-        decision = self._gangs.decide(gang, budget, self._improvements, now)
-        pause = 0.0
-        if isinstance(decision, Refuse):
-            pause = self._heavy.refused(namespace, signature, budget, decision.message, now)
-        elif isinstance(decision, GroupWrite):
-            self._heavy.served(namespace, signature, budget, now)
-        return PodAnswer(self._version, decision, steps=budget.spent, pause=pause)
 
 
 def signature_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]) -> bytes:

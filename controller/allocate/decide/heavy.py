@@ -1,39 +1,46 @@
 """How much work pods may cause, and which pods wait because of the work that they caused.
 
-Decisions run in the loop that also renews the lease, answers probes and publishes, and anybody who may create
-pods can ask for what takes long to decide. Three limits keep that from stopping the rest:
+Anybody who may create pods can ask for what takes long to decide. These limits keep that from holding up the
+pods of others:
 
-* A decision has a limit in CPU time.
+* In the fast lane, where all other questions wait, a decision has little CPU time; what needs more is asked
+  again in the slow lane, beside the others. Each decision that is given up halves what the fast lane gives to
+  the next ones, whoever asks; ten seconds later it has that back.
+* A namespace whose decisions were given up several times has all its questions in the slow lane; each minute
+  makes up for one of them.
 * A pod that was refused is not looked at again, whatever changes, for 20 times as long as the refusal took.
   Ordinary ones take less than a millisecond and wait for nothing. Where the decision was given up, the pause
   doubles each time.
-* Each decision that is given up halves the limit for the next ones of the same namespace; a minute without
-  one doubles it again.
 
 No pod is refused for good by any of this.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.structured import Budget
 
-__all__ = ["DECISION_SECONDS", "HeavyQuestions"]
+__all__ = ["FAST_SECONDS", "HeavyQuestions"]
 
-DECISION_SECONDS: Final = 0.5
-"""CPU time that one decision may take, for a pod or for all pods of a group."""
+FAST_SECONDS: Final = 0.2
+"""CPU time that a decision may take in the fast lane."""
 # CPU seconds; ordinary questions take 0.00005 to 0.01.
 _HEAVY: Final = 0.02
 _PAUSE_PER_WORK: Final = 20
 _LONGEST_DELAY: Final = 300.0
-_SMALLEST_SHARE: Final = 32
-# Steps; ordinary questions use 30 to 1,200, at 1,000 nodes too.
-_LEAST_PER_NODE: Final = 3_000
+# Given up so often, a namespace is slow; more than the most is not counted.
+_SLOW_FROM: Final = 3
+_MOST_STRIKES: Final = 32
 _RECOVERY_SECONDS: Final = 60.0
+# The fast lane is halved at most so often.
+_MOST_HALVINGS: Final = 4
+_HALVED_SECONDS: Final = 10.0
+# The whole budget is meant for this much CPU time.
+_WHOLE_SECONDS: Final = 0.5
 _MOST_KEPT: Final = 10_000
 
 
@@ -42,6 +49,8 @@ class _Known:
     until: float
     delay: float
     message: str
+    hard: bool
+    gave_up: bool
 
 
 @dataclass(slots=True)
@@ -61,21 +70,27 @@ class HeavyQuestions:
         self._work = work
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._strikes: OrderedDict[str, _Strikes] = OrderedDict()
+        self._given_up: deque[float] = deque(maxlen=_MOST_HALVINGS)
 
     def __bool__(self) -> bool:
-        """Return whether there is any question that has to wait."""
-        return bool(self._known)
+        """Return whether there is any question that has to wait, or belongs into the slow lane."""
+        return bool(self._known or self._strikes)
 
-    def budget(self, namespace: str, now: float) -> Budget:
-        """Return what the next decision for a pod of the namespace may cost."""
-        share = min(_SMALLEST_SHARE, 1 << self._present_strikes(namespace, now))
-        whole = Budget()
-        return Budget(
-            whole.steps // share,
-            max(_LEAST_PER_NODE, whole.per_node // share),
-            seconds=DECISION_SECONDS / share,
-            clock=self._work,
-        )
+    def fast_budget(self, now: float) -> Budget:
+        """Return what the next decision in the fast lane may cost."""
+        halvings = sum(now - at < _HALVED_SECONDS for at in self._given_up)
+        return self.budget(FAST_SECONDS / (1 << halvings))
+
+    def budget(self, seconds: float) -> Budget:
+        """Return a budget of so much CPU time, and of steps that take about as long."""
+        # As many for each node as ever: what does not fit there within these is not tried again.
+        steps = int(Budget().steps * seconds / _WHOLE_SECONDS)
+        return Budget(steps, seconds=seconds, clock=self._work)
+
+    def is_hard(self, namespace: str, question: Hashable, now: float) -> bool:
+        """Return whether the question belongs into the slow lane, by what is known of it or its namespace."""
+        known = self._known.get(question)
+        return (known is not None and known.hard) or self._present_strikes(namespace, now) >= _SLOW_FROM
 
     def left(self, question: Hashable, now: float) -> float:
         """Return the seconds for which the question is not asked again; 0 where it may be asked now."""
@@ -87,41 +102,67 @@ class HeavyQuestions:
         known = self._known.get(question)
         return "" if known is None else known.message
 
-    def refused(self, namespace: str, question: Hashable, budget: Budget, message: str, now: float) -> float:
-        """Note that pods with the question were refused after the work that the budget shows.
+    def was_given_up(self, question: Hashable) -> bool:
+        """Return whether the last decision about the question met a limit."""
+        known = self._known.get(question)
+        return known is not None and known.gave_up
+
+    def gave_up(self, namespace: str, question: Hashable, now: float) -> None:
+        """Note that the fast lane was not enough for the question."""
+        self._strike(namespace, now)
+        known = self._known.pop(question, None)
+        delay, message = (known.delay, known.message) if known is not None else (0.0, "")
+        self._keep(question, _Known(now, delay, message, hard=True, gave_up=True))
+
+    def refused(
+        self, namespace: str, question: Hashable, seconds: float, message: str, now: float, *, gave_up: bool
+    ) -> float:
+        """Note that pods with the question were refused.
+
+        Args:
+            namespace: of the pods.
+            question: what they ask for.
+            seconds: CPU time that the refusal took.
+            message: of the refusal.
+            now: the time.
+            gave_up: whether the decision met a limit.
 
         Returns:
             The seconds for which it is not asked again; 0 where it may be asked at once.
         """
         known = self._known.pop(question, None)
-        gave_up = self._note(namespace, budget, now)
-        work = budget.seconds
-        if work < _HEAVY and not gave_up:
+        if gave_up:
+            self._strike(namespace, now)
+        if seconds < _HEAVY and not gave_up:
             return 0.0
-        delay = _PAUSE_PER_WORK * work
+        delay = _PAUSE_PER_WORK * seconds
         if gave_up and known is not None:
             delay = max(delay, 2 * known.delay)
         delay = min(delay, _LONGEST_DELAY)
-        self._known[question] = _Known(now + delay, delay, message)
-        if len(self._known) > _MOST_KEPT:
-            self._known.popitem(last=False)
+        hard = gave_up or seconds > FAST_SECONDS
+        self._keep(question, _Known(now + delay, delay, message, hard, gave_up))
         return delay
 
-    def served(self, namespace: str, question: Hashable, budget: Budget, now: float) -> None:
-        """Note that pods with the question were served, after the work that the budget shows."""
-        self._known.pop(question, None)
-        self._note(namespace, budget, now)
+    def served(self, namespace: str, question: Hashable, now: float) -> None:
+        """Note that pods with the question were served: what it took is not held against the namespace."""
+        known = self._known.pop(question, None)
+        if known is not None and known.hard:
+            strikes = self._strikes.get(namespace)
+            if strikes is not None and self._present_strikes(namespace, now):
+                strikes.number -= 1
 
-    def _note(self, namespace: str, budget: Budget, now: float) -> bool:
-        """Return whether the question was given up; the namespace has less for the next one then."""
-        gave_up = budget.exhausted or budget.cut
-        if gave_up:
-            number = self._present_strikes(namespace, now) + 1
-            self._strikes.pop(namespace, None)
-            self._strikes[namespace] = _Strikes(min(number, _SMALLEST_SHARE), now)
-            if len(self._strikes) > _MOST_KEPT:
-                self._strikes.popitem(last=False)
-        return gave_up
+    def _keep(self, question: Hashable, known: _Known) -> None:
+        self._known[question] = known
+        if len(self._known) > _MOST_KEPT:
+            self._known.popitem(last=False)
+
+    def _strike(self, namespace: str, now: float) -> None:
+        self._given_up.append(now)
+        number = self._present_strikes(namespace, now) + 1
+        self._strikes.pop(namespace, None)
+        self._strikes[namespace] = _Strikes(min(number, _MOST_STRIKES), now)
+        if len(self._strikes) > _MOST_KEPT:
+            self._strikes.popitem(last=False)
 
     def _present_strikes(self, namespace: str, now: float) -> int:
         strikes = self._strikes.get(namespace)

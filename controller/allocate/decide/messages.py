@@ -5,6 +5,7 @@ Times are seconds of one monotonic clock, that of the sender.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,14 +23,16 @@ from dra_driver.ownership import PoolID
 from dra_driver.structured import DEFAULT_POLICY, PoolPolicy
 
 __all__ = [
-    "Allocators",
     "Change",
     "ClaimAssumed",
     "ClaimGone",
     "ClaimSeen",
     "Decision",
+    "DecisionOverran",
     "GroupMembers",
     "GroupWrite",
+    "Hard",
+    "Lane",
     "NodeTurnedDown",
     "ObjectGone",
     "ObjectSeen",
@@ -38,7 +41,6 @@ __all__ = [
     "PodID",
     "PodQuestion",
     "PoolChanged",
-    "PoolsQuestion",
     "Proceed",
     "Refuse",
     "Settings",
@@ -72,6 +74,8 @@ class Settings:
         avoid_seconds: for which a node is left out where kube-scheduler could not place a pod; doubled each
             time.
         longest_avoid_seconds: the most that doubling leads to.
+        decision_seconds: CPU time that a decision for a pod may take in the slow lane.
+        group_decision_seconds: likewise for all pods of a group.
     """
 
     drivers: tuple[DriverName, ...]
@@ -79,6 +83,8 @@ class Settings:
     group_seconds: float = 30.0
     avoid_seconds: float = 15.0
     longest_avoid_seconds: float = 600.0
+    decision_seconds: float = 2.0
+    group_decision_seconds: float = 10.0
 
 
 # --- changes ------------------------------------------------------------------------------------------------
@@ -168,6 +174,14 @@ class NodeTurnedDown:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class DecisionOverran:
+    """A decision about a pod was stopped from outside: from now on it is asked for in the slow lane."""
+
+    pod: ObjectKey
+    at: float
+
+
 Change = (
     ObjectSeen
     | ObjectGone
@@ -177,10 +191,20 @@ Change = (
     | PoolChanged
     | PodExpected
     | NodeTurnedDown
+    | DecisionOverran
 )
 
 
 # --- questions and answers ----------------------------------------------------------------------------------
+
+
+class Lane(enum.Enum):
+    """How much work a question may cause, and whom it may keep waiting."""
+
+    FAST = "fast"
+    """Little work: all other questions wait meanwhile. What needs more is answered with ``Hard``."""
+    SLOW = "slow"
+    """Much work, beside the other questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,22 +214,12 @@ class PodQuestion:
     Attributes:
         pod: which one.
         now: when the question is asked.
+        lane: how much work it may cause.
     """
 
-    pod: ObjectKey
+    pod: PodID
     now: float
-
-
-@dataclass(frozen=True, slots=True)
-class PoolsQuestion:
-    """Who allocates from these pools at present?"""
-
-    pools: frozenset[PoolID] = frozenset()
-
-    @classmethod
-    def about(cls, allocation: AllocationResult) -> PoolsQuestion:
-        """Return the question about the pools of an allocation."""
-        return cls(frozenset(PoolID(r.driver, r.pool) for r in allocation.devices.results))
+    lane: Lane = Lane.FAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +283,12 @@ class GroupWrite:
     writes: tuple[tuple[PodID, Write], ...]
 
 
-Decision = Wait | Proceed | Refuse | Write | GroupWrite
+@dataclass(frozen=True, slots=True)
+class Hard:
+    """The question needs more work than the fast lane gives; it is to be asked in the slow lane."""
+
+
+Decision = Wait | Proceed | Refuse | Write | GroupWrite | Hard
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +317,9 @@ class PodAnswer:
         decision: what is to be done, about all members where there is a group.
         group: of the pod; None where it has none.
         steps: of work (``Budget``) that the decision took; None where an earlier answer still holds.
+        seconds: of CPU time that it took.
+        gave_up: whether the decision met a limit of work: what is refused may fit all the same.
+        cut: whether more work might have led to another decision.
         pause: seconds for which the question will not be worked out again, because it took much work.
         avoided: nodes that are left out for the pod, with the seconds for which they still are.
     """
@@ -306,6 +328,9 @@ class PodAnswer:
     decision: Decision
     group: GroupMembers | None = None
     steps: int | None = None
+    seconds: float = 0.0
+    gave_up: bool = False
+    cut: bool = False
     pause: float = 0.0
     avoided: tuple[tuple[str, float], ...] = ()
 
@@ -318,20 +343,3 @@ class PodAnswer:
     def next_node(self) -> float | None:
         """Seconds after which another node may be tried; None where none is left out."""
         return min(seconds for _, seconds in self.avoided) + _SLACK_SECONDS if self.avoided else None
-
-
-@dataclass(frozen=True, slots=True)
-class Allocators:
-    """The answer to a ``PoolsQuestion``.
-
-    Attributes:
-        version: number of changes that the answer has seen.
-        ownership: another number whenever the allocator that serves some claim may have changed.
-        ours: every pool is this controller's to allocate from and to deallocate in.
-        left_to_scheduler: every pool is of our drivers, has devices, and is kube-scheduler's.
-    """
-
-    version: int
-    ownership: int
-    ours: bool
-    left_to_scheduler: bool

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from controller.allocate.decide.pool_owners import Owner
 from dra_driver.api.meta import DriverName
 from dra_driver.api.resource import (
     DeviceClass,
@@ -20,7 +21,7 @@ from dra_driver.api.resource import (
 from dra_driver.ownership import PoolID
 from dra_driver.structured import AllocatedState, Snapshot
 
-__all__ = ["ClaimOwnership", "OwnedClaim", "Owner", "OwnershipIndex"]
+__all__ = ["ClaimOwnership", "OwnedClaim", "OwnershipIndex"]
 
 
 class ClaimOwnership(enum.Enum):
@@ -49,14 +50,6 @@ class OwnedClaim:
     elsewhere: bool = False
 
 
-class Owner(enum.Enum):
-    """The allocator that allocates from a pool."""
-
-    OURS = "ours"
-    OTHER_CONTROLLER = "sibling"
-    OTHERS = "others"
-
-
 @dataclass(slots=True)
 class _Known:
     """A class, and the pools that have a device of it."""
@@ -65,22 +58,14 @@ class _Known:
     pools: set[PoolID]
     owners: Counter[Owner]
 
-    def sides(self) -> frozenset[Owner]:
-        """Return the allocators that have a device of the class."""
-        return frozenset(owner for owner, count in self.owners.items() if count > 0)
-
 
 class OwnershipIndex:
     """Which pools have devices of a class, by allocator, kept from snapshot to snapshot.
 
     A changed pool is looked at once for every class that was asked about.
-
-    Attributes:
-        version: another one whenever answers may be others than before.
     """
 
     def __init__(self, drivers: Collection[DriverName]) -> None:
-        self.version = 0
         self._drivers = drivers
         self._owners: dict[PoolID, Owner] = {}
         self._known: dict[str, _Known] = {}
@@ -94,7 +79,6 @@ class OwnershipIndex:
             pools: those whose slices have changed, with their owners; None where no devices are left.
         """
         classes = snapshot.classes
-        before_all = {name: known.sides() for name, known in self._known.items()}
         for name in [n for n, k in self._known.items() if classes.get(n) is not k.class_]:
             del self._known[name]
         self._snapshot = snapshot
@@ -108,8 +92,6 @@ class OwnershipIndex:
                     known.pools.discard(pool)
                     known.owners[before] -= 1
                 self._add(known, pool)
-        if before_all != {name: known.sides() for name, known in self._known.items()}:
-            self.version += 1
 
     def _add(self, known: _Known, pool: PoolID) -> None:
         owner = self._owners.get(pool)

@@ -15,8 +15,9 @@ import msgspec
 from controller.allocate.decide.claims import ClaimView, node_of
 from controller.allocate.decide.cluster_state import ClusterState
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
-from controller.allocate.decide.ownership import ClaimOwnership, OwnedClaim, Owner
+from controller.allocate.decide.ownership import ClaimOwnership, OwnedClaim
 from controller.allocate.decide.placement import Placement, Placements
+from controller.allocate.decide.pool_owners import Owner
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
@@ -52,12 +53,14 @@ class NoFit:
         undo: allocations of the same pod, written before, without a reservation: they pin the pod to a node
             where the rest does not fit.
         elsewhere: kube-scheduler has what the claims ask for in pools of its own.
+        gave_up: whether there may be an answer that could not be found.
     """
 
     why: str | Callable[[], str]
     claims: tuple[ResourceClaim, ...] = ()
     undo: tuple[ResourceClaim, ...] = ()
     elsewhere: bool = False
+    gave_up: bool = False
 
     @property
     def message(self) -> str:
@@ -101,7 +104,6 @@ class PodDecider:
     def __init__(
         self, settings: Settings, cluster: ClusterState, claims: ClaimView, placements: Placements
     ) -> None:
-        self._drivers = frozenset(settings.drivers)
         self._default = settings.policy
         self._cluster = cluster
         self._claims = claims
@@ -128,6 +130,10 @@ class PodDecider:
             self._policies[pool] = policy
         self._stale.add(pool)
 
+    def refresh(self) -> None:
+        """Take in what has changed; questions do the same."""
+        self._current()
+
     def _current(self) -> ClusterState:
         cluster = self._cluster
         self._stale |= cluster.refresh()
@@ -148,11 +154,6 @@ class PodDecider:
 
     # --- pools and nodes ------------------------------------------------------------------------------------
 
-    @property
-    def ownership_version(self) -> int:
-        """Another number whenever the allocator that serves some claim may have changed."""
-        return self._current().ownership.version
-
     def are_ours(self, pools: Collection[PoolID]) -> bool:
         """Return whether every pool is this controller's to allocate from."""
         self._current()
@@ -161,11 +162,6 @@ class PodDecider:
     def is_ours(self, allocation: AllocationResult) -> bool:
         """Return whether every device of an allocation is from a pool of ours."""
         return self.are_ours([PoolID(r.driver, r.pool) for r in allocation.devices.results])
-
-    def are_left_to_scheduler(self, pools: Collection[PoolID]) -> bool:
-        """Return whether every pool is of our drivers, has devices, and is kube-scheduler's."""
-        cluster = self._current()
-        return all(p.driver in self._drivers and p in cluster.pools and p not in cluster.own for p in pools)
 
     def nodes_by_label(self, label: str) -> dict[str, set[str]]:
         """Return the nodes that have a label, by its value."""
@@ -284,7 +280,7 @@ class PodDecider:
 
                 return NoFit(why, tuple(ours), self._undo(pod, claims))
             case Failed(message):
-                return NoFit(message, tuple(ours), self._undo(pod, claims))
+                return NoFit(message, tuple(ours), self._undo(pod, claims), gave_up=outcome.gave_up)
 
     def _own_only(
         self, claims: Sequence[ResourceClaim], nodes: Set[str], trial: Trial | None, budget: Budget

@@ -7,8 +7,12 @@ import pytest
 from hostile_claims import attacks
 
 from dra_driver.api.core import EVENTS, PODS
+from dra_driver.api.names import ALLOCATOR_LABEL
 from dra_driver.kube.leader import LEASES
 from dra_driver.sim.cluster import EmbeddedCluster
+
+HOSTILE = "hostile"
+REASONS = ("FailedAllocation", "DecisionLimit", "DecisionDelayed")
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
@@ -16,7 +20,12 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 def test_honest_pods_run_beside_claims_that_are_made_to_be_hard() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         before = await lease(cluster)
+        labels = {ALLOCATOR_LABEL: "controller"}
+        namespace = {"metadata": {"name": HOSTILE, "labels": labels}}
+        await support.apply(cluster, {"apiVersion": "v1", "kind": "Namespace", **namespace})
         for manifests in attacks().values():
+            for manifest in manifests:
+                manifest["metadata"]["namespace"] = HOSTILE
             await support.apply(cluster, *manifests)
         for i in range(6):
             await support.apply(cluster, support.claim(f"honest-{i}", 1 + i % 2))
@@ -30,13 +39,13 @@ def test_honest_pods_run_beside_claims_that_are_made_to_be_hard() -> None:
         # The same process leads as before: it neither ended nor missed a renewal.
         assert await lease(cluster) == before
         hard = {m["metadata"]["name"] for ms in attacks().values() for m in ms}
-        pods = {p.metadata.name: p for p in (await cluster.api.list(PODS, "default")).items}
+        pods = {p.metadata.name: p for p in (await cluster.api.list(PODS, HOSTILE)).items}
         assert not [name for name in hard if pods[name].spec.node_name]
 
         # Each is told why it waits.
         async def told() -> bool:
-            events = (await cluster.api.list(EVENTS, "default")).items
-            about = {e.involved_object.name for e in events if e.reason == "FailedAllocation"}
+            events = (await cluster.api.list(EVENTS, HOSTILE)).items
+            about = {e.involved_object.name for e in events if e.reason in REASONS}
             return hard <= about
 
         await cluster.wait_for("an Event on each hard pod", told)

@@ -13,8 +13,9 @@ from builders import NAMESPACE as NS
 from fake_client import FakeClient
 
 from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.decide import Decision, Decisions, PodQuestion, Refuse, Settings, Write
+from controller.allocate.decide import Decision, Decisions, PodID, PodQuestion, Refuse, Settings, Write
 from controller.allocate.following import follow
+from controller.allocate.journal import Journal
 from controller.allocate.signal import Signal
 from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
 from dra_driver.api import codec
@@ -117,15 +118,17 @@ class Scenario:
         self.group = asyncio.TaskGroup()
         await self.group.__aenter__()
         self.decisions = Decisions(Settings(drivers=(DRIVER,)), lambda: 0.0)
+        journal = Journal()
+        journal.send_to(lambda _, change: self.decisions.apply(change))
         follow(
-            self.decisions.apply,
+            journal.apply,
             pods=self.pods,
             nodes=nodes,
             slices=slices,
             classes=classes,
             taint_rules=self.rules,
         )
-        AssumeCache(claims, self.decisions.apply, Signal())
+        AssumeCache(claims, journal, Signal())
         self.tasks = [self.group.create_task(i.run()) for i in informers]
         for informer in informers:
             await informer.synced.wait()
@@ -137,7 +140,9 @@ class Scenario:
         await self.group.__aexit__(None, None, None)
 
     def decide(self) -> Decision:
-        return self.decisions.decide(PodQuestion(ObjectKey(NS, "p"), 0.0)).decision
+        pod = self.pods.get(ObjectKey(NS, "p"))
+        assert pod is not None
+        return self.decisions.decide(PodQuestion(PodID(pod.key, pod.metadata.uid), 0.0)).decision
 
 
 def test_rules_keep_devices_from_claims_and_are_named() -> None:

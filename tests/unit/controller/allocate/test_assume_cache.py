@@ -9,6 +9,7 @@ from fake_client import FakeClient
 
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.decide import Change, ClaimAssumed, ClaimSeen, ClaimView, PoolChanged
+from controller.allocate.journal import Journal
 from controller.allocate.pool_states import PoolStates
 from controller.allocate.signal import Signal
 from dra_driver.api import codec
@@ -40,7 +41,9 @@ def test_what_is_assumed_stays_taken_through_the_write_and_is_free_after_the_rel
         freed: list[dict[str, str]] = []
         signal: Signal[[]] = Signal()
         signal.listen(lambda: freed.append(dict(cache.taken(POOL).devices)))
-        cache = AssumeCache(informer, changes.append, signal)
+        journal = Journal()
+        journal.send_to(lambda _, change: changes.append(change))
+        cache = AssumeCache(informer, journal, signal)
         task = asyncio.create_task(informer.run())
         try:
             await asyncio.wait_for(informer.synced.wait(), 10)

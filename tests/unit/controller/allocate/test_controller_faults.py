@@ -16,6 +16,7 @@ import pytest
 import virtual_time
 from builders import DRIVER, PROTECTED
 from builders import NAMESPACE as NS
+from controller_harness import inline
 from fake_client import FakeClient, unreachable
 
 from controller.app import Controller
@@ -105,7 +106,7 @@ class Faults:
 async def controller(cluster: FakeClient) -> AsyncIterator[None]:
     timings = Timings(avoid=0.1, longest_avoid=0.3)
     config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, timings=timings)
-    task = asyncio.create_task(Controller(cluster, config).run())
+    task = asyncio.create_task(Controller(cluster, config, answers_of=inline).run())
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import virtual_time
-from controller_harness import OURS, Clock, claim, classes, node, pod, pool
+from controller_harness import OURS, Clock, claim, classes, inline, node, pod, pool
 from fake_client import FakeClient
 
 from controller.app import LEASE, Controller
@@ -72,7 +72,9 @@ async def leading(cluster: FakeClient, clock: Clock) -> AsyncIterator[asyncio.Ta
     config = ControllerConfig(drivers=(OURS,), identity="a")
     election = LeaderConfig(SYSTEM_NAMESPACE, LEASE, "a", retry_seconds=0.2)
     async with asyncio.timeout(20):
-        running = asyncio.create_task(Controller(cluster, config, clock, election=election).run())
+        running = asyncio.create_task(
+            Controller(cluster, config, clock, election=election, answers_of=inline).run()
+        )
         try:
             yield running
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
-from controller_harness import OURS, Harness, claim, cluster_of, nothing, pod, request, run
+from controller_harness import OURS, Harness, claim, cluster_of, inline, nothing, pod, request, run
 from fake_client import FakeClient
 
 from controller.app import Controller
@@ -21,7 +21,7 @@ def test_metrics_are_served_beside_health() -> None:
 
     async def main() -> str:
         config = ControllerConfig(drivers=(OURS,), leader_elect=False, health_port=0)
-        controller = Controller(cluster, config)
+        controller = Controller(cluster, config, answers_of=inline)
         task = asyncio.create_task(controller.run())
         try:
             async with asyncio.timeout(60):

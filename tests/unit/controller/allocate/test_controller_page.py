@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import aiohttp
 import pytest
 from browser import BROWSER, browsing
-from controller_harness import NS, OURS, claim, cluster_of, pod, pool, request
+from controller_harness import NS, OURS, claim, cluster_of, inline, pod, pool, request
 from fake_client import FakeClient
 
 from controller.app import Controller
@@ -30,7 +30,7 @@ T = TypeVar("T")
 async def page_of(cluster: FakeClient, **config: Any) -> AsyncIterator[str]:
     """The address of the page of a controller that works."""
     settings = ControllerConfig(drivers=(OURS,), leader_elect=False, web_port=0, **config)
-    controller = Controller(cluster, settings)
+    controller = Controller(cluster, settings, answers_of=inline)
     task = asyncio.create_task(controller.run())
     try:
         await controller.ready.wait()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import virtual_time
-from controller_harness import NS, OURS, Harness, claim, cluster_of, pod, pool, request, run
+from controller_harness import NS, OURS, Harness, claim, cluster_of, inline, pod, pool, request, run
 from fake_client import FakeClient
 
 from controller.app import Controller
@@ -98,7 +98,7 @@ def test_what_both_have_reserved_is_told_and_left_to_the_node() -> None:
 
     async def main() -> None:
         config = ControllerConfig(drivers=(OURS,), leader_elect=False)
-        controller = Controller(cluster, config)
+        controller = Controller(cluster, config, answers_of=inline)
         task = asyncio.create_task(controller.run())
 
         def contested_now() -> float | None:

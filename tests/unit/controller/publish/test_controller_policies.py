@@ -12,6 +12,7 @@ import pytest
 import virtual_time
 from builders import DRIVER, device, request
 from builders import NAMESPACE as NS
+from controller_harness import inline
 from fake_client import FakeClient
 
 from controller.app import Controller
@@ -120,7 +121,7 @@ Scenario = Callable[[Harness], Awaitable[None]]
 def run(cluster: FakeClient, scenario: Scenario, **config: Any) -> None:
     async def main() -> None:
         settings = ControllerConfig(drivers=(DRIVER,), leader_elect=False, **{"timings": QUICK, **config})
-        controller = Controller(cluster, settings, virtual_time.LoopClock())
+        controller = Controller(cluster, settings, virtual_time.LoopClock(), answers_of=inline)
         task = asyncio.create_task(controller.run())
         harness = Harness(cluster)
         try:

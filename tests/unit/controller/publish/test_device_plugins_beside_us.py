@@ -12,6 +12,7 @@ import pytest
 import virtual_time
 from builders import DRIVER, request
 from builders import NAMESPACE as NS
+from controller_harness import inline
 from fake_client import FakeClient
 
 from controller.app import Controller
@@ -101,7 +102,7 @@ def run(
 
     async def main() -> None:
         config = ControllerConfig(drivers=(DRIVER,), allocator=allocator, leader_elect=False)
-        controller = Controller(made, config, virtual_time.LoopClock())
+        controller = Controller(made, config, virtual_time.LoopClock(), answers_of=inline)
         task = asyncio.create_task(controller.run())
         try:
             async with asyncio.timeout(30):

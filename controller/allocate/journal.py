@@ -1,0 +1,217 @@
+"""What decisions have been told, as far as it still counts: a new worker is told it again.
+
+Every change has a number, its *version*. An answer says up to which version it has seen the changes; what it
+rests on may have changed since. So here is also which pools and claims changed at which version.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from controller.allocate.decide import (
+    Change,
+    ClaimAssumed,
+    ClaimGone,
+    ClaimSeen,
+    DecisionOverran,
+    NodeTurnedDown,
+    ObjectGone,
+    ObjectSeen,
+    PodExpected,
+    PoolChanged,
+    Watched,
+    same_devices,
+)
+from controller.allocate.freshness import Freshness
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import (
+    AllocationResult,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
+from dra_driver.ownership import PoolID, pool_of_slice
+
+__all__ = ["Journal"]
+
+# In this order a new worker learns of them.
+_KINDS: Final[tuple[type[Watched], ...]] = (
+    Node,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceSlice,
+    DeviceInventory,
+    Pod,
+)
+_MOST_TURNED_DOWN: Final = 32
+_MOST_OVERRUNS: Final = 1_000
+
+
+class Journal:
+    """All changes so far, merged.
+
+    Attributes:
+        version: number of changes so far.
+        freshness: what changed at which version.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.freshness = Freshness()
+        self._send: Callable[[int, Change], None] | None = None
+        self._objects: dict[type[Watched], dict[ObjectKey, Any]] = {kind: {} for kind in _KINDS}
+        self._claims: dict[ObjectKey, ResourceClaim] = {}
+        self._assumed: dict[Uid, ClaimAssumed] = {}
+        self._pools: dict[PoolID, PoolChanged] = {}
+        self._expected: dict[Uid, PodExpected] = {}
+        self._turned_down: dict[Uid, list[NodeTurnedDown]] = {}
+        self._overran: OrderedDict[ObjectKey, DecisionOverran] = OrderedDict()
+
+    def send_to(self, send: Callable[[int, Change], None] | None) -> None:
+        """Pass on every change from now on, with its version; None ends that."""
+        self._send = send
+
+    def claim(self, key: ObjectKey) -> ResourceClaim | None:
+        """Return the newest version of a claim."""
+        return self._claims.get(key)
+
+    def pod(self, key: ObjectKey) -> Pod | None:
+        """Return the newest version of a pod."""
+        found: Pod | None = self._objects[Pod].get(key)
+        return found
+
+    def assumed(self, claim: Uid) -> AllocationResult | None:
+        """Return what is being written of a claim."""
+        known = self._assumed.get(claim)
+        return None if known is None else known.allocation
+
+    def expected(self, pod: Uid) -> str | None:
+        """Return the node on which a pod will run, as far as that was said."""
+        known = self._expected.get(pod)
+        return None if known is None else known.node
+
+    # --- changes --------------------------------------------------------------------------------------------
+
+    def apply(self, change: Change) -> None:
+        """Take in a change and pass it on."""
+        self.version += 1
+        self._note(change)
+        if self._send is not None:
+            self._send(self.version, change)
+
+    def _note(self, change: Change) -> None:
+        match change:
+            case ObjectSeen(item):
+                self._seen(item)
+            case ObjectGone(kind, key):
+                self._gone(kind, key)
+            case ClaimSeen(claim):
+                self._claim_seen(claim)
+            case ClaimGone(key, uid):
+                self._claim_gone(key, uid)
+            case ClaimAssumed(key, uid, allocation):
+                before = self._held(key, uid)
+                if allocation is None:
+                    self._assumed.pop(uid, None)
+                else:
+                    self._assumed[uid] = change
+                self._taken(before, self._held(key, uid))
+            case PoolChanged(pool):
+                self._pools[pool] = change
+                self.freshness.pool_changed(pool, self.version)
+            case PodExpected(pod_id, node):
+                self._expected.pop(pod_id.uid, None)
+                known = self._objects[Pod].get(pod_id.key)
+                if node is not None and known is not None and known.metadata.uid == pod_id.uid:
+                    self._expected[pod_id.uid] = change
+            case NodeTurnedDown(uid):
+                self._turned_down[uid] = [*self._turned_down.get(uid, ()), change][-_MOST_TURNED_DOWN:]
+            case DecisionOverran(key):
+                self._overran.pop(key, None)
+                self._overran[key] = change
+                if len(self._overran) > _MOST_OVERRUNS:
+                    self._overran.popitem(last=False)
+
+    def _seen(self, item: Watched) -> None:
+        kind = type(item)
+        old = self._objects[kind].get(item.key)
+        self._objects[kind][item.key] = item
+        if isinstance(item, ResourceSlice):
+            self._slices_changed(s for s in (old, item) if s is not None)
+        elif isinstance(item, DeviceTaintRule):
+            self.freshness.all_changed(self.version)
+        elif isinstance(item, Pod):
+            if old is not None and old.metadata.uid != item.metadata.uid:
+                self._forget_pod(old)
+            if item.spec.node_name:
+                self._expected.pop(item.metadata.uid, None)
+
+    def _gone(self, kind: type[Watched], key: ObjectKey) -> None:
+        old = self._objects[kind].pop(key, None)
+        if isinstance(old, ResourceSlice):
+            self._slices_changed((old,))
+        elif isinstance(old, DeviceTaintRule):
+            self.freshness.all_changed(self.version)
+        elif isinstance(old, Pod):
+            self._forget_pod(old)
+
+    def _forget_pod(self, pod: Pod) -> None:
+        self._expected.pop(pod.metadata.uid, None)
+        self._turned_down.pop(pod.metadata.uid, None)
+        self._overran.pop(pod.key, None)
+
+    def _slices_changed(self, slices: Iterable[ResourceSlice]) -> None:
+        for slice_ in slices:
+            self.freshness.pool_changed(pool_of_slice(slice_), self.version)
+
+    def _claim_seen(self, claim: ResourceClaim) -> None:
+        key, uid = claim.key, claim.metadata.uid
+        before = self._held(key, uid)
+        self._claims[key] = claim
+        self.freshness.claim_changed(key, self.version)
+        self._taken(before, self._held(key, uid))
+
+    def _claim_gone(self, key: ObjectKey, uid: Uid) -> None:
+        known = self._claims.get(key)
+        if known is not None and known.metadata.uid == uid:
+            del self._claims[key]
+        self.freshness.claim_changed(key, self.version)
+
+    def _held(self, key: ObjectKey, uid: Uid) -> AllocationResult | None:
+        assumed = self._assumed.get(uid)
+        if assumed is not None:
+            return assumed.allocation
+        known = self._claims.get(key)
+        return known.status.allocation if known is not None and known.metadata.uid == uid else None
+
+    def _taken(self, before: AllocationResult | None, now: AllocationResult | None) -> None:
+        """Note what is taken now; what has become free takes nothing from an answer."""
+        if now is not None and (before is None or not same_devices(before, now)):
+            self.freshness.taken(now, self.version)
+
+    # --- replay ---------------------------------------------------------------------------------------------
+
+    def replay(self) -> Iterator[Change]:
+        """Yield changes that lead to what all changes so far have led to.
+
+        Changes that come in between may be passed on before or after what is yielded.
+        """
+        for kind in _KINDS:
+            objects = self._objects[kind]
+            for key in tuple(objects):
+                if (item := objects.get(key)) is not None:
+                    yield ObjectSeen(item)
+        for key in tuple(self._claims):
+            if (claim := self._claims.get(key)) is not None:
+                yield ClaimSeen(claim)
+        yield from tuple(self._assumed.values())
+        yield from tuple(self._pools.values())
+        yield from tuple(self._expected.values())
+        yield from tuple(self._overran.values())
+        for downs in tuple(self._turned_down.values()):
+            yield from downs

@@ -1,0 +1,62 @@
+"""``python -m controller.allocate.worker FD``: the process that decides. The controller starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+from typing import Final
+
+from controller.allocate.worker import limits
+from controller.allocate.worker.service import Service
+from controller.allocate.worker.wire import Frames
+
+_CHUNK: Final = 1 << 18
+_EXIT_MEMORY: Final = 70
+
+
+def main(descriptor: int) -> int:
+    """Work until the controller closes the connection; return the exit status."""
+    limits.prefer_to_end(500)
+    with contextlib.closing(socket.socket(fileno=descriptor)) as connection:
+        os.set_inheritable(descriptor, False)
+        service = Service(connection.sendall)
+        frames = Frames()
+        try:
+            while True:
+                _wait(connection, service)
+                data = connection.recv(_CHUNK)
+                if not data:
+                    return 0
+                for message in frames.feed(data):
+                    service.handle(message)
+        except MemoryError:
+            # What was left half-done is not known: the controller starts another worker.
+            return _EXIT_MEMORY
+        except (BrokenPipeError, ConnectionResetError):
+            return 0
+        finally:
+            if service.slow is not None:
+                service.slow.close()
+
+
+def _wait(connection: socket.socket, service: Service) -> None:
+    """Serve the slow lane until there is a message."""
+    while True:
+        slow = service.slow
+        pipes = list(slow.pipes) if slow is not None else []
+        timeout = slow.timeout if slow is not None else None
+        ready, _, _ = select.select([connection.fileno(), *pipes], [], [], timeout)
+        if slow is not None:
+            slow.look()
+            for pipe in ready:
+                if pipe in pipes:
+                    slow.read(pipe)
+        if connection.fileno() in ready:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,56 @@
+"""Limits that the operating system holds: memory, CPU time, and which process it ends first."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["bound_copy", "memory", "prefer_to_end"]
+
+_PAGE: Final = resource.getpagesize()
+_STATM: Final = Path("/proc/self/statm")
+_OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
+
+
+def _used() -> int:
+    """Return the bytes of address space of this process."""
+    return int(_STATM.read_bytes().split(maxsplit=1)[0]) * _PAGE
+
+
+@contextlib.contextmanager
+def memory(more: int) -> Iterator[None]:
+    """Let the block take so many bytes more than the process has; beyond, there is ``MemoryError``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _used() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def bound_copy(more: int, seconds: float) -> None:
+    """Limit this process for good: to so many bytes more than it has, and to seconds of CPU time."""
+    limit, cpu = _used() + more, math.ceil(seconds)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = limit if hard < 0 else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        os.nice(5)
+
+
+def prefer_to_end(score: int) -> None:
+    """Have the kernel end this process rather than others where memory runs out.
+
+    Args:
+        score: 0 to 1,000 (proc_pid_oom_score_adj(5)).
+    """
+    with contextlib.suppress(OSError):
+        _OOM_SCORE.write_text(str(score), encoding="ascii")

@@ -1,0 +1,137 @@
+"""The worker: takes in changes and answers questions, one after the other.
+
+An answer that allocates is assumed here at once, so that the next one knows it; the controller puts it into
+effect or takes it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from controller.allocate.decide import (
+    ClaimAssumed,
+    Decisions,
+    GroupWrite,
+    Lane,
+    PodAnswer,
+    PodExpected,
+    PodID,
+    PodQuestion,
+    Write,
+)
+from controller.allocate.worker import limits
+from controller.allocate.worker.slow_lane import Outcome, SlowLane
+from controller.allocate.worker.wire import (
+    Code,
+    Frame,
+    OutOfDate,
+    Start,
+    change_of,
+    decision_of,
+    frame,
+    frame_of_answer,
+    packed_answer,
+)
+from dra_driver.api import codec
+
+__all__ = ["Service"]
+
+
+class Service:
+    """What a worker does with each message.
+
+    Args:
+        send: sends bytes to the controller.
+    """
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._start: Start | None = None
+        self._decisions: Decisions | None = None
+        self._version = 0
+        # Answers with allocations so far.
+        self._answers = 0
+        self.slow: SlowLane | None = None
+
+    def handle(self, message: Frame) -> None:
+        """Take in one message.
+
+        Raises:
+            DecodeError: it makes no sense.
+        """
+        if message.code == Code.START:
+            self._start = codec.decode(Start, message.body)
+            self._decisions = Decisions(self._start.settings, time.thread_time)
+            settings = self._start.settings
+            self.slow = SlowLane(
+                self._decisions,
+                seconds=max(settings.decision_seconds, settings.group_decision_seconds),
+                most=self._start.slow,
+                memory=self._start.memory,
+                state=lambda: (self._version, self._answers),
+                done=self._done,
+            )
+            return
+        assert self._decisions is not None
+        if message.code == Code.QUESTION:
+            self._answer(message.number, codec.decode(PodQuestion, message.body))
+            return
+        self._version = message.number
+        if message.code == Code.READY:
+            self._decisions.refresh()
+        else:
+            self._decisions.apply(change_of(message))
+
+    def _answer(self, number: int, question: PodQuestion) -> None:
+        assert self._decisions is not None
+        assert self._start is not None
+        assert self.slow is not None
+        decisions = self._decisions
+        # No work of the question, and memory that stays.
+        decisions.refresh()
+        known = decisions.remembered(question)
+        if known is None and question.lane is Lane.SLOW:
+            self.slow.add(number, question)
+            return
+        if known is None:
+            self._send(frame(Code.BEGUN, number))
+            with limits.memory(self._start.memory):
+                known = decisions.learn(question, decisions.work_out(question))
+        body = packed_answer(known, self._version, self._answers, slow=False)
+        self._send(frame_of_answer(number, body))
+        self._assume(question, known)
+
+    def _assume(self, question: PodQuestion, answer: PodAnswer) -> None:
+        """Count what an answer allocates as taken until the controller says otherwise."""
+        assert self._decisions is not None
+        writes: tuple[tuple[PodID, Write], ...]
+        match answer.decision:
+            case Write() as write:
+                writes = ((question.pod, write),)
+            case GroupWrite(several):
+                writes = several
+            case _:
+                return
+        self._answers += 1
+        for pod, write in writes:
+            for claim, allocation in write.allocations:
+                self._decisions.apply(ClaimAssumed(claim.key, claim.metadata.uid, allocation))
+            self._decisions.apply(PodExpected(pod, write.node))
+
+    def _done(self, outcome: Outcome) -> None:
+        """Send what the slow lane has found. It is not assumed: others may have its devices by now."""
+        assert self._decisions is not None
+        decisions, question = self._decisions, outcome.question
+        if outcome.answer is None:
+            answer = decisions.stopped(question, outcome.limit, outcome.seconds)
+        else:
+            try:
+                decision = decision_of(outcome.answer, decisions.claim)
+            except OutOfDate:
+                # Asked again by the controller, which sees the same.
+                self._send(frame(Code.ANSWER, outcome.number, outcome.answer))
+                return
+            answer = decisions.learn(question, outcome.answer.with_decision(decision))
+        body = packed_answer(answer, outcome.version, outcome.answers, slow=True)
+        self._send(frame_of_answer(outcome.number, body))

@@ -1,0 +1,207 @@
+"""Hard questions, each worked out in a copy of the worker, which goes on with the others meanwhile.
+
+A copy is made by ``fork``, which the worker can do because it has one thread. It has everything that the
+worker has, shares its memory, is bound in CPU time and memory, and loses nothing when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Final, NoReturn
+
+from controller.allocate.decide import Decisions, PodQuestion
+from controller.allocate.worker import limits
+from controller.allocate.worker.wire import LARGEST, Answer, packed_answer
+from dra_driver.api import codec
+from dra_driver.errors import DecodeError
+
+__all__ = ["Outcome", "SlowLane"]
+
+_EXIT_MEMORY: Final = 70
+# Beyond what the decision counts: what it does not count, and putting the answer into words.
+_GRACE_SECONDS: Final = 1.0
+_CHUNK: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a question.
+
+    Attributes:
+        number: of the question.
+        question: that was asked.
+        answer: as the copy sent it; None where the copy was stopped.
+        version: of the last change that the answer knows.
+        answers: with allocations that it knows.
+        limit: that the copy met.
+        seconds: of CPU time that it took.
+    """
+
+    number: int
+    question: PodQuestion
+    answer: Answer | None
+    version: int
+    answers: int
+    limit: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    number: int
+    question: PodQuestion
+    version: int = 0
+    answers: int = 0
+
+
+@dataclass(slots=True)
+class _Copy:
+    asked: _Asked
+    process: int
+    started: float
+    data: bytearray = field(default_factory=bytearray)
+    overdue: bool = False
+
+
+class SlowLane:
+    """Questions that are worked out in copies of this process, a few at a time.
+
+    Args:
+        decisions: that are copied.
+        seconds: CPU time that a decision takes at most by its own count.
+        most: copies at a time.
+        memory: bytes that a copy may take beyond what this process has.
+        state: version and number of answers that a copy knows.
+        done: called with each outcome.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        *,
+        seconds: float,
+        most: int,
+        memory: int,
+        state: Callable[[], tuple[int, int]],
+        done: Callable[[Outcome], None],
+    ) -> None:
+        self._decisions = decisions
+        self._seconds = seconds
+        self._most = most
+        self._memory = memory
+        self._state = state
+        self._done = done
+        self._waiting: deque[_Asked] = deque()
+        self._copies: dict[int, _Copy] = {}  # by pipe
+
+    @property
+    def pipes(self) -> Collection[int]:
+        """What ``read`` is to be called for when it can be read."""
+        return self._copies.keys()
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds after which ``look`` is to be called; None while nothing is under way."""
+        ends = [c.started + self._wall_seconds for c in self._copies.values() if not c.overdue]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    @property
+    def _wall_seconds(self) -> float:
+        """Beyond what CPU time allows: a machine with other work gives a copy little of it."""
+        return 5 * (self._seconds + _GRACE_SECONDS)
+
+    def add(self, number: int, question: PodQuestion) -> None:
+        """Work on a question as soon as there is room."""
+        self._waiting.append(_Asked(number, question))
+        self.look()
+
+    def look(self) -> None:
+        """Stop what takes too long, and begin what there is room for."""
+        now = time.monotonic()
+        for copy in self._copies.values():
+            if not copy.overdue and now - copy.started >= self._wall_seconds:
+                copy.overdue = True
+                os.kill(copy.process, signal.SIGKILL)
+        while self._waiting and len(self._copies) < self._most:
+            asked = self._waiting.popleft()
+            self._begin(replace(asked, version=self._state()[0], answers=self._state()[1]))
+
+    def close(self) -> None:
+        """Stop everything."""
+        self._waiting.clear()
+        for pipe, copy in self._copies.items():
+            os.kill(copy.process, signal.SIGKILL)
+            os.close(pipe)
+            os.waitpid(copy.process, 0)
+        self._copies.clear()
+
+    # --- here -----------------------------------------------------------------------------------------------
+
+    def _begin(self, asked: _Asked) -> None:
+        here, there = os.pipe()
+        # What lives now is not looked at by the garbage collector of the copy, which would copy its memory.
+        gc.freeze()
+        process = os.fork()
+        if process == 0:
+            os.close(here)
+            self._work(asked, there)
+        gc.unfreeze()
+        os.close(there)
+        os.set_blocking(here, False)
+        self._copies[here] = _Copy(asked, process, time.monotonic())
+
+    def read(self, pipe: int) -> None:
+        """Take in what a copy has sent, and report the outcome when it has ended."""
+        copy = self._copies[pipe]
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(pipe, _CHUNK):
+                copy.data += data
+                if len(copy.data) > LARGEST:
+                    os.kill(copy.process, signal.SIGKILL)
+                    break
+            del self._copies[pipe]
+            os.close(pipe)
+            _, status, used = os.wait4(copy.process, 0)
+            outcome = self._outcome(copy, status)
+            self._done(replace(outcome, seconds=used.ru_utime + used.ru_stime))
+            self.look()
+
+    def _outcome(self, copy: _Copy, status: int) -> Outcome:
+        asked = copy.asked
+        found = Outcome(asked.number, asked.question, None, asked.version, asked.answers)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            with contextlib.suppress(DecodeError):
+                return replace(found, answer=codec.decode(Answer, bytes(copy.data)))
+        if copy.overdue:
+            return replace(found, limit=f"{self._wall_seconds:g} s")
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _EXIT_MEMORY:
+            return replace(found, limit=f"{self._memory >> 20} MiB of memory")
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+            return replace(found, limit=f"{self._seconds:g} s of CPU time, or what memory there is")
+        return replace(found, limit="what can be worked out: the decision failed")
+
+    # --- in the copy ----------------------------------------------------------------------------------------
+
+    def _work(self, asked: _Asked, pipe: int) -> NoReturn:
+        """Work out the answer, send it, and end; nothing of the worker goes on here."""
+        status = 1
+        try:
+            gc.disable()
+            limits.prefer_to_end(1000)
+            limits.bound_copy(self._memory, self._seconds + _GRACE_SECONDS)
+            answer = self._decisions.work_out(asked.question)
+            data = memoryview(packed_answer(answer, asked.version, asked.answers, slow=True))
+            while data:
+                data = data[os.write(pipe, data) :]
+            status = 0
+        except MemoryError:
+            status = _EXIT_MEMORY
+        finally:
+            os._exit(status)

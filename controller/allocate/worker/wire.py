@@ -1,0 +1,389 @@
+"""What the controller and its worker write to each other: frames of a header and JSON.
+
+A frame is its length, a code for what it is, a number, and JSON. Claims in answers are named, not sent: the
+controller has them, and an answer about a version that it has no more is out of date.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from controller.allocate.decide import (
+    Change,
+    ClaimAssumed,
+    ClaimGone,
+    ClaimSeen,
+    Decision,
+    DecisionOverran,
+    GroupMembers,
+    GroupWrite,
+    Hard,
+    NodeTurnedDown,
+    ObjectGone,
+    ObjectSeen,
+    PodAnswer,
+    PodExpected,
+    PodID,
+    PoolChanged,
+    Proceed,
+    Refuse,
+    Settings,
+    Wait,
+    Watched,
+    Write,
+)
+from dra_driver.api import codec
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import (
+    AllocationResult,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
+from dra_driver.errors import DecodeError
+
+__all__ = [
+    "LARGEST",
+    "Answer",
+    "ClaimRef",
+    "Code",
+    "Frame",
+    "Frames",
+    "OutOfDate",
+    "Start",
+    "change_of",
+    "claims_taken",
+    "decision_of",
+    "frame",
+    "frame_of_answer",
+    "frame_of_change",
+    "packed_answer",
+    "pods_placed",
+]
+
+_HEADER: Final = struct.Struct(">IBQ")
+LARGEST: Final = 64 * 1024 * 1024
+_KINDS: Final[tuple[type[Watched], ...]] = (
+    Node,
+    Pod,
+    DeviceClass,
+    ResourceSlice,
+    DeviceInventory,
+    DeviceTaintRule,
+)
+_CHANGES: Final[tuple[type[Any], ...]] = (
+    ClaimAssumed,
+    ClaimGone,
+    PoolChanged,
+    PodExpected,
+    NodeTurnedDown,
+    DecisionOverran,
+)
+
+
+class Code:
+    """What a frame is. From 32: an object was seen, from 48: it is gone, from 64: another change."""
+
+    START: Final = 1
+    """To the worker, once: ``Start``."""
+    READY: Final = 2
+    """To the worker: the number is the version of everything that was sent so far."""
+    QUESTION: Final = 3
+    """To the worker: ``PodQuestion``; the number is the question's."""
+    BEGUN: Final = 4
+    """From the worker: it works on the question with the number, and on nothing else until it is answered."""
+    ANSWER: Final = 5
+    """From the worker: ``Answer`` to the question with the number."""
+    CLAIM_SEEN: Final = 31
+    SEEN: Final = 32
+    GONE: Final = 48
+    CHANGE: Final = 64
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    code: int
+    number: int
+    body: bytes
+
+
+class Start(msgspec.Struct, frozen=True):
+    """How a worker works.
+
+    Attributes:
+        settings: of the decisions.
+        slow: questions of the slow lane that it works on at a time.
+        memory: bytes that a question may take beyond what the worker has.
+    """
+
+    settings: Settings
+    slow: int
+    memory: int
+
+
+def frame(code: int, number: int, value: object = None) -> bytes:
+    """Return the bytes of a message."""
+    body = b"" if value is None else codec.encode(value)
+    return _HEADER.pack(len(body), code, number) + body
+
+
+class Frames:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the messages that are complete with these bytes.
+
+        Raises:
+            DecodeError: a message is longer than any can be.
+        """
+        self._data += data
+        at = 0
+        try:
+            while len(self._data) - at >= _HEADER.size:
+                size, code, number = _HEADER.unpack_from(self._data, at)
+                if size > LARGEST:
+                    raise DecodeError(f"a message of {size} bytes")
+                end = at + _HEADER.size + size
+                if len(self._data) < end:
+                    return
+                body = bytes(memoryview(self._data)[at + _HEADER.size : end])
+                at = end
+                yield Frame(code, number, body)
+        finally:
+            del self._data[:at]
+
+
+# --- changes ------------------------------------------------------------------------------------------------
+
+
+def frame_of_change(version: int, change: Change) -> bytes:
+    """Return the message that tells of a change."""
+    match change:
+        case ObjectSeen(item):
+            return frame(Code.SEEN + _KINDS.index(type(item)), version, item)
+        case ObjectGone(kind, key):
+            return frame(Code.GONE + _KINDS.index(kind), version, key)
+        case ClaimSeen(claim):
+            return frame(Code.CLAIM_SEEN, version, claim)
+        case _:
+            return frame(Code.CHANGE + _CHANGES.index(type(change)), version, change)
+
+
+def change_of(message: Frame) -> Change:
+    """Return the change that a message tells of.
+
+    Raises:
+        DecodeError: it tells of none.
+    """
+    code, body = message.code, message.body
+    if code == Code.CLAIM_SEEN:
+        return ClaimSeen(codec.decode(ResourceClaim, body))
+    if Code.SEEN <= code < Code.SEEN + len(_KINDS):
+        return ObjectSeen(codec.decode(_KINDS[code - Code.SEEN], body))
+    if Code.GONE <= code < Code.GONE + len(_KINDS):
+        return ObjectGone(_KINDS[code - Code.GONE], codec.decode(ObjectKey, body))
+    if Code.CHANGE <= code < Code.CHANGE + len(_CHANGES):
+        change: Change = codec.decode(_CHANGES[code - Code.CHANGE], body)
+        return change
+    raise DecodeError(f"a message of unknown code {code}")
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+class ClaimRef(NamedTuple):
+    """A version of a claim."""
+
+    key: ObjectKey
+    uid: Uid
+    version: str
+
+
+class _Wait(msgspec.Struct, frozen=True, tag="wait"):
+    reason: str
+    poll: float
+
+
+class _Proceed(msgspec.Struct, frozen=True, tag="proceed"):
+    node: str | None
+    theirs: bool
+
+
+class _Refuse(msgspec.Struct, frozen=True, tag="refuse"):
+    message: str
+    claims: tuple[ClaimRef, ...]
+    undo: tuple[ClaimRef, ...]
+    elsewhere: bool
+    signature: bytes
+
+
+class _Hard(msgspec.Struct, frozen=True, tag="hard"):
+    pass
+
+
+class _Write(msgspec.Struct, frozen=True):
+    pod: PodID | None
+    node: str
+    allocations: tuple[tuple[ClaimRef, AllocationResult], ...]
+
+
+class _Writes(msgspec.Struct, frozen=True, tag="write"):
+    writes: tuple[_Write, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer as it is sent.
+
+    Attributes:
+        version: of the last change that it knows.
+        answers: with allocations that it knows.
+        slow: whether it is one of the slow lane.
+        decision: with claims that are named only.
+        rest: what else a ``PodAnswer`` says.
+    """
+
+    version: int
+    answers: int
+    slow: bool
+    decision: _Wait | _Proceed | _Refuse | _Hard | _Writes
+    group: GroupMembers | None
+    steps: int | None
+    seconds: float
+    gave_up: bool
+    cut: bool
+    pause: float
+    avoided: tuple[tuple[str, float], ...]
+
+    def with_decision(self, decision: Decision) -> PodAnswer:
+        """Return the answer with the decision on claims as they are known here."""
+        return PodAnswer(
+            self.version,
+            decision,
+            self.group,
+            self.steps,
+            self.seconds,
+            self.gave_up,
+            self.cut,
+            self.pause,
+            self.avoided,
+        )
+
+
+class OutOfDate(Exception):
+    """An answer names a version of a claim that is not the newest."""
+
+
+def packed_answer(answer: PodAnswer, version: int, answers: int, *, slow: bool) -> bytes:
+    """Return the body of the message that carries an answer."""
+    return codec.encode(
+        Answer(
+            version,
+            answers,
+            slow,
+            _packed(answer.decision),
+            answer.group,
+            answer.steps,
+            answer.seconds,
+            answer.gave_up,
+            answer.cut,
+            answer.pause,
+            answer.avoided,
+        )
+    )
+
+
+def frame_of_answer(question: int, body: bytes) -> bytes:
+    """Return the message that carries an answer to the question with this number."""
+    return _HEADER.pack(len(body), Code.ANSWER, question) + body
+
+
+def _packed(decision: Decision) -> _Wait | _Proceed | _Refuse | _Hard | _Writes:
+    match decision:
+        case Wait(reason, poll):
+            return _Wait(reason, poll)
+        case Proceed(node, theirs):
+            return _Proceed(node, theirs)
+        case Refuse(message, claims, undo, elsewhere, signature):
+            return _Refuse(message, tuple(map(_ref, claims)), tuple(map(_ref, undo)), elsewhere, signature)
+        case Hard():
+            return _Hard()
+        case Write():
+            return _Writes((_packed_write(None, decision),))
+        case GroupWrite(writes):
+            return _Writes(tuple(_packed_write(pod, write) for pod, write in writes))
+
+
+def _packed_write(pod: PodID | None, write: Write) -> _Write:
+    return _Write(pod, write.node, tuple((_ref(c), allocation) for c, allocation in write.allocations))
+
+
+def _ref(claim: ResourceClaim) -> ClaimRef:
+    meta = claim.metadata
+    return ClaimRef(claim.key, meta.uid, meta.resource_version or "")
+
+
+def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | None]) -> Decision:
+    """Return the decision with the claims that it names.
+
+    Args:
+        answer: that was received.
+        known: the newest version of a claim.
+
+    Raises:
+        OutOfDate: a claim has changed since.
+    """
+
+    def found(ref: ClaimRef) -> ResourceClaim:
+        claim = known(ref.key)
+        if claim is None or _ref(claim) != ref:
+            raise OutOfDate(str(ref.key))
+        return claim
+
+    match answer.decision:
+        case _Wait(reason, poll):
+            return Wait(reason, poll)
+        case _Proceed(node, theirs):
+            return Proceed(node, theirs)
+        case _Refuse(message, claims, undo, elsewhere, signature):
+            return Refuse(message, tuple(map(found, claims)), tuple(map(found, undo)), elsewhere, signature)
+        case _Hard():
+            return Hard()
+        case _Writes(writes):
+            pairs = [
+                (w.pod, Write(w.node, tuple((found(ref), allocation) for ref, allocation in w.allocations)))
+                for w in writes
+            ]
+            if len(pairs) == 1 and pairs[0][0] is None:
+                return pairs[0][1]
+            return GroupWrite(tuple((pod, write) for pod, write in pairs if pod is not None))
+
+
+def claims_taken(answer: Answer) -> Iterator[ClaimRef]:
+    """Yield the claims that an answer allocates."""
+    if isinstance(answer.decision, _Writes):
+        for write in answer.decision.writes:
+            for ref, _ in write.allocations:
+                yield ref
+
+
+def pods_placed(answer: Answer, pod: PodID) -> Iterator[PodID]:
+    """Yield the pods that an answer gives a node.
+
+    Args:
+        answer: that was received.
+        pod: that was asked about.
+    """
+    if isinstance(answer.decision, _Writes):
+        for write in answer.decision.writes:
+            yield pod if write.pod is None else write.pod

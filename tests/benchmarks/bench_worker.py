@@ -1,0 +1,168 @@
+"""Decisions in a process of their own: what they gain beside decisions in the loop, what a start costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import builders
+from builders import DRIVER, PROTECTED
+
+from controller.allocate.decide import ClaimAssumed, ClaimSeen, Lane, ObjectSeen, Settings, Write
+from controller.allocate.decider import Answers, Decider, Inline
+from controller.allocate.journal import Journal
+from controller.allocate.signal import Signal
+from controller.allocate.worker.process import Limits, WorkerProcess
+from dra_driver.api import codec
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.kube import SystemClock
+
+Row = dict[str, Any]
+SETTINGS = Settings(drivers=(DRIVER,))
+NODES, GPUS, PODS, WORKERS = 1000, 8, 2000, 16
+# Of an API server that is not busy: both writes of an allocation together.
+WRITE_SECONDS = 0.01
+
+
+def _fill(journal: Journal, nodes: int) -> None:
+    def seen(kind: type[Any], body: dict[str, Any]) -> None:
+        journal.apply(ObjectSeen(codec.convert(kind, body)))
+
+    seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
+    room = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+    for i in range(nodes):
+        name = f"n{i:04}"
+        seen(Node, builders.node(name, allocatable=room))
+        facts = {
+            "uuid": "",
+            "model": "H100",
+            "architecture": "Hopper",
+            "numaNode": 0,
+            "pcieRoot": "pci0000:00",
+        }
+        devices = [
+            builders.device(
+                f"gpu-{j}", "80Gi", taints=[PROTECTED], attributes={**facts, "uuid": f"GPU-{i}-{j}"}
+            )
+            for j in range(GPUS)
+        ]
+        seen(ResourceSlice, builders.resource_slice(name, *devices, driver=DRIVER))
+
+
+def _pods(journal: Journal, number: int) -> list[Pod]:
+    pods = []
+    for i in range(number):
+        claim = builders.claim(f"p{i}", uid=f"claim-{i}")
+        journal.apply(ClaimSeen(codec.convert(ResourceClaim, claim)))
+        pods.append(codec.convert(Pod, builders.pod(f"p{i}", f"p{i}", uid=f"pod-{i}", gated=True, cpu="1")))
+        journal.apply(ObjectSeen(pods[-1]))
+    return pods
+
+
+@contextlib.asynccontextmanager
+async def _answers(journal: Journal, *, inline: bool) -> AsyncIterator[Answers]:
+    answers: Answers = (
+        Inline(journal, SETTINGS, time.thread_time) if inline else WorkerProcess(journal, SETTINGS, Limits())
+    )
+    task = asyncio.create_task(answers.run())
+    try:
+        yield answers
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _throughput(*, inline: bool) -> tuple[float, float]:
+    """Return the seconds for all pods, and the longest time for which the loop was held."""
+    journal = Journal()
+    late = [0.0]
+
+    async def watch() -> None:
+        while True:
+            since = time.monotonic()
+            await asyncio.sleep(0.005)
+            late.append(time.monotonic() - since - 0.005)
+
+    async with _answers(journal, inline=inline) as answers:
+        _fill(journal, NODES)
+        pods = _pods(journal, PODS + 1)
+        decider = Decider(journal, answers, SystemClock(), Signal())
+
+        async def serve(pod: Pod) -> None:
+            while (found := await decider.decide(pod, Lane.FAST)) is None:
+                pass
+            answer, answered = found
+            assert isinstance(answer.decision, Write)
+            with decider.accepting(answered):
+                for claim, allocation in answer.decision.allocations:
+                    journal.apply(ClaimAssumed(claim.key, claim.metadata.uid, allocation))
+            await asyncio.sleep(WRITE_SECONDS)
+
+        async def work() -> None:
+            while pods:
+                await serve(pods.pop())
+
+        await serve(pods.pop())  # everything is started and warm
+        watching = asyncio.create_task(watch())
+        late.clear()
+        since = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(work())
+        seconds = time.monotonic() - since
+        watching.cancel()
+    return seconds, max(late)
+
+
+async def _starts(nodes: int) -> tuple[float, float]:
+    """Return the seconds from the end of a worker to the next answer, and of doing the same in the loop."""
+    journal = Journal()
+    async with _answers(journal, inline=False) as answers:
+        _fill(journal, nodes)
+        (pod,) = _pods(journal, 1)
+        decider = Decider(journal, answers, SystemClock(), Signal())
+
+        async def ask() -> None:
+            while (found := await decider.decide(pod, Lane.FAST)) is None:
+                pass
+            decider.release(found[1])
+
+        await ask()
+        assert isinstance(answers, WorkerProcess)
+        assert answers._process is not None
+        since = time.monotonic()
+        os.kill(answers._process.pid, signal.SIGKILL)
+        await answers._process.wait()
+        await ask()
+        again = time.monotonic() - since
+    since = time.monotonic()
+    inline = Inline(journal, SETTINGS, time.thread_time)
+    for change in journal.replay():
+        journal.apply(change)
+    await Decider(journal, inline, SystemClock(), Signal()).decide(pod, Lane.FAST)
+    return again, time.monotonic() - since
+
+
+def run() -> list[Row]:
+    """Measure."""
+    rows: list[Row] = []
+    inline, held_inline = asyncio.run(_throughput(inline=True))
+    worker, held = asyncio.run(_throughput(inline=False))
+    text = f"{PODS} pods, {NODES} nodes of {GPUS}, writes of {WRITE_SECONDS * 1000:g} ms"
+    loop = "decisions in the loop"
+    rows.append({"name": text, "value": worker, "unit": "s", "baseline": inline, "baseline_of": loop})
+    held_row = {"value": held * 1000, "unit": "ms", "baseline": held_inline * 1000, "baseline_of": loop}
+    rows.append({"name": "the loop was held for at most", **held_row})
+    for nodes in (1000, 5000):
+        again, alone = asyncio.run(_starts(nodes))
+        name = f"from the end of a worker to the next answer, {nodes} nodes of {GPUS}"
+        of = "taking in the same objects in the loop, and the first answer"
+        rows.append({"name": name, "value": again, "unit": "s", "baseline": alone, "baseline_of": of})
+    return rows

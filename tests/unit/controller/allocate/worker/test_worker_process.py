@@ -1,0 +1,366 @@
+"""The process that decides, as a real process: what it answers, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import builders
+import pytest
+from builders import DRIVER, PROTECTED
+
+from controller.allocate.decide import (
+    ClaimAssumed,
+    ClaimSeen,
+    Hard,
+    Lane,
+    ObjectGone,
+    ObjectSeen,
+    PodAnswer,
+    PodID,
+    PoolChanged,
+    Proceed,
+    Refuse,
+    Settings,
+    Wait,
+    Write,
+)
+from controller.allocate.decider import Answered, Decider
+from controller.allocate.journal import Journal
+from controller.allocate.signal import Signal
+from controller.allocate.worker.process import Limits, WorkerProcess
+from dra_driver.api import codec
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.meta import ObjectKey, PoolName
+from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.kube import SystemClock
+from dra_driver.ownership import PoolID
+from dra_driver.structured import PoolPolicy
+
+NS = builders.NAMESPACE
+POOL = PoolID(DRIVER, PoolName("n1"))
+GPU_0 = builders.allocation(builders.result("n1", "gpu-0"))
+
+
+class World:
+    """A cluster as the controller has it in memory, and a worker that knows of it."""
+
+    def __init__(self, limits: Limits, settings: Settings) -> None:
+        self.journal = Journal()
+        self.freed = 0
+        freed: Signal[[]] = Signal()
+        freed.listen(self._count)
+        self.worker = WorkerProcess(self.journal, settings, limits)
+        self.decider = Decider(self.journal, self.worker, SystemClock(), freed)
+        self.pods: dict[str, Pod] = {}
+        self.seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
+
+    def _count(self) -> None:
+        self.freed += 1
+
+    def seen(self, kind: type[Any], body: dict[str, Any]) -> Any:
+        item = codec.convert(kind, body)
+        self.journal.apply(ObjectSeen(item))
+        return item
+
+    def hard_nodes(self) -> None:
+        """Nodes that differ, so that each is a search of its own, with seven values of ``x`` each."""
+        for i in range(5):
+            self.node(f"n{i}", 8, memory=f"{40 + i}Gi", attributes=seven_values)
+
+    def node(self, name: str, count: int, memory: str = "40Gi", **facts: Any) -> None:
+        self.seen(Node, builders.node(name, allocatable={"cpu": "64", "memory": "64Gi", "pods": "110"}))
+        devices = [
+            builders.device(f"gpu-{i}", memory, taints=[PROTECTED], **{k: v(i) for k, v in facts.items()})
+            for i in range(count)
+        ]
+        self.seen(ResourceSlice, builders.resource_slice(name, *devices, driver=DRIVER))
+
+    def claim(self, body: dict[str, Any]) -> None:
+        self.journal.apply(ClaimSeen(codec.convert(ResourceClaim, body)))
+
+    def pod(self, name: str, claim: dict[str, Any] | None = None) -> Pod:
+        self.claim(claim or builders.claim(name, uid=f"claim-{name}"))
+        self.pods[name] = self.seen(Pod, builders.pod(name, name, uid=f"pod-{name}", gated=True, cpu="1"))
+        return self.pods[name]
+
+    async def ask(self, name: str, lane: Lane = Lane.FAST) -> tuple[PodAnswer, Answered]:
+        found = await self.decider.decide(self.pods[name], lane)
+        assert found is not None
+        return found
+
+    async def ask_together(self, *names: str) -> list[tuple[PodAnswer, Answered]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.ask(name)) for name in names]
+        return [task.result() for task in tasks]
+
+    def accept(self, found: tuple[PodAnswer, Answered]) -> None:
+        answer, answered = found
+        assert isinstance(answer.decision, Write)
+        with self.decider.accepting(answered):
+            for claim, allocation in answer.decision.allocations:
+                self.journal.apply(ClaimAssumed(claim.key, claim.metadata.uid, allocation))
+
+    async def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        process = self.worker._process
+        assert process is not None
+        os.kill(process.pid, number)
+        if number is signal.SIGKILL:
+            await process.wait()
+
+
+def hard_claim(name: str) -> dict[str, Any]:
+    """Eight requests with eight alternatives, for eight devices with seven values of an attribute."""
+    subs = [
+        {"name": f"s{i}", "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}
+        for i in range(8)
+    ]
+    requests = ({"name": f"r{i}", "firstAvailable": subs} for i in range(8))
+    constraints = [{"distinctAttribute": f"{DRIVER}/x"}]
+    return builders.claim(name, *requests, uid=f"claim-{name}", constraints=constraints)
+
+
+def many_selectors(name: str) -> dict[str, Any]:
+    """Requests of which each looks at every device by itself."""
+    memory = f'device.capacity["{DRIVER}"].memory.compareTo(quantity("{{}}Gi")) != 0'
+    selectors = [{"cel": {"expression": memory.format(i)}} for i in range(320)]
+    requests = (builders.request(f"r{i}", selectors=selectors[i * 10 : i * 10 + 10]) for i in range(32))
+    return builders.claim(name, *requests, uid=f"claim-{name}")
+
+
+def seven_values(i: int) -> dict[str, int]:
+    return {"x": i % 7}
+
+
+@contextlib.asynccontextmanager
+async def world(limits: Limits | None = None, **settings: Any) -> AsyncIterator[World]:
+    made = World(limits or Limits(), Settings(drivers=(DRIVER,), **settings))
+    task = asyncio.create_task(made.worker.run())
+    try:
+        yield made
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(main())
+
+
+def device_of(answer: PodAnswer) -> str:
+    assert isinstance(answer.decision, Write), answer.decision
+    ((_, allocation),) = answer.decision.allocations
+    return allocation.devices.results[0].device
+
+
+def test_an_answer_counts_as_taken_until_it_is_given_back() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 1)
+            for name in ("a", "b"):
+                w.pod(name)
+            first, second = await w.ask_together("a", "b")
+            assert device_of(first[0]) == "gpu-0"
+            assert isinstance(second[0].decision, Refuse)
+            w.decider.release(first[1])
+            assert w.freed == 1
+            w.accept(await w.ask("b"))
+            assert isinstance((await w.ask("a"))[0].decision, Refuse)
+
+    run(scenario)
+
+
+def test_answers_that_come_together_are_put_into_effect_together() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 8)
+            for i in range(8):
+                w.pod(f"p{i}")
+            found = await w.ask_together(*(f"p{i}" for i in range(8)))
+            for one in found:
+                w.accept(one)
+            assert {device_of(answer) for answer, _ in found} == {f"gpu-{i}" for i in range(8)}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("change", ["blocked", "taken", "slice", "claim"])
+def test_an_answer_that_does_not_know_what_has_changed_is_dropped(change: str) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 1)
+            pod = w.pod("a")
+            w.decider.release((await w.ask("a"))[1])
+            await w.kill(signal.SIGSTOP)
+            asking = asyncio.create_task(w.decider.decide(pod, Lane.FAST))
+            await asyncio.sleep(0.05)
+            match change:
+                case "blocked":
+                    w.journal.apply(PoolChanged(POOL, True, PoolPolicy()))
+                case "taken":
+                    w.claim(builders.claim("other", uid="claim-other", status=GPU_0))
+                case "slice":
+                    w.journal.apply(ObjectGone(ResourceSlice, ObjectKey("", f"n1-{DRIVER}")))
+                case _:
+                    w.claim(builders.claim("a", uid="claim-a", metadata={"resourceVersion": "2"}))
+            assert w.journal.freshness.is_undecided(POOL) is (change != "claim")
+            await w.kill(signal.SIGCONT)
+            assert await asking is None
+            again, _ = await w.ask("a")
+            assert isinstance(again.decision, Write if change == "claim" else Refuse), again
+
+    run(scenario)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_knows_everything() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 2)
+            for name in ("a", "b", "c"):
+                w.pod(name)
+            w.accept(await w.ask("a"))
+            for _ in range(3):
+                await w.kill()
+                # What was decided and not put into effect is forgotten with it.
+                w.decider.release((await w.ask("b"))[1])
+            w.accept(await w.ask("c"))
+            answer, _ = await w.ask("b")
+            assert isinstance(answer.decision, Refuse)
+            assert w.worker.restarts == 3
+
+    run(scenario)
+
+
+def test_a_hard_question_is_worked_out_beside_the_others() -> None:
+    async def scenario() -> None:
+        async with world(decision_seconds=1.0) as w:
+            w.hard_nodes()
+            w.pod("hard", hard_claim("hard"))
+            w.pod("easy")
+            answer, _ = await w.ask("hard")
+            assert isinstance(answer.decision, Hard)
+            slow = asyncio.create_task(w.ask("hard", Lane.SLOW))
+            for _ in range(20):
+                easy, answered = await w.ask("easy")
+                assert device_of(easy)
+                w.decider.release(answered)
+            assert not slow.done()
+            answer, _ = await slow
+            assert isinstance(answer.decision, Refuse)
+            assert answer.gave_up
+            assert answer.pause > 10
+            # From now on it is known to be hard.
+            again, _ = await w.ask("hard")
+            assert again.remembered
+            assert w.worker.restarts == 0
+
+    run(scenario)
+
+
+def test_an_answer_of_the_slow_lane_does_not_take_what_was_given_away_meanwhile() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 1)
+            w.pod("slow")
+            w.pod("fast")
+            slow = asyncio.create_task(w.decider.decide(w.pods["slow"], Lane.SLOW))
+            fast = asyncio.create_task(w.decider.decide(w.pods["fast"], Lane.FAST))
+            taken = 0
+            for one in asyncio.as_completed([slow, fast]):
+                found = await one
+                if found is not None and isinstance(found[0].decision, Write):
+                    w.accept(found)
+                    taken += 1
+            assert taken == 1
+
+    run(scenario)
+
+
+def test_a_worker_that_does_not_answer_is_replaced_and_the_question_is_slow_from_then_on() -> None:
+    async def scenario() -> None:
+        async with world(Limits(seconds=0.1)) as w:
+            w.node("n1", 1)
+            w.pod("a")
+            w.pod("b")
+            w.decider.release((await w.ask("a"))[1])
+            # A worker that stops in the middle of a question.
+            asking = asyncio.create_task(w.ask("a"))
+            while not w.worker._asked:
+                await asyncio.sleep(0)
+            await w.kill(signal.SIGSTOP)
+            w.worker._begun = w.worker._number
+            answer, _ = await asking
+            assert isinstance(answer.decision, Hard)
+            assert w.worker.restarts == 1
+            w.accept(await w.ask("a", Lane.SLOW))
+            assert isinstance((await w.ask("b"))[0].decision, Refuse)
+
+    run(scenario)
+
+
+def test_memory_that_a_question_takes_is_bounded_in_both_lanes() -> None:
+    async def scenario() -> None:
+        async with world(Limits(memory=1 << 20)) as w:
+            for i in range(300):
+                w.node(f"n{i}", 8, memory=f"{40 + i}Gi")
+            w.pod("large", many_selectors("large"))
+            w.pod("small")
+            answer, _ = await w.ask("large")
+            assert isinstance(answer.decision, Hard)
+            assert w.worker.restarts == 1
+            answer, _ = await w.ask("large", Lane.SLOW)
+            assert isinstance(answer.decision, Refuse)
+            assert answer.gave_up
+            assert "1 MiB of memory" in answer.decision.message
+            assert w.worker.restarts == 1
+            assert isinstance((await w.ask("small"))[0].decision, Write | Hard)
+
+    run(scenario)
+
+
+def test_a_call_that_is_cancelled_takes_nothing() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 1)
+            w.pod("a")
+            w.pod("b")
+            w.decider.release((await w.ask("a"))[1])
+            await w.kill(signal.SIGSTOP)
+            asking = asyncio.create_task(w.ask("a"))
+            await asyncio.sleep(0.05)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await w.kill(signal.SIGCONT)
+            for _ in range(100):
+                found = await w.decider.decide(w.pods["b"], Lane.FAST)
+                if found is not None and isinstance(found[0].decision, Write):
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError("the device is taken by a question that nobody waits for")
+
+    run(scenario)
+
+
+def test_what_it_cannot_know_is_answered_too() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 1)
+            pod = w.pod("a")
+            w.journal.apply(ObjectGone(Pod, pod.key))
+            answer, _ = await w.ask("a")
+            assert answer.decision == Wait("the pod does not exist")
+            w.pod("b", builders.claim("b", uid="claim-b", status=GPU_0))
+            assert isinstance((await w.ask("b"))[0].decision, Proceed)
+            assert PodID(pod.key, pod.metadata.uid).uid
+
+    run(scenario)
