@@ -1,4 +1,9 @@
-"""No write of a leader whose lease may belong to another: the fence, and the client behind it."""
+"""No write of a leader whose lease may belong to another: the fence, and the client behind it.
+
+The fence is as good as the clock: a virtual machine whose clocks are stopped together with it notices
+nothing. So an admission policy compares the writer with the holder of the lease, at the API server. It knows
+the lease from a cache: it may refuse a new leader for a moment, whose writes are repeated here until then.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,21 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from dra_driver.errors import NotLeading
+import structlog
+
+from dra_driver.errors import ApiError, NotLeading
+from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.delegating import Call, DelegatingClient
 from dra_driver.ports import Clock, Guardable, KubeClient
 
-__all__ = ["Fence", "FencedClient"]
+__all__ = ["LEADER_POLICY", "Fence", "FencedClient"]
 
 R = TypeVar("R")
+
+log = structlog.get_logger(__name__)
+
+LEADER_POLICY = "dra-driver-leader-only"
+"""Name of the ValidatingAdmissionPolicy that refuses the writes of all but the holder of the lease."""
 
 
 class Fence:
@@ -40,6 +53,7 @@ class Fence:
         self._ended = True
         self._writing = 0
         self._changed = asyncio.Event()
+        self._refused: dict[str, float] = {}
 
     # --- the elector's side ---------------------------------------------------------------------------------
 
@@ -47,6 +61,7 @@ class Fence:
         """Start anew, closed: the process is about to ask for the lease."""
         self._renewed = None
         self._held = self._ended = False
+        self._refused.clear()
 
     def renewed(self, asked: float) -> None:
         """Note a successful renewal.
@@ -65,6 +80,14 @@ class Fence:
     def end(self) -> None:
         """Refuse new writes: the work is being cancelled, and with it the writes that wait already."""
         self._ended = True
+
+    @property
+    def disowned(self) -> bool:
+        """Whether the API server has refused writes of a kind for as long as a lease lasts.
+
+        Its cache has followed the lease by then, so it does not take this process for the holder.
+        """
+        return any(self._clock.monotonic() - since >= self._lease for since in self._refused.values())
 
     async def answered(self, seconds: float) -> bool:
         """Wait until every write under way has been answered; return whether that was so in time."""
@@ -114,6 +137,14 @@ class Fence:
                 self.check()
             await self._changed.wait()
 
+    def refused(self, kind: str) -> None:
+        """Note that the API server has refused a write of this kind as one that is not the holder's."""
+        self._refused.setdefault(kind, self._clock.monotonic())
+
+    def accepted(self, kind: str) -> None:
+        """Note that a write of this kind was not refused for that reason."""
+        self._refused.pop(kind, None)
+
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Count a write until it is answered or given up."""
@@ -134,6 +165,9 @@ class FencedClient(DelegatingClient):
 
     A write that meets a closed fence waits for the outcome of the renewal. A client that is ``Guardable``
     checks again after everything that it waits for itself, right before each attempt is sent.
+
+    A write that the policy ``LEADER_POLICY`` refuses was not refused for its object. It is repeated until the
+    API server knows the lease, or until the elector ends the work: another leads, or it is ``disowned``.
     """
 
     def __init__(self, client: KubeClient, fence: Fence) -> None:
@@ -143,8 +177,26 @@ class FencedClient(DelegatingClient):
     async def _call(self, call: Call, send: Callable[[], Awaitable[R]]) -> R:
         if not call.writes:
             return await send()
+        kind = call.resource.kind if call.resource is not None else ""
+        backoff = Backoff(base=0.1, cap=1.0)
         while True:
             await self._fence.until_open()
-            # The client found the fence closed before it sent anything: this write waits like any other.
-            with contextlib.suppress(NotLeading), self._fence.writing():
-                return await send()
+            try:
+                # The client found the fence closed before it sent anything: this write waits like any other.
+                with contextlib.suppress(NotLeading), self._fence.writing():
+                    result = await send()
+                    self._fence.accepted(kind)
+                    return result
+            except ApiError as e:
+                if not _is_for_leaders_only(e):
+                    self._fence.accepted(kind)
+                    raise
+                if not backoff.failures:
+                    log.warning("the API server does not take this process for the leader", error=str(e))
+                self._fence.refused(kind)
+                await asyncio.sleep(backoff.next())
+
+
+def _is_for_leaders_only(error: ApiError) -> bool:
+    """Whether the policy has refused a write: 403, or 422 where it does not know any lease yet."""
+    return error.code in (403, 422) and f"ValidatingAdmissionPolicy '{LEADER_POLICY}'" in str(error)

@@ -97,7 +97,8 @@ class LeaderElector:
         """Wait for the lease, run ``work`` until it ends or the lease is lost, and release the lease.
 
         Raises:
-            LeadershipLost: the lease could not be renewed in time; ``work`` has been cancelled and has ended.
+            LeadershipLost: the lease could not be renewed in time, or the API server takes another for its
+                holder; ``work`` has been cancelled and has ended.
         """
         self.fence.begin()
         await self._acquire()
@@ -152,6 +153,11 @@ class LeaderElector:
         deadline = self._config.renew_deadline_seconds
         while True:
             await asyncio.sleep(self._config.retry_seconds)
+            if self.fence.disowned:
+                raise LeadershipLost(
+                    f"lease {self._config.name} is ours, but the API server refuses our writes as those of "
+                    f"another; does {self._config.identity!r} begin with the name of the pod of our token?"
+                )
             problem = await self._attempt()
             if problem and self.fence.age >= deadline:
                 # A process that was stopped for a while may find its attempt timed out by that alone, so the

@@ -13,8 +13,9 @@ from fake_client import FakeClient, unreachable
 
 from dra_driver.api.core import NODES
 from dra_driver.api.meta import Resource
-from dra_driver.errors import ApiUnavailable, NotLeading
+from dra_driver.errors import ApiUnavailable, Forbidden, Invalid, NotLeading
 from dra_driver.kube import FencedClient, LeaderConfig, LeaderElector
+from dra_driver.kube.fence import LEADER_POLICY
 from dra_driver.kube.leader import LEASES, LeadershipLost, LeaseSpec
 
 
@@ -423,5 +424,101 @@ def test_the_fence_is_closed_before_the_lease_is_held() -> None:
             leader.elector.fence.check()
         waiting.cancel()
         await asyncio.wait({waiting})
+
+    run(main)
+
+
+# --- the API server has a fence of its own ------------------------------------------------------------------
+
+
+def not_the_leader(said: str = "pod a does not hold the Lease") -> Forbidden:
+    """The policy's refusal, in the words of the API server."""
+    policy = f"ValidatingAdmissionPolicy '{LEADER_POLICY}' with binding '{LEADER_POLICY}'"
+    return Forbidden(f'nodes "n" is forbidden: {policy} denied request: {said}', code=403, reason="Forbidden")
+
+
+def no_lease_known_yet() -> Invalid:
+    return Invalid(str(not_the_leader("failed to configure binding: not yet synced")), code=422)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("refusal", [not_the_leader, no_lease_known_yet])
+def test_a_write_is_repeated_until_the_api_server_knows_the_lease(
+    write: str, refusal: Callable[[], Exception]
+) -> None:
+    async def main() -> None:
+        async with leading() as (leader, running):
+            refused: list[str] = []
+
+            def behind(verb: str, kind: str, *_: object) -> None:
+                if kind == "Node" and len(refused) < 5:
+                    refused.append(verb)
+                    raise refusal()
+
+            leader.cluster.before = behind
+            began = asyncio.get_running_loop().time()
+            await WRITES[write](leader.client)
+            assert len(refused) == 5
+            assert 0.5 < asyncio.get_running_loop().time() - began < 5
+            assert not running.done()
+
+    run(main)
+
+
+def test_what_is_refused_for_another_reason_is_not_repeated() -> None:
+    async def main() -> None:
+        async with leading() as (leader, _):
+            error = Forbidden("ValidatingAdmissionPolicy 'dra-driver-own-slices' denied request", code=403)
+
+            def refuse(_verb: str, kind: str, *_: object) -> None:
+                if kind == "Node":
+                    raise error
+
+            leader.cluster.before = refuse
+            with pytest.raises(Forbidden, match="own-slices"):
+                await leader.client.delete(NODES, "n")
+            assert len(leader.cluster.written()) == 1
+
+    run(main)
+
+
+def test_a_leader_whom_the_api_server_does_not_take_for_the_leader_steps_down() -> None:
+    """Its token is of a pod that its identity does not begin with; another replica may have a better one."""
+
+    async def main() -> None:
+        async with leading() as (leader, running):
+
+            def refuse(_verb: str, kind: str, *_: object) -> None:
+                if kind == "Node":
+                    leader.clock.time += 2
+                    raise not_the_leader()
+
+            leader.cluster.before = refuse
+            leader.do(WRITES["delete"](leader.client))
+            with pytest.raises(LeadershipLost, match="does 'a' begin with the name of the pod"):
+                await running
+            assert len(leader.cluster.written()) < 15
+            assert leader.tasks[0].cancelled()
+
+    run(main)
+
+
+def test_writes_that_are_accepted_again_are_not_held_against_the_leader() -> None:
+    async def main() -> None:
+        async with leading() as (leader, running):
+            refusals = [not_the_leader(), None, not_the_leader(), None]
+
+            def now_and_then(_verb: str, kind: str, *_: object) -> None:
+                if kind == "Node" and (error := refusals.pop(0)) is not None:
+                    raise error
+
+            leader.cluster.before = now_and_then
+            await WRITES["patch"](leader.client)
+            leader.clock.time += 9
+            await asyncio.sleep(0.1)
+            leader.clock.time += 9
+            await asyncio.sleep(0.1)
+            await WRITES["patch"](leader.client)
+            assert not running.done()
 
     run(main)
