@@ -15,15 +15,23 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
 
-__all__ = ["ControllerConfig", "Timings"]
+__all__ = ["ControllerConfig", "Timings", "identity_of"]
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def _identity() -> str:
-    # A restarted container keeps its host name, but must not take its predecessor's lease for its own.
-    return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+def identity_of(pod_name: str = "") -> str:
+    """Return a holder of the Lease: the pod's name, "_", and text that differs from process to process.
+
+    The policy ``dra-driver-leader-only`` compares what is before the "_", which no name of a pod has, with
+    the pod that the token belongs to. A restarted container keeps its name, but must not take its
+    predecessor's lease for its own.
+
+    Args:
+        pod_name: if empty, the host name, of which a pod has at most 63 characters.
+    """
+    return f"{pod_name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +99,7 @@ class ControllerConfig:
     node_policy: NodePolicy = NodePolicy.PACK
     leader_elect: bool = True
     namespace: str = SYSTEM_NAMESPACE
-    identity: str = field(default_factory=_identity)
+    identity: str = field(default_factory=identity_of)
     health_port: int | None = None
     health_host: str = "127.0.0.1"
     web_port: int | None = None

@@ -12,7 +12,7 @@ import structlog
 
 from controller.admission.config import OBJECT_NAME, AdmissionConfig
 from controller.app import Controller
-from controller.config import ControllerConfig, Timings
+from controller.config import ControllerConfig, Timings, identity_of
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_FIELD_MANAGER, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.kube import KubeApi
@@ -109,6 +109,12 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
         help="wait for a Lease before working, so that several replicas can run",
     )
     parser.add_argument("--namespace", default=SYSTEM_NAMESPACE, help="namespace of the Lease")
+    parser.add_argument(
+        "--pod-name",
+        default="",
+        metavar="NAME",
+        help="name of this pod, with which the holder of the Lease begins; default: the host name",
+    )
 
 
 def _add_observability(parser: argparse.ArgumentParser) -> None:
@@ -193,6 +199,7 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
         node_policy=NodePolicy(args.node_policy),
         leader_elect=args.leader_elect,
         namespace=args.namespace,
+        identity=identity_of(args.pod_name),
         health_port=args.health_port,
         health_host=args.health_host,
         otlp_endpoint=args.otlp_endpoint,

@@ -20,6 +20,11 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
         ({"allocater": "scheduler"}, "Additional property allocater is not allowed"),
         ({"kubeletPlugin": {"nvidia": {"migs": True}}}, "Additional property migs is not allowed"),
         ({"allocator": "both"}, 'allocator must be one of the following: "controller", "scheduler"'),
+        (
+            {"controller": {"leaderElect": False}},
+            "controller.leaderElect: false lets every replica work at once; controller.replicas is 2",
+        ),
+        ({"admissionPolicies": {"fenceWithoutPod": "maybe"}}, '"refuse", "allow"'),
         ({"controller": {"replicas": 0}}, "Must be greater than or equal to 1"),
         ({"controller": {"port": 70000}}, "Must be less than or equal to 65535"),
         ({"image": {"digest": "latest"}}, "image.digest"),

@@ -51,8 +51,10 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     for feature in ("serviceMonitor", "prometheusRule", "dashboard"):
         yield f"monitoring-{feature}", {"monitoring": {feature: True}, "rdma": {"enabled": True}}
     yield "extended", {"allocator": "scheduler", "deviceClasses": EXTENDED}
-    for feature in ("gate", "validate"):
+    for feature in ("gate", "validate", "accounts", "fence"):
         yield f"no-{feature}", {"admissionPolicies": {feature: False}}
+    yield "fence-without-pod", {"admissionPolicies": {"fenceWithoutPod": "allow"}}
+    yield "no-leader-election", {"controller": {"replicas": 1, "leaderElect": False}}
     yield "tolerant-classes", {"admissionPolicies": {"tolerantClasses": ["nic.example.com", "b"]}}
     for webhooks in (True, False):
         yield f"webhooks={webhooks}", {"webhooks": {"enabled": webhooks}, "networkPolicy": {"enabled": True}}

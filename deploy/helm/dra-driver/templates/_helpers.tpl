@@ -78,6 +78,9 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- if and (eq .Values.publish "controller") (not .Values.controller.enabled) -}}
 {{- fail "controller.enabled: false leaves nobody to publish ResourceSlices; set publish: node" -}}
 {{- end -}}
+{{- if and (not .Values.controller.leaderElect) (gt (int .Values.controller.replicas) 1) -}}
+{{- fail (printf "controller.leaderElect: false lets every replica work at once; controller.replicas is %d, set replicas: 1" (int .Values.controller.replicas)) -}}
+{{- end -}}
 {{- $plugin := .Values.kubeletPlugin -}}
 {{- if not (include "dra-driver.uses" (list . "nvml")) -}}
 {{- range $feature := list "timeSlicing" "mig" "mps" "privileged" -}}

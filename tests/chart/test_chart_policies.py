@@ -1,0 +1,132 @@
+"""The admission policies: which are there, and that they say what the code says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chart_support import Chart, Object, named, of_kind
+
+from controller.app import LEASE
+from controller.config import identity_of
+from controller.observe.node_labels import KEYS, annotation_of
+from dra_driver.api import names
+from dra_driver.kube.fence import LEADER_POLICY
+
+ACCOUNTS = {
+    "dra-driver-controller-slices",
+    "dra-driver-controller-claims",
+    "dra-driver-controller-allocations",
+    "dra-driver-controller-pods",
+    "dra-driver-controller-pods-status",
+    "dra-driver-controller-nodes",
+    "dra-driver-plugin-claims",
+    "dra-driver-events",
+}
+
+
+def policies(objects: list[Object]) -> set[str]:
+    found = {o["metadata"]["name"] for o in of_kind(objects, "ValidatingAdmissionPolicy")}
+    bindings = {o["spec"]["policyName"] for o in of_kind(objects, "ValidatingAdmissionPolicyBinding")}
+    assert found == bindings
+    return found
+
+
+def variables(objects: list[Object], policy: str) -> dict[str, str]:
+    spec = named(objects, "ValidatingAdmissionPolicy", policy)["spec"]
+    return {v["name"]: v["expression"] for v in spec["variables"]}
+
+
+def controller(objects: list[Object]) -> dict[str, Any]:
+    spec: dict[str, Any] = named(objects, "Deployment", "dra-driver-controller")["spec"]
+    return spec
+
+
+def test_accounts_and_fence_are_policies_of_their_own(chart: Chart) -> None:
+    everything = policies(chart.render())
+    assert ACCOUNTS | {LEADER_POLICY} <= everything
+    assert policies(chart.render({"admissionPolicies": {"accounts": False}})) == everything - ACCOUNTS
+    assert policies(chart.render({"admissionPolicies": {"fence": False}})) == everything - {LEADER_POLICY}
+
+
+def test_without_a_controller_the_agents_policies_are_left(chart: Chart) -> None:
+    values = {"publish": "node", "allocator": "scheduler", "controller": {"enabled": False}}
+    assert policies(chart.render(values)) & (ACCOUNTS | {LEADER_POLICY}) == {
+        "dra-driver-plugin-claims",
+        "dra-driver-events",
+    }
+
+
+def test_every_policy_fails_closed(chart: Chart) -> None:
+    objects = chart.render()
+    assert {o["spec"]["failurePolicy"] for o in of_kind(objects, "ValidatingAdmissionPolicy")} == {"Fail"}
+    for binding in of_kind(objects, "ValidatingAdmissionPolicyBinding"):
+        assert binding["spec"]["validationActions"] == ["Deny"]
+
+
+def test_one_controller_without_a_lease_has_no_fence_and_no_overlap(chart: Chart) -> None:
+    objects = chart.render({"controller": {"replicas": 1, "leaderElect": False}})
+    assert LEADER_POLICY not in policies(objects)
+    spec = controller(objects)
+    assert spec["strategy"] == {"type": "Recreate"}
+    assert "--no-leader-elect" in spec["template"]["spec"]["containers"][0]["args"]
+    assert "strategy" not in controller(chart.render())
+
+
+@pytest.mark.parametrize("namespace", ["dra-driver", "gpu-system"])
+def test_the_fence_is_about_the_lease_of_the_controller(chart: Chart, namespace: str) -> None:
+    objects = chart.render({}, namespace)
+    binding = named(objects, "ValidatingAdmissionPolicyBinding", LEADER_POLICY)
+    parameter = binding["spec"]["paramRef"]
+    assert (parameter["name"], parameter["namespace"]) == (LEASE, namespace)
+    # The API server looks for the Lease before it looks at who writes (test_account_policies_real.py).
+    assert parameter["parameterNotFoundAction"] == "Allow"
+
+
+def test_the_holder_of_the_lease_begins_with_the_name_of_the_pod(chart: Chart) -> None:
+    (container,) = controller(chart.render())["template"]["spec"]["containers"]
+    assert "--pod-name=$(POD_NAME)" in container["args"]
+    name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    assert name in container["env"]
+    assert identity_of("dra-driver-controller-abc").startswith("dra-driver-controller-abc_")
+    assert identity_of("a") != identity_of("a")
+
+
+def test_credentials_without_a_pod_are_refused_unless_the_administrator_says_otherwise(chart: Chart) -> None:
+    def rules(values: dict[str, Any]) -> list[str]:
+        spec = named(chart.render(values), "ValidatingAdmissionPolicy", LEADER_POLICY)["spec"]
+        return [v["expression"] for v in spec["validations"]]
+
+    strict, loose = rules({}), rules({"admissionPolicies": {"fenceWithoutPod": "allow"}})
+    assert strict == ["variables.pod != ''", *loose]
+
+
+def test_labels_of_nodes_are_those_that_the_controller_writes(chart: Chart) -> None:
+    def listed(which: str, variable: str) -> set[str]:
+        values = {"controller": {"nodeLabels": which}}
+        return set(eval(variables(chart.render(values), "dra-driver-controller-nodes")[variable]))
+
+    own = {k for k in KEYS if k.startswith("dra-driver.dev/")}
+    for which, written in (("none", set()), ("own", own), ("nvidia", set(KEYS))):
+        assert listed(which, "written") == written
+        assert listed(which, "removed") == KEYS
+    notes = variables(chart.render(), "dra-driver-controller-nodes")["notes"]
+    assert notes == "['gpu.dra-driver.dev', 'rdma.dra-driver.dev'].map(d, d + '/node-labels')"
+    assert annotation_of("gpu.dra-driver.dev") == "gpu.dra-driver.dev/node-labels"
+
+
+def test_names_are_those_of_the_code(chart: Chart) -> None:
+    objects = chart.render()
+    assert f"'{names.ALLOCATION_GATE}'" in str(
+        named(objects, "ValidatingAdmissionPolicy", "dra-driver-controller-pods")
+    )
+    assert f"'{names.CLAIM_FINALIZER}'" in str(
+        named(objects, "ValidatingAdmissionPolicy", "dra-driver-controller-claims")
+    )
+
+
+def test_drivers_are_those_of_the_values(chart: Chart) -> None:
+    values = {"driverName": "gpu.nvidia.com", "rdma": {"driverName": "nic.example.com"}}
+    for raw in of_kind(chart.render(values), "ValidatingAdmissionPolicy"):
+        assert "gpu.dra-driver.dev" not in str(raw)
+        assert "rdma.dra-driver.dev" not in str(raw)

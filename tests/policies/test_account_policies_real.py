@@ -1,0 +1,247 @@
+"""The admission policies on the driver's own accounts, judged by the real API server (``DRA_K8S_BIN``).
+
+RBAC is in force as well, so what is let through needs no more rights than the manifests give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from policy_cases import (
+    CLAIMS,
+    LEADER,
+    LEASES,
+    MERGE,
+    OURS,
+    SLICES,
+    STANDBY,
+    Write,
+    cases,
+    slice_,
+)
+from policy_world import World, world
+from real_apiserver import RealApiServer, real_apiserver
+
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
+
+T = TypeVar("T")
+
+FENCE = "dra-driver-leader-only"
+# The API server learns of policies and of the Lease after a moment; there is no sign of it but the verdict.
+SECONDS = 30.0
+# Of 1.34 and 1.35: "patch" on the status is all that a write of it needs.
+OLDER = "--feature-gates=DRAResourceClaimGranularStatusAuthorization=false"
+
+
+@pytest.fixture(scope="module", params=[(), (OLDER,)], ids=["1.36", "as 1.34"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealApiServer]:
+    folder: Path = tmp_path_factory.mktemp("real")
+    older = "--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true"
+    with real_apiserver(folder, older, *request.param) as started:
+        yield started
+
+
+def run(server: RealApiServer, scenario: Callable[[World], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with await server.client() as admin, world(server.client, admin) as made:
+            await settled(made, Write("", "standby", "POST", SLICES, slice_("s", DEFAULT_DRIVER_NAME), FENCE))
+            return await scenario(made)
+
+    return asyncio.run(main())
+
+
+async def settled(made: World, write: Write) -> str:
+    """Send a write until the verdict is the expected one, or for long enough; return the last verdict."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SECONDS
+    while True:
+        verdict = await made.send(write)
+        if verdict == write.refused or by_itself(verdict) or loop.time() > deadline:
+            return verdict
+        await asyncio.sleep(0.1)
+
+
+def by_itself(verdict: str) -> bool:
+    """Whether the API server refuses for want of a right to a part of the status, before any policy."""
+    return re.search(r'cannot \S+ resource "resourceclaims/(binding|driver)"', verdict) is not None
+
+
+def test_every_write_gets_its_verdict(server: RealApiServer) -> None:
+    async def scenario(made: World) -> list[tuple[str, str, str]]:
+        table = list(cases())
+        for policy in {w.refused for w in table if w.refused}:
+            await settled(made, next(w for w in table if w.refused == policy))
+        found = [(w, await made.send(w)) for w in table]
+        return [
+            (f"{w.by} {w.what}", w.refused, verdict)
+            for w, verdict in found
+            if verdict != w.refused and not (w.refused and by_itself(verdict))
+        ]
+
+    assert run(server, scenario) == []
+
+
+# --- the fence ----------------------------------------------------------------------------------------------
+
+
+def fenced(by: str, refused: str) -> list[Write]:
+    """One write of each kind that the holder of the Lease alone may make."""
+    slice_body = slice_("new", DEFAULT_DRIVER_NAME)
+    claim, allocation = f"{CLAIMS}/free", {"status": {"allocation": OURS}}
+    return [
+        Write("publishes", by, "POST", SLICES, slice_body, refused),
+        Write("deletes a slice", by, "DELETE", f"{SLICES}/ours", {}, refused),
+        Write("allocates", by, "PATCH", f"{claim}/status", allocation, refused, MERGE),
+        Write("touches a claim", by, "PATCH", claim, {"metadata": {"resourceVersion": ""}}, refused, MERGE),
+    ]
+
+
+async def check(made: World, by: str, refused: str) -> None:
+    """Assert that all fenced writes of an account get this verdict, as soon as the server knows the Lease."""
+    writes = fenced(by, refused)
+    await settled(made, writes[0])
+    assert {w.what: await made.send(w) for w in writes} == {w.what: refused for w in writes}
+
+
+def test_only_the_pod_that_holds_the_lease_writes(server: RealApiServer) -> None:
+    async def scenario(made: World) -> None:
+        await check(made, "controller", "")
+        await check(made, "standby", FENCE)
+        await made.hold(f"{STANDBY}_5678")
+        await check(made, "controller", FENCE)
+        await check(made, "standby", "")
+        # Neither the one who has it given up nor anybody else.
+        await made.hold("")
+        await check(made, "standby", FENCE)
+        # The name of a pod may begin with that of another.
+        await made.hold(f"{LEADER}-longer_1234")
+        await check(made, "controller", FENCE)
+        await made.hold(LEADER)
+        await check(made, "controller", FENCE)
+
+    run(server, scenario)
+
+
+def test_a_credential_without_a_pod_does_not_write(server: RealApiServer) -> None:
+    async def scenario(made: World) -> None:
+        await check(made, "podless", FENCE)
+        (entry,) = [w for w in cases() if w.what == "says that its device is well"]
+        refused = dataclasses.replace(entry, by="nodeless", refused="dra-driver-plugin-claims")
+        verdict = await made.send(refused)
+        assert verdict == refused.refused or by_itself(verdict)
+
+    run(server, scenario)
+
+
+def test_without_the_lease_nobody_is_refused(server: RealApiServer) -> None:
+    """The API server looks for the Lease before it looks at who writes: everybody would be refused."""
+
+    async def scenario(made: World) -> None:
+        await check(made, "standby", FENCE)
+        await made.admin._call("DELETE", f"{LEASES}/dra-driver-controller", body={})
+        await check(made, "standby", "")
+        assert await made.send(Write("", "admin", "POST", SLICES, slice_("new", "gpu.example.com"))) == ""
+        await made.hold(f"{LEADER}_1234")
+        await check(made, "standby", FENCE)
+
+    run(server, scenario)
+
+
+# --- tolerations --------------------------------------------------------------------------------------------
+
+NO_TOLERATION = "dra-driver-no-toleration"
+CATCH_ALL = {"operator": "Exists"}
+
+
+def claim_of(version: str, request: dict[str, Any], *, template: bool = False) -> Write:
+    """A claim or template with one request."""
+    spec: dict[str, Any] = {"devices": {"requests": [request]}}
+    kind, plural = (
+        ("ResourceClaimTemplate", "resourceclaimtemplates")
+        if template
+        else ("ResourceClaim", "resourceclaims")
+    )
+    body = {
+        "apiVersion": f"resource.k8s.io/{version}",
+        "kind": kind,
+        "metadata": {"name": "tolerant", "namespace": "tenant"},
+        "spec": {"spec": spec} if template else spec,
+    }
+    path = f"/apis/resource.k8s.io/{version}/namespaces/tenant/{plural}"
+    return Write("", "admin", "POST", path, body, NO_TOLERATION)
+
+
+def test_every_version_of_the_api_is_held_to_tolerate_nothing(server: RealApiServer) -> None:
+    """Requests in older versions are converted before they are judged."""
+    asked = {"deviceClassName": "any", "tolerations": [CATCH_ALL]}
+    exactly = {"name": "r", "exactly": asked}
+    subrequest = {"name": "s", **asked}
+    first = {"name": "r", "firstAvailable": [subrequest]}
+
+    async def scenario(made: World) -> None:
+        for template in (False, True):
+            writes = [
+                claim_of("v1", exactly, template=template),
+                claim_of("v1", first, template=template),
+                claim_of("v1beta2", exactly, template=template),
+                claim_of("v1beta2", first, template=template),
+                claim_of("v1beta1", {"name": "r", **asked}, template=template),
+                claim_of("v1beta1", first, template=template),
+            ]
+            assert [await made.send(w) for w in writes] == [NO_TOLERATION] * len(writes)
+
+    run(server, scenario)
+
+
+def test_no_class_brings_a_toleration_and_no_update_adds_one(server: RealApiServer) -> None:
+    async def scenario(made: World) -> None:
+        spec = {"selectors": [], "config": [], "tolerations": [CATCH_ALL]}
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": "c"},
+            "spec": spec,
+        }
+        query = {"fieldValidation": "Strict"}
+        classes = "/apis/resource.k8s.io/v1/deviceclasses"
+        assert "unknown field" in await made.send(Write("", "admin", "POST", classes, body, query=query))
+        requests = [{"name": "gpu", "exactly": {"deviceClassName": "any", "tolerations": [CATCH_ALL]}}]
+        patch = {"spec": {"devices": {"requests": requests}}}
+        verdict = await made.send(Write("", "admin", "PATCH", f"{CLAIMS}/free", patch, "", MERGE))
+        assert "immutable" in verdict
+
+    run(server, scenario)
+
+
+def test_the_largest_claims_are_judged_within_the_limits_of_cel(server: RealApiServer) -> None:
+    """32 requests, the most that there may be, each with 8 alternatives that tolerate something else."""
+    sick = [{"key": f"example.com/sick-{i}", "operator": "Exists"} for i in range(16)]
+
+    def spec(last: dict[str, Any]) -> Write:
+        requests = [
+            {
+                "name": f"r{i}",
+                "firstAvailable": [
+                    {"name": f"s{k}", "deviceClassName": "any", "tolerations": sick} for k in range(8)
+                ],
+            }
+            for i in range(32)
+        ]
+        requests[-1]["firstAvailable"][-1]["tolerations"] = [*sick[1:], last]  # type: ignore[index]
+        write = claim_of("v1", requests[0])
+        write.body["spec"]["devices"]["requests"] = requests
+        return write
+
+    async def scenario(made: World) -> None:
+        assert await made.send(spec(sick[0])) == ""
+        assert await made.send(spec(CATCH_ALL)) == NO_TOLERATION
+
+    run(server, scenario)
