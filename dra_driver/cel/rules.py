@@ -7,7 +7,7 @@ evaluation has the same limits as one of a selector.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dra_driver.cel.checking import checker as _checker
@@ -22,7 +22,7 @@ from dra_driver.cel.values import types as _types
 from dra_driver.cel.values.types import Type
 from dra_driver.cel.values.values import NONE, Optional, Value
 
-__all__ = ["ValidationRule", "compile_rule"]
+__all__ = ["ValidationRule", "compile_closure", "compile_rule", "evaluate"]
 
 Schema = Mapping[str, Any]
 
@@ -83,19 +83,10 @@ class ValidationRule:
         Raises:
             CelRuntimeError: the evaluation failed.
         """
-        frame = Frame(_Device(), self._slots)
-        frame.locals[0] = _value(self._schema, value)
-        before = _value(self._schema, old) if old is not None else None
-        frame.locals[1] = before
+        before: Value = _value(self._schema, old) if old is not None else None
         if self._optional:
-            frame.locals[1] = NONE if old is None else Optional(True, before)
-        try:
-            result = self._closure(frame)
-        except RecursionError as e:
-            raise CelRuntimeError("the expression is nested too deeply") from e
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-            raise CelRuntimeError(f"internal error: {type(e).__name__}: {str(e)[:200]}") from e
-        return result is True
+            before = NONE if old is None else Optional(True, before)
+        return evaluate(self._closure, self._slots, (_value(self._schema, value), before)) is True
 
 
 def compile_rule(
@@ -118,19 +109,57 @@ def compile_rule(
     fields: dict[str, dict[str, Type]] = {}
     type_of_self = _type(schema, fields)
     old = _types.optional_of(type_of_self) if optional_old else type_of_self
+    closure, slots, type_ = compile_closure(expression, {"self": type_of_self, "oldSelf": old}, fields)
+    if type_ != _types.BOOL:
+        raise CelCompileError(f"must evaluate to a bool, not {type_}")
+    return ValidationRule(expression, closure, slots, schema, optional=optional_old)
+
+
+def compile_closure(
+    expression: str, variables: Mapping[str, Type], fields: Mapping[str, Mapping[str, Type]]
+) -> tuple[Closure, int, Type]:
+    """Compile an expression; return its closure, the number of slots of its frame, and its type.
+
+    Args:
+        expression: the text.
+        variables: types by name; their values are the first slots, in this order.
+        fields: fields of struct types, by the name of the type.
+
+    Raises:
+        CelCompileError: it cannot be compiled; says why and where.
+    """
     tree = _parser.parse(expression)
     functions = _declarations.functions(True)
-    _checker.check(tree, expression, functions, {"self": type_of_self, "oldSelf": old}, fields)
+    _checker.check(tree, expression, functions, variables, fields)
     _validators.validate(tree, expression)
-    if tree.type != _types.BOOL:
-        raise CelCompileError(f"must evaluate to a bool, not {tree.type}")
     compiler = TrackingCompiler(expression, functions)
-    compiler.scope, compiler.slots = {"self": 0, "oldSelf": 1}, 2
+    compiler.scope, compiler.slots = {name: i for i, name in enumerate(variables)}, len(variables)
     try:
         closure = compiler.branch(tree)
     except RecursionError as e:
         raise CelCompileError("the expression is nested too deeply") from e
-    return ValidationRule(expression, closure, compiler.slots, schema, optional=optional_old)
+    return closure, compiler.slots, tree.type
+
+
+def evaluate(closure: Closure, slots: int, values: Sequence[Value]) -> Value:
+    """Evaluate a compiled expression.
+
+    Args:
+        closure: as ``compile_closure`` returns it.
+        slots: likewise.
+        values: of the variables, in their order.
+
+    Raises:
+        CelRuntimeError: the evaluation failed.
+    """
+    frame = Frame(_Device(), slots)
+    frame.locals[: len(values)] = values
+    try:
+        return closure(frame)
+    except RecursionError as e:
+        raise CelRuntimeError("the expression is nested too deeply") from e
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise CelRuntimeError(f"internal error: {type(e).__name__}: {str(e)[:200]}") from e
 
 
 def _type(schema: Schema, fields: dict[str, dict[str, Type]]) -> Type:

@@ -42,7 +42,8 @@ def deploy_directory(part: str) -> Path:
 def own_manifests() -> list[dict[str, Any]]:
     """Return our CRDs, DeviceClasses and the gate's policy, as an administrator would install them.
 
-    Policies that the embedded API server does not evaluate are left out.
+    Validating policies are left out: they are about accounts that the components of the embedded cluster do
+    not have, and a test that makes claims with tolerations must be able to.
     """
     manifests = deploy_directory("manifests")
     paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]

@@ -7,34 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from policy_cases import (
-    CLAIMS,
-    LEADER,
-    LEASES,
-    MERGE,
-    OURS,
-    SLICES,
-    STANDBY,
-    Write,
-    cases,
-    slice_,
-)
-from policy_world import World, world
+from policy_cases import CLAIMS, LEADER, LEASES, MERGE, SLICES, Write, cases, slice_
+from policy_world import FENCE, World, by_itself, check, only_the_holder_writes, settled, world
 from real_apiserver import RealApiServer, real_apiserver
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 
 T = TypeVar("T")
 
-FENCE = "dra-driver-leader-only"
-# The API server learns of policies and of the Lease after a moment; there is no sign of it but the verdict.
-SECONDS = 30.0
 # Of 1.34 and 1.35: "patch" on the status is all that a write of it needs.
 OLDER = "--feature-gates=DRAResourceClaimGranularStatusAuthorization=false"
 
@@ -58,22 +43,6 @@ def run(server: RealApiServer, scenario: Callable[[World], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-async def settled(made: World, write: Write) -> str:
-    """Send a write until the verdict is the expected one, or for long enough; return the last verdict."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + SECONDS
-    while True:
-        verdict = await made.send(write)
-        if verdict == write.refused or by_itself(verdict) or loop.time() > deadline:
-            return verdict
-        await asyncio.sleep(0.1)
-
-
-def by_itself(verdict: str) -> bool:
-    """Whether the API server refuses for want of a right to a part of the status, before any policy."""
-    return re.search(r'cannot \S+ resource "resourceclaims/(binding|driver)"', verdict) is not None
-
-
 def test_every_write_gets_its_verdict(server: RealApiServer) -> None:
     async def scenario(made: World) -> list[tuple[str, str, str]]:
         table = list(cases())
@@ -92,42 +61,8 @@ def test_every_write_gets_its_verdict(server: RealApiServer) -> None:
 # --- the fence ----------------------------------------------------------------------------------------------
 
 
-def fenced(by: str, refused: str) -> list[Write]:
-    """One write of each kind that the holder of the Lease alone may make."""
-    slice_body = slice_("new", DEFAULT_DRIVER_NAME)
-    claim, allocation = f"{CLAIMS}/free", {"status": {"allocation": OURS}}
-    return [
-        Write("publishes", by, "POST", SLICES, slice_body, refused),
-        Write("deletes a slice", by, "DELETE", f"{SLICES}/ours", {}, refused),
-        Write("allocates", by, "PATCH", f"{claim}/status", allocation, refused, MERGE),
-        Write("touches a claim", by, "PATCH", claim, {"metadata": {"resourceVersion": ""}}, refused, MERGE),
-    ]
-
-
-async def check(made: World, by: str, refused: str) -> None:
-    """Assert that all fenced writes of an account get this verdict, as soon as the server knows the Lease."""
-    writes = fenced(by, refused)
-    await settled(made, writes[0])
-    assert {w.what: await made.send(w) for w in writes} == {w.what: refused for w in writes}
-
-
 def test_only_the_pod_that_holds_the_lease_writes(server: RealApiServer) -> None:
-    async def scenario(made: World) -> None:
-        await check(made, "controller", "")
-        await check(made, "standby", FENCE)
-        await made.hold(f"{STANDBY}_5678")
-        await check(made, "controller", FENCE)
-        await check(made, "standby", "")
-        # Neither the one who has it given up nor anybody else.
-        await made.hold("")
-        await check(made, "standby", FENCE)
-        # The name of a pod may begin with that of another.
-        await made.hold(f"{LEADER}-longer_1234")
-        await check(made, "controller", FENCE)
-        await made.hold(LEADER)
-        await check(made, "controller", FENCE)
-
-    run(server, scenario)
+    run(server, only_the_holder_writes)
 
 
 def test_a_credential_without_a_pod_does_not_write(server: RealApiServer) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import yaml
 
-from dra_driver.cel.rules import ValidationRule, compile_rule
+from dra_driver.cel.policies import compile_policy
 from dra_driver.sim.assets import deploy_directory
 
 
 class Policy:
-    """A policy that looks at nothing but ``object``.
-
-    Variables are written out where they are used, and the object is what rules call ``self``: of any type, as
-    for the API server, which evaluates one expression for several kinds.
-    """
+    """A policy that looks at nothing but ``object``; any of its variables can be another expression."""
 
     def __init__(self, name: str, **variables: str) -> None:
         text = (deploy_directory("manifests") / "gating.yaml").read_text(encoding="utf-8")
@@ -25,19 +20,16 @@ class Policy:
             for d in yaml.safe_load_all(text)
             if d["kind"] == "ValidatingAdmissionPolicy" and d["metadata"]["name"] == name
         )
-        self._variables: dict[str, str] = {}
-        for variable in spec["variables"]:
-            expression = variables.pop(variable["name"], variable["expression"])
-            self._variables[variable["name"]] = self._written_out(expression)
+        given = {v["name"]: variables.pop(v["name"], v["expression"]) for v in spec["variables"]}
         assert not variables, f"policy {name} has no such variables: {variables}"
-        self._rules: list[ValidationRule] = [
-            compile_rule(self._written_out(v["expression"]), {}) for v in spec["validations"]
-        ]
-
-    def _written_out(self, expression: str) -> str:
-        inner = re.sub(r"\bvariables\.(\w+)", lambda m: f"({self._variables[m[1]]})", expression)
-        return re.sub(r"(?<![\w.'\"])object\b(?=[.)])", "self", inner)
+        names = ("object", "variables")
+        self._variables = {name: compile_policy(text, names) for name, text in given.items()}
+        self._validations = [compile_policy(v["expression"], names) for v in spec["validations"]]
 
     def admits(self, body: dict[str, Any]) -> bool:
         """Whether no validation objects."""
-        return all(rule.holds(body) for rule in self._rules)
+        variables: dict[str, Any] = {}
+        for name, expression in self._variables.items():
+            variables[name] = expression.value({"object": body, "variables": variables})
+        given = {"object": body, "variables": variables}
+        return all(v.value(given) is True for v in self._validations)

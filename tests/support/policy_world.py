@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -10,10 +11,13 @@ from typing import Any
 import yaml
 from policy_cases import (
     AGENT,
+    CLAIMS,
     LEADER,
     LEASES,
     MERGE,
     NODE,
+    OURS,
+    SLICES,
     STANDBY,
     STATUSES,
     SYSTEM,
@@ -21,9 +25,11 @@ from policy_cases import (
     Write,
     objects,
     pod,
+    slice_,
 )
 from real_apiserver import bound_token
 
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.errors import ApiError
 from dra_driver.kube import KubeApi
 from dra_driver.sim.assets import deploy_directory
@@ -44,6 +50,9 @@ _COLLECTIONS = {
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     ),
 }
+FENCE = "dra-driver-leader-only"
+# The API server learns of policies and of the Lease after a moment; there is no sign of it but the verdict.
+SECONDS = 30.0
 _REFUSED = re.compile(r"ValidatingAdmissionPolicy '([^']+)' with binding '[^']+' denied request: (.*)", re.S)
 
 
@@ -142,3 +151,58 @@ async def world(connect: Connect, admin: KubeApi) -> AsyncIterator[World]:
         made = World(admin, clients)
         await made.hold(f"{LEADER}_1234")
         yield made
+
+
+# --- scenarios ----------------------------------------------------------------------------------------------
+
+
+def by_itself(verdict: str) -> bool:
+    """Whether the API server refuses for want of a right to a part of the status, before any policy."""
+    return re.search(r'cannot \S+ resource "resourceclaims/(binding|driver)"', verdict) is not None
+
+
+async def settled(made: World, write: Write) -> str:
+    """Send a write until the verdict is the expected one, or for long enough; return the last verdict."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SECONDS
+    while True:
+        verdict = await made.send(write)
+        if verdict == write.refused or by_itself(verdict) or loop.time() > deadline:
+            return verdict
+        await asyncio.sleep(0.1)
+
+
+def fenced(by: str, refused: str) -> list[Write]:
+    """One write of each kind that the holder of the Lease alone may make."""
+    slice_body = slice_("new", DEFAULT_DRIVER_NAME)
+    claim, allocation = f"{CLAIMS}/free", {"status": {"allocation": OURS}}
+    return [
+        Write("publishes", by, "POST", SLICES, slice_body, refused),
+        Write("deletes a slice", by, "DELETE", f"{SLICES}/ours", {}, refused),
+        Write("allocates", by, "PATCH", f"{claim}/status", allocation, refused, MERGE),
+        Write("touches a claim", by, "PATCH", claim, {"metadata": {"resourceVersion": ""}}, refused, MERGE),
+    ]
+
+
+async def check(made: World, by: str, refused: str) -> None:
+    """Assert that all fenced writes of an account get this verdict, as soon as the server knows the Lease."""
+    writes = fenced(by, refused)
+    await settled(made, writes[0])
+    assert {w.what: await made.send(w) for w in writes} == {w.what: refused for w in writes}
+
+
+async def only_the_holder_writes(made: World) -> None:
+    """Let the Lease change hands, and compare the verdicts on the writes of both controllers."""
+    await check(made, "controller", "")
+    await check(made, "standby", FENCE)
+    await made.hold(f"{STANDBY}_5678")
+    await check(made, "controller", FENCE)
+    await check(made, "standby", "")
+    # Neither the one who has given it up nor anybody else.
+    await made.hold("")
+    await check(made, "standby", FENCE)
+    # The name of a pod may begin with that of another.
+    await made.hold(f"{LEADER}-longer_1234")
+    await check(made, "controller", FENCE)
+    await made.hold(LEADER)
+    await check(made, "controller", FENCE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hmac
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -83,6 +82,7 @@ class Handlers:
         self.pod_log: Callable[[str, str, str], str] = lambda _namespace, _name, _container: ""
         self.webhooks = Webhooks(registry.store, registry.kinds, services)
         self._token = token
+        self._tokens = identity.Tokens(registry.store)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -122,12 +122,10 @@ class Handlers:
         return answer
 
     def _authenticate(self, request: web.BaseRequest) -> None:
-        if self._token is None:
+        given = _bearer(request)
+        if self._token is None or given in self._tokens:
             return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(
-            given.strip().encode(), self._token.encode()
-        ):
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
             raise StatusError(401, "Unauthorized", "Unauthorized", bare=True)
 
     # --- discovery ---
@@ -318,6 +316,7 @@ class Handlers:
         if content_type not in _BODY_TYPES and not protobuf:
             raise _unsupported("application/json, application/yaml, application/vnd.kubernetes.protobuf")
         options = write_options(request.query, request.headers.get("User-Agent", ""), kind)
+        options.user = self._tokens.user(_bearer(request))
         data = await request.read()
         if protobuf:
             return decode_protobuf(data, found.kind.type), options
@@ -334,6 +333,7 @@ class Handlers:
             raise _unsupported(", ".join(t for t in _PATCHES if not (found.kind.custom and "strategic" in t)))
         agent = request.headers.get("User-Agent", "")
         options = write_options(request.query, agent, "PatchOptions", applying=patch_form == "apply")
+        options.user = self._tokens.user(_bearer(request))
         data = await request.read()
         patch = decode_body(data, content_type, found.kind.kind)
         if patch_form in ("merge", "strategic"):
@@ -351,6 +351,7 @@ class Handlers:
         self, request: web.BaseRequest, found: Route, form: Accept, headers: dict[str, str]
     ) -> web.Response:
         options = delete_options(request.query, await _optional_body(request))
+        options.user = self._tokens.user(_bearer(request))
         raw = await self._reviewed(
             found, options, lambda: self.registry.delete(found.kind, found.namespace, found.name, options)
         )
@@ -362,6 +363,7 @@ class Handlers:
         self, request: web.BaseRequest, found: Route, form: Accept, headers: dict[str, str]
     ) -> web.Response:
         options = delete_options(request.query, await _optional_body(request))
+        options.user = self._tokens.user(_bearer(request))
         page = listing.list_page(self.registry, found, request.query)
         for stored in page.items:
             delete = functools.partial(
@@ -433,11 +435,11 @@ class Handlers:
         raise StatusError.method_not_allowed()
 
     async def _token_request(self, request: web.BaseRequest, found: Route) -> web.Response:
-        """Answer a ``TokenRequest`` with a token that this server accepts, whatever is requested."""
+        """Answer a ``TokenRequest`` with a token that this server knows as the account's."""
         content_type = _content_type(request)
         body = decode_body(await request.read(), _JSON, "TokenRequest") if content_type == _JSON else {}
         self.registry.get(found.kind, found.namespace, found.name)
-        token = self._token or secrets.token_urlsafe(24)
+        token = self._tokens.issue(body, found.namespace, found.name)
         made = identity.token_request(body, found.namespace, found.name, token, self.registry.now())
         return _json(201, made)
 
@@ -454,6 +456,12 @@ class Handlers:
 
 
 _PLAIN = Accept("json", "")
+
+
+def _bearer(request: web.BaseRequest) -> str:
+    """Return the bearer token of a request; empty if it has none."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def _content_type(request: web.BaseRequest) -> str:

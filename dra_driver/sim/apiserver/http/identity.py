@@ -1,12 +1,58 @@
-"""Answers about identity and rights: every authenticated client may do everything."""
+"""Answers about identity and rights: who a token is of. Every authenticated client may do everything."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from dra_driver.sim.apiserver.objects.status import Raw
+from dra_driver.sim.apiserver.storage.store import Key, Store
+from dra_driver.sim.apiserver.writing.reviews import ADMINISTRATOR
 
-__all__ = ["access_review", "token_request"]
+__all__ = ["Tokens", "access_review", "token_request"]
+
+_EXTRA = "authentication.kubernetes.io/"
+
+
+class Tokens:
+    """Tokens of service accounts. They last as long as the server."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._users: dict[str, Raw] = {}
+
+    def issue(self, body: Any, namespace: str, account: str) -> str:
+        """Return a new token for a ``TokenRequest``, which says what it is bound to."""
+        spec = (body.get("spec") if isinstance(body, dict) else None) or {}
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        user: Raw = {"username": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
+        extra = self._extra(spec.get("boundObjectRef") or {}, namespace)
+        if extra:
+            user["extra"] = {f"{_EXTRA}{key}": [value] for key, value in extra.items()}
+        token = secrets.token_urlsafe(24)
+        self._users[token] = user
+        return token
+
+    def _extra(self, bound: Raw, namespace: str) -> dict[str, str]:
+        name = str(bound.get("name", ""))
+        if bound.get("kind") == "Node":
+            return {"node-name": name}
+        if bound.get("kind") != "Pod":
+            return {}
+        pod = self._store.collection("", "pods").get(Key(namespace, name))
+        found = {"pod-name": name}
+        if pod is not None:
+            found["pod-uid"] = pod.raw["metadata"]["uid"]
+            if node := (pod.raw.get("spec") or {}).get("nodeName"):
+                found["node-name"] = node
+        return found
+
+    def __contains__(self, token: str) -> bool:
+        return token in self._users
+
+    def user(self, token: str) -> Raw:
+        """Return ``userInfo`` of a bearer token; who has none of ours is an administrator."""
+        return self._users.get(token, ADMINISTRATOR)
 
 
 def token_request(body: Any, namespace: str, name: str, token: str, now: str) -> Raw:

@@ -1,8 +1,9 @@
-"""Stand-ins for admission policies, which this server does not evaluate: what they set in new objects.
+"""Stand-ins for MutatingAdmissionPolicies, which this server does not evaluate: what they set in new objects.
 
 A policy that our own components need has a function here that does what the policy does, and no more. It acts
 as long as the policy and a binding of it are stored, as on a real cluster: ``deploy/manifests/gating.yaml``
-has to be applied for the gate. All other policies are stored and served, but never evaluated.
+has to be applied for the gate. All others are stored and served, but never evaluated.
+ValidatingAdmissionPolicies are evaluated: see ``policies``.
 """
 
 from __future__ import annotations

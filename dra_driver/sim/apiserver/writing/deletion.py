@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from dra_driver.sim.apiserver.objects.kinds import Kind
 from dra_driver.sim.apiserver.objects.status import Raw, StatusError, success
 from dra_driver.sim.apiserver.storage.store import Key, Stored
 from dra_driver.sim.apiserver.writing import strategy
-from dra_driver.sim.apiserver.writing.reviews import Reviews
+from dra_driver.sim.apiserver.writing.reviews import ADMINISTRATOR, Reviews
 from dra_driver.sim.apiserver.writing.server_state import ServerState
 
 __all__ = ["DeleteOptions", "call_later", "delete", "finish", "resume"]
@@ -42,6 +42,7 @@ class DeleteOptions:
         dry_run: whether nothing is to be deleted.
         propagation: ``Foreground``, ``Orphan`` or ``Background``; empty counts as the last.
         reviews: the answers of webhooks; None if none is installed.
+        user: ``userInfo`` of the request, for admission.
     """
 
     grace: int | None = None
@@ -50,6 +51,7 @@ class DeleteOptions:
     dry_run: bool = False
     propagation: str = ""
     reviews: Reviews | None = None
+    user: Raw = field(default_factory=lambda: ADMINISTRATOR)
 
 
 def delete(registry: ServerState, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dra_driver.sim.apiserver.writing.reviews import Reviews
+from dra_driver.sim.apiserver.objects.status import Raw
+from dra_driver.sim.apiserver.writing.reviews import ADMINISTRATOR, Reviews
 
 __all__ = ["Options"]
 
@@ -23,6 +24,7 @@ class Options:
         reviews: the answers of webhooks; None if none is installed.
         drawn: the random name and UID, and the time, so that a write that is tried again after webhooks were
             called makes the same object.
+        user: ``userInfo`` of the request, for admission.
     """
 
     dry_run: bool = False
@@ -33,3 +35,4 @@ class Options:
     warnings: list[str] = field(default_factory=list)
     reviews: Reviews | None = None
     drawn: dict[str, str] = field(default_factory=dict)
+    user: Raw = field(default_factory=lambda: ADMINISTRATOR)

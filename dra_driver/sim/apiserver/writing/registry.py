@@ -20,6 +20,7 @@ from dra_driver.sim.apiserver.storage.store import Collection, Key, Store, Store
 from dra_driver.sim.apiserver.writing import admission, deletion, managed, patches, strategy, taint_preview
 from dra_driver.sim.apiserver.writing.deletion import DeleteOptions
 from dra_driver.sim.apiserver.writing.options import Options
+from dra_driver.sim.apiserver.writing.policies import Policies
 from dra_driver.sim.apiserver.writing.reviews import Review
 from dra_driver.sim.apiserver.writing.server_state import Later
 
@@ -41,6 +42,7 @@ class Registry:
         clock: returns seconds since the epoch.
 
     Attributes:
+        policies: ValidatingAdmissionPolicies, which every write is judged by.
         collected: group and plural name of the kinds that a garbage collector handles; only those support
             foreground deletion and orphans.
     """
@@ -49,6 +51,7 @@ class Registry:
         self.store = store
         self.clock = clock
         self.kinds = Kinds()
+        self.policies = Policies(store, self.kinds)
         self.later: Later = deletion.call_later
         self.collected: frozenset[tuple[str, str]] = frozenset()
 
@@ -138,10 +141,10 @@ class Registry:
         causes = validation.create(kind, raw, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, metadata.get("name", ""), causes)
+        context.drop_empties()
         self._validated(kind, "CREATE", namespace, raw, None, options)
         if version not in ("", "0") and not applied and not options.dry_run:
             raise StatusError.internal("resourceVersion should not be set on objects to be created")
-        context.drop_empties()
         if not applied:
             managed.record_update(kind.type, None, raw, self._manager(kind, options, "", now))
         key = Key(namespace, metadata["name"])
@@ -252,9 +255,10 @@ class Registry:
         options: Options,
         subresource: str = "",
     ) -> None:
-        """Ask the validating webhooks, and return if none refuses."""
+        """Ask the policies and the validating webhooks, and return if none refuses."""
+        review = _review(kind, operation, namespace, raw, old, options, subresource)
+        self.policies.check(review)
         if options.reviews is not None:
-            review = _review(kind, operation, namespace, raw, old, options, subresource)
             options.reviews.validated(review)
 
     # --- update ---
@@ -319,8 +323,8 @@ class Registry:
         causes += validation.update(kind, old, raw, subresource, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, name, causes)
-        self._validated(kind, "UPDATE", namespace, raw, old, options, subresource)
         context.drop_empties()
+        self._validated(kind, "UPDATE", namespace, raw, old, options, subresource)
         metadata = raw["metadata"]
         if not applied:
             managed.record_update(kind.type, old, raw, self._manager(kind, options, subresource, now))
@@ -455,17 +459,19 @@ class Registry:
     def delete(self, kind: Kind, namespace: str, name: str, options: DeleteOptions) -> Raw:
         """Delete an object: see ``deletion.delete``."""
         kind = self.kinds.stored(kind)
+        review = Review(
+            operation="DELETE",
+            kind=kind,
+            namespace=namespace,
+            name=name,
+            old=self.get(kind, namespace, name).raw,
+            dry_run=options.dry_run,
+            user=options.user,
+        )
         if options.reviews is not None:
-            old = self.get(kind, namespace, name).raw
-            review = Review(
-                operation="DELETE",
-                kind=kind,
-                namespace=namespace,
-                name=name,
-                old=old,
-                dry_run=options.dry_run,
-            )
             options.reviews.mutated(review)
+        self.policies.check(review)
+        if options.reviews is not None:
             options.reviews.validated(review)
         return deletion.delete(self, kind, namespace, name, options)
 
@@ -497,6 +503,7 @@ def _review(
         new=raw,
         old=old,
         dry_run=options.dry_run,
+        user=options.user,
     )
 
 

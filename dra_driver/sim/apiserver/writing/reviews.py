@@ -7,14 +7,17 @@ answer holds only for the objects that were reviewed: after a change in between,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from dra_driver.sim.apiserver.objects.kinds import Kind
 from dra_driver.sim.apiserver.objects.status import Raw, StatusError
 
-__all__ = ["Review", "Reviews", "Unanswered"]
+__all__ = ["ADMINISTRATOR", "Review", "Reviews", "Unanswered"]
+
+ADMINISTRATOR: Raw = {"username": "kubernetes-admin", "groups": ["system:masters", "system:authenticated"]}
+"""``userInfo`` of everybody who has no token of a service account."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,7 @@ class Review:
         new: the object as it would be stored; None for deletions.
         old: the stored object; None for creations.
         dry_run: whether nothing will be stored.
+        user: ``userInfo`` of the request.
     """
 
     operation: str
@@ -40,6 +44,7 @@ class Review:
     new: Raw | None = None
     old: Raw | None = None
     dry_run: bool = False
+    user: Raw = field(default_factory=lambda: ADMINISTRATOR)
 
 
 class Unanswered(Exception):

@@ -27,14 +27,13 @@ from dra_driver.sim.apiserver.storage.store import Key, Store
 from dra_driver.sim.apiserver.writing import patches
 from dra_driver.sim.apiserver.writing.reviews import Review, Reviews, Unanswered
 
-__all__ = ["Services", "Webhooks"]
+__all__ = ["Services", "Webhooks", "matches", "selected"]
 
 Services = Mapping[str, str]
 """``NAMESPACE/NAME`` of a Service to the ``HOST:PORT`` where it really listens."""
 
 _GROUP = "admissionregistration.k8s.io"
 _LONGEST_ANSWER = 3 * 1024 * 1024
-_USER: Raw = {"username": "kubernetes-admin", "groups": ["system:masters", "system:authenticated"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class Webhooks:
         if hook.get("matchPolicy", "Equivalent") == "Equivalent":
             served += [k for k in self._kinds.versions(requested.group, requested.plural) if k != requested]
         rules: Sequence[Raw] = hook.get("rules") or []
-        return next((k for k in served if any(_matches(rule, k, review) for rule in rules)), None)
+        return next((k for k in served if any(matches(rule, k, review) for rule in rules)), None)
 
     def _selects(self, hook: Raw, review: Review) -> bool:
         is_namespace = review.kind.kind == "Namespace" and not review.kind.group
@@ -160,10 +159,10 @@ class Webhooks:
         if name:
             found = self._store.collection("", "namespaces").get(Key("", name))
             of_namespace = found.raw if found is not None else review.new
-            if not _selected(hook.get("namespaceSelector"), of_namespace):
+            if not selected(hook.get("namespaceSelector"), of_namespace):
                 return False
         selector = hook.get("objectSelector")
-        return any(o is not None and _selected(selector, o) for o in (review.new, review.old))
+        return any(o is not None and selected(selector, o) for o in (review.new, review.old))
 
     # --- one call ---
 
@@ -239,7 +238,9 @@ class Webhooks:
 _PLURALS = {True: "mutatingwebhookconfigurations", False: "validatingwebhookconfigurations"}
 
 
-def _matches(rule: Raw, kind: Kind, review: Review) -> bool:
+def matches(rule: Raw, kind: Kind, review: Review) -> bool:
+    """Return whether a rule is about a review, if its objects are of this kind."""
+
     def among(words: Sequence[str] | None, *wanted: str) -> bool:
         return any(w in (words or ()) for w in ("*", *wanted))
 
@@ -256,7 +257,8 @@ def _matches(rule: Raw, kind: Kind, review: Review) -> bool:
     )
 
 
-def _selected(selector: Raw | None, raw: Raw | None) -> bool:
+def selected(selector: Raw | None, raw: Raw | None) -> bool:
+    """Return whether a selector of labels selects an object."""
     labels: Raw = ((raw or {}).get("metadata") or {}).get("labels") or {}
     given = selector or {}
     if any(labels.get(k) != v for k, v in (given.get("matchLabels") or {}).items()):
@@ -296,7 +298,7 @@ def _admission_review(hook: _Hook, review: Review, requested: Kind, current: Raw
         "requestResource": resource(requested),
         "name": review.name,
         "operation": review.operation,
-        "userInfo": _USER,
+        "userInfo": review.user,
         "object": shown(current if current is not None else review.new),
         "oldObject": shown(review.old),
         "dryRun": review.dry_run,
