@@ -48,6 +48,7 @@ class ApiServer:
         services: ``NAMESPACE/NAME`` of a Service → the ``HOST:PORT`` behind it, for webhooks.
         data: file that keeps the objects over restarts; if None, they are kept in memory.
         audit: called with every request when its head has arrived, before it is handled.
+        answered: called with every request and the status of its answer, in the step that does a write.
 
     Raises:
         ConfigurationError: the file cannot be used.
@@ -64,6 +65,7 @@ class ApiServer:
         services: Services | None = None,
         data: Path | None = None,
         audit: Callable[[web.BaseRequest], None] = lambda _: None,
+        answered: Callable[[web.BaseRequest, int], None] = lambda _request, _status: None,
     ) -> None:
         self._journal = Journal(data) if data is not None else None
         self.store = Store(history, self._journal)
@@ -74,6 +76,7 @@ class ApiServer:
         self._token = token
         self._tls = tls
         self._audit = audit
+        self._answered = answered
         self._handlers = Handlers(self.registry, token, services if services is not None else {})
         self._runner: web.ServerRunner | None = None
         self._faults = faults
@@ -161,7 +164,9 @@ class ApiServer:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self._audit(request)
-        return await self._handlers.handle(request)
+        answer = await self._handlers.handle(request)
+        self._answered(request, answer.status)
+        return answer
 
     async def stop(self) -> None:
         """End every watch and close the connections."""
