@@ -1,0 +1,175 @@
+"""The controller at its everyday work on a real API server, with its own account, rights and policies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import device, inventory
+from policy_cases import CORE, LEADER, MERGE, NODE, SLICES, STANDBY, SYSTEM, TENANT, Write, pod, slice_
+from policy_world import FENCE, World, create, settled, world
+from real_apiserver import RealApiServer, real_apiserver
+from structlog.testing import capture_logs
+
+from controller.app import LEASE, Controller
+from controller.config import ControllerConfig, identity_of
+from dra_driver.api.core import EVENTS, NODES, PODS
+from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.errors import ApiError
+from dra_driver.kube import LeaderConfig
+
+SECONDS = 60.0
+CLAIM, POD = "everyday", "everyday"
+INVENTORIES = "/apis/dra-driver.dev/v1alpha1/deviceinventories"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
+    folder: Path = tmp_path_factory.mktemp("real")
+    with real_apiserver(folder) as started:
+        yield started
+
+
+async def until(what: str, there: Callable[[], Awaitable[Any]]) -> Any:
+    deadline = asyncio.get_running_loop().time() + SECONDS
+    while True:
+        with contextlib.suppress(ApiError):
+            if found := await there():
+                return found
+        assert asyncio.get_running_loop().time() < deadline, f"waited in vain for {what}"
+        await asyncio.sleep(0.1)
+
+
+@contextlib.asynccontextmanager
+async def working(made: World, who: str, pod_name: str, seconds: int = 4) -> Any:
+    """Run a controller with the token of a pod; yield when it works."""
+    election = LeaderConfig(
+        SYSTEM, LEASE, identity_of(pod_name), seconds, renew_deadline_seconds=seconds / 2, retry_seconds=0.5
+    )
+    config = ControllerConfig(identity=election.identity, node_labels="own")
+    controller = Controller(made.clients[who], config, election=election)
+    task = asyncio.create_task(controller.run())
+    try:
+        async with asyncio.timeout(SECONDS):
+            await controller.ready.wait()
+        yield controller
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def publish(made: World) -> None:
+    """Write the inventory of a node as its agent does: with the agent's own credential."""
+    uid = (await made.admin.get(NODES, NODE)).metadata.uid
+    # gpu-0 is held by claims of the table.
+    gpu = device("gpu-5", "16Gi", attributes={"type": "gpu", "model": "A100", "vendor": "nvidia"})
+    body = inventory(NODE, gpu, driver=DEFAULT_DRIVER_NAME, node_uid=uid)
+    status = body.pop("status")
+    agent = made.clients["agent"]
+    await agent.create(DEVICE_INVENTORIES, body)
+    await agent.merge_patch(
+        DEVICE_INVENTORIES, body["metadata"]["name"], {"status": status}, subresource="status"
+    )
+
+
+async def ask(made: World) -> None:
+    """Make a pod with a claim for one device."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": DEFAULT_DRIVER_NAME}}
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": CLAIM, "namespace": TENANT},
+        "spec": {"devices": {"requests": [request]}},
+    }
+    await made.admin.create(RESOURCE_CLAIMS, claim)
+    gates = [{"name": ALLOCATION_GATE}]
+    uses = [{"name": "gpu", "resourceClaimName": CLAIM}]
+    body = pod(POD, TENANT, schedulingGates=gates, resourceClaims=uses)
+    await create(made.admin, f"{CORE}/namespaces/{TENANT}/pods", body)
+
+
+async def make_ready(made: World) -> None:
+    """Give the node what a kubelet would report, and take off the taint that it begins with."""
+    taints: dict[str, Any] = {"spec": {"taints": None}}
+    await made.admin._call("PATCH", f"{CORE}/nodes/{NODE}", body=taints, content_type=MERGE)
+    status = {"allocatable": {"cpu": "8", "memory": "8Gi", "pods": "110"}}
+    status |= {"capacity": status["allocatable"]}
+    await made.admin._call(
+        "PATCH", f"{CORE}/nodes/{NODE}/status", body={"status": status}, content_type=MERGE
+    )
+
+
+def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server: RealApiServer) -> None:
+    async def scenario(made: World) -> None:
+        await make_ready(made)
+        await publish(made)
+        await ask(made)
+
+        async def allocated() -> bool:
+            claim = await made.admin.get(RESOURCE_CLAIMS, CLAIM, TENANT)
+            return claim.status.allocation is not None
+
+        async def ungated() -> bool:
+            return not (await made.admin.get(PODS, POD, TENANT)).spec.scheduling_gates
+
+        async def labelled() -> bool:
+            labels = (await made.admin.get(NODES, NODE)).metadata.labels or {}
+            return labels.get("dra-driver.dev/gpu.model") == "A100"
+
+        async def spoken() -> bool:
+            return any(e.reason == "Allocated" for e in (await made.admin.list(EVENTS, TENANT)).items)
+
+        async def deallocated() -> bool:
+            claim = await made.admin.get(RESOURCE_CLAIMS, CLAIM, TENANT)
+            return claim.status.allocation is None
+
+        await until("the allocation", allocated)
+        await until("the pod without its gate", ungated)
+        await until("the node's labels", labelled)
+        await until("the event", spoken)
+        slices = (await made.admin.list(RESOURCE_SLICES)).items
+        assert any(s.spec.driver == DEFAULT_DRIVER_NAME and s.spec.devices for s in slices)
+        # Without a pod that uses it, the claim is deallocated.
+        await made.admin.delete(PODS, POD, TENANT, grace_period_seconds=0)
+        await until("the deallocation", deallocated)
+
+    with capture_logs() as logs:
+        run(server, scenario)
+    refused = [e for e in logs if "denied request" in str(e) and FENCE not in str(e)]
+    assert refused == []
+    assert [e for e in logs if "is forbidden" in str(e) and FENCE not in str(e)] == []
+
+
+def run(server: RealApiServer, scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with await server.client() as admin, world(server.client, admin) as made:
+            await settled(made, Write("", "standby", "POST", SLICES, slice_("s", DEFAULT_DRIVER_NAME), FENCE))
+            await made.hold("")
+            async with working(made, "controller", LEADER):
+                await scenario(made)
+
+    asyncio.run(main())
+
+
+def test_a_new_leader_repeats_its_first_writes_until_the_api_server_knows_it(server: RealApiServer) -> None:
+    """One after the other takes over; each is ready only when a write of it was accepted."""
+
+    async def scenario(made: World) -> None:
+        for i in range(6):
+            who, name = (("standby", STANDBY), ("controller", LEADER))[i % 2]
+            async with working(made, who, name):
+                body = slice_("new", DEFAULT_DRIVER_NAME)
+                assert await made.send(Write("", who, "POST", SLICES, body)) == ""
+
+    async def main() -> None:
+        async with await server.client() as admin, world(server.client, admin) as made:
+            await made.hold("")
+            await scenario(made)
+
+    asyncio.run(main())
