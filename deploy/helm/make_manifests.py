@@ -45,7 +45,8 @@ HEADS: Mapping[str, str] = {
 #
 #   cd deploy/manifests
 #   kubectl apply -f 00-namespace.yaml -f crds -f 10-rbac.yaml -f 20-deviceclasses.yaml
-#   kubectl apply -f 40-kubelet-plugin.yaml -f gating.yaml -f ../optional/publish-node.yaml
+#   kubectl apply -f 40-kubelet-plugin.yaml -f 60-account-policies.yaml -f gating.yaml
+#   kubectl apply -f ../optional/publish-node.yaml
 #
 # with --publish=node among the arguments of the DaemonSet. Label no namespace with dra-driver.dev/allocator:
 # nobody would take the gate off the pods there.
