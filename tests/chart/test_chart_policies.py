@@ -115,6 +115,12 @@ def test_labels_of_nodes_are_those_that_the_controller_writes(chart: Chart) -> N
     assert annotation_of("gpu.dra-driver.dev") == "gpu.dra-driver.dev/node-labels"
 
 
+def test_the_controller_may_remove_labels_that_are_no_longer_wanted(chart: Chart) -> None:
+    role = named(chart.render({"controller": {"nodeLabels": "none"}}), "ClusterRole", "dra-driver-controller")
+    rights = {v for r in role["rules"] if "nodes" in r["resources"] for v in r["verbs"]}
+    assert "patch" in rights
+
+
 def test_names_are_those_of_the_code(chart: Chart) -> None:
     objects = chart.render()
     assert f"'{names.ALLOCATION_GATE}'" in str(
