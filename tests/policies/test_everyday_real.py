@@ -10,7 +10,21 @@ from typing import Any
 
 import pytest
 from builders import device, inventory
-from policy_cases import CORE, LEADER, MERGE, NODE, SLICES, STANDBY, SYSTEM, TENANT, Write, pod, slice_
+from policy_cases import (
+    CORE,
+    LEADER,
+    MERGE,
+    NODE,
+    OTHER_NODE,
+    SLICES,
+    STANDBY,
+    SYSTEM,
+    TENANT,
+    Write,
+    event,
+    pod,
+    slice_,
+)
 from policy_world import FENCE, World, create, settled, world
 from real_apiserver import RealApiServer, real_apiserver
 from structlog.testing import capture_logs
@@ -22,7 +36,8 @@ from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import ApiError
-from dra_driver.kube import LeaderConfig
+from dra_driver.kube import EventRecorder, LeaderConfig
+from kubelet_plugin.health.health import COMPONENT
 
 SECONDS = 60.0
 CLAIM, POD = "everyday", "everyday"
@@ -170,6 +185,48 @@ def test_a_new_leader_repeats_its_first_writes_until_the_api_server_knows_it(ser
     async def main() -> None:
         async with await server.client() as admin, world(server.client, admin) as made:
             await made.hold("")
+            await scenario(made)
+
+    asyncio.run(main())
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def test_a_node_agent_speaks_about_its_node_and_its_pods_and_counts_repeats(server: RealApiServer) -> None:
+    async def scenario(made: World) -> None:
+        clock = Clock()
+        recorder = EventRecorder(made.clients["agent"], COMPONENT, clock)
+        running = asyncio.create_task(recorder.run())
+        nodes = {name: await made.admin.get(NODES, name) for name in (NODE, OTHER_NODE)}
+        told = await made.admin.get(PODS, "gated", TENANT)
+        for _ in range(2):
+            for node in nodes.values():
+                recorder.event(NODES, node, "Warning", "DeviceUnhealthy", f"on {node.metadata.name}")
+            recorder.event(PODS, told, "Warning", "DeviceUnhealthy", "of a pod")
+            await recorder.drain()
+            clock.time += 30
+        running.cancel()
+        await asyncio.wait({running})
+        events = (await made.admin.list(EVENTS)).items
+        counts = {e.message: e.count for e in events if e.reason == "DeviceUnhealthy"}
+        assert counts == {f"on {NODE}": 2, "of a pod": 2}  # and nothing about the other node
+
+    async def main() -> None:
+        async with await server.client() as admin, world(server.client, admin) as made:
+            about_another = event("x", COMPONENT, "Node", OTHER_NODE)
+            path = f"{CORE}/namespaces/{TENANT}/events"
+            await settled(made, Write("", "agent", "POST", path, about_another, "dra-driver-events"))
             await scenario(made)
 
     asyncio.run(main())
