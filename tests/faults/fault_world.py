@@ -823,7 +823,7 @@ def _with_kind(resource: Any, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _manifests() -> list[dict[str, Any]]:
-    """As an administrator would install them, but for policies that the server does not evaluate."""
+    """As an administrator would install them, but for policies on accounts and tolerations."""
     folder = assets.deploy_directory("manifests")
     paths = [
         *sorted((folder / "crds").glob("*.yaml")),
