@@ -7,6 +7,7 @@ import contextlib
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -19,17 +20,17 @@ from controller.admission.registration import GATE_PATH, VALIDATE_PATH, Registra
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
 from controller.observe.metrics import Metrics
 from dra_driver.api.admission import AdmissionRequest
-from dra_driver.errors import ConfigurationError, DecodeError
+from dra_driver.errors import DecodeError
 from dra_driver.ports import Clock, KubeClient
+from dra_driver.serving import Limits, Port, serve
 
 __all__ = ["AdmissionServer"]
 
 log = structlog.get_logger(__name__)
 
-# The API server stores at most 1.5 MiB in one object; a review carries two at most.
-MAX_BYTES: Final = 4 << 20
-# Reviews held in memory at a time, which bounds it to 64 MiB whoever sends them.
-CONCURRENT: Final = 16
+# The API server stores at most 1.5 MiB in one object; a review carries two at most. What is being received at
+# a time is bounded to 32 MiB, whoever sends it.
+LIMITS: Final = Limits(request_bytes=4 << 20, body_bytes=32 << 20)
 
 
 class AdmissionServer:
@@ -70,7 +71,6 @@ class AdmissionServer:
         self._metrics = metrics
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._slots = asyncio.Semaphore(CONCURRENT)
         self.address: tuple[str, int] | None = None
         self.registration = Registration(leader_client, config, namespace, drivers)
         self.keeper = CertificateKeeper(
@@ -97,36 +97,37 @@ class AdmissionServer:
         Raises:
             ConfigurationError: the port cannot be bound.
         """
-        app = web.Application(client_max_size=MAX_BYTES)
-        app.router.add_post(VALIDATE_PATH, self._handler(lambda r: judge(r, self._drivers)))
-        app.router.add_post(GATE_PATH, self._handler(gate))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
-        await runner.setup()
-        try:
-            host = self._config.host or None
+        host, number = self._config.host, self._config.port
+        limits = replace(LIMITS, body=self._review_seconds + 5)
+        async with serve(
+            host, number, self._app, flag="--admission-port", limits=limits, context=self._context
+        ) as port:
+            self.address = port.address
+            log.info("serving admission webhooks", host=port.address[0], port=port.address[1])
             try:
-                await web.TCPSite(runner, host, self._config.port, ssl_context=self._context).start()
-            except OSError as e:
-                where = f"{host or '*'}:{self._config.port}"
-                raise ConfigurationError(f"--admission-port: cannot listen on {where}: {e.strerror}") from e
-            self.address = runner.addresses[0][:2]
-            log.info("serving admission webhooks", host=self.address[0], port=self.address[1])
-            async with _background(self.keeper.run()):
-                yield
-        finally:
-            self.address = None
-            await runner.cleanup()
+                async with _background(self.keeper.run()):
+                    yield
+            finally:
+                self.address = None
+
+    def _app(self, port: Port) -> web.Application:
+        app = web.Application(middlewares=[port.middleware], client_max_size=LIMITS.request_bytes)
+        validate = self._handler(port, lambda r: judge(r, self._drivers))
+        app.router.add_post(VALIDATE_PATH, validate)
+        app.router.add_post(GATE_PATH, self._handler(port, gate))
+        return app
 
     def _handler(
-        self, decide: Callable[[AdmissionRequest], Judgement]
+        self, port: Port, decide: Callable[[AdmissionRequest], Judgement]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(http: web.Request) -> web.Response:
             if http.content_type != "application/json":
                 return web.Response(status=415, text="expected application/json\n")
             try:
-                async with asyncio.timeout(self._review_seconds), self._slots:
-                    request = read_review(await http.read())
-                    judgement = decide(request)
+                async with asyncio.timeout(self._review_seconds):
+                    body = await port.body(http)
+                request = read_review(body)
+                judgement = decide(request)
             except TimeoutError:
                 return web.Response(status=408, text=f"no review within {self._review_seconds:g} s\n")
             except DecodeError as e:

@@ -21,7 +21,7 @@ from dra_driver.fleet import Fleet, PoolView, WaitingClaim
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolID
 
-__all__ = ["Change", "CurrentFeed", "Feed", "TooManyReaders"]
+__all__ = ["MOST_READERS", "Change", "CurrentFeed", "Feed", "TooManyReaders"]
 
 MOST_READERS: Final = 32
 MOST_WAITING: Final = 200

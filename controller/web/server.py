@@ -14,8 +14,9 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from controller.web.feed import CurrentFeed, Feed, TooManyReaders
-from dra_driver.errors import ConfigurationError
+from controller.web.feed import MOST_READERS, CurrentFeed, Feed, TooManyReaders
+from dra_driver import serving
+from dra_driver.serving import Authorizer, Limits, Recent, protected
 
 __all__ = ["serve"]
 
@@ -35,50 +36,60 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 
+# Of the readers that stay, there are places for others beside them.
+LIMITS: Final = Limits(connections=MOST_READERS + 32, silent=128)
+# What names claims and pods; all else is the same for everybody.
+_PROTECTED: Final = frozenset({"/fleet", "/fleet/events"})
+
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
-async def serve(host: str, port: int, current: CurrentFeed) -> AsyncIterator[tuple[str, int]]:
+async def serve(
+    host: str, port: int, current: CurrentFeed, authorizer: Authorizer | None = None
+) -> AsyncIterator[tuple[str, int]]:
     """Serve until the block ends; yield host and port.
 
     Args:
         host: address to listen on.
         port: 0: any.
         current: the feed of the fleet, which may be another one at each request.
+        authorizer: decides who may read the fleet. If None, everybody may who reaches the address; and on a
+            loopback address in any case: those come by ``kubectl port-forward``, which the API server allows.
 
     Raises:
         ConfigurationError: it cannot listen there.
     """
     stopping = asyncio.Event()
+    local = _is_loopback(host)
 
     async def get_events(request: web.Request) -> web.StreamResponse:
         return await _events(request, current.feed, stopping)
 
-    async def get_fleet(_: web.Request) -> web.StreamResponse:
-        feed = current.feed
-        if feed is None:
-            return web.json_response({"error": "this replica stands by: another one leads"}, status=503)
-        return web.Response(body=msgspec.json.encode(await feed.whole()), content_type="application/json")
+    async def encode() -> bytes:
+        return msgspec.json.encode(await current.feed.whole()) if current.feed is not None else b""
 
-    app = web.Application(middlewares=[_guard(host)])
-    for path, (name, content_type) in _FILES.items():
-        app.router.add_get(path, _file(name, content_type))
-    app.router.add_get("/fleet", get_fleet)
-    app.router.add_get("/fleet/events", get_events)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as e:
-            raise ConfigurationError(f"--web-port: cannot listen on {host}:{port}: {e.strerror}") from e
-        address = runner.addresses[0]
-        log.info("serving the page", host=address[0], port=address[1])
-        yield str(address[0]), int(address[1])
-    finally:
-        stopping.set()
-        await runner.cleanup()
+    fleet = Recent(encode)
+
+    async def get_fleet(_: web.Request) -> web.StreamResponse:
+        if current.feed is None or not (body := await fleet.get()):
+            return web.json_response({"error": "this replica stands by: another one leads"}, status=503)
+        return web.Response(body=body, content_type="application/json")
+
+    def make_app(opened: serving.Port) -> web.Application:
+        check = protected(None if local else authorizer, _PROTECTED)
+        app = web.Application(middlewares=[opened.middleware, _guard(local=local), check])
+        for path, (name, content_type) in _FILES.items():
+            app.router.add_get(path, _file(name, content_type))
+        app.router.add_get("/fleet", get_fleet)
+        app.router.add_get("/fleet/events", get_events)
+        return app
+
+    async with serving.serve(
+        host, port, make_app, flag="--web-port", limits=LIMITS, ending=stopping.set, shutdown_seconds=1.0
+    ) as opened:
+        log.info("serving the page", host=opened.address[0], port=opened.address[1])
+        yield opened.address
 
 
 def _file(name: str, content_type: str) -> Handle:
@@ -90,13 +101,12 @@ def _file(name: str, content_type: str) -> Handle:
     return handle
 
 
-def _guard(host: str) -> Middleware:
+def _guard(*, local: bool) -> Middleware:
     """Set headers, and refuse other names for a loopback address.
 
     A web site that somebody visits could otherwise read the page through a name of its own that it points to
     127.0.0.1.
     """
-    local = _is_loopback(host)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handle) -> web.StreamResponse:

@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
 from aiohttp import web
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.serving import Authorizer, Limits, Port, Recent, protected
+from dra_driver.serving import serve as listen
 from kubelet_plugin.core.addresses import parse_address
 from kubelet_plugin.telemetry import metrics
 
 __all__ = ["serve"]
 
 log = structlog.get_logger(__name__)
+
+LIMITS: Final = Limits(connections=64, silent=256)
+# What names claims and pods.
+_PROTECTED: Final = frozenset({"/metrics", "/debug/state"})
 
 
 @contextlib.asynccontextmanager
@@ -35,6 +40,7 @@ async def serve(
     unhealthy: Callable[[], Awaitable[str]],
     unready: Callable[[], str],
     state: Callable[[], object],
+    authorizer: Authorizer | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve until the block ends, and give host and port.
 
@@ -44,6 +50,7 @@ async def serve(
         unhealthy: why the plugin cannot be called; empty where it can.
         unready: why the kubelet does not call it; empty where it does.
         state: plain data.
+        authorizer: decides who may read metrics and state; if None, everybody may. Probes are open.
 
     Raises:
         ConfigurationError: it cannot listen there.
@@ -52,38 +59,41 @@ async def serve(
         yield "", 0
         return
 
+    async def get_problem() -> bytes:
+        return (await unhealthy()).encode()
+
+    async def get_dump() -> bytes:
+        dump: Any = msgspec.json.format(msgspec.json.encode(state()), indent=2) + b"\n"
+        return bytes(dump)
+
+    text, dump = Recent(metrics_text), Recent(get_dump)
+    problem = Recent(get_problem, seconds=0.0)
+
     async def get_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=await metrics_text(), headers={"Content-Type": metrics.CONTENT_TYPE})
+        return web.Response(body=await text.get(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def get_health(_: web.Request) -> web.Response:
-        return _verdict(await unhealthy())
+        return _verdict((await problem.get()).decode())
 
     async def get_ready(_: web.Request) -> web.Response:
         return _verdict(unready())
 
     async def get_state(_: web.Request) -> web.Response:
-        body: Any = msgspec.json.format(msgspec.json.encode(state()), indent=2) + b"\n"
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(body=await dump.get(), content_type="application/json")
 
-    app = web.Application()
-    app.router.add_get("/metrics", get_metrics)
-    app.router.add_get("/healthz", get_health)
-    app.router.add_get("/readyz", get_ready)
-    app.router.add_get("/debug/state", get_state)
-    # A slow reader of metrics must not hold up the end of the plugin.
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
-    await runner.setup()
-    try:
-        host, port = parse_address(address)
-        try:
-            await web.TCPSite(runner, host or None, port).start()
-        except OSError as e:
-            raise ConfigurationError(f"--metrics-address {address}: cannot listen there: {e.strerror}") from e
-        bound = runner.addresses[0]
-        log.info("serving metrics", host=bound[0], port=bound[1])
-        yield str(bound[0]), int(bound[1])
-    finally:
-        await runner.cleanup()
+    def make_app(opened: Port) -> web.Application:
+        app = web.Application(middlewares=[opened.middleware, protected(authorizer, _PROTECTED)])
+        app.router.add_get("/metrics", get_metrics)
+        app.router.add_get("/healthz", get_health)
+        app.router.add_get("/readyz", get_ready)
+        app.router.add_get("/debug/state", get_state)
+        return app
+
+    host, port = parse_address(address)
+    flag = f"--metrics-address {address}"
+    async with listen(host, port, make_app, flag=flag, limits=LIMITS) as opened:
+        log.info("serving metrics", host=opened.address[0], port=opened.address[1])
+        yield opened.address
 
 
 def _verdict(problem: str) -> web.Response:
