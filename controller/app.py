@@ -27,6 +27,7 @@ from dra_driver.api.core import Pod
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import EventRecorder, FencedClient, LeaderConfig, LeaderElector, SystemClock
 from dra_driver.ports import Clock, KubeClient
+from dra_driver.serving import Authorizer
 
 __all__ = ["Controller"]
 
@@ -74,6 +75,10 @@ class Controller:
             lease = election or LeaderConfig(config.namespace, LEASE, config.identity)
             self._elector = LeaderElector(self._client, lease, self._clock)
             self._leader_client = MeteredClient(FencedClient(client, self._elector.fence), self.metrics)
+        # Standbys serve pages, too, so this is not the leader's client; nothing of it is stored.
+        self._authorizer = (
+            Authorizer(self._client, self._clock) if config.http_authorization == "rbac" else None
+        )
         self.ready = asyncio.Event()
         self.metrics.watch_leader(self._leads)
         self.health_address: tuple[str, int] | None = None
@@ -154,7 +159,9 @@ class Controller:
         if self._config.web_port is None:
             yield
             return
-        async with serve_page(self._config.web_host, self._config.web_port, self._feed) as address:
+        async with serve_page(
+            self._config.web_host, self._config.web_port, self._feed, self._authorizer
+        ) as address:
             self.web_address = address
             yield
 
@@ -164,7 +171,11 @@ class Controller:
             yield
             return
         async with serve_health(
-            self._config.health_host, self._config.health_port, self._is_ready, self.metrics
+            self._config.health_host,
+            self._config.health_port,
+            self._is_ready,
+            self.metrics,
+            self._authorizer,
         ) as address:
             self.health_address = address
             yield

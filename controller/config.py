@@ -78,6 +78,8 @@ class ControllerConfig:
         health_host: address that they are served on.
         web_port: for the page that draws the fleet; if None, it is not served.
         web_host: address that the page is served on.
+        http_authorization: ``none``, or ``rbac``: metrics and the page need a token whose account may get
+            their path, by a rule for ``nonResourceURLs``; probes, and a page on a loopback address, do not.
         otlp_endpoint: of a collector of traces; if empty, there are no traces.
         node_labels: ``none``, ``own`` (under dra-driver.dev) or ``nvidia`` (NVIDIA's names as well).
         admission: webhooks; if None, they are not served.
@@ -104,6 +106,7 @@ class ControllerConfig:
     health_host: str = "127.0.0.1"
     web_port: int | None = None
     web_host: str = "127.0.0.1"
+    http_authorization: str = "none"
     otlp_endpoint: str = ""
     workers: int = 16
     node_labels: str = "none"
@@ -150,6 +153,8 @@ class ControllerConfig:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):
             findings.append(f"--node-labels {self.node_labels!r}: must be none, own or nvidia")
+        if self.http_authorization not in ("none", "rbac"):
+            findings.append(f"--http-authorization {self.http_authorization!r}: must be none or rbac")
         if self.admission is not None:
             findings += self.admission.findings()
         if findings:

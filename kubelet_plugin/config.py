@@ -78,6 +78,8 @@ class Configuration:
         nvidia_driver_root: where NVIDIA's driver is on the host.
         nvidia_cdi_hook: path of NVIDIA's hook program on the host; if empty, the usual places are looked at.
         metrics_address: ``HOST:PORT`` for metrics and probes; if empty, none are served.
+        http_authorization: ``none``, or ``rbac``: metrics and state need a token whose account may get their
+            path, by a rule for ``nonResourceURLs``; probes do not.
         device_metadata: containers get files that describe their devices (KEP-5304).
         nvidia_smi: sets time slices; a path, or a name to be found in PATH.
         mps_control: NVIDIA's MPS control daemon; likewise. If it is missing, nothing is shared by MPS.
@@ -106,6 +108,7 @@ class Configuration:
     nvidia_driver_root: str = "/"
     nvidia_cdi_hook: str = ""
     metrics_address: str = ""
+    http_authorization: str = "none"
     device_metadata: bool = True
     nvidia_smi: str = "nvidia-smi"
     mps_control: str = "nvidia-cuda-mps-control"

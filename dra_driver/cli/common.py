@@ -17,6 +17,7 @@ from dra_driver.errors import ApiUnavailable, ServerBusy
 
 __all__ = [
     "add_cluster_arguments",
+    "add_http_authorization_argument",
     "add_logging_arguments",
     "add_output_argument",
     "add_watch_arguments",
@@ -47,6 +48,22 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--output table|json|yaml`` for commands that print data."""
     parser.add_argument(
         "--output", "-o", choices=("table", "json", "yaml"), default="table", help="form of the output"
+    )
+
+
+def add_http_authorization_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--http-authorization``.
+
+    Args:
+        parser: of the command.
+        what: the pages that are protected.
+    """
+    parser.add_argument(
+        "--http-authorization",
+        choices=("none", "rbac"),
+        default="none",
+        help=f"who may read {what}: everybody who reaches the address (none), or accounts that RBAC lets get "
+        "the path (nonResourceURLs), by the token that they send (rbac); default: none",
     )
 
 

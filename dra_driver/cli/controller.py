@@ -15,6 +15,7 @@ from controller.app import Controller
 from controller.config import ControllerConfig, Timings, identity_of
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_FIELD_MANAGER, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.cli import common
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
@@ -133,6 +134,7 @@ def _add_observability(parser: argparse.ArgumentParser) -> None:
         help="address for --web-port; everyone who reaches it sees the names of claims and pods, so prefer "
         "kubectl port-forward to another address",
     )
+    common.add_http_authorization_argument(parser, "/metrics, and the page on other addresses than loopback")
     parser.add_argument(
         "--otlp-endpoint",
         default="",
@@ -202,6 +204,7 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
         identity=identity_of(args.pod_name),
         health_port=args.health_port,
         health_host=args.health_host,
+        http_authorization=args.http_authorization,
         otlp_endpoint=args.otlp_endpoint,
         web_port=args.web_port,
         web_host=args.web_host,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.policy import PUBLISH, WITHHOLD
+from dra_driver.cli import common
 from kubelet_plugin import app as plugin
 from kubelet_plugin.config import Configuration
 
@@ -139,9 +140,10 @@ def _add_services(parser: argparse.ArgumentParser) -> None:
         "--metrics-address",
         default="",
         metavar="HOST:PORT",
-        help="where /metrics, /healthz, /readyz and /debug/state are served, without authentication, for "
-        "example 127.0.0.1:9400 or :9400; default: not served",
+        help="where /metrics, /healthz, /readyz and /debug/state are served, for example 127.0.0.1:9400 or "
+        ":9400; names of claims and pods are in the first and the last; default: not served",
     )
+    common.add_http_authorization_argument(parser, "/metrics and /debug/state")
     parser.add_argument(
         "--device-metadata",
         action=argparse.BooleanOptionalAction,
@@ -202,6 +204,7 @@ def run(args: argparse.Namespace) -> int:
         nvidia_driver_root=args.nvidia_driver_root,
         nvidia_cdi_hook=args.nvidia_cdi_hook,
         metrics_address=args.metrics_address,
+        http_authorization=args.http_authorization,
         device_metadata=args.device_metadata,
         nvidia_smi=args.nvidia_smi,
         mps_control=args.mps_control,

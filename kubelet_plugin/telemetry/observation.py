@@ -18,6 +18,7 @@ from dra_driver.api import codec
 from dra_driver.hardware import DeviceSample
 from dra_driver.ports import Clock, DeviceBackend, KubeClient, TelemetrySource
 from dra_driver.preparation import PreparedClaim
+from dra_driver.serving import Authorizer
 from dra_driver.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -93,6 +94,7 @@ class Observation:
         self._executor = executor
         self._telemetry = tuple(telemetry_sources(backends))
         self._sampling: asyncio.Future[Sequence[DeviceSample]] | None = None
+        self._authorizer = Authorizer(client, clock) if configuration.http_authorization == "rbac" else None
         self._reservations = Reservations(client, lambda: engine.claims, leads)
         self.metrics = Metrics(
             Sources(
@@ -154,6 +156,7 @@ class Observation:
             unhealthy=self.unhealthy,
             unready=self.unready,
             state=self.state,
+            authorizer=self._authorizer,
         ) as address:
             self.address = address
             try:
