@@ -33,6 +33,7 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/40-kubelet-plugin.yaml": ("kubelet-plugin.yaml", ()),
     "manifests/50-admission.yaml": ("webhooks.yaml", ()),
     "manifests/60-account-policies.yaml": ("account-policies.yaml", ()),
+    "manifests/60-networkpolicy.yaml": ("networkpolicy.yaml", ()),
     "manifests/gating.yaml": ("admission-policies.yaml", ()),
     "optional/rdma.yaml": ("rdma.yaml", ("rdma.enabled=true",)),
     "optional/publish-node.yaml": ("publish-node.yaml", ("publish=node", "allocator=scheduler")),

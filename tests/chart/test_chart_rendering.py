@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from chart_cases import cases
-from chart_support import CHART, ROOT, Chart, Object, agent, host_paths, named, of_kind, workloads
+from chart_support import CHART, ROOT, Chart, Object, Refused, agent, host_paths, named, of_kind, workloads
 
 from dra_driver.cli import common
 from dra_driver.sim.apiserver import ApiServer
@@ -243,6 +243,10 @@ def test_rights_are_few(rendered: dict[tuple[str, str], list[Object]]) -> None:
     for (name, _), objects in rendered.items():
         for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role")):
             for rule in role["rules"]:
+                if "nonResourceURLs" in rule:
+                    assert rule["verbs"] == ["get"], name
+                    assert not any("*" in url for url in rule["nonResourceURLs"]), name
+                    continue
                 assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"]), name
                 sensitive = {"pods/exec", "serviceaccounts/token", "clusterroles", "nodes/proxy"}
                 assert not sensitive & set(rule["resources"]), name
@@ -260,6 +264,86 @@ def test_rights_are_few(rendered: dict[tuple[str, str], list[Object]]) -> None:
         (driver,) = [r for r in plugin["rules"] if r["resources"] == ["resourceclaims/driver"]]
         assert driver["verbs"] == ["associated-node:patch"]
         assert driver["resourceNames"] == [CASES[name].get("driverName", "gpu.dra-driver.dev")]
+
+
+# --- the network --------------------------------------------------------------------------------------------
+
+
+def policies(objects: list[Object]) -> dict[str, Object]:
+    return {o["metadata"]["name"]: o["spec"] for o in of_kind(objects, "NetworkPolicy")}
+
+
+def may_reach(spec: Object) -> dict[int, object]:
+    """Port → who may reach it; None: everybody."""
+    assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+    return {p["port"]: rule.get("from") for rule in spec["ingress"] for p in rule["ports"]}
+
+
+MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def test_every_port_of_every_pod_has_a_network_policy(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    for (name, _), objects in rendered.items():
+        if not CASES[name].get("networkPolicy", {}).get("enabled", True):
+            assert not policies(objects), name
+            continue
+        for workload in workloads(objects):
+            spec = policies(objects)[workload["metadata"]["name"]]
+            assert spec["podSelector"]["matchLabels"] == workload["spec"]["selector"]["matchLabels"]
+            for container in workload["spec"]["template"]["spec"]["containers"]:
+                served = {p["containerPort"] for p in container["ports"]}
+                open_to_all = {port for port, peers in may_reach(spec).items() if peers is None}
+                webhooks = {p["containerPort"] for p in container["ports"] if p["name"] == "admission"}
+                assert open_to_all <= webhooks, name
+                assert may_reach(spec).keys() <= served | {8090}, name
+
+
+def test_monitoring_alone_reads_metrics_and_the_values_say_who_else(chart: Chart) -> None:
+    found = policies(chart.render({"rdma": {"enabled": True}}))
+    assert may_reach(found["dra-driver-kubelet-plugin"]) == {9400: MONITORING}
+    assert may_reach(found["dra-driver-rdma-plugin"]) == {9401: MONITORING}
+    assert may_reach(found["dra-driver-controller"]) == {8080: MONITORING, 9443: None}
+    block = [{"ipBlock": {"cidr": "10.1.0.0/24"}}]
+    closed = policies(chart.render({"networkPolicy": {"metricsFrom": [], "webhooksFrom": block}}))
+    assert may_reach(closed["dra-driver-kubelet-plugin"]) == {}
+    assert may_reach(closed["dra-driver-controller"]) == {9443: block}
+
+
+def test_the_page_leaves_loopback_only_for_named_readers_with_tokens(chart: Chart) -> None:
+    peers = [{"namespaceSelector": {}}]
+    values = {
+        "controller": {"web": True},
+        "httpAuthorization": "rbac",
+        "networkPolicy": {"pageFrom": peers},
+    }
+    objects = chart.render(values)
+    assert may_reach(policies(objects)["dra-driver-controller"])[8090] == peers
+    for missing in ("controller", "httpAuthorization"):
+        with pytest.raises(Refused, match="pageFrom"):
+            chart.render({k: v for k, v in values.items() if k != missing})
+    with pytest.raises(Refused, match="pageFrom"):
+        chart.render(values | {"networkPolicy": {"enabled": False, "pageFrom": peers}})
+    plain = str(named(chart.render({"controller": {"web": True}}), "Deployment", "dra-driver-controller"))
+    assert "--web-port=8090" in plain
+    assert "--web-host" not in plain
+
+
+def test_reviews_may_be_asked_for_only_where_pages_are_protected(chart: Chart) -> None:
+    assert "auth-delegator" not in str(chart.render())
+    assert "nonResourceURLs" not in str(chart.render())
+    objects = chart.render({"httpAuthorization": "rbac", "monitoring": {"serviceMonitor": True}})
+    delegates = {
+        s["name"]
+        for b in of_kind(objects, "ClusterRoleBinding")
+        if b["roleRef"]["name"] == "system:auth-delegator"
+        for s in b["subjects"]
+    }
+    assert delegates == {"dra-driver-controller", "dra-driver-kubelet-plugin"}
+    for workload in workloads(objects):
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        assert "--http-authorization=rbac" in container["args"]
+    for monitor in of_kind(objects, "ServiceMonitor"):
+        assert all("bearerTokenFile" in e for e in monitor["spec"]["endpoints"])
 
 
 # --- single choices -----------------------------------------------------------------------------------------

@@ -56,6 +56,16 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "fence-without-pod", {"admissionPolicies": {"fenceWithoutPod": "allow"}}
     yield "no-leader-election", {"controller": {"replicas": 1, "leaderElect": False}}
     yield "tolerant-classes", {"admissionPolicies": {"tolerantClasses": ["nic.example.com", "b"]}}
+    yield (
+        "rbac",
+        {
+            "httpAuthorization": "rbac",
+            "controller": {"web": True},
+            "rdma": {"enabled": True},
+            "networkPolicy": {"pageFrom": [{"namespaceSelector": {}}]},
+            "monitoring": ALL_MONITORING,
+        },
+    )
     for webhooks in (True, False):
         yield f"webhooks={webhooks}", {"webhooks": {"enabled": webhooks}, "networkPolicy": {"enabled": True}}
     for controller in (True, False):

@@ -112,6 +112,17 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.networkPolicy.pageFrom -}}
+{{- if not .Values.networkPolicy.enabled -}}
+{{- fail "networkPolicy.pageFrom: networkPolicy.enabled is off, so that everybody would reach the page" -}}
+{{- end -}}
+{{- if not .Values.controller.web -}}
+{{- fail "networkPolicy.pageFrom: there is no page; set controller.web" -}}
+{{- end -}}
+{{- if ne .Values.httpAuthorization "rbac" -}}
+{{- fail "networkPolicy.pageFrom: the page names claims and pods of all namespaces; set httpAuthorization: rbac" -}}
+{{- end -}}
+{{- end -}}
 {{- $simulated := false -}}
 {{- range $plugin.backends }}{{ if hasPrefix "simulated" . }}{{ $simulated = true }}{{ end }}{{ end -}}
 {{- if and $simulated (eq $plugin.nodes "nfd") -}}
@@ -161,4 +172,84 @@ affinity:
         - matchExpressions:
             - {key: feature.node.kubernetes.io/pci-{{ . }}.present, operator: In, values: ["true"]}
         {{- end }}
+{{- end }}
+
+{{/* Who reaches the pods of a component and what they reach. The arguments: root, component, port of its metrics. */}}
+{{- define "dra-driver.networkPolicy" -}}
+{{- $root := index . 0 }}
+{{- $name := index . 1 }}
+{{- $policy := $root.Values.networkPolicy }}
+---
+# Probes come from the node itself, which no policy keeps out.
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: dra-driver-{{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{ include "dra-driver.labels" $name }}
+spec:
+  podSelector:
+    matchLabels: {{ include "dra-driver.labels" $name }}
+  policyTypes: [Ingress, Egress]
+  {{- $webhooks := and (eq $name "controller") $root.Values.webhooks.enabled }}
+  {{- $page := and (eq $name "controller") $policy.pageFrom }}
+  {{- if or $policy.metricsFrom $webhooks $page }}
+  ingress:
+    {{- with $policy.metricsFrom }}
+    # Metrics, and the agent's /debug/state: names of claims and pods are in them.
+    - ports:
+        - {port: {{ index $ 2 }}, protocol: TCP}
+      from: {{ toJson . }}
+    {{- end }}
+    {{- if $webhooks }}
+    # The API server. It is no pod, so no selector names it: without webhooksFrom everybody reaches this port, and
+    # finds nothing there but verdicts on what they send.
+    - ports:
+        - {port: {{ $root.Values.webhooks.port }}, protocol: TCP}
+      {{- with $policy.webhooksFrom }}
+      from: {{ toJson . }}
+      {{- end }}
+    {{- end }}
+    {{- if $page }}
+    - ports:
+        - {port: {{ include "dra-driver.webPort" $root }}, protocol: TCP}
+      from: {{ toJson $policy.pageFrom }}
+    {{- end }}
+  {{- else }}
+  ingress: []
+  {{- end }}
+  egress:
+    - ports:
+        {{- range $policy.apiServerPorts }}
+        - {port: {{ . }}, protocol: TCP}
+        {{- end }}
+    - ports:
+        - {port: 53, protocol: UDP}
+        - {port: 53, protocol: TCP}
+    {{- if eq $name "controller" }}
+    {{- with $root.Values.controller.otlpEndpoint }}
+    - ports:
+        - {port: {{ regexFind "[0-9]+$" (urlParse .).host | default (ternary "443" "80" (hasPrefix "https:" .)) }}, protocol: TCP}
+    {{- end }}
+    {{- end }}
+{{ end }}
+
+{{- define "dra-driver.webPort" -}}8090{{- end }}
+
+{{/* Who may ask the API server whose a token is; the arguments: root, component. */}}
+{{- define "dra-driver.reviewer" -}}
+{{- $root := index . 0 }}
+{{- $name := index . 1 }}
+{{- if eq $root.Values.httpAuthorization "rbac" }}
+---
+# --http-authorization=rbac: whose a token is, and what its account may read. The API server's own role.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: dra-driver-{{ $name }}-reviews
+  labels: {{ include "dra-driver.labels" $name }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:auth-delegator"}
+subjects:
+  - {kind: ServiceAccount, name: dra-driver-{{ $name }}, namespace: {{ $root.Release.Namespace }}}
+{{- end }}
 {{- end }}
