@@ -118,10 +118,11 @@ class DoubleAllocations:
         losers: dict[ObjectKey, str] = {}
         for what, keys in sorted(found.items()):
             for key in self._tentative({k: holders[k] for k in keys if k not in losers}):
-                losers[key] = _described(what, pool, keys - {key}) + "this claim is deallocated"
+                losers[key] = _described(what, pool, len(keys) - 1) + "this claim is deallocated"
+            log.warning("double allocation", pool=str(pool), what=what, claims=sorted(map(str, keys)))
             left = keys - losers.keys()
             for key in left if len(left) > 1 else ():
-                text = _described(what, pool, left - {key}) + "the node lets only the first of them start"
+                text = _described(what, pool, len(left) - 1) + "the node lets only the first of them start"
                 self._recorder.event(RESOURCE_CLAIMS, holders[key], "Warning", "DoubleAllocation", text)
         for key, text in losers.items():
             log.warning(
@@ -159,8 +160,7 @@ def _age(claim: ResourceClaim) -> tuple[str, ObjectKey]:
     return (allocation.allocation_timestamp or "" if allocation is not None else "", claim.key)
 
 
-def _described(what: str, pool: PoolID, others: Collection[ObjectKey]) -> str:
-    names = sorted(map(str, others))
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    several = "s" * (len(names) > 1)
-    return f"{what} of pool {pool} is also allocated to claim{several} {', '.join(names[:3])}{more}; "
+def _described(what: str, pool: PoolID, others: int) -> str:
+    """Return what is held twice. The other claims may be of other namespaces: the log names them."""
+    several = "s" * (others > 1)
+    return f"{what} of pool {pool} is also allocated to {others} other claim{several}; "

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import structlog
+
 from dra_driver import cel
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import (
@@ -25,8 +27,8 @@ from dra_driver.ownership import PROTECTION_TAINT, tolerates
 
 __all__ = ["Tolerators"]
 
-# Claims and templates that a refusal names.
-_NAMED: Final = 5
+log = structlog.get_logger(__name__)
+
 _TOLERATES: Final = "ToleratesControllerTaint"
 
 
@@ -92,15 +94,16 @@ class Tolerators:
         return tuple(f"{kind} {key}" for kind, key in sorted(self._tolerating))
 
     def refusal(self) -> str:
-        """Return why the controller is given no further pool; empty if it may be given one."""
-        found = self.found()
-        if not found:
+        """Return why the controller is given no further pool; empty if it may be given one.
+
+        Everybody may see it who sees an inventory, so it names no claim of any namespace.
+        """
+        if not self._tolerating:
             return ""
-        shown = ", ".join(found[:_NAMED])
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         return (
             f"claims or templates tolerate the taint {PROTECTION_TAINT.key}, so kube-scheduler could "
-            f"allocate the same devices: {shown}{more}; delete them or give them tolerations that name other "
+            f"allocate the same devices: those with an Event {_TOLERATES} (kubectl get events -A "
+            f"--field-selector reason={_TOLERATES}); delete them or give them tolerations that name other "
             "keys"
         )
 
@@ -125,6 +128,7 @@ class Tolerators:
             "allocate a device that the controller allocates as well; give the toleration the key of another "
             "taint"
         )
+        log.warning("a request tolerates the controller's taint", object=str(object_.key))
         if self._recorder is None:
             return
         if isinstance(object_, ResourceClaim):
@@ -135,17 +139,16 @@ class Tolerators:
     def _gone(self, kind: str, key: ObjectKey) -> None:
         self._suspects.pop((kind, key), None)
         if (kind, key) in self._tolerating:
-            named = (kind, key) in sorted(self._tolerating)[:_NAMED]
             self._tolerating.discard((kind, key))
-            if named:
+            if not self._tolerating:
                 self._changed()
 
     def _classes_changed(self) -> None:
         now = {which for which, object_ in self._suspects.items() if self._tolerates(_spec(object_))}
         for which in sorted(now - self._tolerating):
             self._report(self._suspects[which])
-        if now != self._tolerating:
-            self._tolerating = now
+        before, self._tolerating = self._tolerating, now
+        if bool(now) != bool(before):
             self._changed()
 
     def _tolerates(self, spec: ResourceClaimSpec) -> bool:

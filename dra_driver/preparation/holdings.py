@@ -15,6 +15,8 @@ __all__ = ["Conflict", "Holdings"]
 class Conflict:
     """A device that another claim holds.
 
+    Its text goes to the Event of a pod, and does not name the other claim, which may be of another namespace.
+
     Attributes:
         why: what of it is held in another way; empty where the device itself is held.
     """
@@ -26,7 +28,7 @@ class Conflict:
 
     def __str__(self) -> str:
         how = f" {self.why}" if self.why else ""
-        return f"device {self.device} is held{how} by claim {self.holder} (UID {self.holder_uid})"
+        return f"device {self.device} is held{how} by another claim"
 
 
 @dataclass(frozen=True, slots=True)

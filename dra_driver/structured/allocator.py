@@ -356,12 +356,16 @@ class _Question:
             return failures[0]
         if gave_up:
             return _gave_up()
-        return self._refuse(lambda: self._summarize(fleet, request_class), lambda: self._brief(request_class))
+        return self._refuse(
+            lambda holders: self._summarize(fleet, request_class, holders),
+            lambda: self._brief(request_class),
+        )
 
-    def _summarize(self, fleet: Fleet, request_class: RequestClass) -> str:
+    def _summarize(self, fleet: Fleet, request_class: RequestClass, holders: bool) -> str:
         """Return the summary, examining one node of each class, of at most ``_MAX_CLASSES``."""
         if not request_class.index.shows(self._snapshot, self._policies):
-            return summaries.summary(self._explain())  # the index has gone on to another snapshot since
+            # The index has gone on to another snapshot since.
+            return summaries.summary(self._explain(), holders=holders)
         known = fleet.classes(request_class, self._allowed())
         if len(known) > _MAX_CLASSES:
             known.sort(key=lambda item: (-len(item[0]), item[0][0]))
@@ -384,7 +388,7 @@ class _Question:
         def examine(name: str) -> NodeReasons:
             return self._reasons_on(name, budget) or NodeReasons(name, ())
 
-        return summaries.summary_by_class(classes, examine, left)
+        return summaries.summary_by_class(classes, examine, left, holders=holders)
 
     def _reasons_on(self, name: str, budget: Budget) -> NodeReasons | None:
         """Return the reasons on a node; None if there are more than the budget pays for."""
@@ -399,7 +403,7 @@ class _Question:
         budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
         names = self._sample(request_class)
         some = [found for name in names if (found := self._reasons_on(name, budget)) is not None]
-        text = summaries.summary(some)
+        text = summaries.summary(some, holders=True)
         return text if len(some) >= number else f"0 of {number} nodes; for example {text}"
 
     def _sample(self, request_class: RequestClass) -> list[str]:
@@ -421,12 +425,12 @@ class _Question:
     def _does_not_fit(self) -> DoesNotFit:
         """Return the refusal whose reasons are those of every node."""
 
-        def summarize() -> str:
-            return summaries.summary(self._explain())
+        def summarize(holders: bool) -> str:
+            return summaries.summary(self._explain(), holders=holders)
 
-        return self._refuse(summarize, summarize)
+        return self._refuse(summarize, lambda: summarize(True))
 
-    def _refuse(self, summarize: Callable[[], str], shorten: Callable[[], str]) -> DoesNotFit:
+    def _refuse(self, summarize: Callable[[bool], str], shorten: Callable[[], str]) -> DoesNotFit:
         """Return the refusal, with the nodes that were asked about: the caller may change its set later."""
         if self._node_names is not None:
             self._node_names = frozenset(self._node_names)

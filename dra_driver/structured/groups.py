@@ -122,7 +122,7 @@ def allocate_group(
 
 
 def _no_domain() -> DoesNotFit:
-    return DoesNotFit(tuple, lambda: summary(()), lambda: summary(()))
+    return DoesNotFit(tuple, lambda _: summary(()), lambda: summary(()))
 
 
 def _domains(

@@ -347,6 +347,13 @@ class Preparer:
                     return await self._apply(claim, planned)
             left = limit - self._now()
             if left <= 0:
+                log.warning(
+                    "a device is held by another claim",
+                    uid=planned.uid,
+                    device=conflict.device,
+                    holder=str(conflict.holder),
+                    holder_uid=conflict.holder_uid,
+                )
                 raise PrepareError(
                     f"{conflict}; waited {self._timing.patience:g} s for it to be unprepared", retryable=True
                 )

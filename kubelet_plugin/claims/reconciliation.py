@@ -151,8 +151,7 @@ class Reconciler:
                 self.unprepared += 1
                 self._report(
                     CLAIM_GONE,
-                    f"{self._driver}: claim {record.key} ({record.uid}) was unprepared without the kubelet: "
-                    f"{why}",
+                    f"{self._driver}: a claim (UID {record.uid}) was unprepared without the kubelet: {why}",
                 )
         self._suspects = suspects
 

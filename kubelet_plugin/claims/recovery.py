@@ -81,6 +81,6 @@ class Recovery:
             )
             self._report(
                 ORPHANED_CDI_FILE,
-                f"{self._driver}: removing the CDI file of claim {record.key} ({uid}), which is not prepared",
+                f"{self._driver}: removing the CDI file of a claim that is not prepared (UID {uid})",
             )
         return record is not None

@@ -217,9 +217,11 @@ class Upkeep:
         self.unsettled[record.uid] = str(why)
         await self._effects.carry_out(claim, record, ClaimState.COMPLETED, Event.WITHDRAW)
         if before != str(why):
-            log.warning("the CDI file of a claim is withdrawn", uid=record.uid, why=str(why))
+            log.warning(
+                "the CDI file of a claim is withdrawn", claim=str(record.key), uid=record.uid, why=str(why)
+            )
             self._report(
                 CDI_FILE_WITHDRAWN,
-                f"{self._driver}: the CDI file of claim {record.key} ({record.uid}) is withdrawn, and its "
+                f"{self._driver}: the CDI file of a claim (UID {record.uid}) is withdrawn, and its "
                 f"containers cannot be started anew until it is back: {why}",
             )

@@ -74,7 +74,8 @@ class Notices:
 
         Args:
             kind: one of ``KINDS``; the Event's reason.
-            message: for people.
+            message: for people. Events of Nodes are in the namespace ``default``, where tenants may read
+                them: no claim, pod or namespace is named. The log names them, by the UID that is here.
         """
         self.counts[kind] += 1
         try:

@@ -138,7 +138,7 @@ def elsewhere(claims: Iterable[PreparedClaim]) -> Sequence[DiscoveredDevice]:
             health = DeviceHealth(
                 reason=PASSED_THROUGH,
                 severity="info",
-                message=f"bound to {binding.driver} for claim {claim.key}; its own driver does not see it",
+                message=f"bound to {binding.driver} for a claim; its own driver does not see it",
             )
             kept = msgspec.structs.replace(binding.found, health=(health,))
             found.append(DiscoveredDevice(device=kept, uuid=device.uuid))

@@ -310,8 +310,8 @@ def test_monitoring_alone_reads_metrics_and_the_values_say_who_else(chart: Chart
 
 
 def test_the_page_leaves_loopback_only_for_named_readers_with_tokens(chart: Chart) -> None:
-    peers = [{"namespaceSelector": {}}]
-    values = {
+    peers: list[Object] = [{"namespaceSelector": {}}]
+    values: Object = {
         "controller": {"web": True},
         "httpAuthorization": "rbac",
         "networkPolicy": {"pageFrom": peers},

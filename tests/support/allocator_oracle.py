@@ -173,10 +173,10 @@ class _Scan:
         if any(f.gave_up for f in failures):
             return Failed(GAVE_UP, gave_up=True)
 
-        def summarize() -> str:
-            return summaries.summary(self._explain())
+        def summarize(holders: bool) -> str:
+            return summaries.summary(self._explain(), holders=holders)
 
-        return DoesNotFit(self._explain, summarize, summarize)
+        return DoesNotFit(self._explain, summarize, lambda: summarize(True))
 
     def _explain(self) -> tuple[NodeReasons, ...]:
         budget = Budget(sys.maxsize)

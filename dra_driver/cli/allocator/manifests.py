@@ -286,7 +286,7 @@ def run_allocate(
 
 
 def _reason(outcome: DoesNotFit | Failed) -> str:
-    return outcome.summary() if isinstance(outcome, DoesNotFit) else outcome.message
+    return outcome.summary(holders=True) if isinstance(outcome, DoesNotFit) else outcome.message
 
 
 def _rows(claim: ResourceClaim, outcome: Outcome) -> Iterator[tuple[str, ...]]:
@@ -310,7 +310,7 @@ def _plain(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
             allocation = yaml.safe_load(codec.encode(results[0]))
             return plain | {"outcome": "allocated", "node": node, "allocation": allocation}
         case DoesNotFit():
-            return plain | {"outcome": "unschedulable", "reason": outcome.summary()}
+            return plain | {"outcome": "unschedulable", "reason": outcome.summary(holders=True)}
         case Failed(message):
             return plain | {"outcome": "error", "reason": message}
 
@@ -390,7 +390,7 @@ def _text(claim: ResourceClaim, outcome: Outcome, held: str) -> Iterator[str]:
         case Failed(message):
             yield f"{claim.key} cannot be allocated: {message}"
         case DoesNotFit():
-            yield f"{claim.key} does not fit: {outcome.summary()}"
+            yield f"{claim.key} does not fit: {outcome.summary(holders=True)}"
             rows = [
                 (n.node, e.request or "-", e.device or "-", e.reason.value, e.wanted or "-", e.found or "-")
                 for n in outcome.reasons

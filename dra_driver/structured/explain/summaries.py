@@ -3,6 +3,9 @@
 Nodes about which the same is said are folded into one part with their number; of names (claims, pools, nodes)
 a part lists the first few. Where one node of each class was examined, a few more are, because names differ
 from node to node.
+
+Claims that hold devices are of any namespace. A tenant is told their number; their names are for those who
+may read the claims of the whole cluster, and ask for them (``holders``).
 """
 
 from __future__ import annotations
@@ -97,27 +100,44 @@ class _Part:
 
     def found(self, *reasons: ExclusionReason) -> str:
         """Return the names that some reasons found on the nodes, as a list."""
-        by_node = [{e.found for e in of if e.found and e.reason in reasons} for of in self.examined]
+        by_node = self._names(*reasons)
         names = sorted(set().union(*by_node))
         # What is the same on every node that was examined (a pool for all nodes) is taken for all the others.
         if self.complete or (len(by_node) > 1 and all(of == by_node[0] for of in by_node)):
             return _list(names)
         return f"{', '.join(names[:_LISTED])} and others"
 
+    def different(self, *reasons: ExclusionReason) -> int:
+        """Return how many names some reasons found; 0 if not all nodes were examined."""
+        return len(set().union(*self._names(*reasons))) if self.complete else 0
 
-def summary(reasons: Sequence[NodeReasons]) -> str:
+    def _names(self, *reasons: ExclusionReason) -> list[set[str]]:
+        return [{e.found for e in of if e.found and e.reason in reasons} for of in self.examined]
+
+
+def summary(reasons: Sequence[NodeReasons], *, holders: bool = False) -> str:
     """Return one sentence over all nodes: what they have, and why it is not enough.
 
     Nodes with the same text are counted together. On each node the request that is farthest from being served
     decides what is said.
+
+    Args:
+        reasons: of each node.
+        holders: whether claims that hold devices are named.
     """
     return summary_by_class(
-        [SimilarNodes(node, (node.node,)) for node in reasons], lambda name: NodeReasons(name, ())
+        [SimilarNodes(node, (node.node,)) for node in reasons],
+        lambda name: NodeReasons(name, ()),
+        holders=holders,
     )
 
 
 def summary_by_class(
-    classes: Sequence[SimilarNodes], examine: Callable[[str], NodeReasons], left: int = 0
+    classes: Sequence[SimilarNodes],
+    examine: Callable[[str], NodeReasons],
+    left: int = 0,
+    *,
+    holders: bool = False,
 ) -> str:
     """Return the ``summary`` over nodes of which one of each class was examined.
 
@@ -125,6 +145,7 @@ def summary_by_class(
         classes: the nodes.
         examine: returns the reasons on a node; called for a few nodes where their names matter.
         left: number of nodes of further classes.
+        holders: whether claims that hold devices are named.
     """
     total = left + sum(len(similar.nodes) for similar in classes)
     if not total:
@@ -134,7 +155,7 @@ def summary_by_class(
         parts[_text_key(similar.first)].append(similar)
     folded = [_fold(of, examine) for of in parts.values()]
     folded.sort(key=lambda part: (-part.number, part.nodes[0]))
-    sentences = [_sentence(part) for part in folded]
+    sentences = [_sentence(part, holders) for part in folded]
     if left:
         sentences.append(f"{left} others, which differ from these, were not examined")
     return f"0 of {total} node{'s' * (total != 1)}: {'; '.join(sentences)}"
@@ -209,7 +230,7 @@ def _text_key(node: NodeReasons) -> str:
 # --- a part of the sentence ---------------------------------------------------------------------------------
 
 
-def _sentence(part: _Part) -> str:
+def _sentence(part: _Part, holders: bool) -> str:
     """Return what is said about the nodes of a part: a single node is named, several are counted."""
     exclusions = [e for e, _ in part.exclusions]
     if _is_withheld(exclusions):
@@ -219,7 +240,7 @@ def _sentence(part: _Part) -> str:
     if any(e.reason is ExclusionReason.NODE_SELECTOR for e in exclusions):
         claims = _list(sorted({e.claim for e in exclusions}))
         return f"{who} {'is' if one else 'are'} outside the node selector of allocated claim {claims}"
-    return f"{who} {'has' if one else 'have'} {_offer(part, exclusions)}"
+    return f"{who} {'has' if one else 'have'} {_offer(part, exclusions, holders)}"
 
 
 def _withheld(part: _Part) -> str:
@@ -233,7 +254,7 @@ def _withheld(part: _Part) -> str:
     return f"{', '.join(part.nodes)}{more}: {pools} {' or '.join(reasons)}"
 
 
-def _offer(part: _Part, exclusions: Sequence[Exclusion]) -> str:
+def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
     """Return what the nodes have, and what excludes it."""
     if not exclusions:
         return "no device to choose from"
@@ -259,13 +280,13 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion]) -> str:
         case ExclusionReason.TAINT:
             return f"{fit}, tainted {_list(sorted({e.found for e in exclusions}))}"
         case ExclusionReason.IN_USE:
-            return f"{fit}, all allocated{_holders(part)}"
+            return f"{fit}, all allocated{_holders(part, holders)}"
         case ExclusionReason.CAPACITY_IN_USE:
             return f"{fit}, with too little left of {_left(exclusions)}"
         case ExclusionReason.COUNTERS:
             return f"{fit}, excluded by partitions in use ({exclusions[0].wanted} used up)"
         case ExclusionReason.CONSTRAINT:
-            return _together(part)
+            return _together(part, holders)
 
 
 def _devices(number: int) -> str:
@@ -298,7 +319,11 @@ def _largest(amounts: Iterable[str]) -> str:
     return max(amounts, key=size)
 
 
-def _holders(part: _Part) -> str:
+def _holders(part: _Part, named: bool) -> str:
+    """Return which claims hold devices of a part, or how many, as far as that is known."""
+    if not named:
+        number = part.different(ExclusionReason.IN_USE)
+        return f" to {number} claim{'s' * (number != 1)}" if number else ""
     holders = part.found(ExclusionReason.IN_USE)
     if not holders:
         return ""
@@ -306,7 +331,7 @@ def _holders(part: _Part) -> str:
     return f": by claim{'s' * several} {holders}"
 
 
-def _together(part: _Part) -> str:
+def _together(part: _Part, holders: bool) -> str:
     """Return how many free devices that fit each of the nodes has, and what is asked of them together."""
     busy = part.count(ExclusionReason.IN_USE)
     number = part.count(ExclusionReason.CONSTRAINT) // part.number
@@ -321,7 +346,7 @@ def _together(part: _Part) -> str:
         text = f"only {fit}, {needed} are needed"
     else:
         text = f"{fit} one by one, not together ({_list(wanted)})"
-    return f"{text}, {busy} more allocated{_holders(part)}" if busy else text
+    return f"{text}, {busy} more allocated{_holders(part, holders)}" if busy else text
 
 
 def _short(expression: str) -> str:

@@ -204,12 +204,12 @@ class DoesNotFit:
 
     Attributes:
         explain: returns the reasons of every node.
-        summarize: returns one sentence over all nodes.
+        summarize: returns one sentence over all nodes; given whether it names the claims that hold devices.
         shorten: returns one sentence over a few nodes.
     """
 
     explain: Callable[[], tuple[NodeReasons, ...]]
-    summarize: Callable[[], str]
+    summarize: Callable[[bool], str]
     shorten: Callable[[], str]
 
     @cached_property
@@ -217,12 +217,20 @@ class DoesNotFit:
         """For each node that was examined, the first reason that excluded each device."""
         return self.explain()
 
-    def summary(self) -> str:
-        """Return one sentence for people, for example for the Event on the pod."""
-        return self.summarize()
+    def summary(self, *, holders: bool = False) -> str:
+        """Return one sentence for people, for example for the Event on the pod.
+
+        Args:
+            holders: names the claims that hold devices. They are of any namespace, so this is for those only
+                who may read them all; others are given their number.
+        """
+        return self.summarize(holders)
 
     def brief(self) -> str:
-        """Return one sentence over a few nodes that differ; its cost does not grow with the cluster."""
+        """Return one sentence over a few nodes that differ; its cost does not grow with the cluster.
+
+        It names the claims that hold devices, as ``summary`` does on request.
+        """
         return self.shorten()
 
 

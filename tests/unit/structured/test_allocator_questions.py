@@ -292,7 +292,7 @@ def test_a_state_can_be_made_of_devices() -> None:
     state = AllocatedState().with_devices([(one, "default/holder")])
     outcome = allocate(cluster.with_allocated(state), [claim("c", exactly(memory="64Gi"))])
     assert isinstance(outcome, DoesNotFit)
-    assert "all allocated: by claim default/holder" in outcome.summary()
+    assert "all allocated: by claim default/holder" in outcome.summary(holders=True)
 
 
 def test_nodes_without_slices_have_nothing_to_offer() -> None:

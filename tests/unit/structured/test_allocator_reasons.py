@@ -45,16 +45,24 @@ def test_the_sentence_counts_nodes_and_names_what_is_there() -> None:
         ("n3", "d0", "team-a/train"),
         ("n3", "d1", "team-b/serve"),
     )
-    assert refusal(cluster, claim("c", exactly(memory="32Gi"))).summary() == (
+    refused = refusal(cluster, claim("c", exactly(memory="32Gi")))
+    assert refused.summary(holders=True) == (
         "0 of 3 nodes: 2 have 3 devices with memory below 32Gi (largest 24Gi); "
         "n3 has 2 devices that fit, all allocated: by claims team-a/train, team-b/serve"
+    )
+    # A tenant is not told whose they are.
+    assert refused.summary() == (
+        "0 of 3 nodes: 2 have 3 devices with memory below 32Gi (largest 24Gi); "
+        "n3 has 2 devices that fit, all allocated to 2 claims"
     )
 
 
 def test_a_long_list_of_claims_is_cut() -> None:
     cluster = snapshot(pool("n1", *(device(f"d{i}") for i in range(6))))
     cluster = held(cluster, *(("n1", f"d{i}", f"x/c{i}") for i in range(6)))
-    assert "by claims x/c0, x/c1, x/c2 and 3 more" in refusal(cluster, claim("c", exactly())).summary()
+    assert "by claims x/c0, x/c1, x/c2 and 3 more" in refusal(cluster, claim("c", exactly())).summary(
+        holders=True
+    )
 
 
 class Account(Budget):
@@ -79,20 +87,24 @@ def test_many_nodes_are_counted_without_a_look_at_each() -> None:
     refused = allocate(cluster, [claim("c", exactly(memory="32Gi"))], budget=budget)
     assert isinstance(refused, DoesNotFit)
     assert "40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and 37 more" in (
-        summary(refused.explain())
+        summary(refused.explain(), holders=True)
     )
     assert refused.summary() == (
+        "0 of 60 nodes: 40 have 40 devices that fit, all allocated; "
+        "20 have 20 devices with memory below 32Gi (largest 24Gi)"
+    )
+    assert refused.summary(holders=True) == (
         "0 of 60 nodes: 40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and "
         "others; 20 have 20 devices with memory below 32Gi (largest 24Gi)"
     )
-    # A look at a node costs a step for its device.
-    assert 0 < sum(other.spent for other in budget.others) < 12
+    # A look at a node costs a step for its device, in each of the two sentences.
+    assert 0 < sum(other.spent for other in budget.others) < 2 * 12
 
 
 def test_a_pool_of_all_nodes_is_held_by_the_same_claims_everywhere() -> None:
     shared = pool("rack", device("d"), nodeName=None, allNodes=True)
     cluster = held(snapshot(shared, nodes=[node(f"n{i:02}") for i in range(30)]), ("rack", "d", "x/only"))
-    assert refusal(cluster, claim("c", exactly())).summary() == (
+    assert refusal(cluster, claim("c", exactly())).summary(holders=True) == (
         "0 of 30 nodes: 30 have 30 devices that fit, all allocated: by claim x/only"
     )
 
@@ -208,7 +220,9 @@ def test_an_incomplete_pool_is_told() -> None:
     cluster = snapshot(pool("n1", device("d"), pool={"name": "n1", "generation": 2, "resourceSliceCount": 2}))
     refused = refusal(cluster, claim("c", exactly()))
     assert refused.reasons[0].exclusions[0].reason is ExclusionReason.POOL_INCOMPLETE
-    assert "n1 has 1 device in a pool that is being updated (gpu.example.com/n1)" in refused.summary()
+    assert "n1 has 1 device in a pool that is being updated (gpu.example.com/n1)" in refused.summary(
+        holders=True
+    )
 
 
 def test_the_request_that_is_farthest_from_being_served_speaks() -> None:

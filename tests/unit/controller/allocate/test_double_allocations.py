@@ -83,7 +83,7 @@ def test_what_is_not_reserved_yet_is_taken_back_and_allocated_elsewhere() -> Non
         assert h.devices("sly") == [("n1", "gpu-0")]
         (told,) = set(h.events("DoubleAllocation"))
         assert told == (
-            "device gpu-0 of pool gpu.example.com/n1 is also allocated to claim default/sly; "
+            "device gpu-0 of pool gpu.example.com/n1 is also allocated to 1 other claim; "
             "this claim is deallocated"
         )
 

@@ -212,7 +212,7 @@ def test_claims_recovered_on_a_full_disk_keep_their_devices_and_files_until_they
         restarted = node(checkpoints)
         await restarted.restore()
         assert [c.uid for c in restarted.claims] == [one]
-        with pytest.raises(PrepareError, match="held by claim ns/one"):
+        with pytest.raises(PrepareError, match="held by another claim"):
             await restarted.prepare(ClaimReference("ns", "two", two))
         await restarted.tidy()
         assert disk.specs.keys() == {one}

@@ -57,7 +57,7 @@ def test_two_instances_share_claims_and_devices(tmp_path: Path) -> None:
                 assert (await prepare(new, one))[uid] == before
                 # What one holds the other one does not give away.
                 refused = (await prepare(new, two))[two["metadata"]["uid"]].error
-                assert "device gpu-0 is held by claim ns/one" in refused
+                assert "device gpu-0 is held by another claim" in refused
                 assert not (await prepare(new, three))[three["metadata"]["uid"]].error
                 # A claim waits in one instance for what is unprepared through the other one.
                 async with asyncio.TaskGroup() as tasks:

@@ -110,7 +110,7 @@ def test_a_lost_checkpoint_is_recovered(tmp_path: Path, damage: str) -> None:
             lost = damage in ("both gone", "all corrupt")
             assert {c["name"] for c in checkpointed(node).values()} == ({"one"} if lost else {"one", "two"})
             thief = add_claim(kube, claim("thief", "gpu-0"))
-            assert "is held by claim ns/one" in (await prepare(node, thief))[thief["metadata"]["uid"]].error
+            assert "is held by another claim" in (await prepare(node, thief))[thief["metadata"]["uid"]].error
             done = await unprepare(node, one, two)
             assert {d.error for d in done.values()} == {""}
             assert node.specs() == []

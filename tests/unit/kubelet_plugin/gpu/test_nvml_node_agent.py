@@ -76,7 +76,7 @@ def test_partitions_over_a_restart(library: Path, tmp_path: Path) -> None:
     ]
     assert "NVIDIA_VISIBLE_DEVICES=void" in edits["env"]
     assert any(v.startswith("DRA_ONE__GPU__0_UUID=MIG-") for v in edits["env"])
-    assert "is held by claim ns/" in answers[3]["error"]
+    assert "is held by another claim" in answers[3]["error"]
     assert [line.split()[3:7] for line in state(tmp_path) if line.startswith("instance")] == [
         ["1", "9", "4", "4"]
     ]

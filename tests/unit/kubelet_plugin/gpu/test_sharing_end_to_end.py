@@ -118,7 +118,7 @@ def test_a_partition_lives_as_long_as_its_claim(tmp_path: Path) -> None:
             assert got["env"]["DRA_ONE__GPU__0_PROFILE"] == "3g.20gb"
             assert got["env"]["DRA_ONE__GPU__0_MEMORY"] == "19968Mi"
             error = (await prepare(node, whole))[whole["metadata"]["uid"]].error
-            assert f"device {GPU} is held by claim ns/one" in error
+            assert f"device {GPU} is held by another claim" in error
         async with running(tmp_path, kube, backend=machine) as node:
             assert (await prepare(node, one))[uid] == first
             assert not (await unprepare(node, one))[uid].error
@@ -237,7 +237,7 @@ def test_shares_under_mps(tmp_path: Path, state: Path) -> None:
             assert got["mounts"][pipes] == str(node.config.state / "mps" / GPU / "pipe")
             assert got["mounts"]["/dev/shm"] == str(node.config.state / "mps" / GPU / "shm")
             error = (await prepare(node, open_))[open_["metadata"]["uid"]].error
-            assert f"device {GPU} is held under MPS by claim ns/c" in error
+            assert f"device {GPU} is held under MPS by another claim" in error
             assert not (await unprepare(node, bodies[0]))[uids[0]].error
         # The daemon outlives the plugin, and the next one finds it.
         async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
