@@ -314,9 +314,12 @@ def _check(value: Any, schema: Raw, path: str, causes: Causes) -> None:
         if not schema.get("nullable") and not schema.get("x-kubernetes-preserve-unknown-fields"):
             causes.type_invalid(path, None, f'{path} in body must be of type {schema.get("type")}: "null"')
         return
-    if schema.get("x-kubernetes-int-or-string"):
-        if not _fits(value, "integer") and not isinstance(value, str):
-            causes.type_invalid(path, value, f"{path} in body must be of type integer,string")
+    if (
+        schema.get("x-kubernetes-int-or-string")
+        and not _fits(value, "integer")
+        and not isinstance(value, str)
+    ):
+        causes.type_invalid(path, value, f"{path} in body must be of type integer,string")
         return
     wanted = schema.get("type")
     if wanted and not _fits(value, wanted):
