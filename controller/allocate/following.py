@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from controller.allocate.decide import Change, ObjectGone, ObjectSeen, Watched, same_for_pods
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceSlice
 from dra_driver.kube import Handler, Informer
 
 __all__ = ["follow"]
+
+ACTIVITY_SECONDS: Final = 2.0
+"""Between two changes of the busy devices of one node that the decisions are told of."""
 
 T = TypeVar("T", Node, Pod, DeviceClass, ResourceSlice, DeviceInventory, DeviceTaintRule)
 
@@ -42,9 +47,52 @@ def follow(
     _follow(apply, ResourceSlice, slices)
     _follow(apply, DeviceClass, classes)
     if inventories is not None:
-        _follow(apply, DeviceInventory, inventories, _as_busy)
+        _follow(_PacedActivity(apply, inventories).apply, DeviceInventory, inventories, _as_busy)
     if taint_rules is not None:
         _follow(apply, DeviceTaintRule, taint_rules)
+
+
+class _PacedActivity:
+    """Passes on what a node reports to be busy, at most every so often.
+
+    Agents change it once a minute or less. Each change has the pool looked at anew, so one that changes it
+    all the time is heard now and then only, with what it says then.
+    """
+
+    def __init__(self, apply: Callable[[Change], None], inventories: Informer[DeviceInventory]) -> None:
+        self._apply = apply
+        self._inventories = inventories
+        # Inventory → when something of it was passed on; those of which something waits.
+        self._passed: dict[ObjectKey, float] = {}
+        self._waiting: set[ObjectKey] = set()
+
+    def apply(self, change: Change) -> None:
+        """Pass a change on, now or later."""
+        assert isinstance(change, ObjectSeen | ObjectGone)
+        gone = isinstance(change, ObjectGone)
+        key = change.key if isinstance(change, ObjectGone) else change.object.key
+        loop = asyncio.get_running_loop()
+        due = self._passed.get(key, float("-inf")) + ACTIVITY_SECONDS
+        if gone:
+            self._apply(change)
+        elif loop.time() >= due:
+            self._pass(key, change)
+            return
+        if key not in self._waiting:
+            self._waiting.add(key)
+            loop.call_at(max(due, loop.time()), self._again, key)
+
+    def _pass(self, key: ObjectKey, change: Change) -> None:
+        self._passed[key] = asyncio.get_running_loop().time()
+        self._apply(change)
+
+    def _again(self, key: ObjectKey) -> None:
+        self._waiting.discard(key)
+        now = self._inventories.get(key)
+        if now is None:
+            self._passed.pop(key, None)
+        else:
+            self._pass(key, ObjectSeen(now))
 
 
 def _as_busy(old: DeviceInventory, new: DeviceInventory) -> bool:

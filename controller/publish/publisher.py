@@ -17,7 +17,9 @@ from controller.observe.tracing import traced
 from controller.publish.execution import Attempts, Execution
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
+from controller.publish.pace import Pace
 from controller.publish.policies import PolicyBook
+from controller.publish.same_uuids import SameUuids
 from controller.publish.tolerators import Tolerators
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory, inventory_name
@@ -26,7 +28,14 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.features import probe_features
 from dra_driver.kube.slices import AlteredByServer
-from dra_driver.ownership import PoolAllocator, PoolID, newest_devices, pool_of_inventory, pool_of_slice
+from dra_driver.ownership import (
+    PoolAllocator,
+    PoolID,
+    newest_devices,
+    pool_of_inventory,
+    pool_of_slice,
+    refusal_of,
+)
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import PublicationPlan, Seen, Verdict, plan_publication
 from dra_driver.publishing.epochs import EpochEvent
@@ -39,6 +48,9 @@ __all__ = ["POOL_INDEX", "Publisher", "pool_of"]
 log = structlog.get_logger(__name__)
 
 POOL_INDEX = "pool"
+# Until the pools are looked at that have a UUID in common with one that has changed: a node that changes its
+# UUIDs all the time must not have others looked at as often.
+_OTHERS_SECONDS = 10.0
 
 
 def pool_of(slice_: ResourceSlice) -> Iterable[PoolID]:
@@ -96,6 +108,8 @@ class Publisher:
         self._assume_cache = assume_cache
         self._rule_changed = rule_changed
         self._attempts = Attempts()
+        self._pace = Pace()
+        self._uuids = SameUuids()
         self._execution = Execution(client, clock, recorder, gates, self._attempts)
         # Pools in which something waits until devices are free.
         self._pending: set[PoolID] = set()
@@ -137,7 +151,7 @@ class Publisher:
         self._inventories.add_handler(
             Handler(
                 added=lambda i: self.queue.add(i.metadata.name),
-                updated=lambda _, i: self.queue.add(i.metadata.name),
+                updated=self._inventory_updated,
                 deleted=self._inventory_deleted,
             )
         )
@@ -180,9 +194,15 @@ class Publisher:
             if inventory is not None:
                 self._attempts.happened(inventory, EpochEvent.SLICE_DELETED)
 
+    def _inventory_updated(self, old: DeviceInventory, new: DeviceInventory) -> None:
+        if not _same_for_publishing(old, new):
+            self.queue.add(new.metadata.name)
+
     def _inventory_deleted(self, inventory: DeviceInventory) -> None:
         self._attempts.happened(inventory, EpochEvent.INVENTORY_DELETED)
         self._gone.pop(pool_of_inventory(inventory), None)
+        self._pace.forget(inventory)
+        self._uuids.remove(inventory.metadata.name)
         self._forget(inventory)
 
     def _forget(self, inventory: DeviceInventory) -> None:
@@ -219,6 +239,8 @@ class Publisher:
             DraError: something could not be read or written.
         """
         features = await self.probe()
+        if self._has_to_wait(name):
+            return
         planned = self._plan(name, features)
         if planned is not None and planned[1].reads_claims:
             known = await self._claims_are_known(planned[1].pool)
@@ -232,6 +254,20 @@ class Publisher:
         except AlteredByServer:
             self._features = None
             raise
+
+    def _has_to_wait(self, name: str) -> bool:
+        """Return whether an inventory has changed too often of late; it is looked at later then."""
+        inventory = self._inventories.get_by_name(name)
+        if inventory is None or inventory.spec.driver not in self._config.drivers:
+            return False
+        wait = self._pace.wait(inventory, asyncio.get_running_loop().time())
+        if wait:
+            self.queue.add_after(name, wait)
+            return True
+        if not refusal_of(inventory, None):
+            for other in self._uuids.put(inventory):
+                self.queue.add_after(other, _OTHERS_SECONDS)
+        return False
 
     def _plan(
         self, name: str, features: ServerFeatures, *, claims_seen: bool | None = None
@@ -267,6 +303,7 @@ class Publisher:
             gone=self._gone.get(pool, {}),
             leaving=extended.leaving if extended is not None else 0.0,
             handover=self._gates.handover(pool),
+            doubts=self._uuids.doubts(inventory.metadata.name),
             refusal=self._tolerators.refusal() if self._tolerators is not None else "",
             writing=assumed is not None and assumed.assumed_in(pool),
             claims_seen=claims_seen,
@@ -315,3 +352,15 @@ def _usage(assumed: AssumeCache | None, pool: PoolID, slices: Iterable[ResourceS
     if not state.devices and not state.shares:
         return Usage()
     return Usage(frozenset(state.devices), frozenset(state.shares), newest_devices(slices))
+
+
+def _same_for_publishing(old: DeviceInventory, new: DeviceInventory) -> bool:
+    """Return whether nothing has changed that a publisher looks at; only which devices are busy, perhaps."""
+
+    def facts(inventory: DeviceInventory) -> tuple[object, ...]:
+        meta, status = inventory.metadata, inventory.status
+        return meta.uid, meta.owner_references, status.registration, status.publication, status.conditions
+
+    generation = new.metadata.generation
+    same_spec = old.metadata.generation == generation if generation else old.spec == new.spec
+    return same_spec and facts(old) == facts(new)

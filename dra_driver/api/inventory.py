@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from dra_driver.api.meta import DriverName, Resource, Wire, WireObject
+from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Condition, DeviceAttribute, DeviceCapacity
 from dra_driver.api.shared import shared, shared_attributes, shared_capacities
 
@@ -20,6 +22,9 @@ __all__ = [
     "API_VERSION",
     "DEVICE_INVENTORIES",
     "GROUP",
+    "LARGEST_CAPACITY",
+    "MOST_PLACES",
+    "MOST_PLACES_OF_ALL",
     "NODE_PUBLISHES",
     "Activity",
     "BackendProblem",
@@ -39,6 +44,12 @@ __all__ = [
 
 GROUP = "dra-driver.dev"
 API_VERSION = f"{GROUP}/v1alpha1"
+# No device has more of anything; a pool of 1,024 of them stays within an int64. The CRD refuses ten times as
+# much.
+LARGEST_CAPACITY: Final = Quantity.parse("1Pi")
+# Partitions that one device can be cut into, each kind at each place; and all devices of an inventory.
+MOST_PLACES: Final = 128
+MOST_PLACES_OF_ALL: Final = 4096
 # ``spec.publisher`` of a node whose plugin publishes.
 NODE_PUBLISHES = "node"
 

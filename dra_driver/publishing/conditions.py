@@ -81,6 +81,8 @@ def published(
         reason = DEVICE_PLUGIN_PRESENT
     elif desired.problems:
         reason = "PublishedInPart"
+    elif desired.doubts:
+        reason = "DuplicateDevices"
     elif desired.conflicts:
         reason = "ExtendedResourceConflict"
     if withheld:
@@ -89,7 +91,7 @@ def published(
         text += "; pending: " + "; ".join(p.text for p in desired.pending)
     if desired.problems:
         text += "; left out: " + "; ".join(desired.problems)
-    text += "".join(f"; {conflict}" for conflict in desired.conflicts)
+    text += "".join(f"; {text}" for text in (*desired.doubts, *desired.conflicts))
     return Condition(type=PUBLISHED, status="True", reason=reason, message=cut(text), last_transition_time="")
 
 

@@ -91,6 +91,7 @@ class Seen:
         gone: device plugins that have gone, as of the last look.
         leaving: seconds for which what has gone goes on counting.
         handover: whose the pool is, as of the last look.
+        doubts: what of the inventory can hardly be true, for people.
         refusal: why kube-scheduler could allocate from a tainted pool all the same; empty if it cannot.
         writing: whether an allocation from the pool is being written.
         claims_seen: whether all claims that the API server has are known; if None, they were not read again.
@@ -113,6 +114,7 @@ class Seen:
     gone: Mapping[str, float] = field(default_factory=dict)
     leaving: float = LEAVING_SECONDS
     handover: Handover = field(default_factory=Handover)
+    doubts: tuple[str, ...] = ()
     refusal: str = ""
     writing: bool = False
     claims_seen: bool | None = None
@@ -321,7 +323,12 @@ def _desired(
     if handover.state.allocator is not desired.allocator:
         desired = _build(seen, counted, handover.state.allocator)
     conflicts = extended_resource_conflicts(desired, seen.classes)
-    return replace(desired, refusal=refusal, conflicts=conflicts), handover, effects, again
+    return (
+        replace(desired, refusal=refusal, doubts=seen.doubts, conflicts=conflicts),
+        handover,
+        effects,
+        again,
+    )
 
 
 def _build(seen: Seen, counted: CountedResources, forced: PoolAllocator | None) -> DesiredPool:

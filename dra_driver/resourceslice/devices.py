@@ -13,7 +13,13 @@ from typing import Final
 import msgspec
 
 from dra_driver.api import names
-from dra_driver.api.inventory import DeviceHealth, InventoryDevice
+from dra_driver.api.inventory import (
+    LARGEST_CAPACITY,
+    MOST_PLACES,
+    MOST_PLACES_OF_ALL,
+    DeviceHealth,
+    InventoryDevice,
+)
 from dra_driver.api.policy import HealthPolicy
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Device, DeviceAttribute, DeviceCapacity, DeviceTaint
@@ -73,15 +79,46 @@ def clean_devices(devices: Iterable[InventoryDevice]) -> tuple[list[Device], lis
     result: list[Device] = []
     problems: list[str] = []
     seen: set[str] = set()
+    places = 0
     for device in devices:
         if not _DEVICE_NAME.fullmatch(device.name):
             problems.append(f"device {device.name[:80]!r}: the name is no DNS label")
         elif device.name in seen:
             problems.append(f"device {device.name}: listed twice")
+        elif why := _implausible(device, places):
+            problems.append(f"device {device.name}: {why}")
         else:
             seen.add(device.name)
+            places += _places(device)
             result.append(clean_device(device, problems))
     return result, problems
+
+
+def _implausible(device: InventoryDevice, places: int) -> str:
+    """Return why no device can be like this; empty if one can.
+
+    Such a device is left out whole: without the amount alone it would look like the smallest device of all,
+    which best fit takes first.
+
+    Args:
+        device: as its node describes it.
+        places: of partitions of the node's other devices.
+    """
+    partitions = ((f"partition {p.name[:63]}: ", p.capacity) for p in device.partitions)
+    for what, capacity in (("", device.capacity), *partitions):
+        for name, amount in sorted(capacity.items()):
+            if amount.value > LARGEST_CAPACITY:
+                return f"{what}capacity {name[:100]} is {amount.value}, more than {LARGEST_CAPACITY}"
+    number = _places(device)
+    if number > MOST_PLACES:
+        return f"{number} partitions, more than {MOST_PLACES}"
+    if number and number + places > MOST_PLACES_OF_ALL:
+        return f"the node has more than {MOST_PLACES_OF_ALL} partitions"
+    return ""
+
+
+def _places(device: InventoryDevice) -> int:
+    return sum(len(profile.placements) for profile in device.partitions)
 
 
 def clean_device(device: InventoryDevice, problems: list[str]) -> Device:

@@ -138,6 +138,7 @@ class DesiredPool:
         partitioned: whether there are counters.
         withheld: devices that a device plugin of the node hands out; they are not in the slices.
         refusal: why the controller does not get the pool, or should not have it, though it is wanted.
+        doubts: what of the inventory is published and can hardly be true, for people.
         conflicts: what people may expect of the pool and it cannot do, for people.
     """
 
@@ -157,6 +158,7 @@ class DesiredPool:
     partitioned: bool = False
     withheld: tuple[Withheld, ...] = ()
     refusal: str = ""
+    doubts: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import NODES
 from dra_driver.api.inventory import (
     DEVICE_INVENTORIES,
+    LARGEST_CAPACITY,
     NODE_PUBLISHES,
     Activity,
     BackendProblem,
@@ -31,6 +32,7 @@ from dra_driver.api.inventory import (
     inventory_name,
 )
 from dra_driver.api.meta import DriverName, ObjectMeta, OwnerReference
+from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.discovery import BackendReport
 from dra_driver.errors import Conflict, DraError, NotFound
@@ -350,13 +352,41 @@ class InventoryKeeper:
 
 
 def _bounded(device: InventoryDevice) -> InventoryDevice:
-    """Return the device with conditions that the CRD takes; of too many the worst are kept."""
+    """Return the device as the CRD takes it, with conditions that say what was left out.
+
+    Of too many conditions the worst are kept. Amounts that no device has, as a broken backend may find them,
+    are left out: for one of them the whole inventory would be refused.
+    """
+    device = _plausible(device)
     health = device.health
     if len(health) > _MOST_CONDITIONS:
         health = tuple(sorted(health, key=_badness)[:_MOST_CONDITIONS])
     if any(len(h.message) > _MOST_MESSAGE for h in health):
         health = tuple(msgspec.structs.replace(h, message=h.message[:_MOST_MESSAGE]) for h in health)
     return device if health is device.health else msgspec.structs.replace(device, health=health)
+
+
+def _plausible(device: InventoryDevice) -> InventoryDevice:
+    wrong = [f"{name} {c.value}" for name, c in sorted(device.capacity.items()) if not _is_amount(c.value)]
+    cut = [p for p in device.partitions if not all(_is_amount(c.value) for c in p.capacity.values())]
+    wrong += [f"the capacity of partition {p.name}" for p in cut]
+    if not wrong:
+        return device
+    health = DeviceHealth(
+        reason="ImplausibleCapacity",
+        severity="degraded",
+        message=f"its backend says what cannot be, and it is left out: {', '.join(wrong)[:900]}",
+    )
+    return msgspec.structs.replace(
+        device,
+        capacity={name: c for name, c in device.capacity.items() if _is_amount(c.value)},
+        partitions=tuple(p for p in device.partitions if p not in cut),
+        health=(*(h for h in device.health if h.reason != health.reason), health),
+    )
+
+
+def _is_amount(amount: Quantity) -> bool:
+    return Quantity.of(0) <= amount <= LARGEST_CAPACITY
 
 
 def _badness(health: DeviceHealth) -> int:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from dra_driver import cel
 from dra_driver.api.core import Node
+from dra_driver.api.inventory import LARGEST_CAPACITY
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.resource import CounterSet, Device, NodeSelector, ResourceSlice
 from dra_driver.ownership import PoolID
@@ -336,8 +337,14 @@ class PoolIndex:
 
     @cached_property
     def capacity_scale(self) -> Mapping[str, int]:
-        """The largest amount of each capacity in the cluster, by the last part of its name, in 1e-9 units."""
-        return {bare: max(1, *sizes) if sizes else 1 for bare, sizes in self._sizes.items()}
+        """The largest amount of each capacity in the cluster, by the last part of its name, in 1e-9 units.
+
+        Amounts that no device has do not count: by such a measure all honest devices would be equally small.
+        """
+        return {
+            bare: max((1, *(nano for nano in sizes if nano <= LARGEST_CAPACITY.nano)))
+            for bare, sizes in self._sizes.items()
+        }
 
     def consumers(self, pool: PoolView) -> Mapping[str, Sequence[DeviceEntry]]:
         """Return the devices that consume counters of each counter set of a pool."""

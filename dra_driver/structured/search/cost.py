@@ -21,8 +21,9 @@ __all__ = ["Costs", "DeviceCost", "is_busy", "topology_of", "topology_spread"]
 BUSY: Final = "busy"
 
 # Resolution of amounts: parts of the largest amount of the capacity in the cluster. That makes bytes and
-# cores comparable, and integer sums exact.
-_PARTS: Final = 10**6
+# cores comparable, and integer sums exact. Beside a device that is as large as is believed (1Pi) all others
+# are still told apart by kilobytes.
+_PARTS: Final = 10**12
 _PRIMARY: Final = "memory"
 
 

@@ -207,3 +207,15 @@ def test_devices_with_binding_conditions_come_last() -> None:
 def test_ties_are_broken_by_names_and_positions() -> None:
     slices = [pool(n, device("b", "40Gi"), device("a", "40Gi")) for n in ("n2", "n1")]
     assert fit(snapshot(*slices), claim("c", exactly())) == ["n1/b"]
+
+
+@pytest.mark.parametrize("amount", ["8Ei", "2Pi", "1Pi", "9223372036854775807"])
+def test_a_device_that_cannot_be_changes_no_choice_among_others(amount: str) -> None:
+    """By its measure all others would be equally small, and the first one would be taken."""
+    honest = pool("n1", device("a-big", "81920Mi"), device("b-small", "81559Mi"))
+    wanted = claim("c", exactly(memory="70Gi"))
+    assert fit(snapshot(honest), wanted) == ["n1/b-small"]
+    liar = pool("n2", device("liar", amount))
+    assert fit(snapshot(honest, liar), wanted) == ["n1/b-small"]
+    other = pool("n3", device("disk", amount), driver="disks.example.com")
+    assert fit(snapshot(honest, other), wanted) == ["n1/b-small"]
