@@ -218,3 +218,43 @@ def test_the_page_follows_the_fleet_in_a_real_browser(tmp_path: Path) -> None:
             assert page.complaints == []
 
     run(scenario, cluster)
+
+
+async def statuses(base: str, *paths: str) -> list[int]:
+    async with aiohttp.ClientSession(base) as session:
+        found = []
+        for path in paths:
+            async with session.get(path) as answer:
+                found.append(answer.status)
+        return found
+
+
+def test_with_rbac_names_are_for_those_who_may_and_probes_are_for_all() -> None:
+    async def main(host: str) -> list[int]:
+        settings = ControllerConfig(
+            drivers=(OURS,),
+            leader_elect=False,
+            health_port=0,
+            web_port=0,
+            web_host=host,
+            http_authorization="rbac",
+        )
+        controller = Controller(cluster_of(n1=(40,)), settings)
+        task = asyncio.create_task(controller.run())
+        try:
+            await controller.ready.wait()
+            assert controller.health_address is not None
+            assert controller.web_address is not None
+            health = f"http://127.0.0.1:{controller.health_address[1]}"
+            page = f"http://127.0.0.1:{controller.web_address[1]}"
+            return [
+                *await statuses(health, "/healthz", "/readyz", "/metrics"),
+                *await statuses(page, "/", "/fleet"),
+            ]
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    # Who reads the page on a loopback address came by way of the API server, which has allowed it.
+    assert asyncio.run(asyncio.wait_for(main("127.0.0.1"), 60)) == [200, 200, 401, 200, 200]
+    assert asyncio.run(asyncio.wait_for(main("0.0.0.0"), 60)) == [200, 200, 401, 200, 401]

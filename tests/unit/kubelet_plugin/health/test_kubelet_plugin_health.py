@@ -355,6 +355,21 @@ def test_errors_are_counted_by_what_failed(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_names_are_for_those_who_may_and_probes_are_for_all(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube, backend = FakeClient(), SickBackend(1)
+        settings = {"metrics_address": "127.0.0.1:0", "http_authorization": "rbac"}
+        async with agent(tmp_path, kube, backend, **settings) as node:
+            for path in ("/metrics", "/debug/state"):
+                status, text = await fetch(node, path)
+                assert status == 401
+                assert "gpu-0" not in text
+            assert await fetch(node, "/healthz") == (200, "ok\n")
+            assert (await fetch(node, "/readyz"))[0] == 503  # it is not registered, and says so
+
+    asyncio.run(main())
+
+
 def test_probes_ask_the_real_sockets(tmp_path: Path) -> None:
     async def main() -> None:
         kube, backend = FakeClient(), SickBackend(1)
