@@ -224,14 +224,14 @@ class Connections:
         close()
 
     def _victim(self, stages: tuple[Stage, ...], newcomer: str) -> Connection | None:
-        """Return the connection that gives way to one of a peer: its own, or of a peer that has more."""
+        """Return the connection that gives way to one of a peer: its own, or of a peer that has no fewer."""
         peers: dict[str, int] = {}
         for stage in stages:
             for peer, connections in self._stages[stage].by_peer.items():
                 peers[peer] = peers.get(peer, 0) + len(connections)
         most = peers.get(newcomer, 0)
         for peer in sorted(peers, key=peers.__getitem__, reverse=True):
-            if peer != newcomer and peers[peer] <= most:
+            if peer != newcomer and peers[peer] < most:
                 continue
             first = [
                 next(iter(of_peer))

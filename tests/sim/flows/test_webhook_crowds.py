@@ -125,7 +125,7 @@ KINDS: tuple[Begin, ...] = (
 def test_ten_thousand_connections_cost_little_and_keep_no_review_out(
     idle: tuple[Begin, ...], half: tuple[Begin, ...]
 ) -> None:
-    allow_many_files()
+    allow_many_files(11_000)
 
     async def scenario() -> None:
         async with webhooks() as server:

@@ -84,6 +84,15 @@ def test_a_crowd_takes_no_place_of_those_who_are_few() -> None:
     assert idle in hand.connections
 
 
+def test_a_crowd_of_many_addresses_keeps_nobody_out() -> None:
+    hand = Hand()
+    crowd = [hand.open(Stage.HANDSHAKE, f"fd00::{i}") for i in range(3)]
+    hand.open(Stage.SERVED, "10.0.0.9")
+    hand.now += LIMITS.tenure
+    assert hand.connections.admit(hand.come("10.0.0.9"), Stage.HANDSHAKE)
+    assert hand.ended == crowd[:1]
+
+
 def test_what_is_worked_on_never_goes() -> None:
     hand = Hand()
     served = [hand.open(Stage.SERVED) for _ in range(4)]
