@@ -19,6 +19,7 @@ from controller.assembly import (
 from controller.config import ControllerConfig
 from controller.informers import Informers
 from controller.observe.endpoints import serve_health
+from controller.observe.event_loop import measuring_lag
 from controller.observe.metrics import MeteredClient, Metrics
 from controller.observe.tracing import tracing
 from controller.web import CurrentFeed, Feed
@@ -170,13 +171,16 @@ class Controller:
         if self._config.health_port is None:
             yield
             return
-        async with serve_health(
-            self._config.health_host,
-            self._config.health_port,
-            self._is_ready,
-            self.metrics,
-            self._authorizer,
-        ) as address:
+        async with (
+            measuring_lag(self.metrics.observe_loop_lag),  # where the result can be read, standbys included
+            serve_health(
+                self._config.health_host,
+                self._config.health_port,
+                self._is_ready,
+                self.metrics,
+                self._authorizer,
+            ) as address,
+        ):
             self.health_address = address
             yield
 

@@ -26,6 +26,25 @@ R = TypeVar("R")
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+# Dense where it begins to matter: the lease is lost after 10 s, a probe fails after 1 s.
+_LAG_SECONDS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+)
 
 
 class Metrics:
@@ -116,6 +135,26 @@ class Metrics:
             "1 while this process works and may write, 0 on a standby.",
             registry=self.registry,
         )
+
+        self._loop_lag = Histogram(
+            f"{prefix}_event_loop_lag_seconds",
+            "How much later than it asked for a task of the event loop ran again; 100 samples per second.",
+            buckets=_LAG_SECONDS,
+            registry=self.registry,
+        )
+        self._longest_loop_lag = Gauge(
+            f"{prefix}_event_loop_lag_max_seconds",
+            "The longest delay of the event loop since the start.",
+            registry=self.registry,
+        )
+        self._longest_lag = 0.0
+
+    def observe_loop_lag(self, seconds: float) -> None:
+        """Count a delay of the event loop."""
+        self._loop_lag.observe(seconds)
+        if seconds > self._longest_lag:
+            self._longest_lag = seconds
+            self._longest_loop_lag.set(seconds)
 
     def watch_queue(self, name: str, depth: Callable[[], float]) -> None:
         """Read the length of a queue whenever metrics are read."""

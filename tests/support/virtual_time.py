@@ -47,6 +47,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Return the seconds since the loop was made."""
         return self._seconds
 
+    def compute(self, seconds: float) -> None:
+        """Let time go by while a callback runs, as if it computed for so long."""
+        self._seconds += seconds
+
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:

@@ -47,6 +47,7 @@ def test_metrics_are_served_beside_health() -> None:
     assert f'{prefix}queue_depth{{queue="allocator"}} 0.0' in text
     assert f"{prefix}allocation_seconds_count 1.0" in text
     assert f"{prefix}leader 1.0" in text
+    assert f'{prefix}event_loop_lag_seconds_bucket{{le="0.05"}}' in text
 
 
 def test_a_cluster_without_work_costs_no_calls() -> None:
