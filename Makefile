@@ -13,7 +13,7 @@ JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint fmt types proto proto-check crash-test fault-test stop-test bench e2e chart-test manifests wheel image sbom docs constraints clean
+.PHONY: help venv demo test lint fmt types proto proto-check crash-test fault-test stop-test attack bench e2e chart-test manifests wheel image sbom docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embe
 
 stop-test: $(STAMP) ## N (100) times SIGSTOP and SIGCONT of leading controllers at work; prints writes, refusals, double allocations
 	@ROUNDS=$(or $(N),100) $(VENV_BIN)/python -m pytest -s tests/sim/flows/test_leader_stopped.py $(ARGS)
+
+attack: $(STAMP) ## attacks on live controllers beside honest pods; ARGS="--only NAME --seed N --nodes N", --list, --planted
+	@$(VENV_BIN)/python tests/attack/attack_test.py $(ARGS)
 
 bench: $(STAMP) ## the benchmarks; writes build/bench.json and prints a table
 	@$(VENV_BIN)/python tests/benchmarks/run.py $(ARGS)

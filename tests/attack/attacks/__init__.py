@@ -1,0 +1,27 @@
+"""The attacks, a module for each topic. Importing them fills ``attack_world.ATTACKS``, in this order."""
+
+from attacks import (  # noqa: I001 - processes come last: what they end has to start again
+    claims,
+    selectors,
+    generated,
+    gangs,
+    names,
+    storms,
+    nodes,
+    connections,
+    processes,
+    planted,
+)
+
+__all__ = [
+    "claims",
+    "connections",
+    "gangs",
+    "generated",
+    "names",
+    "nodes",
+    "planted",
+    "processes",
+    "selectors",
+    "storms",
+]

@@ -1,0 +1,197 @@
+"""Processes that are stopped, resumed and killed: the leader, the standby, the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import attack_objects as objects
+from attack_cluster import Replica, children, until
+from attack_objects import one
+from attack_world import TENANT, World, attack
+
+
+async def _crowd(world: World, number: int = 150) -> None:
+    """Give the controller something to do."""
+    made = [m for i in range(number) for m in one(f"crowd-{i}", TENANT, objects.devices())]
+    await world.create(m for m in made if m["kind"] != "Pod")
+    await world.create(m for m in made if m["kind"] == "Pod")
+
+
+def _workers(world: World, leader: Replica) -> list[int]:
+    """Return the processes below a controller; that there is none is a problem: nothing is attacked."""
+    found = children(leader.pid)
+    if not found:
+        world.problems.append("the controller has no worker process that could be attacked")
+    return found
+
+
+def _kill(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@attack
+async def worker_killed(world: World) -> None:
+    """Kill every process below the leading controller, while it decides."""
+    leader = await world.controllers.leader()
+    await _crowd(world)
+    found = _workers(world, leader)
+    world.strike()
+    _kill(found, signal.SIGKILL)
+
+
+@attack
+async def worker_killed_again_and_again(world: World) -> None:
+    """Kill every process below the leading controller twice a second."""
+    leader = await world.controllers.leader()
+    _workers(world, leader)
+    world.strike()
+    async for _ in world.ticks(2):
+        _kill(children(leader.pid), signal.SIGKILL)
+
+
+@attack
+async def worker_stopped(world: World) -> None:
+    """Stop every process below the leading controller: it lives, and answers nothing."""
+    leader = await world.controllers.leader()
+    await _crowd(world)
+    found = _workers(world, leader)
+    world.strike()
+    _kill(found, signal.SIGSTOP)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        _kill(found, signal.SIGCONT)
+
+
+@attack
+async def worker_stutters(world: World) -> None:
+    """Stop and resume every process below the leading controller, a fifth of a second each."""
+    leader = await world.controllers.leader()
+    _workers(world, leader)
+    world.strike()
+    found: list[int] = []
+    try:
+        async for i in world.ticks(5):
+            found = children(leader.pid) if i % 2 == 0 else found
+            _kill(found, signal.SIGCONT if i % 2 else signal.SIGSTOP)
+    finally:
+        _kill(found, signal.SIGCONT)
+
+
+@attack
+async def worker_overwhelmed(world: World) -> None:
+    """Take away the worker's time: many hard claims at once, while its processes are stopped for a moment."""
+    leader = await world.controllers.leader()
+    found = _workers(world, leader)
+    hard = [m for i in range(30) for m in one(f"hard-{i}", TENANT, objects.alternatives(9, [f'"{i}" != ""']))]
+    await world.create(m for m in hard if m["kind"] != "Pod")
+    world.strike()
+    _kill(found, signal.SIGSTOP)
+    await world.create(m for m in hard if m["kind"] == "Pod")
+    _kill(found, signal.SIGCONT)
+
+
+@attack
+async def standby_stopped(world: World) -> None:
+    """Stop the replica that stands by."""
+    leader = await world.controllers.leader()
+    other = next(r for r in world.controllers.replicas if r is not leader)
+    other.signal(signal.SIGSTOP)
+    world.strike()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        other.signal(signal.SIGCONT)
+        other.excused = False
+
+
+@attack
+async def leader_stopped_for_a_moment(world: World) -> None:
+    """Stop the leader for three seconds, three times: it keeps the lease and goes on."""
+    leader = await world.controllers.leader()
+    for i in range(3):
+        leader.signal(signal.SIGSTOP)
+        made = [m for k in range(30) for m in one(f"late-{i}-{k}", TENANT, objects.devices())]
+        await world.create(m for m in made if m["kind"] != "Pod")
+        await world.create(m for m in made if m["kind"] == "Pod")
+        await asyncio.sleep(3)
+        leader.signal(signal.SIGCONT)
+        await asyncio.sleep(1)
+    leader.excused = False  # from now on it is judged again
+    world.measure_from_strike = True
+    world.strike()
+
+
+async def _next_leader(world: World, stopped: Replica) -> None:
+    """Wait for another leader, whose honest pods are what counts."""
+    await world.controllers.leader(other=stopped)
+    world.measure_from_strike = True
+    world.strike()
+    await asyncio.sleep(0.5)
+
+
+async def _ends(world: World, stopped: Replica, began: int) -> None:
+    """Resume a leader that was stopped, and wait for its end: it must neither lead nor write any more."""
+    stopped.signal(signal.SIGCONT)
+    try:
+        await until(lambda: stopped.began > began, 20, "the end of the old leader")
+    except TimeoutError:
+        world.problems.append("the leader that was stopped goes on beside the next one")
+
+
+@attack
+async def leader_stopped(world: World) -> None:
+    """Stop the leader in the middle of its work, and let it run again when the next one leads."""
+    leader = await world.controllers.leader()
+    began = leader.began
+    busy = asyncio.create_task(_crowd(world))
+    await asyncio.sleep(0.3)
+    leader.signal(signal.SIGSTOP)
+    await busy
+    await _next_leader(world, leader)
+    await _ends(world, leader, began)
+
+
+@attack
+async def leader_and_worker_stopped(world: World) -> None:
+    """Stop the leader and every process below it, and let first the one, then the others run again."""
+    leader = await world.controllers.leader()
+    began, below = leader.began, children(leader.pid)
+    busy = asyncio.create_task(_crowd(world))
+    await asyncio.sleep(0.3)
+    leader.signal(signal.SIGSTOP)
+    _kill(below, signal.SIGSTOP)
+    await busy
+    await _next_leader(world, leader)
+    _kill(below, signal.SIGCONT)
+    await _ends(world, leader, began)
+
+
+@attack
+async def leader_killed(world: World) -> None:
+    """Kill the leader in the middle of its work; what is left of it must not hold up the next one."""
+    leader = await world.controllers.leader()
+    below = children(leader.pid)
+    busy = asyncio.create_task(_crowd(world))
+    await asyncio.sleep(0.3)
+    leader.signal(signal.SIGKILL)
+    await busy
+    await _next_leader(world, leader)
+    if left := [pid for pid in below if Path(f"/proc/{pid}/stat").exists()]:
+        world.problems.append(f"{len(left)} processes of the leader that was killed go on")
+
+
+@attack
+async def leader_told_to_end(world: World) -> None:
+    """End the leader as an update does, while pods come."""
+    leader = await world.controllers.leader()
+    busy = asyncio.create_task(_crowd(world))
+    leader.signal(signal.SIGTERM)
+    await busy
+    await _next_leader(world, leader)
