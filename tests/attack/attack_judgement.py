@@ -179,6 +179,7 @@ class Measured:
         seconds: how long the attack lasted, with its preparation and what came after.
         noise: longest delay of a process that does nothing, in seconds: what the machine adds. It excuses
             nothing, but says when to look again.
+        server: longest answer of the API server to a small question, in seconds: what it adds to the waits.
     """
 
     attack: str
@@ -193,6 +194,7 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     noise: float = 0.0
+    server: float = 0.0
 
     @property
     def median(self) -> float | None:
@@ -254,7 +256,7 @@ _COLUMNS: Final[tuple[str, ...]] = (
         "review",
         "PSS MiB",
     ),
-    *("doubled", "noise", "verdict"),
+    *("doubled", "server", "noise", "verdict"),
 )
 
 
@@ -272,6 +274,7 @@ def table(rows: Sequence[tuple[Measured, Sequence[str]]]) -> str:
                 *map(_milliseconds, lags),
                 "?" if row.memory is None else f"{row.memory:.0f}",
                 str(len(row.doubled)),
+                _milliseconds(row.server),
                 _milliseconds(row.noise),
                 "FAIL: " + "; ".join(failed) if failed else "pass",
             )

@@ -25,6 +25,7 @@ __all__ = ["Watchers", "pss"]
 _PROBE_SECONDS = 0.05
 _REVIEW_SECONDS = 0.5
 _MEMORY_SECONDS = 0.5
+_SERVER_SECONDS = 0.1
 _GIVE_UP = 10.0
 _MIB = 1 << 10  # of kB
 
@@ -62,14 +63,33 @@ def pss(pid: int) -> int:
     return 0
 
 
+def _answered(connection: http.client.HTTPConnection, method: str, path: str) -> str:
+    """Ask; return what was wrong with the answer.
+
+    Raises:
+        ConnectionRefusedError: nobody listens.
+    """
+    try:
+        connection.request(
+            method, path, _REVIEW if method == "POST" else None, {"Content-Type": "application/json"}
+        )
+        status = connection.getresponse().status
+        return "" if status == 200 else str(status)
+    except ConnectionRefusedError:
+        raise
+    except (OSError, http.client.HTTPException) as e:
+        return type(e).__name__
+    finally:
+        connection.close()
+
+
 class Watchers:
-    """Probes, reviews and memory, between ``begin`` and ``end``.
+    """Probes, reviews and memory, from ``begin`` on.
 
     Attributes:
-        probe: longest answer to a probe so far, in seconds; None before the first.
-        review: the same of admission reviews.
         memory: highest sum of the PSS of all processes so far, in MiB.
         noise: longest delay of a process that does nothing but sleep, in seconds: what the machine adds.
+        server: longest answer of the API server to a small question, in seconds: what it adds.
         failures: answers other than 200, for people.
     """
 
@@ -78,6 +98,7 @@ class Watchers:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._asked: dict[tuple[int, str], float] = {}
         self._context = ssl.create_default_context()
         self._context.check_hostname = False
         self._context.verify_mode = ssl.CERT_NONE
@@ -86,16 +107,19 @@ class Watchers:
     def begin(self) -> None:
         """Forget what was seen so far."""
         with self._lock:
-            self.probe: float | None = None
-            self.review: float | None = None
+            self._probe_seconds: float | None = None
+            self._review_seconds: float | None = None
             self.memory: float | None = None
-            self.noise = 0.0
+            self.noise = self.server = 0.0
             self.failures: list[str] = []
             self._since = time.monotonic()
 
     def start(self) -> None:
         """Start the threads."""
-        jobs: list[tuple[Callable[[], None], float]] = [(self._look_at_memory, _MEMORY_SECONDS)]
+        jobs: list[tuple[Callable[[], None], float]] = [
+            (self._look_at_memory, _MEMORY_SECONDS),
+            (self._ask_the_server, _SERVER_SECONDS),
+        ]
         for replica in self._controllers.replicas:
             jobs.append((lambda r=replica: self._probe(r), _PROBE_SECONDS))  # type: ignore[misc]
             jobs.append((lambda r=replica: self._review(r), _REVIEW_SECONDS))  # type: ignore[misc]
@@ -125,18 +149,29 @@ class Watchers:
         while not self._stop.wait(pause):
             job()
 
+    def longest(self) -> tuple[float | None, float | None]:
+        """Return the longest answers to a probe and to a review, those that are still waited for included."""
+        with self._lock:
+            found = {"GET": self._probe_seconds, "POST": self._review_seconds}
+            for (number, method), started in list(self._asked.items()):
+                if started >= self._since and not self._controllers.replicas[number].excused:
+                    found[method] = max(found[method] or 0.0, time.monotonic() - started)
+        return found["GET"], found["POST"]
+
     def _probe(self, replica: Replica) -> None:
         for path in ("/healthz", "/readyz"):
             connection = http.client.HTTPConnection("127.0.0.1", replica.health, timeout=_GIVE_UP)
             if (seconds := self._ask(replica, connection, "GET", path)) is not None:
-                self.probe = max(self.probe or 0.0, seconds)
+                with self._lock:
+                    self._probe_seconds = max(self._probe_seconds or 0.0, seconds)
 
     def _review(self, replica: Replica) -> None:
         connection = http.client.HTTPSConnection(
             "127.0.0.1", replica.webhook, timeout=_GIVE_UP, context=self._context
         )
         if (seconds := self._ask(replica, connection, "POST", "/validate")) is not None:
-            self.review = max(self.review or 0.0, seconds)
+            with self._lock:
+                self._review_seconds = max(self._review_seconds or 0.0, seconds)
 
     def _ask(
         self, replica: Replica, connection: http.client.HTTPConnection, method: str, path: str
@@ -147,27 +182,33 @@ class Watchers:
         restart is counted elsewhere), and for a question of before ``begin``.
         """
         process, began, started = replica.pid, replica.began, time.monotonic()
-        body = _REVIEW if method == "POST" else None
-        problem = ""
+        if not process:
+            return None
+        self._asked[replica.number, method] = started
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            status = connection.getresponse().status
-            problem = "" if status == 200 else f"{path} of replica {replica.number}: {status}"
+            problem = _answered(connection, method, path)
         except ConnectionRefusedError:
             return None
-        except (OSError, http.client.HTTPException) as e:
-            problem = f"{path} of replica {replica.number}: {type(e).__name__}"
         finally:
-            connection.close()
-        seconds = time.monotonic() - started
-        if replica.excused or not process or (process, began) != (replica.pid, replica.began):
+            seconds = time.monotonic() - started
+            self._asked.pop((replica.number, method), None)
+        if replica.excused or (process, began) != (replica.pid, replica.began):
             return None
         with self._lock:
             if started < self._since:
                 return None
             if problem:
-                self.failures.append(problem)
+                self.failures.append(f"{path} of replica {replica.number}: {problem}")
         return _GIVE_UP if problem else seconds
+
+    def _ask_the_server(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._controllers.api.port, timeout=_GIVE_UP)
+        started = time.monotonic()
+        with contextlib.suppress(ConnectionRefusedError):
+            _answered(connection, "GET", "/api/v1/namespaces/default")
+        with self._lock:
+            if started >= self._since:
+                self.server = max(self.server, time.monotonic() - started)
 
     def _look_at_memory(self) -> None:
         whole = sum(map(pss, self._controllers.pids())) / _MIB

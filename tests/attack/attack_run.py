@@ -107,8 +107,8 @@ class Stage:
         measured.restarts = sum(r.restarts for r in replicas) - before.restarts
         measured.doubled = self.watch.devices.doubled[before.doubled :]
         watchers = self.watchers
-        measured.probe, measured.review = watchers.probe, watchers.review
-        measured.memory, measured.noise = watchers.memory, watchers.noise
+        measured.probe, measured.review = watchers.longest()
+        measured.memory, measured.noise, measured.server = watchers.memory, watchers.noise, watchers.server
 
     async def _lag(self, replica: Replica, pid: int, before: Lag | None) -> Lag | None:
         """Return the delays since the beginning of the measurement; None where they cannot be read.
