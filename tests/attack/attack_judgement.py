@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -19,8 +19,10 @@ __all__ = [
     "findings",
     "lag_between",
     "lag_of",
+    "p999",
     "quantile",
     "table",
+    "together",
 ]
 
 _LAG = "dra_driver_controller_event_loop_lag"
@@ -73,10 +75,32 @@ def lag_between(before: Lag | None, after: Lag) -> Lag:
 
 def quantile(buckets: Mapping[float, float], share: float) -> float:
     """Return the upper bound of the bucket in which the quantile lies; 0 without samples."""
+    return _holding(buckets, share * buckets.get(math.inf, 0.0))
+
+
+def _holding(buckets: Mapping[float, float], rank: float) -> float:
+    """Return the upper bound of the bucket of the sample of that rank; 0 without samples."""
+    return next((b for b in sorted(buckets) if buckets[b] >= max(rank, 1)), 0.0)
+
+
+def p999(buckets: Mapping[float, float]) -> float:
+    """Return the upper bound of the bucket in which the 99.9th percentile lies.
+
+    Of less than a thousand samples the largest is left out: one says nothing about how often it comes. What
+    all attacks show together (``together``) is judged with all of them.
+    """
     whole = buckets.get(math.inf, 0.0)
-    if not whole:
-        return 0.0
-    return next(b for b in sorted(buckets) if buckets[b] >= share * whole and buckets[b])
+    return _holding(buckets, whole - max(1, whole // 1000))
+
+
+def together(rows: Iterable[Measured]) -> dict[float, float]:
+    """Return the delays of all replicas beside all attacks."""
+    found: dict[float, float] = {}
+    for row in rows:
+        for lag in row.lag or ():
+            for bound, number in lag.buckets.items():
+                found[bound] = found.get(bound, 0.0) + number
+    return found
 
 
 # --- devices --------------------------------------------------------------------------------------------
@@ -208,8 +232,8 @@ class Measured:
 
     @property
     def lag_p999(self) -> float | None:
-        """The worst replica's 99.9th percentile."""
-        return max((quantile(lag.buckets, 0.999) for lag in self.lag), default=None) if self.lag else None
+        """The worst replica's 99.9th percentile, see ``p999``."""
+        return max((p999(lag.buckets) for lag in self.lag), default=None) if self.lag else None
 
     @property
     def lag_longest(self) -> float | None:

@@ -26,7 +26,7 @@ _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent / "support"), str(_HERE.parent / "benchmarks")]
 
 import attacks  # noqa: E402, F401 - fills the table
-from attack_judgement import BARS, Measured, findings, table  # noqa: E402
+from attack_judgement import BARS, Measured, findings, p999, table, together  # noqa: E402
 from attack_run import Stage, stage  # noqa: E402
 from attack_world import ATTACKS, Attack  # noqa: E402
 
@@ -160,8 +160,12 @@ def main() -> int:
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n")
     _say(table([(m, _judged(a, m)) for a, m in zip(chosen, rows, strict=True)]))
+    lag = p999(together(rows))
+    if lag > BARS.lag_p999 and not args.planted:
+        failed.append(f"the event loops beside all attacks together (lag p99.9 {lag:g} s)")
+    _say(f"lag p99.9 beside all attacks together: {1000 * lag:.0f} ms")
     _say(
-        f"{len(records) - len(failed)} of {len(records)} attacks passed, seed {args.seed}, "
+        f"{sum(r['passed'] for r in records)} of {len(records)} attacks passed, seed {args.seed}, "
         f"{time.monotonic() - started:.0f} s; {args.json}"
         + (f"; failed: {', '.join(failed)}" if failed else "")
     )

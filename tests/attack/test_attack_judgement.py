@@ -7,7 +7,19 @@ import math
 from typing import Any
 
 import pytest
-from attack_judgement import BARS, DeviceWatch, Lag, Measured, findings, lag_between, lag_of, quantile, table
+from attack_judgement import (
+    BARS,
+    DeviceWatch,
+    Lag,
+    Measured,
+    findings,
+    lag_between,
+    lag_of,
+    p999,
+    quantile,
+    table,
+    together,
+)
 
 from controller.observe.metrics import Metrics
 
@@ -44,7 +56,19 @@ def test_a_quantile_is_the_upper_bound_of_its_bucket(late: int, expected: float)
     assert quantile(lag(*[0.002] * (1000 - late), *[0.09] * late).buckets, 0.999) == expected
 
 
+@pytest.mark.parametrize(("number", "late", "expected"), [(300, 1, 0.0025), (300, 2, 0.1), (3000, 4, 0.1)])
+def test_one_late_sample_of_few_is_left_out(number: int, late: int, expected: float) -> None:
+    assert p999(lag(*[0.002] * (number - late), *[0.09] * late).buckets) == expected
+
+
+def test_late_samples_beside_many_attacks_add_up() -> None:
+    rows = [Measured(attack="a", lag=[lag(*[0.002] * 299, 0.09), lag(0.002)]) for _ in range(10)]
+    assert rows[0].lag_p999 == 0.0025
+    assert p999(together(rows)) == 0.1
+
+
 def test_without_samples_there_is_no_delay() -> None:
+    assert p999(lag().buckets) == 0.0
     assert quantile(lag().buckets, 0.999) == 0.0
 
 
