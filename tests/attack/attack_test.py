@@ -38,8 +38,10 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-async def _play(chosen: Sequence[Attack], args: argparse.Namespace, folder: Path) -> list[Measured]:
-    rows: list[Measured] = []
+async def _play(
+    chosen: Sequence[Attack], args: argparse.Namespace, folder: Path, rows: list[Measured]
+) -> None:
+    """Play attacks; append what was measured beside each."""
     started = time.monotonic()
     async with stage(folder, args.nodes, args.seed, _say) as live:
         _say(f"ready after {time.monotonic() - started:.0f} s")
@@ -50,7 +52,6 @@ async def _play(chosen: Sequence[Attack], args: argparse.Namespace, folder: Path
             _say(f"{number}/{len(chosen)} {attack.name} ({measured.seconds:.0f} s): {verdict}")
             for note in measured.notes:
                 _say(f"  {note}")
-    return rows
 
 
 async def _tried(live: Stage, attack: Attack, args: argparse.Namespace) -> Measured:
@@ -147,29 +148,40 @@ def main() -> int:
         return 0
     _say(f"{len(chosen)} attacks, seed {args.seed}, {args.nodes} nodes, load {os.getloadavg()[0]:.1f}")
     started = time.monotonic()
+    rows: list[Measured] = []
     with tempfile.TemporaryDirectory() as directory:
         try:
-            rows = asyncio.run(_play(chosen, args, Path(directory)))
+            asyncio.run(_play(chosen, args, Path(directory), rows))
+        except KeyboardInterrupt:
+            _say("interrupted; so far:")
         finally:
             _OUT.mkdir(parents=True, exist_ok=True)
             for log in Path(directory).glob("*.log"):
                 shutil.copy(log, _OUT)
-    records = [_record(a, m) for a, m in zip(chosen, rows, strict=True)]
-    failed = [r["attack"] for r in records if not r["passed"]]
+    failed = _report(chosen, rows, args)
+    _say(f"seed {args.seed}, {time.monotonic() - started:.0f} s, figures in {args.json}")
+    return 1 if failed or len(rows) < len(chosen) else 0
+
+
+def _report(chosen: Sequence[Attack], rows: Sequence[Measured], args: argparse.Namespace) -> list[str]:
+    """Write the figures, print the table; return what failed."""
+    played = list(zip(chosen, rows, strict=False))
+    records = [_record(a, m) for a, m in played]
     document = {"seed": args.seed, "nodes": args.nodes, "bars": dataclasses.asdict(BARS), "attacks": records}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n")
-    _say(table([(m, _judged(a, m)) for a, m in zip(chosen, rows, strict=True)]))
+    _say(table([(m, _judged(a, m)) for a, m in played]))
+    failed = [r["attack"] for r in records if not r["passed"]]
+    _say(f"{len(records) - len(failed)} of {len(chosen)} attacks passed")
     lag = p999(together(rows))
-    if lag > BARS.lag_p999 and not args.planted:
-        failed.append(f"the event loops beside all attacks together (lag p99.9 {lag:g} s)")
     _say(f"lag p99.9 beside all attacks together: {1000 * lag:.0f} ms")
-    _say(
-        f"{sum(r['passed'] for r in records)} of {len(records)} attacks passed, seed {args.seed}, "
-        f"{time.monotonic() - started:.0f} s; {args.json}"
-        + (f"; failed: {', '.join(failed)}" if failed else "")
-    )
-    return 1 if failed else 0
+    if lag > BARS.lag_p999 and not args.planted:
+        failed.append(
+            f"the event loops beside all attacks together: lag p99.9 {lag:g} over {BARS.lag_p999:g} s"
+        )
+    if failed:
+        _say(f"failed: {', '.join(failed)}")
+    return failed
 
 
 if __name__ == "__main__":
