@@ -117,7 +117,7 @@ async def many_gates(world: World) -> None:
         pod_["spec"]["schedulingGates"] += [{"name": f"example.com/gate-{k}"} for k in range(1_000)]
         made += [claim_, pod_]
     await world.submit(*made)
-    async for k in world.ticks(40):
+    async for k in world.ticks(8):
         gates = [{"name": f"example.com/gate-{j}"} for j in range(k // 20 + 1, 1_000)]
         path = f"/api/v1/namespaces/{TENANT}/pods/gated-{k % 20}"
         await world.api.patch(path, {"spec": {"schedulingGates": gates}})
