@@ -167,8 +167,8 @@ class Controllers:
                 return replica
         return None
 
-    async def leader(self, seconds: float = 60.0, other: Replica | None = None) -> Replica:
-        """Wait for a leader, not the one that is given.
+    async def leader(self, seconds: float = 60.0, *, after: int = 0) -> Replica:
+        """Wait for a leader that is not the process ``after``.
 
         Raises:
             TimeoutError: nobody leads.
@@ -176,7 +176,7 @@ class Controllers:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for replica in self.replicas:
-                if replica is not other and _LEADER in await replica.metrics(1.0):
+                if replica.pid != after and _LEADER in await replica.metrics(1.0):
                     return replica
             await asyncio.sleep(0.1)
         raise TimeoutError(f"no controller leads after {seconds:g} s")

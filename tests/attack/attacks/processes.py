@@ -128,9 +128,9 @@ async def leader_stopped_for_a_moment(world: World) -> None:
     world.strike()
 
 
-async def _next_leader(world: World, stopped: Replica) -> None:
-    """Wait for another leader, whose honest pods are what counts."""
-    await world.controllers.leader(other=stopped)
+async def _next_leader(world: World, stopped: int) -> None:
+    """Wait for a leader that is another process: the honest pods that come then are what counts."""
+    await world.controllers.leader(after=stopped)
     world.measure_from_strike = True
     world.strike()
     await asyncio.sleep(0.5)
@@ -149,12 +149,12 @@ async def _ends(world: World, stopped: Replica, began: int) -> None:
 async def leader_stopped(world: World) -> None:
     """Stop the leader in the middle of its work, and let it run again when the next one leads."""
     leader = await world.controllers.leader()
-    began = leader.began
+    began, pid = leader.began, leader.pid
     busy = asyncio.create_task(_crowd(world))
     await asyncio.sleep(0.3)
     leader.signal(signal.SIGSTOP)
     await busy
-    await _next_leader(world, leader)
+    await _next_leader(world, pid)
     await _ends(world, leader, began)
 
 
@@ -162,13 +162,13 @@ async def leader_stopped(world: World) -> None:
 async def leader_and_worker_stopped(world: World) -> None:
     """Stop the leader and every process below it, and let first the one, then the others run again."""
     leader = await world.controllers.leader()
-    began, below = leader.began, children(leader.pid)
+    began, pid, below = leader.began, leader.pid, children(leader.pid)
     busy = asyncio.create_task(_crowd(world))
     await asyncio.sleep(0.3)
     leader.signal(signal.SIGSTOP)
     _kill(below, signal.SIGSTOP)
     await busy
-    await _next_leader(world, leader)
+    await _next_leader(world, pid)
     _kill(below, signal.SIGCONT)
     await _ends(world, leader, began)
 
@@ -177,12 +177,12 @@ async def leader_and_worker_stopped(world: World) -> None:
 async def leader_killed(world: World) -> None:
     """Kill the leader in the middle of its work; what is left of it must not hold up the next one."""
     leader = await world.controllers.leader()
-    below = children(leader.pid)
+    pid, below = leader.pid, children(leader.pid)
     busy = asyncio.create_task(_crowd(world))
     await asyncio.sleep(0.3)
     leader.signal(signal.SIGKILL)
     await busy
-    await _next_leader(world, leader)
+    await _next_leader(world, pid)
     if left := [pid for pid in below if Path(f"/proc/{pid}/stat").exists()]:
         world.problems.append(f"{len(left)} processes of the leader that was killed go on")
 
@@ -191,7 +191,8 @@ async def leader_killed(world: World) -> None:
 async def leader_told_to_end(world: World) -> None:
     """End the leader as an update does, while pods come."""
     leader = await world.controllers.leader()
+    pid = leader.pid
     busy = asyncio.create_task(_crowd(world))
     leader.signal(signal.SIGTERM)
     await busy
-    await _next_leader(world, leader)
+    await _next_leader(world, pid)
