@@ -8,6 +8,8 @@ __all__ = ["CelCompileError", "CelPanic", "CelRuntimeError", "no_such_key", "no_
 
 # Characters of a key that a message shows: expressions can make texts of any size.
 _KEY = 128
+# Characters of a message about a selector: types and names in it can be as long as the selector, or longer.
+_MESSAGE = 400
 
 
 class CelCompileError(InvalidInput):
@@ -19,6 +21,7 @@ class CelCompileError(InvalidInput):
 
     def __init__(self, message: str, position: int = -1, expression: str = "") -> None:
         self.position = position
+        message = message if len(message) <= _MESSAGE else f"{message[:_MESSAGE]}…"
         if position >= 0:
             line = expression.count("\n", 0, position) + 1
             column = position - (expression.rfind("\n", 0, position) + 1) + 1

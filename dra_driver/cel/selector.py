@@ -267,7 +267,11 @@ def compile_selector(expression: str, *, environment: Environment = STORED) -> S
             compiled = _compile(expression, environment)
         except CelCompileError as e:
             compiled = str(e)
-        weight = compiled.weight if isinstance(compiled, Selector) else _PER_SELECTOR + len(expression) * 4
+        weight = (
+            compiled.weight
+            if isinstance(compiled, Selector)
+            else _PER_SELECTOR + 4 * (len(expression) + len(compiled))
+        )
         _known.put((expression, environment), compiled, weight)
     if isinstance(compiled, Selector):
         return compiled

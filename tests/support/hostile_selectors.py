@@ -110,5 +110,17 @@ HOSTILE = {
     "clauses of a format": f'{letters(1000)}.replace("a", {letters(1000, "%%")}).format([]) != ""',
     "classes that do not end": each(2000, f'"a".matches(string(x) + {letters(10000, "[")}) || true'),
     "groups that do not end": each(2000, f'"a".matches(string(x) + {letters(2000, "(?P<")}) || true'),
+    "short texts in a list in a list": 'cel.bind(l, lists.range(30000).map(x, ""), cel.bind(m, [l], '
+    "lists.range(9000).all(x, m.indexOf(dyn(1)) < 0)))",
+    "maps that are merged again and again": "cel.bind(m, lists.range(2000).transformMap(i, v, v), "
+    "lists.range(2000).all(x, lists.range(2).transformMapEntry(i, v, m).size() > 0 || true))",
+    "durations of many parts": each(
+        60000, f'duration({letters(80, "1ns")} + string(x) + "ns") > duration("0s")'
+    ),
+    "versions that are kept": kept(20000, f'semver("1.2.3-{"a." * 100}a" + string(x))'),
+    "classes in a class": each(
+        2000, f'"a".matches("(?i)[" + string(x) + {letters(3000, "@pL")} + "]") || true'.replace("@", r"\\")
+    ),
+    "patterns that are searched for": " || ".join(f'"a".find(".{{999}}{i}") == "x"' for i in range(128)),
     "a pattern again and again": each(90000, '"aaaaaaaaaaaaaaaa".matches("[^b]{500}b") || true'),
 }  # fmt: skip

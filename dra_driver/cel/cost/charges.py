@@ -9,11 +9,13 @@ from dra_driver.api.quantity import Quantity
 from dra_driver.api.version import Version
 from dra_driver.cel.cost.estimation import LIST_COST, PER_CHARACTER, PER_REGEX_CHARACTER
 from dra_driver.cel.syntax.ast import Call
+from dra_driver.cel.values.meter import Meter
 from dra_driver.cel.values.values import Cidr, DomainMap, Format, Ip, Url, Value
 
-__all__ = ["COUNTING", "RULES", "Rule", "add", "compare", "equal", "one", "surcharge"]
+__all__ = ["COUNTING", "RULES", "WORK", "Rule", "Work", "add", "compare", "equal", "one", "surcharge"]
 
 Rule = Callable[[list[Value]], int]
+Work = Callable[[Meter, list[Value]], None]
 
 # --- costs -----------------------------------------------------------------------------------------
 
@@ -151,6 +153,44 @@ RULES: dict[str, Rule] = {
 }
 
 # --- work ------------------------------------------------------------------------------------------
+
+# Memory of a semantic version per character, in bytes: each of its parts is kept as a text and as a key.
+_VERSION = 50
+
+
+def _walk_lists(meter: Meter, args: list[Value]) -> None:
+    """Charge the lists in a list: short texts in them cost nothing, but ``_traversal`` looks at each."""
+    todo, known = [args[0]], set[int]()
+    while todo:
+        for item in todo.pop():
+            if (type(item) is list or type(item) is tuple) and id(item) not in known:
+                known.add(id(item))
+                meter.spend(1 + len(item))
+                todo.append(item)
+
+
+def _walk_if_list(meter: Meter, args: list[Value]) -> None:
+    if type(args[0]) is list or type(args[0]) is tuple:
+        _walk_lists(meter, args)
+
+
+def _parse_duration(meter: Meter, args: list[Value]) -> None:
+    # One number and unit takes two characters at least, and a microsecond at most.
+    if type(args[0]) is str:
+        meter.spend(len(args[0]))
+
+
+def _keep_version(meter: Meter, args: list[Value]) -> None:
+    if type(args[0]) is str:
+        meter.make(_VERSION * len(args[0]), "version")
+
+
+WORK: dict[str, Work] = {
+    **dict.fromkeys(("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), _walk_if_list),
+    "duration": _parse_duration,
+    "semver": _keep_version,
+}
+"""What calls work besides their cost and the size of their arguments, by the name of the function."""
 
 # Counting a call whose cost depends on values takes as long as a cheap call itself.
 COUNTING = 3

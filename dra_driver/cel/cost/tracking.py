@@ -48,6 +48,7 @@ class TrackingCompiler(Compiler):
         super().__init__(*args)
         self.pending = 0
         self.pending_work = 0
+        self._constants: dict[int, bool] = {}
 
     counts = True
 
@@ -116,9 +117,14 @@ class TrackingCompiler(Compiler):
 
     def is_constant(self, e: Expr) -> bool:
         """Return whether cel-go builds the value before any evaluation."""
-        if isinstance(e, ListExpr | MapExpr):
-            return not e.optional and all(map(self.is_constant, children(e)))
-        return self.is_folded(e)
+        if not isinstance(e, ListExpr | MapExpr):
+            return self.is_folded(e)
+        # Asked of a list in a list in a list, and so on, again for each of them.
+        known = self._constants.get(id(e))
+        if known is None:
+            known = not e.optional and all(map(self.is_constant, children(e)))
+            self._constants[id(e)] = known
+        return known
 
     def lookup(self, operand: Expr, key: str) -> Closure:
         """Return the closure of a lookup, without the shortcut for attributes: every step costs."""
@@ -163,7 +169,8 @@ class TrackingCompiler(Compiler):
         if e.function in _aliasing.FUNCTIONS:
             self.aliasing = True
             return _sum(function, args)
-        return _counted_call(function, args, rule, metered=metered)
+        work = charges.WORK.get(e.function)
+        return _counted_call(function, args, rule, work, metered=metered)
 
     def patterned(self, e: Call, args: list[Closure], rule: charges.Rule) -> Closure | None:
         """Return a call with a constant regular expression; None if the evaluation compiles it."""
@@ -239,9 +246,10 @@ class TrackingCompiler(Compiler):
     def collected(self, items: closures.Items, test: Closure | None, parts: list[Expr], add: Call) -> Closure:
         """Return the fold of ``map`` and its like; an addition costs a list of one, accumulator and sum."""
         is_list = add.function == "_+_"
-        # An entry of a map takes some 128 bytes.
-        made = [self.counted(parts[0], LIST_COST + 2, 0) if is_list else self.counted(parts[0], 2, 8)]
+        made = [self.counted(parts[0], LIST_COST + 2, 0) if is_list else self.counted(parts[0], 2, _ENTRY)]
         made += map(self.branch, parts[1:])
+        if not is_list and len(parts) == 1:
+            made = [_merged(made[0])]
         tested = test
 
         def checked(f: Value) -> Value:
@@ -255,6 +263,18 @@ class TrackingCompiler(Compiler):
         if is_list:
             return closures.list_collector(items, test, made[0])
         return closures.map_collector(items, test, made)
+
+
+def _merged(entries: Closure) -> Closure:
+    """Return the closure of a map whose entries are added to another map, each of which is work."""
+
+    def merged(f: Value) -> Value:
+        value = entries(f)
+        if isinstance(value, dict):
+            f.spend(_ENTRY * len(value))
+        return value
+
+    return merged
 
 
 def _is_metered(e: Call) -> bool:
@@ -277,6 +297,8 @@ def _is_scalar(t: Type) -> bool:
     return t.kind in _SCALARS or t.name in _SCALARS
 
 
+# Work of an entry of a map, which takes some 128 bytes.
+_ENTRY = 8
 _SIMPLE = frozenset({"_[_]", "_[?_]", "_?._", "or", "orValue", "@not_strictly_false"})
 # Functions that read one element or character of their arguments at most.
 _CONSTANT_TIME = frozenset(
@@ -312,7 +334,12 @@ class _Late:
 
 
 def _counted_call(
-    function: Callable[..., Value], args: list[Closure], rule: charges.Rule, *, metered: bool
+    function: Callable[..., Value],
+    args: list[Closure],
+    rule: charges.Rule,
+    work: charges.Work | None,
+    *,
+    metered: bool,
 ) -> Closure:
     late = function.candidates if isinstance(function, _Late) else None
 
@@ -320,6 +347,8 @@ def _counted_call(
         values = [a(f) for a in args]
         # First, so that the rule gets what it knows.
         target = function if late is None else closures.chosen(late, values)
+        if work is not None:
+            work(f, values)
         f.cost += rule(values)
         f.work += units_of(values)
         if f.cost > COST_LIMIT or f.work > WORK_LIMIT:

@@ -16,6 +16,7 @@ from dra_driver.cel.values.values import (
     Optional,
     UInt,
     Value,
+    compare_numbers,
     comparison_work,
     equal,
     key_of,
@@ -392,12 +393,11 @@ ORDERINGS: dict[str, Callable[[Closure, Closure], Closure]] = {
 def in_constants(value: Closure, items: list[Value]) -> Closure:
     texts = frozenset(i for i in items if type(i) is str)
     plain = frozenset((type(i), i) for i in items if type(i) is bool or type(i) is bytes)
-    # A hash lookup finds numbers across types if they are equal as doubles; comparing all would take too
-    # long.
-    numbers: dict[float, list[Value]] = {}
-    for i in items:
-        if type(i) in (int, UInt, float):
-            numbers.setdefault(float(i), []).append(i)
+    # Whole numbers are compared with each other as they are, with doubles as doubles. Two look-ups, never a
+    # walk: a thousand whole numbers can be one double, and the cost of a list of constants is nothing.
+    whole = frozenset(i for i in items if type(i) in (int, UInt))
+    doubles = frozenset(i for i in items if type(i) is float and i == i)
+    rounded = frozenset(d for i in whole if compare_numbers(i, d := float(i)) == 0)
 
     def member(f: Value) -> Value:
         found = value(f)
@@ -406,8 +406,10 @@ def in_constants(value: Closure, items: list[Value]) -> Closure:
             return found in texts
         if kind is bool or kind is bytes:
             return (kind, found) in plain
-        if kind is int or kind is float or kind is UInt:
-            return _lists.contains(numbers.get(float(found), ()), found)
+        if kind is int or kind is UInt:
+            return found in whole or (float(found) in doubles and compare_numbers(found, float(found)) == 0)
+        if kind is float:
+            return found in doubles or found in rounded
         if kind is Version and items:
             raise CelPanic("a version cannot be looked up in a list of constants; use semver(…) == …")
         # What is left equals none of the constants, or the comparison fails.

@@ -14,7 +14,7 @@ from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError, no
 from dra_driver.cel.evaluation import closures
 from dra_driver.cel.evaluation.closures import Closure
 from dra_driver.cel.library.implementations import IMPLEMENTATIONS, loosely_typed, type_test
-from dra_driver.cel.library.validators import MAX_PATTERNS
+from dra_driver.cel.library.validators import MAX_PATTERN_SIZE, MAX_PATTERNS
 from dra_driver.cel.syntax.ast import (
     Call,
     Comprehension,
@@ -57,6 +57,7 @@ class Compiler:
         slots: number of local variables of a frame.
         aliasing: whether sums of quantities occur (``values.aliasing``).
         patterns: the constant regular expressions.
+        pattern_size: instructions of their programs together.
     """
 
     def __init__(self, expression: str, functions: Mapping[str, tuple[Overload, ...]]) -> None:
@@ -66,6 +67,7 @@ class Compiler:
         self.slots = 0
         self.aliasing = False
         self.patterns: dict[str, _regex.Pattern] = {}
+        self.pattern_size = 0
 
     counts = False
     """Whether evaluations count what they cost."""
@@ -180,9 +182,13 @@ class Compiler:
             CelRuntimeError: RE2 does not accept it, or the selector has too many.
         """
         if text not in self.patterns:
-            if len(self.patterns) >= 2 * MAX_PATTERNS:
-                raise CelRuntimeError("too many regular expressions")
-            self.patterns[text] = _regex.compile_pattern(text)
+            # Those of ``find``, which are not validated, get as much again as those of ``matches``. The one
+            # that is too much is compiled, none after it.
+            if len(self.patterns) >= 2 * MAX_PATTERNS or self.pattern_size > 2 * MAX_PATTERN_SIZE:
+                raise CelRuntimeError("the selector has too many regular expressions, or too large ones")
+            compiled = _regex.compile_pattern(text)
+            self.pattern_size += compiled.size
+            self.patterns[text] = compiled
         return self.patterns[text]
 
     def function(self, e: Call, operands: list[Expr]) -> Callable[..., Value]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol, cast
 
 import re2
@@ -42,6 +43,8 @@ _OVERHEAD: Final = 8 << 10
 # Measured at worst: 5 to 10 ns per character and instruction to match, 0.3 µs per instruction to compile.
 _PER_UNIT: Final = 32
 _COMPILING_BASE, _COMPILING_PER_INSTRUCTION, _SEARCH = 100, 2, 16
+# Of Unicode, which are parsed to hundreds of ranges even where one class is made of all of them: 4 µs.
+_COMPILING_PER_CLASS: Final = 20
 # Memory of a string in a list besides its characters, in bytes.
 _STRING = 64
 
@@ -142,13 +145,34 @@ _TOKEN = re.compile(
   | (?P<group>\((?:\?(?:P?<[^>]{0,99}>|[a-zA-Z-]{0,99}:))?)
   | (?P<close>\))
   | (?P<bar>\|)
-  | \[\^?\]?(?:\[:\^?[a-z]{0,9}:\]|\\.|[^\]\\])*\]
+  | (?P<bracket>\[\^?\]?(?:\[:\^?[a-z]{0,9}:\]|\\.|[^\]\\])*\])
   | (?P<open>\[)
-  | \\(?:[pP](?:\{[^}]{0,99}\}|.)|x(?:\{[^}]{0,9}\}|..)|.)
+  | (?P<script>\\[pP](?:\{[^}]{0,99}\}|.))
+  | \\(?:x(?:\{[^}]{0,9}\}|..)|.)
   | .
     """,
     re.VERBOSE | re.DOTALL,
 )
+
+
+_SCRIPT = re.compile(r"\\[pP](?:\{[^}]{0,99}\}|.)", re.DOTALL)
+# Instructions of a class for each part that it counts as. Where RE2 makes one of alternatives that are equal,
+# their program is smaller than their number says.
+_INSTRUCTIONS_PER_PART: Final = 32
+
+
+@lru_cache(maxsize=1024)
+def _class_size(name: str) -> int:
+    """Return the parts that a class of Unicode (letters, a script, or all others) counts as."""
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        program = cast("_Compiled", re2.compile(name, options))
+        return max(1, program.programsize // _INSTRUCTIONS_PER_PART)
+    except re2.error:
+        return 1  # there is no such class: the whole pattern is refused for it
+    finally:
+        re2.purge()
 
 
 def _check_expansion(pattern: str) -> None:
@@ -185,6 +209,9 @@ def _check_expansion(pattern: str) -> None:
             piece = last * max(times - 1, 0)
         elif kind == "quoted":
             piece = len(token["quoted"])
+        elif kind in ("script", "bracket"):
+            # Such a class has up to 1,200 instructions, which RE2 makes before it finds them to be too many.
+            piece = max((_class_size(name[0]) for name in _SCRIPT.finditer(token[0])), default=1)
         sizes[-1] += piece
         last = last + piece if token["repeat"] else (1 if kind == "quoted" else piece)
         if sizes[-1] > _MAX_EXPANDED:
@@ -212,7 +239,8 @@ def matching_work(length: int, size: int) -> int:
 
 def prepared(meter: Meter, pattern: str) -> Pattern:
     """Return a pattern that is computed by an expression, charged whether or not it is cached."""
-    meter.spend(_COMPILING_BASE + len(pattern))
+    classes = pattern.count("\\p") + pattern.count("\\P")
+    meter.spend(_COMPILING_BASE + len(pattern) + _COMPILING_PER_CLASS * classes)
     try:
         compiled = compile_pattern(pattern)
     except _TooLargeError:

@@ -53,6 +53,7 @@ __all__ = [
     "Url",
     "Value",
     "compare",
+    "compare_numbers",
     "comparison_work",
     "equal",
     "key_of",

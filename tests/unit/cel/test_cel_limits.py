@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 import tracemalloc
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from hostile_selectors import DRIVER, HOSTILE, MEMORY, MODEL, binds, each, letters, long
@@ -34,6 +37,22 @@ def peak_of(selector: cel.Selector, view: cel.DeviceView) -> tuple[cel.Outcome, 
         tracemalloc.stop()
 
 
+def events(run: Callable[[], object]) -> int:
+    """Calls of functions, in Python and in C: work that does not depend on the machine."""
+    found = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal found
+        found += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_evaluation_is_cancelled(name: str) -> None:
     outcome = cel.compile_selector(HOSTILE[name]).evaluate(a_view())
@@ -55,6 +74,7 @@ def test_a_hostile_evaluation_is_cancelled(name: str) -> None:
         "ranges that are kept",
         "large quantities",
         "patterns that are made",
+        "versions that are kept",
     ],
 )
 def test_a_hostile_evaluation_is_cancelled_within_its_memory(name: str) -> None:
@@ -173,7 +193,11 @@ def test_nothing_absorbs_a_limit() -> None:
         ('"a".matches("(' + "ab" * 2000 + '){1000}")', "more than 16384 parts"),
         ('"a".matches("' + "|".join(f".{{{i}}}a" for i in range(1000)) + '")', "more than 16384 parts"),
         ('"a".matches("\\\\pL{300}")', "more than 16384 instructions"),
+        ('"a".matches("' + r"\\pL" * 3000 + '")', "more than 16384 parts"),
+        ('"a".matches("' + r"[^\\pL\\d\\pN]" * 600 + '")', "more than 16384 parts"),
         ('"a".matches("\\\\C")', "invalid escape sequence"),
+        (binds("{1: 1}", "{1: {1: @}}", 100, "[@, 1] == []"), "expected type"),
+        ("a" * 16_000, "undeclared reference"),
         (" || ".join(f'"a".matches("a{i}")' for i in range(65)), "64 regular expressions"),
         (" || ".join(f'"a".matches("{i}.{{999}}")' for i in range(3)), "16384"),
     ],
@@ -201,6 +225,54 @@ def test_the_longest_expressions_of_the_api_compile() -> None:
     ):
         assert len(expression) <= cel.MAX_STORED_LENGTH
         assert cel.compile_selector(expression).evaluate(a_view()).value is True
+
+
+def test_patterns_of_find_share_a_bound() -> None:
+    one = cel.compile_selector('"a".find(".{999}") == ""').weight
+    many = cel.compile_selector(" || ".join(f'"a".find(".{{999}}{i}") == "x"' for i in range(128))).weight
+    assert many < 8 * one
+
+
+def test_a_list_of_lists_compiles_in_linear_work() -> None:
+    def calls(depth: int) -> int:
+        expression = "[" * depth + "1, " * 3000 + "1" + "]" * depth + " != []"
+        return events(lambda: cel.compile_selector(expression))
+
+    assert calls(120) < 2 * calls(1)
+
+
+# --- constants ----------------------------------------------------------------------------------------------
+
+NEAR = [2**63 - 1, 2**63 - 2, 2**63 - 513, 2**53, 2**53 + 1, -(2**63), 0, 1, -1]
+
+
+def test_whole_numbers_in_a_list_of_constants_are_compared_as_anywhere_else() -> None:
+    constants = [*map(str, NEAR)]
+    values = [
+        *constants,
+        *(f"{n}u" for n in (0, 1, 2**63 - 1, 2**63, 2**64 - 1)),
+        *("0.0", "1.0", "9007199254740992.0", "9007199254740994.0", "9223372036854775807.0", "0.5"),
+        *("-9223372036854775808.0", "18446744073709551615.0", 'double("NaN")', 'double("Infinity")'),
+    ]
+    for suffix in ("", ".0"):
+        numbers = [c + suffix for c in constants] + (['double("NaN")'] if suffix else [])
+        for value in values:
+            wanted = "[" + ", ".join(numbers) + f"].exists(i, i == dyn({value}))"
+            found = f"dyn({value}) in [" + ", ".join(numbers) + "]"
+            for counted in ("", " && [device.driver] != []"):
+                assert cel.compile_selector(found + counted).matches(a_view()) is cel.compile_selector(
+                    wanted
+                ).matches(a_view()), found
+
+
+def test_a_list_of_constants_is_not_walked_for_nothing() -> None:
+    # All of them are one number as doubles, and the cost of the list is nothing.
+    constants = ", ".join(str(2**63 - 1 - i) for i in range(400))
+    selector = cel.compile_selector(
+        f"lists.range(100).all(x, (9223372036854775300 + x) in [{constants}] || true)"
+    )
+    view = a_view()
+    assert events(lambda: selector.matches(view)) < 100 * 40
 
 
 # --- messages -----------------------------------------------------------------------------------------------
