@@ -9,11 +9,12 @@ from typing import Final, Literal, NamedTuple
 
 from dra_driver.api.resource import Device, DeviceAttribute
 from dra_driver.api.version import Version
+from dra_driver.caches import BoundedCache
 from dra_driver.cel.checking import checker as _checker
 from dra_driver.cel.checking import declarations as _declarations
 from dra_driver.cel.checking.drivers import find_drivers
 from dra_driver.cel.checking.references import References, find_references
-from dra_driver.cel.cost.estimation import estimate_cost
+from dra_driver.cel.cost.estimation import Estimator
 from dra_driver.cel.cost.plain import plain_cost
 from dra_driver.cel.cost.tracking import TrackingCompiler
 from dra_driver.cel.errors import CelCompileError, CelRuntimeError
@@ -23,8 +24,7 @@ from dra_driver.cel.library import validators as _validators
 from dra_driver.cel.syntax import parser as _parser
 from dra_driver.cel.values import aliasing as _aliasing
 from dra_driver.cel.values import types as _types
-from dra_driver.cel.values.cache import BoundedCache
-from dra_driver.cel.values.meter import COST_LIMIT, WORK_LIMIT, Meter
+from dra_driver.cel.values.meter import COST_LIMIT, WORK_LIMIT, Meter, Pay
 from dra_driver.cel.values.values import DomainMap, Value, type_name
 from dra_driver.errors import InvalidVersion
 
@@ -48,9 +48,10 @@ MAX_EXPRESSION_LENGTH: Final = 10 * 1024
 MAX_STORED_LENGTH: Final = 16 * 1024
 """Bytes of a selector that is compiled at all. Kubernetes has no such limit for objects that are stored."""
 # Memory of cached selectors, in bytes: an ordinary one takes 10 kB, the largest 20 MB.
-_CACHE: Final = 64 << 20
-# Bytes; measured are at most 0.8 kB of closures and types per node.
-_PER_NODE, _PER_SELECTOR = 1024, 2048
+_CACHE: Final = 32 << 20
+# Bytes; measured are at most 0.8 kB of closures and types per node. A character takes up to 4 in the
+# expression, and as many in a literal.
+_PER_NODE, _PER_SELECTOR, _PER_CHARACTER = 1024, 2048, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +217,19 @@ class Selector:
             raise CelRuntimeError(device.error)
         return self._value(device if self._frame is None else self._frame(device))
 
-    def evaluate(self, device: DeviceView) -> Outcome:
-        """Evaluate the expression for the device; return the result with its cost."""
+    def evaluate(self, device: DeviceView, pay: Pay | None = None) -> Outcome:
+        """Evaluate the expression for the device; return the result with its cost.
+
+        Args:
+            device: what the expression sees.
+            pay: is called for every 25,000 units (5 ms at worst) of an evaluation that has so many; what it
+                raises ends the evaluation without a result.
+        """
         if device.error is not None:
             return Outcome(device.error, 1)
         frame = device if self._frame is None else self._frame(device)
+        if pay is not None and isinstance(frame, Meter):
+            frame.pay_with(pay)
         value: bool | str
         try:
             value = self._value(frame)
@@ -270,7 +279,7 @@ def compile_selector(expression: str, *, environment: Environment = STORED) -> S
         weight = (
             compiled.weight
             if isinstance(compiled, Selector)
-            else _PER_SELECTOR + 4 * (len(expression) + len(compiled))
+            else _PER_SELECTOR + _PER_CHARACTER * (len(expression) + len(compiled))
         )
         _known.put((expression, environment), compiled, weight)
     if isinstance(compiled, Selector):
@@ -298,9 +307,10 @@ def _compile(expression: str, environment: Environment) -> Selector:
     if root.type not in allowed:
         raise CelCompileError(f"must evaluate to bool or the unknown type, not {root.type}")
     try:
-        max_cost = estimate_cost(root)
+        estimator = Estimator()
+        max_cost = estimator.cost(root)
         # Counting takes time, so expressions that cannot come near a limit do without.
-        plain = plain_cost(root, max_cost)
+        plain = plain_cost(root, max_cost, estimator)
         compiler = (Compiler if plain is not None else TrackingCompiler)(expression, functions)
         closure = compiler.branch(root)
         references = find_references(root)
@@ -308,7 +318,7 @@ def _compile(expression: str, environment: Environment) -> Selector:
     except RecursionError as e:
         raise CelCompileError("the expression is nested too deeply") from e
     frame = _frame_maker(compiler.slots, compiler.aliasing) if compiler.needs_frame else None
-    weight = _PER_SELECTOR + _PER_NODE * _parser.count(root) + 4 * len(expression)
+    weight = _PER_SELECTOR + _PER_NODE * _parser.count(root) + _PER_CHARACTER * len(expression)
     weight += sum(p.weight for p in compiler.patterns.values())
     return Selector(
         expression, closure, frame, references, drivers, max_cost=max_cost, plain_cost=plain, weight=weight

@@ -49,9 +49,6 @@ __all__ = ["allocate"]
 _BRIEF_LAYOUTS: Final = 2
 # Classes of nodes, the largest ones, of which a node is examined for the summary.
 _MAX_CLASSES: Final = 128
-# What the reasons of a refusal may cost, besides the question.
-_STEPS_FOR_REASONS: Final = 30_000
-_SECONDS_FOR_REASONS: Final = 0.25
 
 
 def allocate(
@@ -370,7 +367,7 @@ class _Question:
         if len(known) > _MAX_CLASSES:
             known.sort(key=lambda item: (-len(item[0]), item[0][0]))
         shown = sorted((names for names, _ in known[:_MAX_CLASSES]), key=lambda names: names[0])
-        budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
+        budget = self.budget.for_reasons()
         left = sum(len(names) for names, _ in known[_MAX_CLASSES:])
         classes = []
         for names in shown:
@@ -400,7 +397,7 @@ class _Question:
     def _brief(self, request_class: RequestClass) -> str:
         """Return the number of nodes and the reasons on one node of each of a few layouts."""
         number = len(self._snapshot.nodes if self._node_names is None else self._node_names)
-        budget = self.budget.another(_STEPS_FOR_REASONS, _SECONDS_FOR_REASONS)
+        budget = self.budget.for_reasons()
         names = self._sample(request_class)
         some = [found for name in names if (found := self._reasons_on(name, budget)) is not None]
         text = summaries.summary(some, holders=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from dra_driver.cel.syntax.ast import Call, Comprehension, Expr, Ident, Literal, Select, children
 from dra_driver.cel.values.values import DomainMap, Value
@@ -49,6 +49,14 @@ class References:
     everything: bool = False
     representation: bool = False
 
+    LONGEST_KEY: ClassVar[int] = 8
+    """Values of a key; of more, and of everything, the key is a digest."""
+
+    @property
+    def size(self) -> int:
+        """The number of values that are looked up."""
+        return 32 if self.everything else len(self.attributes) + len(self.capacity)
+
     def key(self, device: _Device) -> Hashable:
         """Return the projected content as a key: equal content has equal results."""
         if device.error is not None:
@@ -59,15 +67,13 @@ class References:
         if self.allow_multiple_allocations or self.everything:
             parts.append(device.allow_multiple_allocations)
         if self.everything:
-            # A digest: the whole content may take kilobytes, for each of thousands of devices.
-            whole = (*parts, self._whole(device.attributes), self._whole(device.capacity))
-            return hashlib.blake2b(repr(whole).encode(errors="surrogatepass"), digest_size=16).digest()
+            return _digest((*parts, self._whole(device.attributes), self._whole(device.capacity)))
         for domain, name in self.attributes:
             value = device.attributes[domain].get(name)
             parts.append(value if type(value) is str else self._item(value))
         for domain, name in self.capacity:
             parts.append(self._item(device.capacity[domain].get(name)))
-        return tuple(parts)
+        return tuple(parts) if self.size <= self.LONGEST_KEY else _digest(tuple(parts))
 
     def _whole(self, domains: DomainMap) -> Hashable:
         return tuple(
@@ -86,6 +92,11 @@ class References:
         if type(value) is tuple and value:
             return (type(value[0]).__name__, value)
         return (type(value).__name__, value)
+
+
+def _digest(content: tuple[Hashable, ...]) -> bytes:
+    # The content may take kilobytes, for each of thousands of devices.
+    return hashlib.blake2b(repr(content).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 class _Finder:

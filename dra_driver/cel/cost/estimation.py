@@ -44,7 +44,7 @@ from dra_driver.cel.syntax.ast import (
 )
 from dra_driver.cel.values.types import Type
 
-__all__ = ["LIST_COST", "MAP_COST", "PER_CHARACTER", "PER_REGEX_CHARACTER", "estimate_cost"]
+__all__ = ["LIST_COST", "MAP_COST", "PER_CHARACTER", "PER_REGEX_CHARACTER", "Estimator"]
 
 
 class _Local(NamedTuple):
@@ -53,12 +53,9 @@ class _Local(NamedTuple):
     entries: EntrySize | None
 
 
-def estimate_cost(root: Expr) -> int:
-    """Return the maximum cost of evaluating a checked expression on any device."""
-    return Estimator().cost(root)
-
-
 class Estimator:
+    """The maximum cost of evaluating a checked expression on any device, with the sizes of its parts."""
+
     def __init__(self) -> None:
         self.paths: dict[int, tuple[str, ...]] = {}
         self.sizes: dict[int, Size] = {}

@@ -27,7 +27,7 @@ from dra_driver.cel.syntax.ast import (
 )
 from dra_driver.cel.values import aliasing as _aliasing
 from dra_driver.cel.values import regex as _regex
-from dra_driver.cel.values.meter import COST_LIMIT, WORK_LIMIT, units_of
+from dra_driver.cel.values.meter import units_of
 from dra_driver.cel.values.types import Type
 from dra_driver.cel.values.values import Value, equal, not_equal
 
@@ -73,16 +73,16 @@ class TrackingCompiler(Compiler):
 
         def charged(f: Value) -> Value:
             f.cost += cost
-            if f.cost > COST_LIMIT:
+            if f.cost > f.most_cost:
                 f.stop()
             return closure(f)
 
         def worked(f: Value) -> Value:
             f.work += work
-            if f.work > WORK_LIMIT:
+            if f.work > f.most_work:
                 f.stop()
             f.cost += cost
-            if f.cost > COST_LIMIT:
+            if f.cost > f.most_cost:
                 f.stop()
             return closure(f)
 
@@ -207,7 +207,7 @@ class TrackingCompiler(Compiler):
         def compared(f: Value) -> bool:
             a, b = left(f), right(f)
             f.cost += rule([a, b])
-            if f.cost > COST_LIMIT:
+            if f.cost > f.most_cost:
                 f.stop()
             return test(a, b, f)
 
@@ -351,7 +351,7 @@ def _counted_call(
             work(f, values)
         f.cost += rule(values)
         f.work += units_of(values)
-        if f.cost > COST_LIMIT or f.work > WORK_LIMIT:
+        if f.cost > f.most_cost or f.work > f.most_work:
             f.stop()
         return target(f, *values) if metered else target(*values)
 

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import re2
 
+from dra_driver.caches import BoundedCache
 from dra_driver.cel.errors import CelRuntimeError
-from dra_driver.cel.values.cache import BoundedCache
 from dra_driver.cel.values.meter import Meter, bytes_of
 from dra_driver.cel.values.values import Value, shown
 
@@ -37,7 +37,7 @@ _MAX_EXPANDED: Final = 16_384
 # write gets along with the first; the second lets a match on 64 characters take 5 ms at worst.
 _MEMORY: Final = (128 << 10, 1 << 20)
 _MAX_SIZE: Final = 16_384
-_CACHE: Final = 32 << 20
+_CACHE: Final = 24 << 20
 # Memory besides RE2's limit: the parsed pattern, and our own objects.
 _OVERHEAD: Final = 8 << 10
 # Measured at worst: 5 to 10 ns per character and instruction to match, 0.3 µs per instruction to compile.

@@ -27,10 +27,13 @@ MAX_STEPS: Final = 30_000
 # For a node when only the reserve is left: enough where no combination has to be tried twice.
 LEAST_STEPS: Final = 300
 _RESERVED: Final = 4
+_FOR_REASONS: Final = 4
 # For what a question costs before any device is examined; a group asks many questions.
 STEPS_PER_QUESTION: Final = 30
 # Reading the clock takes as long as some steps, so it is read once in this many.
 _STEPS_PER_READING: Final = 64
+# At worst, for what is charged before it is done.
+_SECONDS_PER_STEP: Final = 5e-6
 
 
 class BudgetExhausted(Exception):
@@ -57,6 +60,7 @@ class Budget:
         "_deadline",
         "_read_at",
         "_reserve",
+        "_seconds",
         "_started",
         "cut",
         "left",
@@ -79,6 +83,7 @@ class Budget:
         self._reserve = steps // _RESERVED
         self._clock = clock
         self._started = clock() if clock is not None else 0.0
+        self._seconds = seconds
         self._deadline = self._started + seconds
         self._read_at = max(0, steps - _STEPS_PER_READING)
 
@@ -107,13 +112,24 @@ class Budget:
         if self.left < self._read_at:
             self._read_clock()
 
+    def spend_ahead(self, steps: int) -> None:
+        """Charge steps that are about to be done in one piece, during which nothing looks at the clock.
+
+        Raises:
+            BudgetExhausted: as for ``spend``, and also where less time is left than the steps may take.
+        """
+        if self._clock is not None and self._clock() + steps * _SECONDS_PER_STEP >= self._deadline:
+            self.left = 0
+        self.spend(steps)
+
     def grant(self) -> int:
         """Return the steps that the search on one more node may use."""
         return min(self.per_node, max(self.left - self._reserve, LEAST_STEPS))
 
-    def another(self, steps: int, seconds: float) -> Budget:
-        """Return a new budget by the same clock, for work after the answer."""
-        return Budget(steps, steps, seconds=seconds, clock=self._clock)
+    def for_reasons(self) -> Budget:
+        """Return a new budget by the same clock, a quarter of this one, for work after the answer."""
+        steps = max(LEAST_STEPS, self.steps // _FOR_REASONS)
+        return Budget(steps, steps, seconds=self._seconds / _FOR_REASONS, clock=self._clock)
 
     def _read_clock(self) -> None:
         self._read_at = max(0, self.left - _STEPS_PER_READING)

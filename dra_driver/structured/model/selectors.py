@@ -6,20 +6,23 @@ from collections.abc import Hashable
 from typing import Final
 
 from dra_driver import cel
+from dra_driver.caches import BoundedCache
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.pools import DeviceEntry
 from dra_driver.structured.model.types import Features
 
 __all__ = ["SelectorCache"]
 
-# Anyone who may create claims writes expressions, so the cache is bounded: 64 MiB of compiled selectors,
-# which are thousands of ordinary ones, and as much of results, at some 250 bytes each.
-_MAX_BYTES: Final = 64 << 20
-_MAX_RESULTS: Final = 1 << 18
+# Anyone who may create claims writes expressions, so the cache is bounded: an ordinary expression takes 10 kB
+# compiled, its results on 40,000 devices 8 MB if all of them differ.
+_MOST_BYTES: Final = 48 << 20
+# Bytes, measured: an entry of a dict with the outcome that equal results share, and a value in the key.
+_PER_RESULT, _PER_VALUE = 200, 80
 # Measured against a step of 2 to 7 µs: a unit of CEL cost takes 0.2 µs at worst to evaluate, a character of
-# an expression 5 µs to compile.
+# an expression 5 µs to compile, a value of a key 0.2 µs to look up.
 _COST_PER_STEP: Final = 25
 _STEPS_TO_COMPILE: Final = 20
+_VALUES_PER_STEP: Final = 16
 
 
 class _Known:
@@ -27,43 +30,45 @@ class _Known:
 
     Attributes:
         selector: compiled, or the error.
-        weight: estimated size in bytes.
+        weight: estimated size in bytes, without results.
+        per_result: estimated size of a result in bytes.
         results: by what the selector can see of a device.
         outcomes: equal outcomes as one object: there are few, for however many devices.
     """
 
-    __slots__ = ("outcomes", "results", "selector", "weight")
+    __slots__ = ("outcomes", "per_result", "results", "selector", "steps", "weight")
 
     def __init__(self, selector: cel.Selector | str, weight: int) -> None:
+        values = 0 if isinstance(selector, str) else selector.references.size
         self.selector = selector
         self.weight = weight
+        self.per_result = _PER_RESULT + _PER_VALUE * min(values, cel.References.LONGEST_KEY)
+        # Of a look-up besides the one that every look at a device costs.
+        self.steps = values // _VALUES_PER_STEP
         self.results: dict[Hashable, cel.Outcome] = {}
         self.outcomes: dict[cel.Outcome, cel.Outcome] = {}
 
 
 class SelectorCache:
-    """Compiled expressions and their results, shared by all snapshots of a cluster. Both are bounded."""
+    """Compiled expressions and their results, shared by all snapshots of a cluster, in bounded memory.
 
-    def __init__(
-        self, features: Features, *, most_bytes: int = _MAX_BYTES, most_results: int = _MAX_RESULTS
-    ) -> None:
-        """Create an empty cache.
+    Args:
+        features: decide what expressions may use.
+        most_bytes: of compiled selectors and results together.
+    """
 
-        Args:
-            features: decide what expressions may use.
-            most_bytes: of compiled selectors.
-            most_results: of all selectors together.
-        """
-        self._most_bytes = most_bytes
-        self._most_results = most_results
+    def __init__(self, features: Features, *, most_bytes: int = _MOST_BYTES) -> None:
         self._lists = features.list_type_attributes
         self._environment = cel.Environment(
             list_type_attributes=features.list_type_attributes,
             consumable_capacity=features.consumable_capacity,
         )
-        self._known: dict[str, _Known] = {}
-        self._weight = 0
-        self._results = 0
+        self._known: BoundedCache[str, _Known] = BoundedCache(most_bytes)
+
+    @property
+    def weight(self) -> int:
+        """Bytes of everything that is kept, as estimated."""
+        return self._known.weight
 
     def matches(self, expression: str, entry: DeviceEntry, budget: Budget | None = None) -> bool | str:
         """Return whether the device is selected, or the error (does not compile, an attribute is absent …).
@@ -75,7 +80,8 @@ class SelectorCache:
                 admins write them).
 
         Raises:
-            BudgetExhausted: no steps or no time are left. The result is cached all the same.
+            BudgetExhausted: no steps or no time are left. The result is cached all the same, unless its
+                evaluation was ended before there was one.
         """
         return self.evaluate(expression, entry, budget).value
 
@@ -90,48 +96,64 @@ class SelectorCache:
         view = self.view(entry)
         if view.error is not None:
             return cel.Outcome(view.error, 1)
+        if known.steps and budget is not None:
+            budget.spend(known.steps)
         key = selector.projection_key(view)
         outcome = known.results.get(key)
         if outcome is None:
-            outcome = selector.evaluate(view)
-            # Kept before it is paid for: a question that has no steps left gets further when it is asked
-            # again.
-            self._keep(known, key, known.outcomes.setdefault(outcome, outcome))
-            if budget is not None:
-                budget.spend(1 + outcome.cost // _COST_PER_STEP)
+            outcome = self._evaluate(selector, view, expression, known, key, budget)
         return outcome
 
-    def _keep(self, known: _Known, key: Hashable, outcome: cel.Outcome) -> None:
-        if self._results >= self._most_results:
-            # Of the expressions compiled first, and half of all at once: making room is rare.
-            for other in self._known.values():
-                if self._results <= self._most_results // 2:
-                    break
-                self._forget(other)
-        known.results[key] = outcome
-        self._results += 1
+    def _evaluate(
+        self,
+        selector: cel.Selector,
+        view: cel.DeviceView,
+        expression: str,
+        known: _Known,
+        key: Hashable,
+        budget: Budget | None,
+    ) -> cel.Outcome:
+        if budget is None:
+            outcome = selector.evaluate(view)
+        else:
+            paid = 0
 
-    def _forget(self, known: _Known) -> None:
-        self._results -= len(known.results)
-        known.results = {}
-        known.outcomes = {}
+            def pay(units: int) -> None:
+                nonlocal paid
+                paid += units // _COST_PER_STEP
+                budget.spend_ahead(units // _COST_PER_STEP)
+
+            outcome = selector.evaluate(view, pay)
+        outcome = known.outcomes.setdefault(outcome, outcome)
+        # Kept before the rest is paid for: a question that has no steps left gets further when it is asked
+        # again.
+        self._keep(expression, known, key, outcome)
+        if budget is not None:
+            budget.spend(max(1, 1 + outcome.cost // _COST_PER_STEP - paid))
+        return outcome
+
+    def _keep(self, expression: str, known: _Known, key: Hashable, outcome: cel.Outcome) -> None:
+        size = known.per_result
+        if known.weight + len(known.results) * size > self._known.most // 2:
+            # One expression alone must not take the place of all others.
+            self._known.grow(expression, -len(known.results) * size)
+            known.results, known.outcomes = {}, {}
+        known.results[key] = outcome
+        self._known.grow(expression, size)
 
     def _compile(self, expression: str, budget: Budget | None) -> _Known:
+        if budget is not None:
+            budget.spend(_STEPS_TO_COMPILE)
         selector: cel.Selector | str
         try:
             selector = cel.compile_selector(expression, environment=self._environment)
         except cel.CelCompileError as e:
             selector = f"does not compile: {e}"
-        weight = selector.weight if isinstance(selector, cel.Selector) else 1024 + 4 * len(expression)
-        known = _Known(selector, weight)
-        self._weight += weight
-        while self._weight > self._most_bytes and self._known:
-            oldest = next(iter(self._known))
-            self._weight -= self._known[oldest].weight
-            self._forget(self._known.pop(oldest))
-        self._known[expression] = known
+        text = 1024 + 8 * len(expression)
+        known = _Known(selector, selector.weight if isinstance(selector, cel.Selector) else text)
+        self._known.put(expression, known, known.weight)
         if budget is not None:
-            budget.spend(_STEPS_TO_COMPILE + len(expression))
+            budget.spend(len(expression))
         return known
 
     def references(self, expression: str, budget: Budget | None = None) -> cel.References | None:
@@ -140,7 +162,9 @@ class SelectorCache:
         Raises:
             BudgetExhausted: as for ``matches``.
         """
-        known = self._known.get(expression) or self._compile(expression, budget)
+        known = self._known.get(expression)
+        if known is None:
+            known = self._compile(expression, budget)
         return None if isinstance(known.selector, str) else known.selector.references
 
     def view(self, entry: DeviceEntry) -> cel.DeviceView:

@@ -358,6 +358,47 @@ def test_what_people_write_is_not_counted_one_step_at_a_time() -> None:
         assert selector.evaluate(a_view()).cost >= selector.max_cost
 
 
+def test_an_evaluation_is_paid_for_part_by_part() -> None:
+    hostile = cel.compile_selector(HOSTILE["ranges that are kept"])
+    paid: list[int] = []
+    outcome = hostile.evaluate(a_view(), paid.append)
+    assert outcome == hostile.evaluate(a_view())
+    assert sum(paid) <= outcome.cost
+    # Parts of 25,000 units, and a range before it is made.
+    assert max(paid) <= 25_000 + 100_000
+    assert sum(paid) > outcome.cost - 150_000
+
+
+class NothingLeftError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_evaluation_ends_where_it_is_not_paid_for(name: str) -> None:
+    def refuse(units: int) -> None:
+        raise NothingLeftError
+
+    selector = cel.compile_selector(f"({HOSTILE[name]}) || true")
+    tracemalloc.start()
+    try:
+        outcome = selector.evaluate(a_view(), refuse)
+        # One step that is beyond the limits by itself.
+        assert str(outcome.value).startswith("operation cancelled")
+    except NothingLeftError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 8 * MIB
+
+
+def test_what_people_write_is_paid_for_at_the_end() -> None:
+    paid: list[int] = []
+    selector = cel.compile_selector(f'{MODEL}.matches("^A[0-9]+$") && {MODEL}.split("1").size() == 2')
+    assert selector.evaluate(a_view(), paid.append).value is True
+    assert paid == []
+
+
 # --- what is kept -------------------------------------------------------------------------------------------
 
 
@@ -402,6 +443,8 @@ def test_a_selector_weighs_at_least_what_it_takes() -> None:
         " && ".join(["1 + 1 + 1 + 1 == 4"] * 300),
         " && ".join(["[1].all(x, [x] == [1])"] * 300),
         " && ".join(["{} == {}"] * 300),
+        f'"1{"€" * 5000}" == ""',
+        f"[{', '.join(map(str, range(1000, 3000)))}] == []",
     ):
         cel.compile_selector(expression.replace("1", "2"))
         tracemalloc.start()

@@ -72,8 +72,8 @@ class Account(Budget):
         super().__init__()
         self.others: list[Budget] = []
 
-    def another(self, steps: int, seconds: float) -> Budget:
-        self.others.append(super().another(steps, seconds))
+    def for_reasons(self) -> Budget:
+        self.others.append(super().for_reasons())
         return self.others[-1]
 
 

@@ -75,7 +75,7 @@ def test_compiled_selectors_that_are_kept_are_bounded() -> None:
 
 
 def test_results_that_are_kept_are_bounded() -> None:
-    cache = SelectorCache(DEFAULT, most_results=1000)
+    cache = SelectorCache(DEFAULT, most_bytes=MIB // 2)
     devices = entries(300)
     expressions = [f'{UUID} == "GPU-{i}"' for i in range(30)]
     for expression in expressions:
