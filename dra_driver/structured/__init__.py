@@ -11,7 +11,7 @@ A pure library: no I/O, no clock but the budget's, no logging. Input and output 
 from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
-from dra_driver.structured.cluster import AllocationTracker, Cluster
+from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
 from dra_driver.structured.matching.contested import contested
 from dra_driver.structured.matching.taintrules import concerns, with_rules
@@ -68,5 +68,6 @@ __all__ = [
     "allocate_group",
     "concerns",
     "contested",
+    "prepare",
     "with_rules",
 ]

@@ -207,6 +207,12 @@ class _Question:
 
     def _by_classes(self) -> Outcome:
         fleet = self._snapshot.memory.of(Fleet)
+        try:
+            return self._of_fleet(fleet)
+        finally:
+            fleet.settle()
+
+    def _of_fleet(self, fleet: Fleet) -> Outcome:
         request_class = fleet.request_class(
             self._snapshot, self._claims, self._options, self._policies, self.budget
         )

@@ -14,9 +14,20 @@ from dra_driver.structured.model.types import (
     DEFAULT,
     Allocated,
     Features,
+    PoolPolicies,
 )
 
-__all__ = ["AllocationTracker", "Cluster"]
+__all__ = ["AllocationTracker", "Cluster", "prepare"]
+
+
+def prepare(snapshot: Snapshot, pools: PoolPolicies | None = None) -> None:
+    """Classify every node now, which would make the first question slow otherwise, and use up its budget.
+
+    Args:
+        snapshot: the cluster.
+        pools: as questions will name them (``allocate``).
+    """
+    snapshot.memory.of(Fleet).prepare(snapshot, pools)
 
 
 class AllocationTracker:
@@ -105,8 +116,8 @@ class Cluster:
         return self._snapshot
 
     def prepare(self) -> Snapshot:
-        """Classify every node now, which would make the first question slow otherwise."""
-        self._snapshot.memory.of(Fleet).prepare(self._snapshot)
+        """Classify every node now; see the function of this name."""
+        prepare(self._snapshot)
         return self._snapshot
 
     def apply_slice(self, slice_: ResourceSlice) -> Snapshot:

@@ -35,6 +35,7 @@ from dra_driver.structured import (
     PoolPolicy,
     Snapshot,
     allocate,
+    prepare,
 )
 
 __all__ = ["NoFit", "PodDecider", "PodDecision", "Trial"]
@@ -135,8 +136,10 @@ class PodDecider:
         self._current()
 
     def _current(self) -> ClusterState:
-        cluster = self._cluster
+        cluster, before = self._cluster, self._cluster.snapshot
         self._stale |= cluster.refresh()
+        if not self._stale and cluster.snapshot is before:
+            return cluster
         if self._stale:
             # Maps that come from one another: the allocator looks at the pools that differ, and no others.
             known = {p: self._policies.get(p, self._default) for p in self._stale if p in cluster.pools}
@@ -146,6 +149,8 @@ class PodDecider:
             self._ours = _changed(self._ours, ours, self._stale)
             self._withheld = _changed(self._withheld, withheld, self._stale)
             self._stale = set()
+        # What nodes are is not for the pod to pay that happens to be asked about first.
+        prepare(cluster.snapshot.with_allocated(self._claims.allocated), self._ours)
         return cluster
 
     def _snapshot(self, trial: Trial | None) -> Snapshot:

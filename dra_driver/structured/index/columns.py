@@ -30,6 +30,14 @@ BASE: Final[Column] = ("base",)
 TOPOLOGY_COLUMN: Final[Column] = ("topology",)
 
 
+# Bytes, measured: of a column; of its number for a node; of a value, and of an item of it, which is a set
+# where a constraint compares; of the content of a device; of what is known of a node, and of each device.
+_PER_COLUMN, _PER_NUMBER, _PER_ENTRY, _PER_ITEM, _PER_SET = 1024, 64, 240, 32, 256
+_PER_CONTENT, _PER_NODE, _PER_DEVICE = 1024, 640, 16
+# Items of a value that are computed in the time of a step, if they are known.
+_ENTRIES_PER_STEP: Final = 8
+
+
 @dataclass(slots=True, eq=False)
 class Facts:
     """What is known about one node while its view is the same object.
@@ -47,25 +55,52 @@ class Facts:
 
 
 class Columns:
-    """Values of columns, each computed once per node and shared by all projections."""
+    """Values of columns, each computed once per node and shared by all projections.
+
+    Attributes:
+        weight: estimated bytes of everything that is kept.
+    """
 
     def __init__(self) -> None:
         self._facts: dict[str, Facts] = {}
         self._ids: dict[Column, dict[Hashable, int]] = {}
         self._values: dict[Column, list[tuple[Hashable, ...]]] = {}
         self._contents: dict[Hashable, int] = {}
+        self.weight = 0
+        # Bytes by column, and of what is known about the nodes that there are.
+        self._weights: dict[Column, int] = {}
+        self._of_nodes = 0
+
+    @property
+    def least(self) -> int:
+        """Estimated bytes that are needed for every fleet of this size, whatever is asked."""
+        return 2 * self._of_nodes
+
+    def _weigh(self, column: Column, more: int) -> None:
+        self._weights[column] = self._weights.get(column, 0) + more
+        self.weight += more
+
+    def _add(self, more: int) -> None:
+        self._of_nodes += more
+        self.weight += more
 
     def facts(self, view: NodeView) -> Facts:
         """Return what is known about the node; nothing if its view is new."""
         name = view.node.metadata.name
         known = self._facts.get(name)
         if known is None or known.view is not view:
+            self.forget(name)
             known = self._facts[name] = Facts(view, tuple(e for p in view.pools for e in p.devices))
+            self._add(_weight_of(known))
         return known
 
     def forget(self, node: str) -> None:
         """Drop what is known about a node that no longer exists."""
-        self._facts.pop(node, None)
+        known = self._facts.pop(node, None)
+        if known is not None:
+            self._add(-_weight_of(known))
+            for column in known.columns:
+                self._weigh(column, -_PER_NUMBER)
 
     def value(self, column: Column, number: int) -> tuple[Hashable, ...]:
         """Return the value that stands behind a number, one entry per device."""
@@ -79,12 +114,19 @@ class Columns:
         """
         number = facts.columns.get(column)
         if number is None:
-            ids = self._ids.setdefault(column, {})
+            budget.spend(1 + len(facts.entries) // _ENTRIES_PER_STEP)
             value = self._compute(snapshot, facts, column, budget)
+            ids = self._ids.setdefault(column, {})
             number = ids.get(value)
+            weight = (
+                _PER_NUMBER if column in self._weights else _PER_NUMBER + _PER_COLUMN + 4 * len(column[-1])
+            )
             if number is None:
                 number = ids[value] = len(ids)
                 self._values.setdefault(column, []).append(value)
+                per_item = _PER_SET if column[0] == "same" else _PER_ITEM
+                weight += _PER_ENTRY + per_item * len(facts.entries)
+            self._weigh(column, weight)
             facts.columns[column] = number
         return number
 
@@ -98,6 +140,7 @@ class Columns:
         for column in self._ids.keys() - columns - {BASE, TOPOLOGY_COLUMN}:
             del self._ids[column]
             self._values.pop(column, None)
+            self.weight -= self._weights.pop(column, 0)
             for facts in self._facts.values():
                 facts.columns.pop(column, None)
 
@@ -139,8 +182,17 @@ class Columns:
         for pool in facts.view.pools:
             for entry in pool.devices:
                 content = _content(snapshot, entry, entry.id.device in pool.off_node)
-                contents.append(self._contents.setdefault(content, len(self._contents)))
+                number = self._contents.get(content)
+                if number is None:
+                    number = self._contents[content] = len(self._contents)
+                    self.weight += _PER_CONTENT
+                contents.append(number)
         return tuple(contents)
+
+
+def _weight_of(facts: Facts) -> int:
+    # A bit per device, in a dict, as soon as one of them is in use.
+    return _PER_NODE + (_PER_DEVICE + _PER_NUMBER) * len(facts.entries)
 
 
 def _attribute(entry: DeviceEntry, domain: str, name: str, full: str) -> Hashable:

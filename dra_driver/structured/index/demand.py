@@ -21,6 +21,9 @@ __all__ = ["Allowed", "Choice", "Demand", "DevicePosition", "Key", "KindCost", "
 Key = tuple[object, ...]
 Allowed = Callable[[str], bool]
 
+# Bytes, measured: of a kind whose cost is known; of a cost, and of each alternative in it.
+_PER_KIND, _PER_COST, _PER_ALTERNATIVE = 100, 320, 100
+
 
 class DevicePosition(NamedTuple):
     """A device for a request, by positions: they hold on every node of a class."""
@@ -112,16 +115,25 @@ class Demand:
         )
         self._options = Options(options.ignore_taint)
         self._kinds: dict[int, KindCost] = {}
+        # Equal costs as one object: there are few, for however many kinds.
+        self._distinct: dict[KindCost, KindCost] = {}
+
+    @property
+    def weight(self) -> int:
+        """Estimated bytes of the costs."""
+        each = _PER_COST + _PER_ALTERNATIVE * len(self.alternatives)
+        return _PER_KIND * len(self._kinds) + each * len(self._distinct)
 
     def forget_kinds(self) -> None:
         """Forget the costs: the index numbers its kinds anew."""
-        self._kinds = {}
+        self._kinds, self._distinct = {}, {}
 
     def kind(self, snapshot: Snapshot, kind: int) -> KindCost:
         """Return what a device of a kind costs, worked out on the device that represents it."""
         known = self._kinds.get(kind)
         if known is None:
-            known = self._kinds[kind] = self._cost(snapshot, kind)
+            cost = self._cost(snapshot, kind)
+            known = self._kinds[kind] = self._distinct.setdefault(cost, cost)
         return known
 
     def _cost(self, snapshot: Snapshot, kind: int) -> KindCost:

@@ -40,6 +40,12 @@ __all__ = ["ComponentClass", "FleetIndex", "Layout", "NodeClass", "state_of"]
 # Classes are never removed, because request classes refer to them by position. With more than this, and more
 # than four per node, most are of states that are gone: the index starts anew.
 _MAX_CLASSES = 10_000
+# Bytes, measured: of a node; of a class of nodes, and of a component that has a free device; of a layout, of
+# each of its columns and devices; of a kind of device; of a class of components.
+_PER_NODE, _PER_CLASS, _PER_PART = 256, 512, 240
+_PER_LAYOUT, _PER_COLUMN, _PER_DEVICE, _PER_KIND, _PER_COMPONENT = 1024, 128, 640, 512, 1024
+# Columns and devices of a node that are looked at in the time of a step.
+_ITEMS_PER_STEP = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -178,6 +184,13 @@ class FleetIndex:
         self.components: list[ComponentClass] = []
         self.classes: list[NodeClass] = []
         self.first_fit = False
+        self._weight = 0
+
+    @property
+    def weight(self) -> int:
+        """Estimated bytes of all classes."""
+        nodes = _PER_NODE * len(self._where)
+        return self._weight + nodes + _PER_KIND * len(self.kinds) + _PER_COMPONENT * len(self.components)
 
     def follow(self, snapshot: Snapshot, budget: Budget, policies: PoolPolicies | None = None) -> None:
         """Bring the classes up to the snapshot, and to the policies of pools if there is no default.
@@ -268,6 +281,7 @@ class FleetIndex:
     def _class(self, snapshot: Snapshot, view: NodeView, budget: Budget) -> NodeClass:
         """Return the class of a node, a new one if there is no equal node."""
         facts = self._columns.facts(view)
+        budget.spend(1 + (len(self._all) + len(facts.entries)) // _ITEMS_PER_STEP)
         layout = self._layout(snapshot, facts, budget)
         states = tuple(snapshot.allocated.pool(p.id) for p in view.pools)
         in_use = tuple(
@@ -279,6 +293,7 @@ class FleetIndex:
             known = self._node_classes[key] = NodeClass(layout, view, states, in_use)
             self._add_parts(snapshot, known, view, states)
             self.classes.append(known)
+            self._weight += _PER_CLASS + _PER_PART * len(known.parts)
         return known
 
     def _layout(self, snapshot: Snapshot, facts: Facts, budget: Budget) -> Layout:
@@ -292,6 +307,7 @@ class FleetIndex:
         if layout is None:
             used = policies if default is None else (default,) * len(pools)
             layout = self._layouts[key] = self._make_layout(facts, numbers, used)
+            self._weight += _PER_LAYOUT + _PER_COLUMN * len(self._all) + _PER_DEVICE * len(layout.kinds)
             self.first_fit = self.first_fit or layout.first_fit
         return layout
 

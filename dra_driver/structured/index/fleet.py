@@ -1,53 +1,83 @@
 """Best fit over a whole fleet without examining every node.
 
-Everything here is a cache: it makes answers cheap and changes none. Its size is bounded.
+Everything here is a cache: it makes answers cheap and changes none. Its size is bounded, in bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
+from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
+from dra_driver.caches import BoundedCache
 from dra_driver.structured.index.columns import Column, Columns
-from dra_driver.structured.index.demand import Solved
 from dra_driver.structured.index.equivalence import FleetIndex, NodeClass
 from dra_driver.structured.index.request_classes import RequestClass
+from dra_driver.structured.index.several_devices import SharedSolutions
 from dra_driver.structured.matching.plan import ClaimPlan, compile_claims
 from dra_driver.structured.matching.problem import Options
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import DEFAULT_POLICY, PoolPolicies, PoolPolicy
 
-__all__ = ["Fleet"]
+__all__ = ["Bounds", "Fleet"]
 
 # How pools are used: all in one way, or by the policies of this origin (a number).
 _Use = PoolPolicy | int
 
-# Bounds of the caches; what was used least recently goes first. A request class is small, an index is as
-# large as the fleet has different nodes.
-_MAX_REQUEST_CLASSES: Final = 2048
+# Besides: each change of the cluster costs work for each index.
 _MAX_INDEXES: Final = 16
-# Policies that are asked about in turns, such as those of our pools and those of all pools.
-_MAX_ORIGINS: Final = 2
 # A projection grows to serve further claims while the nodes have at most so many layouts. Few classes are
 # what makes answers cheap, few indexes what makes a change of the cluster cheap.
 _MAX_LAYOUTS: Final = 256
+# And while it has at most so many columns: whoever needs one of them has nodes compared by all of them.
+_MAX_COLUMNS: Final = 32
+# An expression that reads more attributes than this counts by its results.
+_MAX_ATTRIBUTES: Final = 16
+# Bytes of a claim that is kept for each byte that it is written with.
+_PER_BYTE: Final = 6
+# Policies that are asked about in turns, such as those of our pools and those of all pools.
+_MAX_ORIGINS: Final = 2
 # An attribute with more values than this (a serial number) splits nodes into classes of one; the results of
 # an expression on it do not.
 _MAX_VALUES: Final = 64
 
 
-class Fleet:
-    """Indexes and request classes of the snapshots that come from one another."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a fleet may keep, in bytes; what was used least recently goes first.
 
-    def __init__(self) -> None:
+    Attributes:
+        request_classes: what is known about claims of equal requests; a class is small, mostly.
+        solutions: that request classes share.
+        indexes: indexes and columns together, besides what every fleet needs (``Columns.least``); an index is
+            as large as the fleet has different nodes.
+    """
+
+    request_classes: int = 24 << 20
+    solutions: int = 16 << 20
+    indexes: int = 64 << 20
+
+
+class Fleet:
+    """Indexes and request classes of the snapshots that come from one another.
+
+    ``settle`` is to be called after each question: it makes room for what the question has added.
+    """
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds = bounds or Bounds()
         self._columns = Columns()
         self._indexes: OrderedDict[tuple[frozenset[Column], _Use], FleetIndex] = OrderedDict()
-        self._request_classes: OrderedDict[Hashable, RequestClass] = OrderedDict()
-        self._shared: dict[Hashable, Solved | None] = {}
+        self._request_classes: BoundedCache[Hashable, _Known] = BoundedCache(bounds.request_classes)
+        self._shared: SharedSolutions = BoundedCache(bounds.solutions)
+        # The request class of the last question, whose weight has grown since it was put into the cache.
+        self._grown: Hashable = None
         # Attributes whose number of different values in the fleet is known.
         self._counted: set[Column] = set()
         # Numbers of the origins of policies; the most recently used last.
@@ -72,27 +102,78 @@ class Fleet:
         """
         self._check(snapshot)
         use = options.default if policies is None else self._origin_number(policies)
-        key = (
-            tuple(None if c.status.allocation is not None else _signature(c) for c in claims),
-            options.ignore_taint,
-            use,
-        )
-        request_class = self._request_classes.get(key)
-        if request_class is None:
+        wanted = [None if c.status.allocation is not None else _requests(c) for c in claims]
+        # A digest: claims may have a megabyte of selectors each.
+        digests = tuple(w and hashlib.blake2b(w, digest_size=16).digest() for w in wanted)
+        key = (digests, options.ignore_taint, use)
+        known = self._request_classes.get(key)
+        if known is None:
             plans = compile_claims(claims, snapshot.classes, snapshot.features)
             index = self._index(snapshot, plans, use, policies, budget)
-            request_class = self._request_classes[key] = RequestClass(plans, index, options, self._shared)
-            if len(self._request_classes) > _MAX_REQUEST_CLASSES:
-                self._request_classes.popitem(last=False)
-        else:
-            self._request_classes.move_to_end(key)
-        request_class.follow(snapshot, policies, budget)
-        return request_class
+            request_class = RequestClass(plans, index, options, self._shared)
+            known = _Known(request_class, _PER_BYTE * sum(len(w) for w in wanted if w is not None))
+            self._request_classes.put(key, known, known.weight)
+        self._grown = key
+        known.request_class.follow(snapshot, policies, budget)
+        return known.request_class
 
-    def prepare(self, snapshot: Snapshot) -> None:
-        """Classify every node now, which the first question would have to do otherwise."""
+    def settle(self) -> None:
+        """Make room: what is known by now may take more bytes than it may keep."""
+        key, self._grown = self._grown, None
+        known = None if key is None else self._request_classes.get(key)
+        if known is not None:
+            self._request_classes.grow(key, known.grown())
+            if known.weight > self._request_classes.most:
+                # It alone is larger than what all of them may be.
+                self._request_classes.pop(key)
+        self._make_room()
+
+    @property
+    def weight(self) -> int:
+        """Estimated bytes of everything that is kept."""
+        return self._indexed + self._request_classes.weight + self._shared.weight
+
+    @property
+    def _indexed(self) -> int:
+        return self._columns.weight + sum(index.weight for index in self._indexes.values())
+
+    def _make_room(self) -> None:
+        most = self._bounds.indexes + self._columns.least
+        if self._indexed <= most:
+            return
+        self._keep_columns()
+        while self._indexed > most * 3 // 4 and len(self._indexes) > 1:
+            self._drop_oldest(with_expressions=0)
+        if self._indexed > most:
+            # One projection alone is too large, or the columns are full of what is no longer there.
+            self._indexes.clear()
+            self._request_classes.clear()
+            self._counted.clear()
+            self._columns = Columns()
+
+    def _drop_oldest(self, with_expressions: int) -> None:
+        """Drop the index that was used least recently; of those with expressions, if there are more of these.
+
+        Anyone can ask for as many expressions as there is room for indexes.
+        """
+        of_expressions = [key for key in self._indexes if _has_expressions(key[0])]
+        key = of_expressions[0] if len(of_expressions) > with_expressions else next(iter(self._indexes))
+        self._drop_request_classes(self._indexes.pop(key))
+        self._keep_columns()
+
+    def _keep_columns(self) -> None:
+        self._columns.keep({c for of, _ in self._indexes for c in of})
+        self._counted &= self._columns.known
+
+    def prepare(self, snapshot: Snapshot, policies: PoolPolicies | None = None) -> None:
+        """Classify every node now, which the first question would have to do otherwise.
+
+        It costs what the nodes are, whatever is asked about them, so no question should pay for it.
+        """
         self._check(snapshot)
-        self._index(snapshot, (), DEFAULT_POLICY, None, Budget())
+        use = DEFAULT_POLICY if policies is None else self._origin_number(policies)
+        budget = Budget(sys.maxsize)
+        self._index(snapshot, (), use, policies, budget).follow(snapshot, budget, policies)
 
     def classes(
         self, request_class: RequestClass, allowed: Callable[[str], bool] | None
@@ -143,14 +224,15 @@ class Fleet:
         """Return an index that shows what the claims can see: one that exists, one extended, or a new one."""
         needed = self._needed(snapshot, plans, budget)
         for (columns, of), index in reversed(self._indexes.items()):
-            if of == use and needed <= columns:
+            # Claims must not pay for the evaluation of other claims' expressions.
+            if of == use and needed <= columns and not _has_expressions(columns - needed):
                 self._indexes.move_to_end((columns, of))
                 return index
         for (columns, of), index in reversed(self._indexes.items()):
-            # Only attributes are merged: claims must not pay for the evaluation of other claims' expressions.
-            if any(c[0] == "expression" for c in needed | columns):
+            # Only attributes are merged, for the same reason.
+            if _has_expressions(needed | columns):
                 continue
-            if of == use and index.layouts <= _MAX_LAYOUTS:
+            if of == use and index.layouts <= _MAX_LAYOUTS and len(needed | columns) <= _MAX_COLUMNS:
                 both = self._make(snapshot, needed | columns, use, policies, budget)
                 if both.layouts <= _MAX_LAYOUTS:
                     del self._indexes[columns, of]
@@ -171,19 +253,17 @@ class Fleet:
         """Build an index, in place of the one that was used least recently if there are too many."""
         default = use if isinstance(use, PoolPolicy) else None
         index = FleetIndex(self._columns, columns, default)
-        # Where the budget does not suffice, the columns keep what was evaluated: the next try gets further.
-        index.follow(snapshot, budget, policies)
+        # Where the budget does not suffice, the index keeps what was classified: the next try gets further.
         self._indexes[columns, use] = index
         if len(self._indexes) > _MAX_INDEXES:
-            _, old = self._indexes.popitem(last=False)
-            self._drop_request_classes(old)
-            self._columns.keep({c for of, _ in self._indexes for c in of})
-            self._counted &= self._columns.known
+            self._drop_oldest(with_expressions=_MAX_INDEXES // 2)
+        index.follow(snapshot, budget, policies)
         return index
 
     def _drop_request_classes(self, index: FleetIndex) -> None:
-        for key in [k for k, s in self._request_classes.items() if s.index is index]:
-            del self._request_classes[key]
+        for key, known in self._request_classes.items():
+            if known.request_class.index is index:
+                self._request_classes.pop(key)
 
     def _needed(self, snapshot: Snapshot, plans: Sequence[ClaimPlan], budget: Budget) -> frozenset[Column]:
         """Return the columns that the constraints and expressions of the claims can see."""
@@ -202,7 +282,7 @@ class Fleet:
         references = snapshot.selectors.references(expression, budget)
         if references is None:
             return set()
-        if references.everything or references.representation:
+        if references.everything or references.representation or references.size > _MAX_ATTRIBUTES:
             return {("expression", expression)}
         columns: set[Column] = {("attribute", domain, name) for domain, name in references.attributes}
         for column in columns - self._counted:
@@ -214,8 +294,28 @@ class Fleet:
         return columns
 
 
-def _signature(claim: ResourceClaim) -> tuple[bytes, str]:
+def _has_expressions(columns: Set[Column]) -> bool:
+    return any(column[0] == "expression" for column in columns)
+
+
+class _Known:
+    """A request class with the bytes that it was last said to take."""
+
+    __slots__ = ("_claims", "request_class", "weight")
+
+    def __init__(self, request_class: RequestClass, claims: int) -> None:
+        self.request_class = request_class
+        self._claims = claims
+        self.weight = claims + request_class.weight
+
+    def grown(self) -> int:
+        """Return the bytes that it takes more than when it was asked last."""
+        before, self.weight = self.weight, self._claims + self.request_class.weight
+        return self.weight - before
+
+
+def _requests(claim: ResourceClaim) -> bytes:
     """Return what decides how a claim is allocated; equal for claims that can share all results."""
     devices = claim.spec.devices
     topology = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
-    return codec.encode((devices.requests, devices.constraints)), topology
+    return codec.encode((devices.requests, devices.constraints, topology))

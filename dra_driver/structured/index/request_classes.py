@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
-from dra_driver.structured.index.demand import Allowed, Choice, Demand, Solved
+from dra_driver.structured.index.demand import Allowed, Choice, Demand
 from dra_driver.structured.index.equivalence import FleetIndex, Layout, NodeClass
-from dra_driver.structured.index.several_devices import BestClasses
+from dra_driver.structured.index.several_devices import BestClasses, SharedSolutions
 from dra_driver.structured.index.single_device import CheapestDevices
 from dra_driver.structured.matching.plan import ClaimPlan
 from dra_driver.structured.matching.problem import Options
@@ -17,6 +17,10 @@ from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import PoolPolicies, PoolPolicy, Strategy
 
 __all__ = ["RequestClass", "Role"]
+
+
+# Bytes, measured: of what is noted of a layout; of the plan of an alternative.
+_PER_LAYOUT, _PER_ALTERNATIVE = 120, 2048
 
 
 class Role(enum.Enum):
@@ -45,7 +49,7 @@ class RequestClass:
         plans: tuple[ClaimPlan, ...],
         index: FleetIndex,
         options: Options,
-        shared: dict[Hashable, Solved | None],
+        shared: SharedSolutions,
     ) -> None:
         self.plans = plans
         self.index = index
@@ -61,6 +65,13 @@ class RequestClass:
         self._may_fail: dict[Layout, bool] = {}
         self._roles: dict[Layout, Role] = {}
         self.infeasible: set[NodeClass] = set()
+
+    @property
+    def weight(self) -> int:
+        """Estimated bytes of what is known about the claims, besides the claims themselves."""
+        several = self._demand.weight + self._single.weight + self._several.weight
+        layouts = len(self._may_fail) + len(self._roles) + len(self.infeasible)
+        return several + _PER_LAYOUT * layouts + _PER_ALTERNATIVE * len(self._demand.alternatives)
 
     @property
     def unsolved(self) -> set[NodeClass]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
+from dra_driver.caches import BoundedCache
 from dra_driver.structured.index.demand import Allowed, Choice, Demand, DevicePosition, Key, Solved
 from dra_driver.structured.index.equivalence import NodeClass, state_of
 from dra_driver.structured.matching.plan import FatalError
@@ -15,10 +16,17 @@ from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.search import bestfit
 from dra_driver.structured.search.search import SearchLimitError
 
-__all__ = ["BestClasses"]
+__all__ = ["BestClasses", "SharedSolutions"]
 
-# Solutions that request classes share; dropped all at once, because few fleets ever have as many.
-_MAX_SHARED: Final = 20_000
+# Bytes, measured: of a class of nodes in the order; of a solution, and of each device that it chooses; of
+# what a solution is known by, and of each device and alternative in that.
+_PER_ENTRY, _PER_SOLUTION, _PER_CHOICE = 320, 640, 160
+_PER_KEY, _PER_COST = 640, 112
+# Devices times alternatives that are compared in the time of a step.
+_COSTS_PER_STEP: Final = 8
+
+SharedSolutions = BoundedCache[Hashable, tuple[Solved | None]]
+"""Solutions of all request classes of a fleet that want the same of equal devices; None: there is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,12 +57,20 @@ class BestClasses:
         unsolved: node classes whose answer cannot be worked out (too many combinations, pools being updated).
     """
 
-    def __init__(self, demand: Demand, shared: dict[Hashable, Solved | None]) -> None:
+    def __init__(self, demand: Demand, shared: SharedSolutions) -> None:
         self._demand = demand
         self._shared = shared
         self._seen = 0
         self._entries: list[_Entry] = []
+        self._solved = 0
+        devices = sum(max(a.count or 0 for a in r.alternatives) for p in demand.plans for r in p.requests)
+        self._per_solution = _PER_SOLUTION + _PER_CHOICE * devices
         self.unsolved: set[NodeClass] = set()
+
+    @property
+    def weight(self) -> int:
+        """Estimated bytes of what is kept."""
+        return _PER_ENTRY * self._seen + self._per_solution * self._solved
 
     def best(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
         """Return the answer of the node class with the best allocation.
@@ -64,6 +80,7 @@ class BestClasses:
         """
         for number in range(self._seen, len(self._demand.index.classes)):
             nodes = self._demand.index.classes[number]
+            self._demand.budget.spend(self._comparisons(nodes))
             bound = self._lower_bound(snapshot, nodes)
             if bound is not None:
                 insort(self._entries, _Entry(bound, number, nodes, None))
@@ -124,7 +141,12 @@ class BestClasses:
                 return min(best, (name, solved), key=_by_key) if best is not None else (name, solved)
             if solved is not None:
                 insort(self._entries, _Entry(solved.key, entry.number, entry.nodes, solved))
+                self._solved += 1
         return best
+
+    def _comparisons(self, nodes: NodeClass) -> int:
+        """Return the steps of looking at what every device of a class costs every alternative."""
+        return 1 + len(nodes.layout.kinds) * len(self._demand.alternatives) // _COSTS_PER_STEP
 
     def _solve_entry(self, snapshot: Snapshot, entry: _Entry, again: list[_Entry]) -> Solved | None:
         """Return the best allocation of a class; None if there is none, or too many combinations."""
@@ -170,6 +192,7 @@ class BestClasses:
         demand = self._demand
         if nodes.layout.first_fit or not (demand.counted and nodes.layout.plain):
             return self._search(snapshot, nodes)[0]
+        demand.budget.spend(self._comparisons(nodes))
         kinds = [demand.kind(snapshot, k).costs for k in nodes.layout.kinds]
         least = [
             min((c[i][1] for c in kinds if (c[i]) is not None), default=0)  # type: ignore[index]
@@ -181,14 +204,16 @@ class BestClasses:
         )
         same = tuple(nodes.layout.columns[column] for column in demand.bound)
         key = (demand.structure, nodes.layout.structure, same, relative, nodes.in_use)
-        if key in self._shared:
-            found = self._shared[key]
+        known = self._shared.get(key)
+        if known is not None:
+            (found,) = known
             return None if found is None else self._shifted(found, least, 1)
         solved, complete = self._search(snapshot, nodes)
         if complete:
-            if len(self._shared) > _MAX_SHARED:
-                self._shared.clear()
-            self._shared[key] = None if solved is None else self._shifted(solved, least, -1)
+            weight = _PER_KEY + _PER_COST * len(relative) * len(demand.alternatives)
+            if solved is not None:
+                weight += _PER_SOLUTION + _PER_CHOICE * len(solved.places)
+            self._shared.put(key, (None if solved is None else self._shifted(solved, least, -1),), weight)
         return solved
 
     def _shifted(self, solved: Solved, least: list[int], sign: int) -> Solved:

@@ -42,7 +42,8 @@ class _Known:
         values = 0 if isinstance(selector, str) else selector.references.size
         self.selector = selector
         self.weight = weight
-        self.per_result = _PER_RESULT + _PER_VALUE * min(values, cel.References.LONGEST_KEY)
+        in_key = values if values <= cel.References.LONGEST_KEY else 1
+        self.per_result = _PER_RESULT + _PER_VALUE * in_key
         # Of a look-up besides the one that every look at a device costs.
         self.steps = values // _VALUES_PER_STEP
         self.results: dict[Hashable, cel.Outcome] = {}

@@ -32,6 +32,10 @@ class Memory:
             found = self._kept[kind] = kind()
         return found
 
+    def put(self, kept: object) -> None:
+        """Keep an object in place of the one that ``of`` would create for its type."""
+        self._kept[type(kept)] = kept
+
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:

@@ -57,7 +57,10 @@ def test_when_a_taint_was_added_tells_no_nodes_apart() -> None:
     outcome = allocate(cluster, [claim("c", exactly())], ignore_taint=lambda t: t.key == TAINT["key"])
     assert isinstance(outcome, Allocated)
     fleet = cluster.memory.of(Fleet)
-    assert len({id(n) for known in fleet._request_classes.values() for n in known.index.classes}) == 1
+    assert (
+        len({id(n) for _, known in fleet._request_classes.items() for n in known.request_class.index.classes})
+        == 1
+    )
 
 
 def test_nothing_is_kept_of_nodes_that_are_gone() -> None:
