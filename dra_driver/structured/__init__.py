@@ -13,9 +13,10 @@ from __future__ import annotations
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
+from dra_driver.structured.index.room import Room, room
 from dra_driver.structured.matching.contested import contested
 from dra_driver.structured.matching.taintrules import concerns, with_rules
-from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.budget import Budget, BudgetExhausted
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState, PoolState
@@ -45,6 +46,7 @@ __all__ = [
     "AllocatedState",
     "AllocationTracker",
     "Budget",
+    "BudgetExhausted",
     "Cluster",
     "DeviceID",
     "DoesNotFit",
@@ -62,6 +64,7 @@ __all__ = [
     "PoolPolicies",
     "PoolPolicy",
     "PoolState",
+    "Room",
     "Snapshot",
     "Strategy",
     "allocate",
@@ -69,5 +72,6 @@ __all__ = [
     "concerns",
     "contested",
     "prepare",
+    "room",
     "with_rules",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 
 from controller.allocate.decide.claims import ClaimView
@@ -44,17 +44,16 @@ from controller.allocate.decide.objects import (
     is_finished,
 )
 from controller.allocate.decide.placement import NodeUsage, Placements, same_for_pods
+from controller.allocate.decide.signatures import requests_of, signature_of
 from controller.allocate.decide.solving import NoFit, PodDecider
-from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
-from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.resourceclaim import foreign_gates, is_generated
 from dra_driver.structured import Budget
 
-__all__ = ["Decisions", "requests_of", "signature_of"]
+__all__ = ["Decisions"]
 
 
 class Decisions:
@@ -333,25 +332,3 @@ class Decisions:
                 return True
         return False
 
-
-def signature_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]) -> bytes:
-    """Return what decides whether a pod fits: equal signatures get equal answers in one state of the cluster.
-
-    Args:
-        pod: that waits.
-        claims: that it needs allocated, of its own; none where its claims are shared or partly allocated:
-            then the pod is a signature of its own.
-        avoided: nodes that are left out for this pod.
-    """
-    if not claims or avoided or pod.spec.node_name:
-        return str(pod.key).encode()
-    spec = pod.spec
-    needs = [c.resources.requests for c in (*spec.init_containers, *spec.containers)]
-    return requests_of(claims) + codec.encode([spec.node_selector, spec.affinity, spec.tolerations, needs])
-
-
-def requests_of(claims: Iterable[ResourceClaim]) -> bytes:
-    """Return what claims ask for, without their names: the same for claims from one template."""
-    return codec.encode(
-        [[c.spec, (c.metadata.annotations or {}).get(TOPOLOGY_ANNOTATION, "")] for c in claims]
-    )

@@ -19,9 +19,10 @@ Members are pods of one namespace that carry, themselves or on a claim that they
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from controller.allocate.decide.claims import ClaimView, node_of
 from controller.allocate.decide.messages import (
@@ -37,13 +38,14 @@ from controller.allocate.decide.messages import (
 from controller.allocate.decide.node_backoff import NodeBackoff
 from controller.allocate.decide.objects import CLAIM_INDEX, GROUP_INDEX, Objects, claims_of, is_finished
 from controller.allocate.decide.placement import NodeUsage
+from controller.allocate.decide.signatures import signature_of
 from controller.allocate.decide.solving import NoFit, PodDecider, Trial
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.resourceclaim import foreign_gates, held_by, is_gated
-from dra_driver.structured import Budget
+from dra_driver.structured import Budget, BudgetExhausted, Room
 
 __all__ = ["LARGEST_GROUP", "Gang", "Gangs", "GroupKey", "GroupProblem", "signature_of_group"]
 
@@ -90,6 +92,42 @@ class GroupProblem:
     message: str
 
 
+class _Crowd(NamedTuple):
+    """Members of a group that want the same.
+
+    Attributes:
+        number: of them.
+        room: for pods like them.
+        nodes: that can take them.
+    """
+
+    number: int
+    room: Room
+    nodes: Set[str]
+
+    def within(self, nodes: set[str] | None) -> Set[str]:
+        return self.nodes if nodes is None else nodes & self.nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A refusal, and on what it rests: while that is the same, so is the answer.
+
+    Attributes:
+        changes: how many changes there were that may help any group.
+        rests_on: what it rests on of the members.
+        state: what it rests on of nodes and devices; if None, that is not known.
+    """
+
+    changes: int
+    rests_on: object
+    state: object
+    refusal: Refuse
+
+    def still_holds(self, rests_on: object, state: object) -> bool:
+        return self.state == state and self.rests_on == rests_on
+
+
 class Gangs:
     """Finds the members of groups and decides for all of them.
 
@@ -118,8 +156,7 @@ class Gangs:
         self._usage = usage
         self._backoff = backoff
         self._partial_since: dict[GroupKey, float] = {}
-        # What was refused, and on what that rests: while it is the same, so is the answer.
-        self._refused: dict[GroupKey, tuple[object, Refuse]] = {}
+        self._refused: dict[GroupKey, _Refused] = {}
 
     # --- members --------------------------------------------------------------------------------------------
 
@@ -205,14 +242,22 @@ class Gangs:
         if waiting:
             reason = f"group {gang.key[1]}: {len(waiting)} of {gang.size} pods are {held_by(waiting)}"
             return self._incomplete(gang, reason, now)
-        answer = self._anywhere(gang, budget, now)
+        crowds = self._crowds(gang, budget)
+        state = self._state(gang, crowds)
+        known = self._refused.get(gang.key)
+        if known is not None and state is not None and known.still_holds(self._rests_on(gang, now), state):
+            # Something has changed, but nothing that helps.
+            self._refused[gang.key] = replace(known, changes=changes)
+            return known.refusal
+        answer = self._anywhere(gang, crowds, budget, now)
         if isinstance(answer, NoFit):
             where = f" on nodes of one {gang.domain}" if gang.domain else ""
             text = f"group {gang.key[1]}, all {gang.size} pods together{where}: {answer.message}"
             refusal = self._refusal(gang, text, answer.claims, self._held(gang))
             # What was given up may be answered the next time, although nothing has changed.
             if not (refusal.undo or budget.exhausted or budget.cut):
-                self._refused[gang.key] = self._rests_on(gang, changes, now), refusal
+                rests_on = self._rests_on(gang, now)
+                self._refused[gang.key] = _Refused(changes, rests_on, state, refusal)
             return refusal
         held = self._held(gang) if isinstance(answer, GroupWrite) else ()
         if held and self._time_left(gang, now) <= 0:
@@ -232,12 +277,11 @@ class Gangs:
             now: the time.
         """
         known = self._refused.get(gang.key)
-        if known is not None and known[0] == self._rests_on(gang, changes, now):
-            return known[1]
-        self._refused.pop(gang.key, None)
+        if known is not None and known.changes == changes and known.rests_on == self._rests_on(gang, now):
+            return known.refusal
         return None
 
-    def _rests_on(self, gang: Gang, changes: int, now: float) -> object:
+    def _rests_on(self, gang: Gang, now: float) -> object:
         """Return what a refusal depends on, besides the members' claims, which cannot change."""
         members = [
             (
@@ -248,19 +292,82 @@ class Gangs:
             )
             for p in gang.members
         ]
-        return changes, gang.size, gang.domain, members
+        return gang.size, gang.domain, members
 
-    def _anywhere(self, gang: Gang, budget: Budget, now: float) -> Wait | Proceed | NoFit | GroupWrite:
+    # --- before any search ----------------------------------------------------------------------------------
+
+    def _crowds(self, gang: Gang, budget: Budget) -> list[_Crowd]:
+        """Return the members that wait for devices, those of one signature together."""
+        users = Counter(key for pod in gang.members for key in claims_of(pod))
+        found: dict[bytes, list[Pod]] = {}
+        for pod in gang.members:
+            claims = self._claims_of(pod)
+            # A claim that members share is allocated once, wherever the first of them goes.
+            if not is_finished(pod) and claims and all(users[c.key] == 1 for c in claims):
+                found.setdefault(signature_of(pod, claims, ()), []).append(pod)
+        crowds: list[_Crowd] = []
+        for pods in found.values():
+            room = self._decider.room(pods[0], budget)
+            if room is not None:
+                crowds.append(_Crowd(len(pods), room, self._decider.nodes_for(pods[0])))
+        return crowds
+
+    def _state(self, gang: Gang, crowds: Sequence[_Crowd]) -> object:
+        """Return what a refusal rests on besides the members; None where that is not known.
+
+        A device that none of them can use does not change it, nor does a node without free devices for them.
+        """
+        if sum(crowd.number for crowd in crowds) < sum(not is_finished(p) for p in gang.members):
+            return None
+        try:
+            domains = sorted(
+                tuple(crowd.room.state(crowd.within(nodes)) for crowd in crowds)
+                for nodes in self._domains(gang)
+            )
+        except BudgetExhausted:
+            return None
+        return self._decider.ownership_version, domains
+
+    def _missing(self, gang: Gang, crowds: Sequence[_Crowd]) -> list[tuple[set[str] | None, int]]:
+        """Return the domains, each with the number of members that it surely has no free devices for."""
+        domains = self._domains(gang)
+        try:
+            return [(d, sum(c.number - c.room.holds(c.number, c.within(d)) for c in crowds)) for d in domains]
+        except BudgetExhausted:
+            return [(nodes, 0) for nodes in domains]
+
+    # --- the search -----------------------------------------------------------------------------------------
+
+    def _anywhere(
+        self, gang: Gang, crowds: Sequence[_Crowd], budget: Budget, now: float
+    ) -> Wait | Proceed | NoFit | GroupWrite:
         """Return the first answer of a domain; that of the last one that was tried where none has one."""
         answer: Wait | Proceed | NoFit | GroupWrite = NoFit(f"no node has the label {gang.domain}")
+        least: int | None = None
         by_demand = self._by_demand(gang.members)
         orders = (by_demand,) if by_demand == gang.members else (by_demand, gang.members)
-        for within in self._domains(gang):
+        # All of them before any search, which looks at the nodes as they would be then.
+        for within, missing in self._missing(gang, crowds):
+            if missing:
+                least = missing if least is None else min(least, missing)
+                continue
             for order in orders:
                 answer = self._try(order, within, budget, now)
                 if not isinstance(answer, NoFit) or budget.exhausted:
                     return answer
-        return answer
+            least = 0
+        return answer if not least else self._too_little_room(gang, least)
+
+    def _too_little_room(self, gang: Gang, missing: int) -> NoFit:
+        """Return the refusal where no domain has enough devices, ``missing`` in the best one."""
+        where = f"no nodes of one {gang.domain} have" if gang.domain else "the cluster does not have"
+        waiting = tuple(
+            c for pod in gang.members for c in self._claims_of(pod) if c.status.allocation is None
+        )
+        return NoFit(
+            f"{where} free devices for all of them, at best for all but {missing}",
+            tuple({c.metadata.uid: c for c in waiting}.values()),
+        )
 
     def _domains(self, gang: Gang) -> list[set[str] | None]:
         """Return sets of nodes of which one must hold the group, smallest first; None for all nodes."""

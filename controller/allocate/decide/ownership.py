@@ -58,14 +58,22 @@ class _Known:
     pools: set[PoolID]
     owners: Counter[Owner]
 
+    def sides(self) -> frozenset[Owner]:
+        """Return the allocators that have a device of the class."""
+        return frozenset(owner for owner, count in self.owners.items() if count > 0)
+
 
 class OwnershipIndex:
     """Which pools have devices of a class, by allocator, kept from snapshot to snapshot.
 
     A changed pool is looked at once for every class that was asked about.
+
+    Attributes:
+        version: another one whenever answers may be others than before.
     """
 
     def __init__(self, drivers: Collection[DriverName]) -> None:
+        self.version = 0
         self._drivers = drivers
         self._owners: dict[PoolID, Owner] = {}
         self._known: dict[str, _Known] = {}
@@ -79,6 +87,7 @@ class OwnershipIndex:
             pools: those whose slices have changed, with their owners; None where no devices are left.
         """
         classes = snapshot.classes
+        before_all = {name: known.sides() for name, known in self._known.items()}
         for name in [n for n, k in self._known.items() if classes.get(n) is not k.class_]:
             del self._known[name]
         self._snapshot = snapshot
@@ -92,6 +101,8 @@ class OwnershipIndex:
                     known.pools.discard(pool)
                     known.owners[before] -= 1
                 self._add(known, pool)
+        if before_all != {name: known.sides() for name, known in self._known.items()}:
+            self.version += 1
 
     def _add(self, known: _Known, pool: PoolID) -> None:
         owner = self._owners.get(pool)

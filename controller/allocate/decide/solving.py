@@ -33,9 +33,11 @@ from dra_driver.structured import (
     PersistentMap,
     PoolPolicies,
     PoolPolicy,
+    Room,
     Snapshot,
     allocate,
     prepare,
+    room,
 )
 
 __all__ = ["NoFit", "PodDecider", "PodDecision", "Trial"]
@@ -159,6 +161,11 @@ class PodDecider:
 
     # --- pools and nodes ------------------------------------------------------------------------------------
 
+    @property
+    def ownership_version(self) -> int:
+        """Another number whenever the allocator that serves some claim may have changed."""
+        return self._current().ownership.version
+
     def are_ours(self, pools: Collection[PoolID]) -> bool:
         """Return whether every pool is this controller's to allocate from."""
         self._current()
@@ -176,6 +183,22 @@ class PodDecider:
             if value is not None:
                 found.setdefault(value, set()).add(name)
         return found
+
+    def room(self, pod: Pod, budget: Budget) -> Room | None:
+        """Return the room for pods like this one; None if nothing is known beforehand."""
+        claims = self._claims_of(pod, None)
+        if isinstance(claims, Wait) or any(c.status.allocation is not None for c in claims):
+            return None
+        owners = [self._current().ownership.claim(c).ownership for c in claims]
+        if not owners or any(owner is not ClaimOwnership.OURS for owner in owners):
+            return None
+        return room(
+            self._snapshot(None), claims, ignore_taint=is_controller_taint, pools=self._ours, budget=budget
+        )
+
+    def nodes_for(self, pod: Pod) -> Set[str]:
+        """Return the nodes that can take the pod, as far as devices do not matter."""
+        return self._placements.candidates(pod).nodes & self._current().snapshot.nodes.keys()
 
     def decide(
         self,

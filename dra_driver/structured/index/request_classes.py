@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from dra_driver.structured.index.demand import Allowed, Choice, Demand
 from dra_driver.structured.index.equivalence import FleetIndex, Layout, NodeClass
-from dra_driver.structured.index.several_devices import BestClasses, SharedSolutions
+from dra_driver.structured.index.several_devices import BestClasses, SharedSolutions, free_positions
 from dra_driver.structured.index.single_device import CheapestDevices
 from dra_driver.structured.matching.plan import ClaimPlan
 from dra_driver.structured.matching.problem import Options
@@ -131,6 +131,33 @@ class RequestClass:
                 known = Role.FIRST if Strategy.FIRST_FIT in found else Role.BEST
             self._roles[layout] = known
         return known
+
+    def room_on(self, snapshot: Snapshot, nodes: NodeClass) -> tuple[int | None, int]:
+        """Return how many such sets of claims a node of a class can hold at most, and the state behind that.
+
+        None: no bound is known, because a request is for all devices or for shares, or a selector fails.
+
+        Raises:
+            BudgetExhausted: the question has no steps or no time left.
+        """
+        demand, layout = self._demand, nodes.layout
+        demand.budget.spend(1 + len(layout.kinds) * len(demand.alternatives) // 16)
+        free = free_positions(nodes)
+        costs = [(p, demand.kind(snapshot, layout.kinds[p])) for p in free]
+        useful = [(p, c.costs) for p, c in costs if c.failing or any(cost is not None for cost in c.costs)]
+        bound = tuple(layout.columns[column] for column in demand.bound)
+        state = hash((layout.structure, bound, tuple(useful), () if layout.plain else nodes.in_use))
+        if not (demand.counted and layout.plain) or any(c.failing for _, c in costs):
+            return None, state
+        wanted: dict[tuple[int, int], int] = {}
+        serving: dict[tuple[int, int], set[int]] = {}
+        for i, (ci, ri, _, alternative) in enumerate(demand.alternatives):
+            count = alternative.count or 0
+            wanted[ci, ri] = min(wanted.get((ci, ri), count), count)
+            serving.setdefault((ci, ri), set()).update(p for p, c in useful if c[i] is not None)
+        by_request = [len(serving[r]) // count for r, count in wanted.items() if count]
+        least = sum(wanted.values())
+        return (min(*by_request, len(useful) // least, len(useful)) if least else None), state
 
     def may_fail(self, snapshot: Snapshot, layout: Layout) -> bool:
         """Return whether Kubernetes' search may end in an error on nodes of the layout."""

@@ -16,7 +16,7 @@ from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.search import bestfit
 from dra_driver.structured.search.search import SearchLimitError
 
-__all__ = ["BestClasses", "SharedSolutions"]
+__all__ = ["BestClasses", "SharedSolutions", "free_positions"]
 
 # Bytes, measured: of a class of nodes in the order; of a solution, and of each device that it chooses; of
 # what a solution is known by, and of each device and alternative in that.
@@ -170,7 +170,7 @@ class BestClasses:
         demand = self._demand
         if not demand.simple or not nodes.layout.plain or nodes.layout.first_fit:
             return ()
-        free = _free(nodes)
+        free = free_positions(nodes)
         binding = waste = 0
         for i, (*_, alternative) in enumerate(demand.alternatives):
             costs = [c for p in free if (c := demand.kind(snapshot, nodes.layout.kinds[p]).costs[i])]
@@ -255,7 +255,7 @@ class BestClasses:
         return Solved(solution.score.between_nodes, places, solution.chosen), not demand.budget.exhausted
 
 
-def _free(nodes: NodeClass) -> list[int]:
+def free_positions(nodes: NodeClass) -> list[int]:
     """Return the positions of free devices in usable pools."""
     found: list[int] = []
     offset = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.allocate.decide.decisions import signature_of
+from controller.allocate.decide.signatures import signature_of
 from controller.allocate.pending import PendingPods
 from dra_driver.api import codec
 from dra_driver.api.core import Pod

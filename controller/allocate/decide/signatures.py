@@ -1,0 +1,43 @@
+"""What decides whether a pod fits, without its name: pods with equal signatures get equal answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+
+from dra_driver.api import codec
+from dra_driver.api.core import Pod
+from dra_driver.api.names import TOPOLOGY_ANNOTATION
+from dra_driver.api.resource import ResourceClaim
+
+__all__ = ["requests_of", "signature_of"]
+
+
+def signature_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]) -> bytes:
+    """Return what decides whether a pod fits: equal signatures get equal answers in one state of the cluster.
+
+    Args:
+        pod: that waits.
+        claims: that it needs allocated, of its own; none where its claims are shared or partly allocated:
+            then the pod is a signature of its own.
+        avoided: nodes that are left out for this pod.
+    """
+    if not claims or avoided or pod.spec.node_name:
+        return str(pod.key).encode()
+    spec = pod.spec
+    needs = [c.resources.requests for c in (*spec.init_containers, *spec.containers)]
+    return _digest(
+        requests_of(claims) + codec.encode([spec.node_selector, spec.affinity, spec.tolerations, needs])
+    )
+
+
+def requests_of(claims: Iterable[ResourceClaim]) -> bytes:
+    """Return what claims ask for, without their names: the same for claims from one template."""
+    return _digest(
+        codec.encode([[c.spec, (c.metadata.annotations or {}).get(TOPOLOGY_ANNOTATION, "")] for c in claims])
+    )
+
+
+def _digest(content: bytes) -> bytes:
+    # Claims and pods may have a megabyte of selectors and affinity, and signatures are kept for what waits.
+    return hashlib.blake2b(content, digest_size=16).digest()
