@@ -366,15 +366,16 @@ class _Question:
 
     def _summarize(self, fleet: Fleet, request_class: RequestClass, holders: bool) -> str:
         """Return the summary, examining one node of each class, of at most ``_MAX_CLASSES``."""
-        if not request_class.index.shows(self._snapshot, self._policies):
+        if request_class.index.shows(self._snapshot, self._policies):
+            known = [names for names, _ in fleet.classes(request_class, self._allowed())]
+        else:
             # The index has gone on to another snapshot since.
-            return summaries.summary(self._explain(), holders=holders)
-        known = fleet.classes(request_class, self._allowed())
+            known = [[node.metadata.name] for node in self._nodes()]
         if len(known) > _MAX_CLASSES:
-            known.sort(key=lambda item: (-len(item[0]), item[0][0]))
-        shown = sorted((names for names, _ in known[:_MAX_CLASSES]), key=lambda names: names[0])
+            known.sort(key=lambda names: (-len(names), names[0]))
+        shown = sorted(known[:_MAX_CLASSES], key=lambda names: names[0])
         budget = self.budget.for_reasons()
-        left = sum(len(names) for names, _ in known[_MAX_CLASSES:])
+        left = sum(len(names) for names in known[_MAX_CLASSES:])
         classes = []
         for names in shown:
             looked = self._reasons_on(names[0], budget)

@@ -10,6 +10,7 @@ from allocator_world import claim, device, exactly, node, partitioned_pool, pool
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured import (
+    Allocated,
     AllocatedState,
     DeviceID,
     DoesNotFit,
@@ -75,6 +76,18 @@ class Account(Budget):
     def for_reasons(self) -> Budget:
         self.others.append(super().for_reasons())
         return self.others[-1]
+
+
+def test_reasons_asked_for_late_are_bounded_too() -> None:
+    cluster = snapshot(*(pool(f"small-{i:03}", device("d", "24Gi")) for i in range(400)))
+    budget = Account()
+    refused = allocate(cluster, [claim("c", exactly(memory="32Gi"))], budget=budget)
+    assert isinstance(refused, DoesNotFit)
+    # The index follows another snapshot by now.
+    other = held(cluster, ("small-000", "d", "x/c"))
+    assert isinstance(allocate(other, [claim("c", exactly())]), Allocated)
+    assert "0 of 400 nodes" in refused.summary()
+    assert 0 < sum(b.spent for b in budget.others) < 400
 
 
 def test_many_nodes_are_counted_without_a_look_at_each() -> None:
