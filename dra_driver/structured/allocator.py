@@ -45,6 +45,8 @@ from dra_driver.structured.search.search import Pick, Search, SearchLimitError
 
 __all__ = ["allocate"]
 
+# Steps of a question that is answered from what is known.
+_FEW_STEPS: Final = 8
 # Layouts of which a node is examined for a brief reason.
 _BRIEF_LAYOUTS: Final = 2
 # Classes of nodes, the largest ones, of which a node is examined for the summary.
@@ -207,10 +209,13 @@ class _Question:
 
     def _by_classes(self) -> Outcome:
         fleet = self._snapshot.memory.of(Fleet)
+        before = self.budget.left
         try:
             return self._of_fleet(fleet)
         finally:
-            fleet.settle()
+            # What is worked out costs steps, so a question that cost few has added nothing to speak of.
+            if before - self.budget.left > _FEW_STEPS:
+                fleet.settle()
 
     def _of_fleet(self, fleet: Fleet) -> Outcome:
         request_class = fleet.request_class(
