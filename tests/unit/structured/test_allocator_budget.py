@@ -1,7 +1,9 @@
 """What a question may cost, whatever claims ask for."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from dra_driver.structured import (
     Strategy,
     allocate,
     allocate_group,
+    prepare,
 )
 from dra_driver.structured.index.fleet import Fleet
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
@@ -153,6 +156,49 @@ def test_honest_claims_do_not_pay_for_the_expressions_of_others() -> None:
     index = cluster.memory.of(Fleet)
     indexes = [columns for columns, _ in index._indexes]
     assert not any({c[0] for c in columns} >= {"attribute", "expression"} for columns in indexes)
+
+
+def test_a_claim_without_selectors_does_not_use_the_index_of_an_expression() -> None:
+    cluster = fleet(70)
+    expression = f'device.attributes["{DOMAIN}"].uuid.endsWith("7")'
+    assert isinstance(allocate(cluster, [claim("c", exactly(1, **selector(expression)))]), Allocated)
+    assert isinstance(allocate(cluster, [claim("plain", exactly(1))]), Allocated)
+    columns = {kinds for of, _ in cluster.memory.of(Fleet)._indexes for kinds in [tuple(c[0] for c in of)]}
+    assert columns == {("expression",), ()}
+
+
+def test_indexes_of_expressions_make_room_before_those_of_attributes() -> None:
+    cluster = fleet(3)
+    honest = claim("honest", exactly(1, **selector(f'device.attributes["{DOMAIN}"].x == 3')))
+    allocate(cluster, [honest])
+    kept = cluster.memory.of(Fleet)._indexes
+    first = next(iter(kept.values()))
+    for i in range(60):
+        expression = f'device.attributes["{DOMAIN}"].all(k, k != "{i}")'
+        allocate(cluster, [claim("c", exactly(1, **selector(expression)))])
+    assert first in kept.values()
+    assert len(kept) <= 16
+
+
+def test_what_is_known_is_charged_where_there_is_much_of_it() -> None:
+    # Every name is a column of every node, although no device has any of them.
+    names = " && ".join(f'!has(device.attributes["{DOMAIN}"].n{i})' for i in range(180))
+    cluster, budget = fleet(50), Budget()
+    prepare(cluster)
+    # Compiling it would cost more steps than all the rest.
+    cluster.selectors.references(names)
+    calls = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        allocate(cluster, [claim("c", exactly(1, **selector(names)))], budget=budget)
+    finally:
+        sys.setprofile(None)
+    assert calls < 120 * budget.spent
 
 
 def test_expressions_that_no_claim_asks_for_any_more_are_forgotten() -> None:

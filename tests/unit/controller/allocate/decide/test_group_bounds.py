@@ -114,6 +114,22 @@ def refusal(answer: PodAnswer) -> str:
     return answer.decision.message
 
 
+def test_what_nodes_are_is_not_for_the_first_pod_to_pay() -> None:
+    world = World(300, gpus=8)
+    world.pod("first", 1)
+    answer = world.decide("first")
+    assert isinstance(answer.decision, Write)
+    # Two columns that no other claim has asked for, on each node.
+    assert answer.steps is not None
+    assert answer.steps < 3_000
+    world.node("n300", "new")
+    world.devices("n300", 8)
+    world.pod("next", 1)
+    answer = world.decide("next")
+    assert answer.steps is not None
+    assert answer.steps < 200
+
+
 def test_a_group_that_no_domain_has_devices_for_is_refused_without_a_search() -> None:
     for nodes, per_rack, size, domain in ((200, 1, 9, "kubernetes.io/hostname"), (240, 7, 57, "rack")):
         world = World(nodes, gpus=8, nodes_per_rack=per_rack)
