@@ -331,4 +331,3 @@ class Decisions:
             if all(c is not None and c.status.allocation is not None for c in needed):
                 return True
         return False
-

@@ -14,6 +14,7 @@ from controller.allocate.decide import (
     ObjectGone,
     ObjectSeen,
     PodAnswer,
+    PodID,
     PodQuestion,
     Refuse,
     Settings,
@@ -92,7 +93,7 @@ class World:
 
     def decide(self, name: str = "m000") -> PodAnswer:
         self.now += 1000.0
-        return self.decisions.decide(PodQuestion(ObjectKey(NS, name), self.now))
+        return self.decisions.decide(PodQuestion(PodID(ObjectKey(NS, name), Uid(f"pod-{name}")), self.now))
 
     def take(self, name: str, of: str, count: int = 1) -> str:
         """Allocate to a pod by itself; return the node."""
