@@ -36,7 +36,7 @@ from typing import Any
 
 import structlog
 import yaml
-from controller_harness import inline
+from inline_answers import inline
 
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,14 +13,11 @@ from builders import DRIVER as OURS
 from builders import NAMESPACE as NS
 from builders import PROTECTED, request
 from fake_client import FakeClient
+from inline_answers import inline
 
-from controller.allocate.decide import Settings
-from controller.allocate.decider import Answers, Inline
-from controller.allocate.journal import Journal
 from controller.app import Controller
 from controller.assembly import AnswersOf
 from controller.config import ControllerConfig
-from controller.observe.metrics import Metrics
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.meta import DriverName
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
@@ -142,11 +138,6 @@ class Harness:
 
     def held(self) -> list[tuple[str, str]]:
         return [d for c in self.cluster.all(RESOURCE_CLAIMS) for d in self.devices(c.metadata.name)]
-
-
-def inline(journal: Journal, settings: Settings, _config: ControllerConfig, _metrics: Metrics) -> Answers:
-    """Return answers that are worked out in this process: in virtual time no other one can be waited for."""
-    return Inline(journal, settings, time.thread_time)
 
 
 Scenario = Callable[[Harness], Awaitable[None]]

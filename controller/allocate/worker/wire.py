@@ -7,7 +7,7 @@ controller has them, and an answer about a version that it has no more is out of
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -341,8 +341,15 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
         known: the newest version of a claim.
 
     Raises:
-        OutOfDate: a claim has changed since.
+        OutOfDate: a claim that is to be written has changed since.
     """
+
+    def newest(refs: Iterable[ClaimRef]) -> Iterator[ResourceClaim]:
+        # These are only told. A refusal that is remembered names the versions of when it was worked out.
+        for ref in refs:
+            claim = known(ref.key)
+            if claim is not None and claim.metadata.uid == ref.uid:
+                yield claim
 
     def found(ref: ClaimRef) -> ResourceClaim:
         claim = known(ref.key)
@@ -356,7 +363,7 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
         case _Proceed(node, theirs):
             return Proceed(node, theirs)
         case _Refuse(message, claims, undo, elsewhere, signature):
-            return Refuse(message, tuple(map(found, claims)), tuple(map(found, undo)), elsewhere, signature)
+            return Refuse(message, tuple(newest(claims)), tuple(map(found, undo)), elsewhere, signature)
         case _Hard():
             return Hard()
         case _Writes(writes):

@@ -16,8 +16,8 @@ import pytest
 import virtual_time
 from builders import DRIVER, PROTECTED
 from builders import NAMESPACE as NS
-from controller_harness import inline
 from fake_client import FakeClient, unreachable
+from inline_answers import inline
 
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings

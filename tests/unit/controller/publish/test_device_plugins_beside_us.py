@@ -12,8 +12,8 @@ import pytest
 import virtual_time
 from builders import DRIVER, request
 from builders import NAMESPACE as NS
-from controller_harness import inline
 from fake_client import FakeClient
+from inline_answers import inline
 
 from controller.app import Controller
 from controller.config import ControllerConfig

@@ -22,7 +22,7 @@ from controller.allocate.decide import (
 )
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import DriverName, ObjectKey
+from dra_driver.api.meta import DriverName, ObjectKey, Uid
 from dra_driver.api.names import (
     ALLOCATION_GATE,
     CONTROLLER_TAINT,
