@@ -23,8 +23,9 @@ from dra_driver.structured.model.budget import Budget
 DRIVER = "gpu.example.com"
 OF = f'device.attributes["{DRIVER}"]'
 MIB = 1 << 20
-# Measured: a unit is a call or two; a call in C may be as long as it is paid for.
-CALLS_PER_UNIT, CALLS_AT_LEAST = 6, 400
+# Measured: a unit is a call or two; a call in C may be as long as it is paid for. What is done once, such as
+# making a table that all selectors share, is in the least: a few milliseconds.
+CALLS_PER_UNIT, CALLS_AT_LEAST = 6, 5_000
 CALLS_PER_STEP = 120
 # Units after which the caller pays no longer, so that examples stay quick.
 PAID = 100_000
