@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from controller.allocate.decide.objects import Objects, is_finished
+from controller.allocate.decide.signatures import digest
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod, Taint, Toleration
 from dra_driver.api.meta import Uid
@@ -238,7 +239,10 @@ class Placements:
         spec = pod.spec
         demand = Demand.of(pod)
         affinity = spec.affinity.node_affinity if spec.affinity is not None else None
-        key = codec.encode((spec.node_selector, affinity, spec.tolerations, demand.cpu, demand.memory))
+        # A digest: the affinity of a pod may be a megabyte.
+        key = digest(
+            codec.encode((spec.node_selector, affinity, spec.tolerations, demand.cpu, demand.memory))
+        )
         fit = self._kept.get(key)
         end = self._start + len(self._log)
         if fit is None or fit.seen < self._start:

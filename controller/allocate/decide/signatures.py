@@ -10,7 +10,7 @@ from dra_driver.api.core import Pod
 from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import ResourceClaim
 
-__all__ = ["requests_of", "signature_of"]
+__all__ = ["digest", "requests_of", "signature_of"]
 
 
 def signature_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[str]) -> bytes:
@@ -26,18 +26,18 @@ def signature_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[
         return str(pod.key).encode()
     spec = pod.spec
     needs = [c.resources.requests for c in (*spec.init_containers, *spec.containers)]
-    return _digest(
+    return digest(
         requests_of(claims) + codec.encode([spec.node_selector, spec.affinity, spec.tolerations, needs])
     )
 
 
 def requests_of(claims: Iterable[ResourceClaim]) -> bytes:
     """Return what claims ask for, without their names: the same for claims from one template."""
-    return _digest(
+    return digest(
         codec.encode([[c.spec, (c.metadata.annotations or {}).get(TOPOLOGY_ANNOTATION, "")] for c in claims])
     )
 
 
-def _digest(content: bytes) -> bytes:
-    # Claims and pods may have a megabyte of selectors and affinity, and signatures are kept for what waits.
+def digest(content: bytes) -> bytes:
+    """Return a short name for what may be a megabyte of selectors and affinity, and is kept as a key."""
     return hashlib.blake2b(content, digest_size=16).digest()

@@ -15,6 +15,8 @@ from controller.allocate.worker.wire import Frames
 
 _CHUNK: Final = 1 << 18
 _EXIT_MEMORY: Final = 70
+# Without a message, there is time for what can wait.
+_IDLE_SECONDS: Final = 1.0
 
 
 def main(descriptor: int) -> int:
@@ -22,7 +24,7 @@ def main(descriptor: int) -> int:
     limits.prefer_to_end(500)
     with contextlib.closing(socket.socket(fileno=descriptor)) as connection:
         os.set_inheritable(descriptor, False)
-        service = Service(connection.sendall)
+        service = Service(connection.sendall, descriptor)
         frames = Frames()
         try:
             while True:
@@ -48,7 +50,10 @@ def _wait(connection: socket.socket, service: Service) -> None:
         slow = service.slow
         pipes = list(slow.pipes) if slow is not None else []
         timeout = slow.timeout if slow is not None else None
+        timeout = _IDLE_SECONDS if timeout is None else min(timeout, _IDLE_SECONDS)
         ready, _, _ = select.select([connection.fileno(), *pipes], [], [], timeout)
+        if not ready:
+            service.idle()
         if slow is not None:
             slow.look()
             for pipe in ready:

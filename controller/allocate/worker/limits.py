@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["bound_copy", "memory", "prefer_to_end"]
+__all__ = ["bound_copy", "end_with_parent", "memory", "prefer_to_end"]
 
 _PAGE: Final = resource.getpagesize()
+_PR_SET_PDEATHSIG: Final = 1
 _STATM: Final = Path("/proc/self/statm")
 _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
@@ -44,6 +47,12 @@ def bound_copy(more: int, seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         os.nice(5)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that made it ends (prctl(2))."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)
 
 
 def prefer_to_end(score: int) -> None:

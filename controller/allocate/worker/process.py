@@ -257,6 +257,10 @@ class WorkerProcess:
         question, cpu, since = None, 0.0, 0.0
         while True:
             await asyncio.sleep(limit / _LOOKS)
+            if process.returncode is not None and self._writer is not None:
+                # Something of it lives on and holds the connection.
+                self._writer.transport.abort()
+                return
             now = self._begun
             if now is None or now != question:
                 question, cpu, since = now, _cpu_seconds(process), time.monotonic()

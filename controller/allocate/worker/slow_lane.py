@@ -80,6 +80,7 @@ class SlowLane:
         memory: bytes that a copy may take beyond what this process has.
         state: version and number of answers that a copy knows.
         done: called with each outcome.
+        connection: file descriptor of this process that copies must not keep open.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class SlowLane:
         memory: int,
         state: Callable[[], tuple[int, int]],
         done: Callable[[Outcome], None],
+        connection: int,
     ) -> None:
         self._decisions = decisions
         self._seconds = seconds
@@ -98,6 +100,7 @@ class SlowLane:
         self._memory = memory
         self._state = state
         self._done = done
+        self._connection = connection
         self._waiting: deque[_Asked] = deque()
         self._copies: dict[int, _Copy] = {}  # by pipe
 
@@ -146,13 +149,10 @@ class SlowLane:
 
     def _begin(self, asked: _Asked) -> None:
         here, there = os.pipe()
-        # What lives now is not looked at by the garbage collector of the copy, which would copy its memory.
-        gc.freeze()
         process = os.fork()
         if process == 0:
             os.close(here)
             self._work(asked, there)
-        gc.unfreeze()
         os.close(there)
         os.set_blocking(here, False)
         self._copies[here] = _Copy(asked, process, time.monotonic())
@@ -193,7 +193,11 @@ class SlowLane:
         """Work out the answer, send it, and end; nothing of the worker goes on here."""
         status = 1
         try:
+            # It would copy the memory that is shared with the worker.
             gc.disable()
+            # The controller must see at once that the worker has ended.
+            os.close(self._connection)
+            limits.end_with_parent()
             limits.prefer_to_end(1000)
             limits.bound_copy(self._memory, self._seconds + _GRACE_SECONDS)
             answer = self._decisions.work_out(asked.question)

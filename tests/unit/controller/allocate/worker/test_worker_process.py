@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import builders
@@ -146,6 +147,20 @@ async def world(limits: Limits | None = None, **settings: Any) -> AsyncIterator[
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def facts_of(process: int) -> list[str]:
+    """State, parent and so on of a process (proc_pid_stat(5)); empty where it has ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return fields if fields[0] not in "ZX" else []
+    return []
+
+
+def copies_of(process: int) -> list[int]:
+    """The processes that a process has made."""
+    every = (int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
+    return [pid for pid in every if (facts := facts_of(pid)) and int(facts[1]) == process]
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -323,6 +338,28 @@ def test_memory_that_a_question_takes_is_bounded_in_both_lanes() -> None:
             assert "1 MiB of memory" in answer.decision.message
             assert w.worker.restarts == 1
             assert isinstance((await w.ask("small"))[0].decision, Write | Hard)
+
+    run(scenario)
+
+
+def test_a_worker_that_ends_while_a_copy_works_is_replaced_at_once() -> None:
+    async def scenario() -> None:
+        async with world(decision_seconds=30.0) as w:
+            w.hard_nodes()
+            w.pod("hard", hard_claim("hard"))
+            w.pod("easy")
+            assert isinstance((await w.ask("hard"))[0].decision, Hard)
+            slow = asyncio.create_task(w.ask("hard", Lane.SLOW))
+            before = w.worker._process.pid if w.worker._process is not None else 0
+            while not copies_of(before):
+                await asyncio.sleep(0.01)
+            (copy,) = copies_of(before)
+            await w.kill()
+            assert device_of((await w.ask("easy"))[0])
+            while facts_of(copy):
+                await asyncio.sleep(0.01)
+            assert not slow.done()
+            slow.cancel()
 
     run(scenario)
 
