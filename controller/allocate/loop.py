@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import structlog
 
@@ -42,6 +43,9 @@ from dra_driver.resourceclaim import foreign_gates, is_gated, uses_claims
 __all__ = ["Allocator"]
 
 log = structlog.get_logger(__name__)
+
+# A group of 1,024 would hold the event loop for 0.1 s.
+_MEMBERS_AT_A_TIME: Final = 32
 
 
 class Allocator:
@@ -267,7 +271,7 @@ class Allocator:
                 # disjoint, and the claim is written under its resourceVersion.
                 await self._ungate(pod)
         if answer.group is not None and not answer.remembered:
-            self._report_to_others(pod, answer.group, refusal)
+            await self._report_to_others(pod, answer.group, refusal)
 
     def _report_refusal(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
         avoided = {node: round(seconds, 1) for node, seconds in answer.avoided}
@@ -281,9 +285,11 @@ class Allocator:
         for claim in refusal.claims:
             self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", reason, refusal.message)
 
-    def _report_to_others(self, pod: Pod, group: GroupMembers, refusal: Refuse) -> None:
+    async def _report_to_others(self, pod: Pod, group: GroupMembers, refusal: Refuse) -> None:
         """Report to the other members of a group why they wait; nothing else may lead to a look at them."""
-        for pod_id in group.pods:
+        for count, pod_id in enumerate(group.pods, 1):
+            if count % _MEMBERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
             member = self._pod(pod_id)
             if member is None or member.metadata.uid == pod.metadata.uid:
                 continue

@@ -190,7 +190,8 @@ class Decisions:
         if isinstance(group, GroupProblem):
             refusal = Refuse(group.message, signature=signature_of_group(group.key))
             return self._complete(PodAnswer(self._version, refusal, GroupMembers(*group.key)), pod, now)
-        members = group.described() if group is not None else None
+        # Without its members: each of them is told of them once, when the answer is worked out.
+        members = GroupMembers(*group.key, group.size) if group is not None else None
         if group is not None:
             known = self._gangs.known_refusal(group, self._improvements, now)
             if known is not None:

@@ -299,7 +299,7 @@ class GroupMembers:
         namespace: of all its pods.
         name: by its label.
         size: number of members that there must be; 0 where the labels make no sense.
-        pods: members that count, in the order of their names.
+        pods: members that count, in the order of their names; none in an answer that is remembered.
     """
 
     namespace: str

@@ -107,6 +107,7 @@ class WorkerProcess:
         self._begun: int | None = None
         self._blamed: int | None = None
         self._process: Process | None = None
+        self._was_ready = False
         self.restarts = 0
 
     # --- questions ------------------------------------------------------------------------------------------
@@ -140,14 +141,14 @@ class WorkerProcess:
         """Keep a worker running until cancelled."""
         backoff = Backoff(base=0.05, cap=10.0)
         while True:
-            started = time.monotonic()
             try:
                 reason = await self._live()
             except (OSError, DecodeError) as e:
                 reason = str(e)
             self.restarts += 1
             self._report("limit" if self._blamed is not None else "ended")
-            if time.monotonic() - started > 60:
+            if self._was_ready:
+                # It is no worker that cannot start.
                 backoff.reset()
             delay = 0.0 if self._blamed is not None else backoff.next()
             log.warning("the worker that decides has ended", reason=reason, again_in=round(delay, 2))
@@ -172,6 +173,7 @@ class WorkerProcess:
             here.close()
             raise
         self._process = process
+        self._was_ready = False
         try:
             reader, self._writer = await asyncio.open_connection(sock=here)
             self._life += 1
@@ -204,6 +206,7 @@ class WorkerProcess:
         await writer.drain()
         log.info("the worker that decides has started", seconds=round(time.monotonic() - began, 3))
         self._ready.set()
+        self._was_ready = True
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         frames = Frames()
@@ -254,18 +257,23 @@ class WorkerProcess:
     async def _watch(self, process: Process) -> None:
         """Stop a worker that works on one question for too long."""
         limit = self._limits.seconds
-        question, cpu, since = None, 0.0, 0.0
+        question, cpu, since, stopped = None, 0.0, 0.0, False
         while True:
             await asyncio.sleep(limit / _LOOKS)
             if process.returncode is not None and self._writer is not None:
                 # Something of it lives on and holds the connection.
                 self._writer.transport.abort()
                 return
+            seconds, was_stopped, stopped = _cpu_seconds(process), stopped, _is_stopped(process)
+            if stopped and was_stopped:
+                log.error("the worker that decides was stopped by a signal; it is replaced")
+                self._kill(process)
+                return
             now = self._begun
             if now is None or now != question:
-                question, cpu, since = now, _cpu_seconds(process), time.monotonic()
+                question, cpu, since = now, seconds, time.monotonic()
                 continue
-            used, waited = _cpu_seconds(process) - cpu, time.monotonic() - since
+            used, waited = seconds - cpu, time.monotonic() - since
             if used < limit and waited < _STARVED_FACTOR * limit:
                 # This process, or the worker, may have been held up by the machine.
                 continue
@@ -288,12 +296,22 @@ class WorkerProcess:
 
 
 def _cpu_seconds(process: Process) -> float:
-    """Return the CPU time of the worker, without that of its copies (proc_pid_stat(5))."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    """Return the CPU time of the worker, without that of its copies."""
+    facts = _facts(process)
+    return (int(facts[11]) + int(facts[12])) / _CPU_TICKS if facts else 0.0
+
+
+def _is_stopped(process: Process) -> bool:
+    """Return whether the worker is stopped (SIGSTOP): it will not end by itself, nor answer."""
+    return _facts(process)[:1] == ["T"]
+
+
+def _facts(process: Process) -> list[str]:
+    """Return state, parent and so on (proc_pid_stat(5)); empty where the process has ended."""
+    with contextlib.suppress(OSError):
         text = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8")
-        fields = text.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _CPU_TICKS
-    return 0.0
+        return text.rpartition(")")[2].split()
+    return []
 
 
 def answered_by(answer: Answer, question: PodQuestion, life: int, journal: Journal) -> Answered:

@@ -47,11 +47,11 @@ async def worker_killed(world: World) -> None:
 
 @attack
 async def worker_killed_again_and_again(world: World) -> None:
-    """Kill every process below the leading controller twice a second."""
+    """Kill every process below the leading controller every two seconds."""
     leader = await world.controllers.leader()
     _workers(world, leader)
     world.strike()
-    async for _ in world.ticks(2):
+    async for _ in world.ticks(0.5):
         _kill(children(leader.pid), signal.SIGKILL)
 
 

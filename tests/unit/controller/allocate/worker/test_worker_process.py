@@ -322,6 +322,19 @@ def test_a_worker_that_does_not_answer_is_replaced_and_the_question_is_slow_from
     run(scenario)
 
 
+def test_a_worker_that_is_stopped_by_a_signal_is_replaced() -> None:
+    async def scenario() -> None:
+        async with world(Limits(seconds=0.2)) as w:
+            w.node("n1", 1)
+            w.pod("a")
+            w.decider.release((await w.ask("a"))[1])
+            await w.kill(signal.SIGSTOP)
+            assert device_of((await w.ask("a"))[0])
+            assert w.worker.restarts == 1
+
+    run(scenario)
+
+
 def test_memory_that_a_question_takes_is_bounded_in_both_lanes() -> None:
     async def scenario() -> None:
         async with world(Limits(memory=1 << 20)) as w:
