@@ -93,6 +93,9 @@ class Wakeups:
         self._informer = pods
         self._passed_at = (PoolAllocator.CONTROLLER, -1)
         self._timer: asyncio.TimerHandle | None = None
+        # Groups of which members have ended, to be looked at soon.
+        self._groups: set[tuple[str, str]] = set()
+        self._groups_timer: asyncio.TimerHandle | None = None
         self.queue: WorkQueue[ObjectKey] = WorkQueue("allocator", max_delay=30.0, tenant=_namespace)
         self.slow: WorkQueue[ObjectKey] = WorkQueue("slow decisions", max_delay=30.0, tenant=_namespace)
         self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
@@ -114,8 +117,9 @@ class Wakeups:
         self.queue.close()
         self.slow.close()
         self.unused.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._groups_timer):
+            if timer is not None:
+                timer.cancel()
 
     # --- changes for the better -----------------------------------------------------------------------------
 
@@ -183,7 +187,16 @@ class Wakeups:
     def _check_group(self, pod: Pod) -> None:
         """Look at the other members of a group again: their number has changed."""
         claims = (self._assume_cache.get(key) for key in claims_of(pod))
-        for group in {*groups_of(pod), *(key for c in claims if c is not None for key in groups_of(c))}:
+        self._groups.update(groups_of(pod), *(groups_of(c) for c in claims if c is not None))
+        if self._groups and self._groups_timer is None:
+            # Where a thousand members are deleted, each of them is looked at once, not a thousand times.
+            loop = asyncio.get_running_loop()
+            self._groups_timer = loop.call_later(self._timings.wake, self._look_at_groups)
+
+    def _look_at_groups(self) -> None:
+        self._groups_timer = None
+        groups, self._groups = self._groups, set()
+        for group in groups:
             for member in self._informer.by_index(GROUP_INDEX, group):
                 self.queue.add(member.key)
 
