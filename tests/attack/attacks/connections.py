@@ -14,6 +14,8 @@ _CLIENT = ssl.create_default_context()
 _CLIENT.check_hostname = False
 _CLIENT.verify_mode = ssl.CERT_NONE
 
+# A pod of a tenant has an address of its own, not that of the kubelet, of Prometheus or of the API server.
+_ATTACKER = "127.0.0.2"
 _HALF = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Never-Ends: "
 _BODY = (
     b"POST /validate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
@@ -33,6 +35,7 @@ async def _open(port: int, first: bytes) -> socket.socket | None:
     loop = asyncio.get_running_loop()
     made = socket.socket()
     made.setblocking(False)
+    made.bind((_ATTACKER, 0))
     try:
         async with asyncio.timeout(5):
             await loop.sock_connect(made, ("127.0.0.1", port))
