@@ -162,12 +162,15 @@ class WorkerProcess:
             with there:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
+                    "-P",
                     "-m",
                     "controller.allocate.worker",
                     str(there.fileno()),
                     pass_fds=[there.fileno()],
                     stdin=DEVNULL,
                     stdout=DEVNULL,
+                    # The code of this process, wherever it is from, not what lies in the working directory.
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
         except BaseException:
             here.close()
