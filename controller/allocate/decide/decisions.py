@@ -195,6 +195,9 @@ class Decisions:
         if group is not None:
             known = self._gangs.known_refusal(group, self._improvements, now)
             if known is not None:
+                # Those of the others were told of when the answer was worked out.
+                own = set(claims_of(pod))
+                known = replace(known, claims=tuple(c for c in known.claims if c.key in own))
                 return self._complete(PodAnswer(self._version, known, members), pod, now)
         if not self._heavy:
             return None
