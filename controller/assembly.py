@@ -12,13 +12,13 @@ from typing import Final
 
 import structlog
 
+from controller.allocate.answers.decider import Answers, Decider
+from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import Settings
-from controller.allocate.decider import Answers, Decider
 from controller.allocate.doubles import DoubleAllocations
 from controller.allocate.following import follow
-from controller.allocate.journal import Journal
 from controller.allocate.loop import Allocator
 from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.pool_states import PoolStates

@@ -6,8 +6,8 @@ write, until the informer shows either the allocation or something newer.
 
 from __future__ import annotations
 
+from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import Change, ClaimAssumed, ClaimGone, ClaimSeen, ClaimView
-from controller.allocate.journal import Journal
 from controller.allocate.signal import Signal
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim

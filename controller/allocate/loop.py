@@ -8,6 +8,8 @@ from typing import Final
 
 import structlog
 
+from controller.allocate.answers.decider import Answered, Decider
+from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
@@ -24,8 +26,6 @@ from controller.allocate.decide import (
     Write,
     is_finished,
 )
-from controller.allocate.decider import Answered, Decider
-from controller.allocate.journal import Journal
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.metrics import Metrics

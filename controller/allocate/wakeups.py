@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
@@ -22,7 +23,6 @@ from controller.allocate.decide import (
     node_of,
     same_for_pods,
 )
-from controller.allocate.journal import Journal
 from controller.allocate.pending import PendingPods
 from controller.allocate.pool_owners import CurrentOwners
 from controller.config import Timings

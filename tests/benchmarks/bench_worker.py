@@ -13,9 +13,9 @@ from typing import Any
 import builders
 from builders import DRIVER, PROTECTED
 
+from controller.allocate.answers.decider import Answers, Decider, Inline
+from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import ClaimAssumed, ClaimSeen, Lane, ObjectSeen, Settings, Write
-from controller.allocate.decider import Answers, Decider, Inline
-from controller.allocate.journal import Journal
 from controller.allocate.signal import Signal
 from controller.allocate.worker.process import Limits, WorkerProcess
 from dra_driver.api import codec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from controller.allocate.answers.decider import Answers, Inline
+from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import Settings
-from controller.allocate.decider import Answers, Inline
-from controller.allocate.journal import Journal
 from controller.config import ControllerConfig
 from controller.observe.metrics import Metrics
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from controller.allocate.answers.decider import Answered, Answers
+from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import Change, PodQuestion, Settings
-from controller.allocate.decider import Answered, Answers
-from controller.allocate.journal import Journal
 from controller.allocate.worker.process import answered_by
 from controller.allocate.worker.service import Service
 from controller.allocate.worker.slow_lane import Outcome

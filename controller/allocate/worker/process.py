@@ -17,10 +17,10 @@ from typing import Final
 
 import structlog
 
+from controller.allocate.answers.decider import Answered, WorkerEnded
+from controller.allocate.answers.freshness import Knowledge
+from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import Change, PodQuestion, Settings
-from controller.allocate.decider import Answered, WorkerEnded
-from controller.allocate.freshness import Knowledge
-from controller.allocate.journal import Journal
 from controller.allocate.worker.wire import (
     Answer,
     Code,

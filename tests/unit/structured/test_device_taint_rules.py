@@ -12,10 +12,10 @@ from builders import DRIVER, PROTECTED
 from builders import NAMESPACE as NS
 from fake_client import FakeClient
 
+from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.decide import Decision, Decisions, PodID, PodQuestion, Refuse, Settings, Write
 from controller.allocate.following import follow
-from controller.allocate.journal import Journal
 from controller.allocate.signal import Signal
 from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
 from dra_driver.api import codec

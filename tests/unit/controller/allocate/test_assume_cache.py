@@ -7,9 +7,9 @@ from builders import DRIVER, allocation, claim, result
 from builders import NAMESPACE as NS
 from fake_client import FakeClient
 
+from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.decide import Change, ClaimAssumed, ClaimSeen, ClaimView, PoolChanged
-from controller.allocate.journal import Journal
 from controller.allocate.pool_states import PoolStates
 from controller.allocate.signal import Signal
 from dra_driver.api import codec

@@ -8,6 +8,7 @@ from typing import Any
 import builders
 import msgspec
 
+from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
     Change,
     ClaimAssumed,
@@ -34,7 +35,6 @@ from controller.allocate.decide import (
     Watched,
     Write,
 )
-from controller.allocate.journal import Journal
 from controller.allocate.worker.wire import (
     Answer,
     Code,

@@ -14,6 +14,8 @@ import builders
 import pytest
 from builders import DRIVER, PROTECTED
 
+from controller.allocate.answers.decider import Answered, Decider
+from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
     ClaimAssumed,
     ClaimSeen,
@@ -30,8 +32,6 @@ from controller.allocate.decide import (
     Wait,
     Write,
 )
-from controller.allocate.decider import Answered, Decider
-from controller.allocate.journal import Journal
 from controller.allocate.signal import Signal
 from controller.allocate.worker.process import Limits, WorkerProcess
 from dra_driver.api import codec

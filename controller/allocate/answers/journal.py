@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+from controller.allocate.answers.freshness import Freshness
 from controller.allocate.decide import (
     Change,
     ClaimAssumed,
@@ -24,7 +25,6 @@ from controller.allocate.decide import (
     Watched,
     same_devices,
 )
-from controller.allocate.freshness import Freshness
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey, Uid

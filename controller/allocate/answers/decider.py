@@ -13,6 +13,8 @@ from typing import Protocol
 
 import structlog
 
+from controller.allocate.answers.freshness import Knowledge
+from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
     ClaimAssumed,
     DecisionOverran,
@@ -29,8 +31,6 @@ from controller.allocate.decide import (
     Write,
     claims_of,
 )
-from controller.allocate.freshness import Knowledge
-from controller.allocate.journal import Journal
 from controller.allocate.signal import Signal
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
