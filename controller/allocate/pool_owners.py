@@ -39,13 +39,7 @@ class CurrentOwners:
         self._states = states
         self._owners = PoolOwners(self._drivers)
         slices.add_handler(Handler(added=self._seen, updated=lambda _, s: self._seen(s), deleted=self._gone))
-        classes.add_handler(
-            Handler(
-                added=lambda _: self._count(),
-                updated=lambda *_: self._count(),
-                deleted=lambda _: self._count(),
-            )
-        )
+        classes.add_handler(Handler(added=self._count, updated=self._count, deleted=self._count))
 
     def are_ours(self, allocation: AllocationResult) -> bool:
         """Return whether every device is of a pool that is this controller's to allocate from."""
