@@ -14,7 +14,6 @@ from controller.allocate.worker.service import Service
 from controller.allocate.worker.wire import Frames
 
 _CHUNK: Final = 1 << 18
-_EXIT_MEMORY: Final = 70
 # Without a message, there is time for what can wait.
 _IDLE_SECONDS: Final = 1.0
 
@@ -36,7 +35,7 @@ def main(descriptor: int) -> int:
                     service.handle(message)
         except MemoryError:
             # What was left half-done is not known: the controller starts another worker.
-            return _EXIT_MEMORY
+            return limits.EXIT_MEMORY
         except (BrokenPipeError, ConnectionResetError):
             return 0
         finally:

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["bound_copy", "end_with_parent", "memory", "prefer_to_end"]
+__all__ = ["EXIT_MEMORY", "bound_copy", "end_with_parent", "memory", "prefer_to_end"]
 
+EXIT_MEMORY: Final = 70
+"""Exit status of a process that a question took too much memory of."""
 _PAGE: Final = resource.getpagesize()
 _PR_SET_PDEATHSIG: Final = 1
 _STATM: Final = Path("/proc/self/statm")

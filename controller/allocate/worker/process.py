@@ -282,7 +282,7 @@ class WorkerProcess:
                 continue
             log.error(
                 "a decision took too long; the worker is replaced",
-                pod=str(self._asked[now].question.pod.key),
+                pod=str(self._asked[now].question.pod.key) if now in self._asked else "",
                 cpu_seconds=round(used, 2),
                 seconds=round(waited, 2),
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +21,8 @@ from controller.allocate.decide import (
     PodExpected,
     PodID,
     PodQuestion,
+    Refuse,
+    Settings,
     Write,
 )
 from controller.allocate.worker import limits
@@ -40,6 +43,7 @@ from dra_driver.api import codec
 __all__ = ["Service"]
 
 _TIDY_SECONDS: Final = 300.0
+_FAILED_PAUSE_SECONDS: Final = 60.0
 
 
 class Service:
@@ -48,9 +52,16 @@ class Service:
     Args:
         send: sends bytes to the controller.
         connection: its file descriptor, which copies must not keep open.
+        make: makes the decisions, of settings and the CPU time of the calling thread.
     """
 
-    def __init__(self, send: Callable[[bytes], None], connection: int = -1) -> None:
+    def __init__(
+        self,
+        send: Callable[[bytes], None],
+        connection: int = -1,
+        make: Callable[[Settings, Callable[[], float]], Decisions] = Decisions,
+    ) -> None:
+        self._make = make
         self._send = send
         self._connection = connection
         self._start: Start | None = None
@@ -69,7 +80,7 @@ class Service:
         """
         if message.code == Code.START:
             self._start = codec.decode(Start, message.body)
-            self._decisions = Decisions(self._start.settings, time.thread_time)
+            self._decisions = self._make(self._start.settings, time.thread_time)
             settings = self._start.settings
             self.slow = SlowLane(
                 self._decisions,
@@ -111,20 +122,31 @@ class Service:
         assert self._decisions is not None
         assert self._start is not None
         assert self.slow is not None
-        decisions = self._decisions
         # No work of the question, and memory that stays.
-        decisions.refresh()
-        known = decisions.remembered(question)
-        if known is None and question.lane is Lane.SLOW:
-            self.slow.add(number, question)
-            return
-        if known is None:
-            self._send(frame(Code.BEGUN, number))
-            with limits.memory(self._start.memory):
-                known = decisions.learn(question, decisions.work_out(question))
+        self._decisions.refresh()
+        try:
+            known = self._decisions.remembered(question)
+            if known is None and question.lane is Lane.SLOW:
+                self.slow.add(number, question)
+                return
+            if known is None:
+                self._send(frame(Code.BEGUN, number))
+                with limits.memory(self._start.memory):
+                    known = self._decisions.learn(question, self._decisions.work_out(question))
+        except (MemoryError, OSError):
+            raise
+        except Exception as e:
+            # A bug that one pod meets must not stop the decisions about all others.
+            traceback.print_exc()
+            known = self._failed(question, e)
         body = packed_answer(known, self._version, self._answers, slow=False)
         self._send(frame_of_answer(number, body))
         self._assume(question, known)
+
+    def _failed(self, question: PodQuestion, error: Exception) -> PodAnswer:
+        text = f"the decision failed: {type(error).__name__}; the controller's log says more"
+        refusal = Refuse(text, signature=str(question.pod.key).encode())
+        return PodAnswer(self._version, refusal, steps=0, gave_up=True, pause=_FAILED_PAUSE_SECONDS)
 
     def _assume(self, question: PodQuestion, answer: PodAnswer) -> None:
         """Count what an answer allocates as taken until the controller says otherwise."""

@@ -24,7 +24,6 @@ from dra_driver.errors import DecodeError
 
 __all__ = ["Outcome", "SlowLane"]
 
-_EXIT_MEMORY: Final = 70
 # Beyond what the decision counts: what it does not count, and putting the answer into words.
 _GRACE_SECONDS: Final = 1.0
 _CHUNK: Final = 1 << 16
@@ -181,7 +180,7 @@ class SlowLane:
                 return replace(found, answer=codec.decode(Answer, bytes(copy.data)))
         if copy.overdue:
             return replace(found, limit=f"{self._wall_seconds:g} s")
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _EXIT_MEMORY:
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == limits.EXIT_MEMORY:
             return replace(found, limit=f"{self._memory >> 20} MiB of memory")
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
             return replace(found, limit=f"{self._seconds:g} s of CPU time, or what memory there is")
@@ -206,6 +205,6 @@ class SlowLane:
                 data = data[os.write(pipe, data) :]
             status = 0
         except MemoryError:
-            status = _EXIT_MEMORY
+            status = limits.EXIT_MEMORY
         finally:
             os._exit(status)
