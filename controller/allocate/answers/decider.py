@@ -7,11 +7,9 @@ Answers come from a worker, and the cluster goes on changing until they are here
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
-
-import structlog
 
 from controller.allocate.answers.freshness import Knowledge
 from controller.allocate.answers.journal import Journal
@@ -39,8 +37,6 @@ from dra_driver.ownership import PoolID
 from dra_driver.ports import Clock
 
 __all__ = ["Answered", "Answers", "Decider", "Inline", "WorkerEnded"]
-
-log = structlog.get_logger(__name__)
 
 
 class WorkerEnded(Exception):
@@ -170,10 +166,10 @@ class Decider:
 
     def _holds(self, pod: Pod, answer: PodAnswer, knowledge: Knowledge) -> bool:
         match answer.decision:
-            case Write(_, allocations):
-                return self._hold((a for _, a in allocations), knowledge)
+            case Write():
+                return self._may_write((answer.decision,), knowledge)
             case GroupWrite(writes):
-                return self._hold((a for _, w in writes for _, a in w.allocations), knowledge)
+                return self._may_write([write for _, write in writes], knowledge)
             case Refuse(undo=undo):
                 held = (c.status.allocation for c in undo)
                 return self._hold((a for a in held if a is not None), knowledge)
@@ -184,6 +180,13 @@ class Decider:
                 return all(self._journal.freshness.holds_for_claim(key, knowledge) for key in claims)
             case _:
                 return True
+
+    def _may_write(self, writes: Iterable[Write], knowledge: Knowledge) -> bool:
+        pairs = [pair for write in writes for pair in write.allocations]
+        # Another allocation of the claim may be on its way to the API server, of another pool: decided for
+        # another pod, or in the other lane. Its devices would not count as taken any more.
+        free = all(self._journal.assumed(claim.metadata.uid) is None for claim, _ in pairs)
+        return free and self._hold((allocation for _, allocation in pairs), knowledge)
 
     def _hold(self, allocations: Iterator[AllocationResult], knowledge: Knowledge) -> bool:
         pools = {PoolID(r.driver, r.pool) for a in allocations for r in a.devices.results}

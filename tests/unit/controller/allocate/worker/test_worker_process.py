@@ -19,12 +19,14 @@ from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
     ClaimAssumed,
     ClaimSeen,
+    Decisions,
     Hard,
     Lane,
     ObjectGone,
     ObjectSeen,
     PodAnswer,
     PodID,
+    PodQuestion,
     PoolChanged,
     Proceed,
     Refuse,
@@ -34,9 +36,11 @@ from controller.allocate.decide import (
 )
 from controller.allocate.signal import Signal
 from controller.allocate.worker.process import Limits, WorkerProcess
+from controller.allocate.worker.service import Service
+from controller.allocate.worker.wire import Answer, Code, Frame, Frames, Start, frame
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import ObjectKey, PoolName
+from dra_driver.api.meta import ObjectKey, PoolName, Uid
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.kube import SystemClock
 from dra_driver.ownership import PoolID
@@ -83,6 +87,12 @@ class World:
 
     def claim(self, body: dict[str, Any]) -> None:
         self.journal.apply(ClaimSeen(codec.convert(ResourceClaim, body)))
+
+    def sharing(self, name: str, claim: str, node: str) -> None:
+        """A pod for one node that uses a claim of that name."""
+        body = builders.pod(name, claim, uid=f"pod-{name}", gated=True, cpu="1")
+        body["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+        self.pods[name] = self.seen(Pod, body)
 
     def pod(self, name: str, claim: dict[str, Any] | None = None) -> Pod:
         self.claim(claim or builders.claim(name, uid=f"claim-{name}"))
@@ -298,6 +308,51 @@ def test_an_answer_of_the_slow_lane_does_not_take_what_was_given_away_meanwhile(
             assert taken == 1
 
     run(scenario)
+
+
+def test_one_claim_is_not_allocated_in_two_pools_by_both_lanes() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 1)
+            w.node("n2", 1)
+            w.claim(builders.claim("shared", uid="claim-shared"))
+            w.sharing("slow", "shared", "n1")
+            w.sharing("fast", "shared", "n2")
+            # The copy is made before the fast lane has taken anything; its pool is untouched afterwards.
+            slow = asyncio.create_task(w.decider.decide(w.pods["slow"], Lane.SLOW))
+            while not w.worker._asked:
+                await asyncio.sleep(0)
+            fast = asyncio.create_task(w.decider.decide(w.pods["fast"], Lane.FAST))
+            taken = 0
+            for one in asyncio.as_completed([slow, fast]):
+                found = await one
+                if found is not None and isinstance(found[0].decision, Write):
+                    w.accept(found)
+                    taken += 1
+            assert taken == 1
+
+    run(scenario)
+
+
+class Broken(Decisions):
+    """Decisions with a bug."""
+
+    def remembered(self, question: PodQuestion) -> PodAnswer | None:
+        raise ZeroDivisionError
+
+
+def test_a_bug_that_one_pod_meets_stops_no_other_decision() -> None:
+    sent: list[Frame] = []
+    here, there = Frames(), Frames()
+    service = Service(lambda data: sent.extend(here.feed(data)), make=Broken)
+    question = PodQuestion(PodID(ObjectKey(NS, "p"), Uid("u")), 0.0)
+    start = Start(Settings(drivers=(DRIVER,)), 1, 1 << 40)
+    for data in (frame(Code.START, 0, start), *(frame(Code.QUESTION, i, question) for i in (1, 2))):
+        for message in there.feed(data):
+            service.handle(message)
+    answers = [codec.decode(Answer, m.body) for m in sent if m.code == Code.ANSWER]
+    assert len(answers) == 2
+    assert all(a.gave_up and a.pause for a in answers)
 
 
 def test_a_worker_that_does_not_answer_is_replaced_and_the_question_is_slow_from_then_on() -> None:
