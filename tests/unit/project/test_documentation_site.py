@@ -40,6 +40,17 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", t.lower()).strip()) for t in titles}
 
 
+def test_every_test_that_the_documentation_names_exists() -> None:
+    files = [f for f in (ROOT / "tests").rglob("*.py") if f.name.startswith("test_")]
+    known = {f.name for f in files} | {f.stem for f in files}
+    for file in files:
+        known |= set(re.findall(r"^ *(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE))
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    named = {(p.name, n) for p in pages for n in re.findall(r"`(test_\w+(?:\.py)?)`", p.read_text())}
+    assert len(named) > 100
+    assert sorted((page, name) for page, name in named if name not in known) == []
+
+
 def test_the_reference_has_every_command_and_field(pages: Path) -> None:
     commands = (pages / "reference" / "commands.md").read_text()
     assert "## dra-driver kubelet-plugin" in commands

@@ -79,6 +79,8 @@ def test_prepare_and_unprepare(tmp_path: Path, version: str) -> None:
             assert checkpointed(node)[uid]["state"] == "PrepareCompleted"
             assert node.config.checkpoint.stat().st_mode & 0o777 == 0o600
             assert node.config.state.stat().st_mode & 0o777 == 0o700
+            for socket in (node.config.dra_socket, node.config.registrar_socket):
+                assert socket.stat().st_mode & 0o777 == 0o600
 
             # A second call gives the same, and repairs the file.
             content = file.read_bytes()
