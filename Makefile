@@ -13,7 +13,7 @@ JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint fmt types proto proto-check crash-test fault-test stop-test attack bench e2e chart-test manifests wheel image sbom docs constraints clean
+.PHONY: help venv demo test test-long lint fmt types proto proto-check crash-test fault-test stop-test attack bench e2e chart-test manifests wheel image sbom docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ demo: $(STAMP) ## the main job on the embedded cluster: no root, no GPU, no clus
 
 test: $(STAMP) ## the tests (no root, no GPU, no cluster), on JOBS processors; ARGS goes to pytest
 	@$(VENV_BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
+
+test-long: $(STAMP) ## the long tests: crashes, faults, attacks, crowds of connections, packages; CI runs them as well
+	@$(VENV_BIN)/python -m pytest --numprocesses $(JOBS) -m long --ignore=tests/chart $(ARGS)
 
 lint: $(STAMP) proto-check ## ruff, mypy --strict (tests too), import-linter, drift of the generated stubs
 	@$(VENV_BIN)/ruff check .
@@ -89,7 +92,7 @@ $(BUILT_HELM): deploy/helm/package.json deploy/helm/package-lock.json
 	@touch $@
 
 chart-test: $(STAMP) $(HELM) ## the Helm chart: lint, every combination of values, drift; HELM=PATH takes another helm
-	@HELM=$(abspath $(HELM)) $(VENV_BIN)/python -m pytest tests/chart $(ARGS)
+	@HELM=$(abspath $(HELM)) $(VENV_BIN)/python -m pytest -m 'not e2e' tests/chart $(ARGS)
 
 manifests: $(STAMP) $(HELM) ## makes deploy/manifests and docs/helm-values.md from the Helm chart
 	@$(VENV_BIN)/python deploy/helm/make_manifests.py --helm $(HELM)

@@ -27,18 +27,30 @@ def play(folder: Path, *attacks: str) -> dict[str, Any]:
     return {r["attack"]: r for r in records}
 
 
+def check(record: dict[str, Any]) -> None:
+    assert record["problems"] == []
+    assert record["doubled"] == []
+    assert len(record["honest"]) == 12
+    assert record["lag"][0]["buckets"]["inf"] > 0
+    assert record["memory"] > 0
+
+
 @pytest.mark.slow
+@pytest.mark.sim
+def test_an_attack_is_played_and_a_violation_found(tmp_path: Path) -> None:
+    records = play(tmp_path, "honest-looking", FOUND[0])
+    check(records["honest-looking"])
+    assert records[FOUND[0]]["passed"], records[FOUND[0]]["findings"]
+
+
+@pytest.mark.long
 @pytest.mark.sim
 def test_attacks_are_played_and_measured(tmp_path: Path) -> None:
     for record in play(tmp_path, "alternatives-alike", "honest-looking", "pods-come-and-go").values():
-        assert record["problems"] == []
-        assert record["doubled"] == []
-        assert len(record["honest"]) == 12
-        assert record["lag"][0]["buckets"]["inf"] > 0
-        assert record["memory"] > 0
+        check(record)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.sim
 def test_violations_are_found(tmp_path: Path) -> None:
     for name, record in play(tmp_path, *FOUND).items():

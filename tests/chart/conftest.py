@@ -9,6 +9,16 @@ from pathlib import Path
 import pytest
 from chart_support import ROOT, Chart
 
+DEAR = {"chart", "wheel", "image"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Leave what needs Helm or makes environments to ``make chart-test``."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and DEAR & set(item.fixturenames):
+            item.add_marker(pytest.mark.long)
+
 
 @pytest.fixture(scope="session")
 def chart() -> Chart:

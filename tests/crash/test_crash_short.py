@@ -1,4 +1,4 @@
-"""A short run of the crash test: ``make crash-test`` is the whole one."""
+"""Short runs of the crash test: ``make crash-test`` is the whole one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import crash_test
 
 
 @pytest.mark.slow
-def test_thirty_kills_leave_nothing_behind() -> None:
-    figures = asyncio.run(crash_test.run(30, seed=7, jobs=3, quiet=True))
+@pytest.mark.parametrize("kills", [8, pytest.param(30, marks=pytest.mark.long)])
+def test_kills_leave_nothing_behind(kills: int) -> None:
+    figures = asyncio.run(crash_test.run(kills, seed=7, jobs=3, quiet=True))
     assert figures.texts == []
-    assert figures.kills >= 30
+    assert figures.kills >= kills

@@ -92,6 +92,7 @@ def test_estimates_are_honest(shape: str) -> None:
     assert traced < weighed < 16 * traced
 
 
+@pytest.mark.long
 def test_thousands_of_hostile_selectors_stay_within_the_bound() -> None:
     cluster = fleet(200, gpus=1)
     shapes = list(SHAPES.values())
