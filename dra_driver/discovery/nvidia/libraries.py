@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.cdi import ContainerEdits, Hook, Mount
-from dra_driver.discovery.nvidia import ld_cache
+from dra_driver.discovery.nvidia.driver_root import DriverRoot
 
 __all__ = ["HOOK_PROGRAM", "driver_material", "find_hook"]
 
@@ -24,17 +24,6 @@ _SOCKET_OPTIONS: Final = (*_OPTIONS, "noexec")
 
 # Any of them shows where the others are.
 _LEADERS: Final = ("libnvidia-ml", "libcuda")
-_FOLDERS: Final = (
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-)
 _PROGRAMS: Final = ("nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 _SOCKETS: Final = ("run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket")
 _HOOK_FOLDERS: Final = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/nvidia/toolkit")
@@ -70,8 +59,9 @@ def driver_material(host_root: Path, driver_root: str, version: str, hook: str) 
         version: of the driver, as far as its numbers count (``570.148.8`` is ``570.148.08``); if empty, any.
         hook: path of NVIDIA's hook program on the host; empty where there is none.
     """
-    root = host_root / driver_root.strip("/")
-    place = _find(root, version)
+    driver = DriverRoot(driver_root, host_root)
+    root = driver.here
+    place = _find(driver, version)
     if place is None:
         return ContainerEdits()
     folder, text = place
@@ -111,27 +101,16 @@ def _hooks(hook: str, folder: str, libraries: Sequence[_Library]) -> Iterator[Ho
     yield Hook("createContainer", hook, (HOOK_PROGRAM, "update-ldcache", *arguments))
 
 
-def _find(root: Path, version: str) -> tuple[str, str] | None:
+def _find(driver: DriverRoot, version: str) -> tuple[str, str] | None:
     """Return the folder below the root, and the version as it is written there."""
-    for folder in dict.fromkeys((*_cached_folders(root), *_FOLDERS)):
+    folders = (f for leader in _LEADERS for f in driver.library_folders(f"{leader}.so"))
+    for folder in dict.fromkeys(folders):
         for leader in _LEADERS:
-            for file in sorted((root / folder).glob(f"{leader}.so.*")):
+            for file in sorted((driver.here / folder).glob(f"{leader}.so.*")):
                 text = file.name.removeprefix(f"{leader}.so.")
                 if _VERSION.fullmatch(text) and _same(text, version) and file.is_file():
                     return folder, text
     return None
-
-
-def _cached_folders(root: Path) -> Iterator[str]:
-    try:
-        data = (root / "etc/ld.so.cache").read_bytes()
-    except OSError:
-        return
-    for name, path in ld_cache.libraries(data):
-        if name.startswith(tuple(f"{leader}.so" for leader in _LEADERS)) and path.startswith("/"):
-            folder = path.rpartition("/")[0].strip("/")
-            if ".." not in folder.split("/"):
-                yield folder
 
 
 def _same(text: str, version: str) -> bool:
