@@ -58,6 +58,8 @@ def open_backends(configuration: Configuration) -> tuple[DeviceBackend, ...]:
         sysfs_root=configuration.sysfs_root,
         procfs_root=configuration.procfs_root,
         dev_root=configuration.dev_root,
+        host_root=configuration.host_root,
+        nvidia_driver_root=configuration.nvidia_driver_root,
         node_name=configuration.node_name,
     )
 

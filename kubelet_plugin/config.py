@@ -75,7 +75,7 @@ class Configuration:
         busy_percent: a device whose load reaches it is busy, and idle below half of it.
         busy_seconds: over which the load is taken, and for which it must stay before it is reported.
         host_root: where the host's file system is, with NVIDIA's CDI document and driver files.
-        nvidia_driver_root: where NVIDIA's driver is on the host.
+        nvidia_driver_root: where NVIDIA's driver is on the host: a path, or ``auto`` for the usual places.
         nvidia_cdi_hook: path of NVIDIA's hook program on the host; if empty, the usual places are looked at.
         metrics_address: ``HOST:PORT`` for metrics and probes; if empty, none are served.
         http_authorization: ``none``, or ``rbac``: metrics and state need a token whose account may get their
@@ -105,7 +105,7 @@ class Configuration:
     busy_percent: float = 5.0
     busy_seconds: float = 60.0
     host_root: Path = Path("/")
-    nvidia_driver_root: str = "/"
+    nvidia_driver_root: str = "auto"
     nvidia_cdi_hook: str = ""
     metrics_address: str = ""
     http_authorization: str = "none"
@@ -227,8 +227,8 @@ class Configuration:
         if not self.busy_seconds >= least:
             yield f"--busy-seconds {self.busy_seconds:g}: expected {least} or more"
 
-        if not self.nvidia_driver_root.startswith("/"):
-            yield f"--nvidia-driver-root {self.nvidia_driver_root[:80]!r}: expected an absolute path"
+        if self.nvidia_driver_root != "auto" and not self.nvidia_driver_root.startswith("/"):
+            yield f"--nvidia-driver-root {self.nvidia_driver_root[:80]!r}: expected auto or an absolute path"
         hook = self.nvidia_cdi_hook
         if hook and not (hook.startswith("/") and (self.host_root / hook.strip("/")).is_file()):
             yield f"--nvidia-cdi-hook {hook[:80]!r}: there is no such file below --host-root {self.host_root}"

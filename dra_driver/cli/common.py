@@ -17,6 +17,7 @@ from dra_driver.errors import ApiUnavailable, ServerBusy
 
 __all__ = [
     "add_cluster_arguments",
+    "add_driver_root_arguments",
     "add_http_authorization_argument",
     "add_logging_arguments",
     "add_output_argument",
@@ -64,6 +65,24 @@ def add_http_authorization_argument(parser: argparse.ArgumentParser, what: str) 
         default="none",
         help=f"who may read {what}: everybody who reaches the address (none), or accounts that RBAC lets get "
         "the path (nonResourceURLs), by the token that they send (rbac); default: none",
+    )
+
+
+def add_driver_root_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--host-root`` and ``--nvidia-driver-root``."""
+    parser.add_argument(
+        "--host-root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="where the host's file system is mounted, with NVIDIA's CDI document and driver files",
+    )
+    parser.add_argument(
+        "--nvidia-driver-root",
+        default="auto",
+        metavar="PATH",
+        help="where NVIDIA's driver is on the host, such as /run/nvidia/driver if a container installs it; "
+        "auto: the first of the usual places that has its libraries, of the loaded version where it is known",
     )
 
 

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--procfs-root", type=Path, default=Path("/proc"), metavar="DIR", help="where procfs is mounted"
     )
+    common.add_driver_root_arguments(parser)
     common.add_output_argument(parser)
 
 
@@ -47,6 +48,8 @@ def _open_backends(args: argparse.Namespace) -> list[LastKnownGood]:
         sysfs_root=args.sysfs_root,
         dev_root=args.dev_root,
         procfs_root=args.procfs_root,
+        host_root=args.host_root,
+        nvidia_driver_root=args.nvidia_driver_root,
         node_name=platform.node(),
     )
     return [LastKnownGood(backend, optional=not args.backend) for backend in opened]

@@ -114,18 +114,7 @@ def _add_nvidia(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how MPS daemons, which outlive the plugin, are run: as systemd units, or in own sessions",
     )
-    parser.add_argument(
-        "--host-root",
-        type=Path,
-        default=Path("/"),
-        help="where the host's file system is mounted, with NVIDIA's CDI document and driver files",
-    )
-    parser.add_argument(
-        "--nvidia-driver-root",
-        default="/",
-        metavar="PATH",
-        help="where NVIDIA's driver is on the host, such as /run/nvidia/driver if a container installs it",
-    )
+    common.add_driver_root_arguments(parser)
     parser.add_argument(
         "--nvidia-cdi-hook",
         default="",

@@ -18,11 +18,21 @@ __all__ = ["BUILT_IN", "BuiltIn", "Roots"]
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Where sysfs, device nodes and procfs are: ``/sys``, ``/dev`` and ``/proc`` on a machine."""
+    """Where things are.
+
+    Attributes:
+        sysfs: ``/sys`` on a machine.
+        dev: ``/dev`` on a machine.
+        procfs: ``/proc`` on a machine.
+        host: the host's file system; ``/`` outside of a container.
+        nvidia_driver: NVIDIA's driver on the host: a path, or ``auto`` for the usual places.
+    """
 
     sysfs: Path
     dev: Path
     procfs: Path
+    host: Path = Path("/")
+    nvidia_driver: str = "auto"
 
 
 # Argument, roots and name of the Node → backend. They are those of ``registry.BackendFactory``.
@@ -37,7 +47,12 @@ def _nvml(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
             f"--backend nvml={arg[:80]}: allowed are --backend nvml, and --backend nvml=mig to publish the "
             "MIG devices that exist"
         )
-    whole = NvmlBackend(sysfs_root=roots.sysfs, dev_root=roots.dev)
+    whole = NvmlBackend(
+        sysfs_root=roots.sysfs,
+        dev_root=roots.dev,
+        host_root=roots.host,
+        driver_root=roots.nvidia_driver,
+    )
     if not arg:
         return whole
     from dra_driver.discovery.nvidia.instances import NvmlInstancesBackend

@@ -26,6 +26,7 @@ __all__ = [
 ENTRY_POINTS = "dra_driver.backends"
 
 _PROCFS: Final = Path("/proc")
+_HOST: Final = Path("/")
 
 
 class BackendFactory(Protocol):
@@ -63,7 +64,14 @@ def backend_names() -> tuple[str, ...]:
 
 
 def open_backend(
-    spec: str, *, sysfs_root: Path, dev_root: Path, node_name: str, procfs_root: Path = _PROCFS
+    spec: str,
+    *,
+    sysfs_root: Path,
+    dev_root: Path,
+    node_name: str,
+    procfs_root: Path = _PROCFS,
+    host_root: Path = _HOST,
+    nvidia_driver_root: str = "auto",
 ) -> DeviceBackend:
     """Open the backend of ``--backend NAME[=ARG]``. It looks at nothing yet.
 
@@ -73,6 +81,8 @@ def open_backend(
         dev_root: where device nodes are looked for.
         node_name: name of the Node.
         procfs_root: where procfs is mounted; backends of third parties do not get it.
+        host_root: where the host's file system is; likewise.
+        nvidia_driver_root: where NVIDIA's driver is on the host: a path, or ``auto`` for the usual places.
 
     Raises:
         ConfigurationError: the name is unknown, the argument is wrong, or a third party's backend cannot be
@@ -80,7 +90,9 @@ def open_backend(
     """
     name, _, arg = spec.partition("=")
     if name in BUILT_IN:
-        return BUILT_IN[name](arg, Roots(sysfs_root, dev_root, procfs_root), node_name)
+        return BUILT_IN[name](
+            arg, Roots(sysfs_root, dev_root, procfs_root, host_root, nvidia_driver_root), node_name
+        )
     entry = _third_party().get(name)
     if entry is None:
         raise ConfigurationError(
@@ -109,19 +121,35 @@ def hardware_backends(driver: str) -> tuple[str, ...]:
 
 
 def open_backends(
-    specs: Sequence[str], *, sysfs_root: Path, dev_root: Path, node_name: str, procfs_root: Path = _PROCFS
+    specs: Sequence[str],
+    *,
+    sysfs_root: Path,
+    dev_root: Path,
+    node_name: str,
+    procfs_root: Path = _PROCFS,
+    host_root: Path = _HOST,
+    nvidia_driver_root: str = "auto",
 ) -> tuple[DeviceBackend, ...]:
-    """Open the backends of several ``--backend``.
+    """Open the backends of several ``--backend``; for the arguments see ``open_backend``.
 
     Raises:
         ConfigurationError: one of them is unknown or has a wrong argument; all findings at once.
     """
-    roots = {"sysfs_root": sysfs_root, "dev_root": dev_root, "procfs_root": procfs_root}
     opened: list[DeviceBackend] = []
     findings: list[str] = []
     for spec in specs:
         try:
-            opened.append(open_backend(spec, **roots, node_name=node_name))
+            opened.append(
+                open_backend(
+                    spec,
+                    sysfs_root=sysfs_root,
+                    dev_root=dev_root,
+                    node_name=node_name,
+                    procfs_root=procfs_root,
+                    host_root=host_root,
+                    nvidia_driver_root=nvidia_driver_root,
+                )
+            )
         except ConfigurationError as e:
             findings += e.findings
     if findings:

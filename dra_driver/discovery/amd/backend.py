@@ -20,11 +20,11 @@ from dra_driver.cdi import ContainerEdits
 from dra_driver.discovery.amd import kfd as amdgpu_kfd
 from dra_driver.discovery.amd.kfd import KfdNode
 from dra_driver.discovery.amd.samples import ras_counts, read_partition_sample, read_sample
-from dra_driver.discovery.core import pci, pci_products, schema, sysfs
+from dra_driver.discovery.core import pci, pci_products, schema, sysfs, unserved
 from dra_driver.discovery.core.hotplug import HotplugHints
 from dra_driver.discovery.core.nodes import FoundNodes, device_nodes, drm_folders
 from dra_driver.discovery.core.pci import PciAddress
-from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
+from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent, Problem, ProblemLog
 from dra_driver.hardware import DeviceSample, DiscoveredDevice
 
 __all__ = ["AmdGpuBackend"]
@@ -102,14 +102,17 @@ class AmdGpuBackend:
 
         Raises:
             HardwareAbsent: the driver is not loaded.
+            DriverMissing: likewise, and there are GPUs on the PCI bus that no other driver has.
         """
         problems: list[Problem] = []
         functions = sysfs.pci_addresses(self._drivers)
         nodes = amdgpu_kfd.read_nodes(self._sysfs_root, lambda s, m: problems.append(Problem("", s, m)))
         if functions is None and not nodes:
-            raise HardwareAbsent(
-                f"amdgpu: {self._drivers} is not there, and KFD has no GPU: AMD's kernel driver is not loaded"
-            )
+            raise self._absent()
+        if nodes is None:
+            folder = amdgpu_kfd.nodes_folder(self._sysfs_root)
+            message = f"{folder} is not there: programs for ROCm find no GPU (the kernel's CONFIG_HSA_AMD)"
+            problems.append(Problem("", "KFD", message))
         gpus = self._gpus(functions or [], nodes or [], problems)
         xcp = self._xcp() if any(gpu.partitioned for gpu in gpus) else {}
         parts = [part for gpu in gpus for part in self._parts(gpu, xcp, problems)]
@@ -119,6 +122,17 @@ class AmdGpuBackend:
         self._log.replace(problems)
         self._sampled = tuple(parts)
         return devices
+
+    def _absent(self) -> HardwareAbsent:
+        why = f"{self._drivers} is not there, and KFD has no GPU: AMD's kernel driver is not loaded"
+        # Those of another driver, such as radeon, are served by it.
+        free = [f for f in unserved.display_functions(self._sysfs_root, pci.AMD) if not f.driver]
+        if not free:
+            return HardwareAbsent(f"amdgpu: {why}")
+        return DriverMissing(
+            f"amdgpu: {unserved.sentence('AMD', free)}, but {why}; load it (modprobe amdgpu; is it on a "
+            "list of modules that must not be loaded, or is its firmware missing?), with KFD for ROCm"
+        )
 
     def sample(self) -> Sequence[DeviceSample]:
         """See ``ports.TelemetrySource``: of what the last ``discover`` found."""

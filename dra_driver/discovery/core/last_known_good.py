@@ -8,7 +8,8 @@ Two things look alike and are not:
   Its devices cannot be used, but pods may hold them and the driver may be on its way back (a reload), so they
   stay with the condition ``DriverAbsent``, which keeps new pods away and evicts none.
 
-Both end with the next look that succeeds. A backend that never had devices is just ``absent``.
+Both end with the next look that succeeds. A backend that never had devices is just ``absent``, or
+``driverless`` where its hardware is on the machine all the same: then somebody has to see to the software.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 import structlog
 
 from dra_driver.api.inventory import DeviceHealth
-from dra_driver.discovery.core.problems import HardwareAbsent, Problem
+from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent, Problem
 from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import DeviceBackend
@@ -31,7 +32,7 @@ __all__ = ["DRIVER_ABSENT", "BackendReport", "BackendState", "LastKnownGood"]
 
 DRIVER_ABSENT: Final = "DriverAbsent"
 
-BackendState = Literal["waiting", "ok", "absent", "vanished", "failed"]
+BackendState = Literal["waiting", "ok", "absent", "driverless", "vanished", "failed"]
 
 # Of an inventory's condition; the API takes 1024.
 _MOST_TEXT: Final = 1000
@@ -57,8 +58,8 @@ class BackendReport:
 
     @property
     def broken(self) -> bool:
-        """Whether somebody should know: it cannot look, or its driver has gone."""
-        return self.state in ("failed", "vanished")
+        """Whether somebody should know: it cannot look, or its driver has gone or never was there."""
+        return self.state in ("driverless", "failed", "vanished")
 
 
 class LastKnownGood:
@@ -102,8 +103,7 @@ class LastKnownGood:
             self._found = tuple(complete(self.backend.discover()))
         except HardwareAbsent as e:
             self.answered = self.answered or self._optional
-            state: BackendState = "vanished" if self._found else "absent" if self._optional else "failed"
-            self.report = BackendReport(name, state, str(e))
+            self.report = BackendReport(name, self._absence(e), str(e))
         except DraError as e:
             self.report = BackendReport(name, "failed", str(e))
         except Exception as e:
@@ -116,6 +116,13 @@ class LastKnownGood:
             self.answered = True
             self.report = BackendReport(name, "ok", problems=tuple(getattr(self.backend, "problems", ())))
         return self.devices
+
+    def _absence(self, error: HardwareAbsent) -> BackendState:
+        if self._found:
+            return "vanished"
+        if isinstance(error, DriverMissing):
+            return "driverless"
+        return "absent" if self._optional else "failed"
 
 
 def _driver_absent(device: DiscoveredDevice, why: str) -> DiscoveredDevice:

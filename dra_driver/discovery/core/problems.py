@@ -9,13 +9,17 @@ import structlog
 
 from dra_driver.errors import DiscoveryError
 
-__all__ = ["HardwareAbsent", "Problem", "ProblemLog"]
+__all__ = ["DriverMissing", "HardwareAbsent", "Problem", "ProblemLog"]
 
 _log = structlog.get_logger(__name__)
 
 
 class HardwareAbsent(DiscoveryError):
     """The hardware of a backend, or the software to look at it, is not on this machine."""
+
+
+class DriverMissing(HardwareAbsent):
+    """The hardware is on this machine and the software to look at it is not: somebody has to see to it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

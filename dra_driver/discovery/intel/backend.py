@@ -17,12 +17,12 @@ from typing import Final
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits
-from dra_driver.discovery.core import pci, pci_products, schema, sysfs
+from dra_driver.discovery.core import pci, pci_products, schema, sysfs, unserved
 from dra_driver.discovery.core.hotplug import HotplugHints
 from dra_driver.discovery.core.nodes import FoundNodes, device_nodes, drm_folders
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.pci_products import PciProduct
-from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
+from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent, Problem, ProblemLog
 from dra_driver.discovery.intel.samples import IntelSampler, Sampled
 from dra_driver.hardware import DeviceSample, DiscoveredDevice
 
@@ -103,6 +103,7 @@ class IntelGpuBackend:
 
         Raises:
             HardwareAbsent: there is no list of PCI functions.
+            DriverMissing: there are GPUs, none has a driver, and neither i915 nor xe is loaded.
         """
         addresses = sysfs.pci_addresses(self._functions)
         if addresses is None:
@@ -111,6 +112,7 @@ class IntelGpuBackend:
         gpus = [gpu for address in addresses if (gpu := self._gpu(address)) is not None]
         wanted = [gpu for gpu in gpus if self._integrated or not gpu.integrated]
         self._left_out = len(gpus) - len(wanted)
+        self._refuse_without_drivers(wanted)
         if len(wanted) > _MAX_GPUS:
             problems.append(Problem("", "GPUs", f"{len(wanted)} found; only {_MAX_GPUS} are looked at"))
         by_address = {gpu.address: gpu for gpu in wanted}
@@ -118,6 +120,16 @@ class IntelGpuBackend:
         self._log.replace(problems)
         self._sampled = tuple(_sampled(gpu, device) for gpu, device in found if gpu.driver in _DRM_DRIVERS)
         return [device for _, device in found]
+
+    def _refuse_without_drivers(self, gpus: Sequence[_Gpu]) -> None:
+        loaded = any(pci.exists(self._sysfs_root / "module" / name) for name in _DRM_DRIVERS)
+        if not gpus or loaded or any(gpu.driver for gpu in gpus):
+            return
+        functions = [unserved.DisplayFunction(gpu.address, "") for gpu in gpus]
+        raise DriverMissing(
+            f"intel: {unserved.sentence('Intel', functions)}, but neither i915 nor xe is loaded; load "
+            "the one that knows them (modprobe xe, or i915)"
+        )
 
     def sample(self) -> Sequence[DeviceSample]:
         """See ``ports.TelemetrySource``: of what the last ``discover`` found and a graphics driver serves."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import re
 import threading
@@ -23,20 +22,20 @@ from dra_driver.discovery.core import pci, schema
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.hotplug import HotplugHints
 from dra_driver.discovery.core.nodes import drm_folders
-from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
+from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.discovery.nvidia import products
 from dra_driver.discovery.nvidia.conditions import Conditions
 from dra_driver.discovery.nvidia.control import NvmlControl
+from dra_driver.discovery.nvidia.driver_root import AUTO, LIBRARY, DriverRoot
 from dra_driver.discovery.nvidia.gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
 from dra_driver.discovery.nvidia.health import EventWatch
+from dra_driver.discovery.nvidia.loading import Driver
 from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.nvidia.samples import read_partition_samples, read_sample
 from dra_driver.errors import DiscoveryError
 from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent, PartitioningMode
 
 __all__ = ["NvmlBackend"]
-
-_LIBRARY: Final = "libnvidia-ml.so.1"
 
 # Nodes that every GPU needs beside its own; which of them exist depends on the driver's modules.
 _COMMON_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -64,10 +63,24 @@ class NvmlBackend:
     Args:
         sysfs_root: where sysfs is mounted.
         dev_root: where device nodes are looked for; in containers' specs they are paths below ``/dev``.
+        host_root: where the host's file system is.
+        driver_root: where the driver is on the host: a path, or ``auto``.
         now: seconds since the epoch.
     """
 
-    def __init__(self, *, sysfs_root: Path, dev_root: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        sysfs_root: Path,
+        dev_root: Path,
+        host_root: Path = Path("/"),
+        driver_root: str = AUTO,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._software = Driver(
+            sysfs_root=sysfs_root, dev_root=dev_root, host_root=host_root, wanted=driver_root
+        )
+        self._root: DriverRoot | None = None
         self._sysfs_root = sysfs_root
         self._dev_root = dev_root
         self._lock = threading.Lock()
@@ -95,10 +108,12 @@ class NvmlBackend:
 
         Raises:
             HardwareAbsent: there is no library, or no driver is loaded.
+            DriverMissing: likewise, and there are GPUs on the PCI bus.
             DiscoveryError: the library or the driver is broken.
         """
         with self._lock:
             count = self._count()
+            self._root = self._software.root()
             driver = Asker("")
             common = _driver_facts(driver)
             problems = driver.problems
@@ -168,7 +183,10 @@ class NvmlBackend:
     def control(self, places: ToolPaths) -> NvmlControl:
         """See ``control.ControllableBackend.control``."""
         return NvmlControl(
-            self.session, smi=places.nvidia_smi, proc_root=places.proc_root, dev_root=self._dev_root
+            self.session,
+            smi=places.nvidia_smi,
+            proc_root=places.proc_root,
+            dev_root=self._dev_root,
         )
 
     @contextlib.contextmanager
@@ -210,9 +228,12 @@ class NvmlBackend:
     def _initialize(self) -> None:
         if self._open:
             return
+        self._software.load()
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
         except pynvml.NVMLError as e:
+            if e.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
+                raise self._software.not_loaded(error_text(e)) from e
             raise _initialization_error(e) from e
         self._open = True
         self._opened()
@@ -328,14 +349,18 @@ class NvmlBackend:
         return self._conditions.health(reading.uuid)
 
     def _material(self, name: str, reading: GpuReading, problems: list[Problem]) -> ContainerEdits:
-        own = _own_nodes(reading)
-        for path in own:
-            at = self._dev_root / path.removeprefix("/dev/")
+        nodes = []
+        for path in _own_nodes(reading):
+            at, host_path = self._software.node(path, self._root)
             if not pci.exists(at):
                 # Kept all the same: a container that fails to start is better than one without its GPU.
                 problems.append(Problem(name, "device node", f"{at} is not there"))
-        common = (f"/dev/{n}" for n in _COMMON_NODES if pci.exists(self._dev_root / n))
-        return ContainerEdits(device_nodes=tuple(DeviceNode(path) for path in (*own, *common)), env=_ENV)
+            nodes.append(DeviceNode(path, host_path))
+        for path in (f"/dev/{n}" for n in _COMMON_NODES):
+            at, host_path = self._software.node(path, self._root)
+            if pci.exists(at):
+                nodes.append(DeviceNode(path, host_path))
+        return ContainerEdits(device_nodes=tuple(nodes), env=_ENV)
 
 
 def _own_nodes(reading: GpuReading) -> tuple[str, ...]:
@@ -345,31 +370,12 @@ def _own_nodes(reading: GpuReading) -> tuple[str, ...]:
 
 def _initialization_error(error: pynvml.NVMLError) -> DiscoveryError:
     text = error_text(error)
-    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return HardwareAbsent(
-            f"nvml: {_LIBRARY} cannot be loaded ({_why_not_loaded()}): NVIDIA's driver is not installed "
-            "here, or its libraries are not visible (LD_LIBRARY_PATH and the linker's cache are searched)"
-        )
-    if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return HardwareAbsent(
-            f"nvml: {_LIBRARY} is there, but NVIDIA's kernel driver is not loaded, or its device nodes "
-            f"are not visible: {text}"
-        )
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return DiscoveryError(
-            f"nvml: {_LIBRARY} and the loaded kernel driver are of different versions (the driver was "
+            f"nvml: {LIBRARY} and the loaded kernel driver are of different versions (the driver was "
             f"upgraded): start this process again, or load the new driver: {text}"
         )
     return DiscoveryError(f"nvml: the library cannot be initialized: {text}")
-
-
-def _why_not_loaded() -> str:
-    # pynvml keeps the linker's words to itself.
-    try:
-        ctypes.CDLL(_LIBRARY)
-    except OSError as e:
-        return str(e)
-    return "it can now"
 
 
 def _samples(index: int, gpu: InventoryDevice) -> Iterator[DeviceSample]:

@@ -18,6 +18,7 @@ from dra_driver import cdi
 from dra_driver.api import names
 from dra_driver.discovery.core import sysfs
 from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.nvidia.driver_root import AUTO, DriverRoot, find_driver_root
 from dra_driver.discovery.nvidia.libraries import HOOK_PROGRAM, driver_material, find_hook
 from dra_driver.discovery.nvidia.toolkit import OwnNodes, ToolkitDocument, of_one_device, read_documents
 from dra_driver.hardware import DiscoveredDevice
@@ -36,7 +37,7 @@ class NvidiaMaterial:
 
     Args:
         host_root: where the host's file system is; ``/`` outside of a container.
-        driver_root: where the driver is on the host.
+        driver_root: where the driver is on the host: a path, or ``auto`` for the usual places.
         hook: path of ``nvidia-cdi-hook`` on the host; if empty, where it usually is, or none.
         sysfs_root: where sysfs is mounted: it tells which DRM nodes are a GPU's.
     """
@@ -45,7 +46,7 @@ class NvidiaMaterial:
         self,
         *,
         host_root: Path = Path("/"),
-        driver_root: str = "/",
+        driver_root: str = AUTO,
         hook: str = "",
         sysfs_root: Path = Path("/sys"),
     ) -> None:
@@ -61,6 +62,10 @@ class NvidiaMaterial:
             return devices
         documents = read_documents(self._host_root, self._tell)
         hook = self._hook or find_hook(self._host_root)
+        # Asked each time: a container may bring the driver later.
+        root = find_driver_root(
+            self._driver_root, host_root=self._host_root, sysfs_root=self._sysfs_root
+        ) or DriverRoot("/" if self._driver_root == AUTO else self._driver_root, self._host_root)
         found: dict[str, cdi.ContainerEdits] = {}
         completed = []
         for device in devices:
@@ -71,12 +76,12 @@ class NvidiaMaterial:
             if material is None:
                 version = _driver_version(device)
                 if version not in found:
-                    found[version] = driver_material(self._host_root, self._driver_root, version, hook)
+                    found[version] = driver_material(self._host_root, root.path, version, hook)
                 material = found[version]
                 if not material.mounts:
                     self._tell(
                         f"no files of NVIDIA driver {version or '(of unknown version)'} below "
-                        f"{self._host_root / self._driver_root.strip('/')}: containers get device nodes only "
+                        f"{root.here}: containers get device nodes only "
                         "and their images have to bring the libraries"
                     )
             completed.append(
