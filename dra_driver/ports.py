@@ -203,7 +203,11 @@ class GpuControl(Protocol):
         ...
 
     def has(self, gpu: str) -> bool:
-        """Return whether the GPU is there; false if its driver is not loaded."""
+        """Return whether the GPU is there; false if its driver is not loaded.
+
+        Raises:
+            PrepareError: that cannot be said now; retryable.
+        """
         ...
 
     def compute_mode(self, gpu: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from dra_driver import cdi
-from dra_driver.errors import PrepareError
+from dra_driver.errors import DraError, PrepareError
 from dra_driver.hardware import GpuInstance
 from dra_driver.ports import Daemons, GpuControl
 from dra_driver.preparation import (
@@ -441,10 +441,20 @@ class GpuHardware:
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def _control(self, gpu: str) -> GpuControl | None:
-        """Return the control that can change the GPU; None if the GPU is not here."""
+        """Return the control that can change the GPU; None if the GPU is not here.
+
+        Raises:
+            DraError: none says that it has the GPU, and one cannot say whether it has.
+        """
+        unknown: DraError | None = None
         for control in self._controls:
-            if await self._call(control.has, gpu):
-                return control
+            try:
+                if await self._call(control.has, gpu):
+                    return control
+            except DraError as e:
+                unknown = unknown or e
+        if unknown is not None:
+            raise unknown
         return None
 
     async def _needed(self, setting: DeviceSetting) -> GpuControl:

@@ -29,7 +29,7 @@ from dra_driver.discovery.nvidia.control import NvmlControl
 from dra_driver.discovery.nvidia.driver_root import AUTO, LIBRARY, DriverRoot
 from dra_driver.discovery.nvidia.gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
 from dra_driver.discovery.nvidia.health import EventWatch
-from dra_driver.discovery.nvidia.loading import Driver
+from dra_driver.discovery.nvidia.loading import Driver, module_loaded
 from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.nvidia.samples import read_partition_samples, read_sample
 from dra_driver.errors import DiscoveryError
@@ -187,6 +187,7 @@ class NvmlBackend:
             smi=places.nvidia_smi,
             proc_root=places.proc_root,
             dev_root=self._dev_root,
+            loaded=lambda: module_loaded(self._sysfs_root),
         )
 
     @contextlib.contextmanager

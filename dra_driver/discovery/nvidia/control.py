@@ -70,6 +70,7 @@ class NvmlControl:
         smi: nvidia-smi.
         proc_root: where procfs is mounted.
         dev_root: where device nodes are.
+        loaded: whether the kernel driver is loaded; None if that is not known.
         patience: how long a GPU may refuse something because it is in use, in seconds: one whose last process
             has just ended does so for a second.
     """
@@ -81,12 +82,14 @@ class NvmlControl:
         smi: str,
         proc_root: Path,
         dev_root: Path,
+        loaded: Callable[[], bool | None] = lambda: None,
         patience: float = 5.0,
     ) -> None:
         self._session = session
         self._smi = smi
         self._proc = proc_root
         self._dev = dev_root
+        self._loaded = loaded
         self._patience = patience
 
     @property
@@ -100,12 +103,21 @@ class NvmlControl:
         return True
 
     def has(self, gpu: str) -> bool:
-        """See ``ports.GpuControl.has``."""
+        """See ``ports.GpuControl.has``.
+
+        Raises:
+            PrepareError: the library cannot be used although the kernel driver may be loaded: then instances
+                and modes of the GPU are still there, and must not be forgotten.
+        """
         try:
             with self._session():
                 pynvml.nvmlDeviceGetHandleByUUID(gpu)
-        except HardwareAbsent:
-            return False
+        except HardwareAbsent as e:
+            if self._loaded() is False:
+                return False
+            raise PrepareError(
+                f"GPU {gpu} cannot be looked up while its kernel driver is loaded: {e}", retryable=True
+            ) from e
         except pynvml.NVMLError as e:
             if e.value in _GONE:
                 return False

@@ -4,15 +4,17 @@ STEPS is a JSON list; the answers are a line each, but ``["restart"]`` has none.
 so that it knows the same claims after a restart of the agent.
 
 ``["prepare" | "unprepare", CLAIM, DEVICE[,DEVICE…]]`` repeats the call until it succeeds, as the kubelet
-does; ``["refused", CLAIM, DEVICE]`` is a single call of prepare; ``["devices"]`` looks at the hardware and
-lists the inventory; ``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes GPUs behind the agent's
-back.
+does; ``["refused", CLAIM, DEVICE]`` is a single call of prepare, ``["kept", CLAIM]`` one of unprepare;
+``["machine", LINE…]`` puts lines for the whole machine into the stub's configuration; ``["devices"]`` looks at
+the hardware and lists the inventory; ``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes GPUs
+behind the agent's back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ async def _call(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
     reference = dra_v1_pb2.Claim(**{k: body["metadata"][k] for k in ("namespace", "name", "uid")})
     async with node.channel() as channel:
         stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
-        if verb != "unprepare":
+        if verb not in ("kept", "unprepare"):
             answer = await stub.NodePrepareResources(
                 dra_v1_pb2.NodePrepareResourcesRequest(claims=[reference])
             )
@@ -68,6 +70,12 @@ async def _look(node: Any, verb: str, backend: DeviceBackend, proc: Path, *argum
     if verb == "administrator":
         method, *rest = arguments
         getattr(control_of(backend, ToolPaths(proc_root=proc)), method)(*rest)
+        return {}
+    if verb == "machine":
+        file = Path(os.environ["NVML_STUB_CONFIG"])
+        lines = file.read_text().splitlines()
+        lines[: lines.index("gpu")] = [*lines[:2], *arguments]
+        file.write_text("\n".join(lines) + "\n")
         return {}
     if verb == "samples":
         assert isinstance(backend, TelemetrySource)
@@ -96,7 +104,7 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
         backend = open_backend(spec, **roots, node_name="node-a")
         async with running(root, kube, backend=backend, settings=settings) as node:
             while steps and (step := steps.pop(0)) != ["restart"]:
-                if step[0] not in ("prepare", "refused", "unprepare"):
+                if step[0] not in ("kept", "prepare", "refused", "unprepare"):
                     answer = await _look(node, step[0], backend, root / "proc", *step[1:])
                     sys.stdout.write(json.dumps(answer) + "\n")
                     continue
@@ -108,7 +116,7 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
                         config = [{"source": "FromClaim", "opaque": opaque}]
                         body["status"]["allocation"]["devices"]["config"] = config
                     claims[name] = add_claim(kube, body)
-                call = _call if verb == "refused" else _until_done
+                call = _call if verb in ("kept", "refused") else _until_done
                 sys.stdout.write(json.dumps(await call(node, verb, claims[name])) + "\n")
 
 

@@ -48,6 +48,36 @@ def live(library: Path, root: Path, *steps: list[Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+NOT_LOADED = ["machine", "fail nvmlInitWithFlags 9"]
+
+
+def test_nothing_is_forgotten_while_the_library_is_gone_and_the_kernel_driver_is_not(
+    library: Path, tmp_path: Path
+) -> None:
+    """The instance is still on the GPU: the kubelet has to come back, and then it is destroyed."""
+    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
+    answers = live(
+        library,
+        tmp_path,
+        ["prepare", "one", f"{GPU}-mig-3g-40gb-4"],
+        NOT_LOADED,
+        ["restart"],
+        ["kept", "one"],
+        ["machine"],
+        ["unprepare", "one"],
+    )
+    kept, done = answers[2], answers[4]
+    assert "cannot be looked up while its kernel driver is loaded" in kept["error"]
+    assert done["error"] == ""
+    assert not any(line.startswith("instance") for line in state(tmp_path))
+
+
+def test_what_went_with_the_kernel_driver_is_forgotten(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "sys/module").mkdir(parents=True)
+    steps = (["prepare", "one", f"{GPU}-mig-3g-40gb-4"], NOT_LOADED, ["restart"], ["kept", "one"])
+    assert live(library, tmp_path, *steps)[-1]["error"] == ""
+
+
 def state(root: Path) -> list[str]:
     """What the stub's hardware remembers."""
     return (root / "state").read_text().splitlines() if (root / "state").exists() else []
