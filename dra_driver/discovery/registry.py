@@ -71,7 +71,7 @@ def open_backend(
     node_name: str,
     procfs_root: Path = _PROCFS,
     host_root: Path = _HOST,
-    nvidia_driver_root: str = "auto",
+    nvidia_driver_root: Path | str = "auto",
 ) -> DeviceBackend:
     """Open the backend of ``--backend NAME[=ARG]``. It looks at nothing yet.
 
@@ -128,7 +128,7 @@ def open_backends(
     node_name: str,
     procfs_root: Path = _PROCFS,
     host_root: Path = _HOST,
-    nvidia_driver_root: str = "auto",
+    nvidia_driver_root: Path | str = "auto",
 ) -> tuple[DeviceBackend, ...]:
     """Open the backends of several ``--backend``; for the arguments see ``open_backend``.
 

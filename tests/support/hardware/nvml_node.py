@@ -5,9 +5,9 @@ so that it knows the same claims after a restart of the agent.
 
 ``["prepare" | "unprepare", CLAIM, DEVICE[,DEVICE…]]`` repeats the call until it succeeds, as the kubelet
 does; ``["refused", CLAIM, DEVICE]`` is a single call of prepare, ``["kept", CLAIM]`` one of unprepare;
-``["machine", LINE…]`` puts lines for the whole machine into the stub's configuration; ``["devices"]`` looks at
-the hardware and lists the inventory; ``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes GPUs
-behind the agent's back.
+``["machine", LINE…]`` puts lines for the whole machine into the stub's configuration; ``["devices"]`` looks
+at the hardware and lists the inventory; ``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes
+GPUs behind the agent's back.
 """
 
 from __future__ import annotations
