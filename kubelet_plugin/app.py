@@ -119,8 +119,6 @@ class Plugin:
         self._clock = clock or SystemClock()
         self._timings = timings or Timings()
         self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
-        # Vendors' libraries get a thread of their own: what hangs there must not hold up files.
-        self._discovery = ThreadPoolExecutor(1, thread_name_prefix="discovery")
         self._boot_id = _boot_id(configuration.procfs_root)
         self._setup = set_up(configuration, backends, functions=functions)
         self.notices = Notices(client, self._clock, configuration.node_name)
@@ -140,6 +138,8 @@ class Plugin:
             table=self._table,
             state=self._state,
             clock=self._clock,
+            # From one look to the next, which may take as long as the deadline.
+            timeout_seconds=configuration.rescan_seconds + configuration.scan_deadline + 30.0,
             claims=lambda: self._preparer.claims,
         )
         self._dra, self._registrar = self._new_sockets()
@@ -159,7 +159,6 @@ class Plugin:
             table=self._table,
             file=configuration.state / RELEASE_FILE,
             hints=watched(configuration.sysfs_root, backends),
-            executor=self._discovery,
             hold=self._hold_hardware,
         )
         self._scanned = asyncio.Event()
@@ -172,7 +171,7 @@ class Plugin:
         settings = self._configuration
         return DeviceTable(
             backends,
-            self._discovery,
+            clock=self._clock,
             optional=not settings.backends,
             controls=self._setup.controls,
             daemons=self._setup.daemons,
@@ -180,6 +179,8 @@ class Plugin:
             keep=self._memory.keep,
             elsewhere=lambda: elsewhere(self._preparer.claims),
             passthrough=settings.passthrough,
+            deadline=settings.scan_deadline,
+            report=self.notices.report,
         )
 
     def _new_preparer(self, timing: Timing | None) -> Preparer:
@@ -242,6 +243,7 @@ class Plugin:
             publisher=publisher,
             settle_seconds=settle_seconds,
             activity=self._activity,
+            clock=self._clock,
         )
 
     def _new_reconciler(self, intervals: Intervals | None) -> Reconciler:
@@ -267,7 +269,6 @@ class Plugin:
             ready=self.ready,
             client=self._client,
             backends=backends,
-            executor=self._discovery,
             clock=self._clock,
             reconciled=lambda: self._reconciler.unprepared,
             unmanaged=lambda: self._leftovers.unmanaged,
@@ -302,8 +303,7 @@ class Plugin:
         finally:
             self._node_lock.close()
             self._setup.close()
-            self._discovery.submit(self._table.close)
-            self._discovery.shutdown(wait=False)
+            await self._table.end(self._timings.closing)
             self._io.shutdown(wait=True)
 
     def _hold_hardware(self, held: bool) -> None:
@@ -394,8 +394,9 @@ class Plugin:
             await asyncio.sleep(self._timings.handover)
         self._health.stop()
         await self._dra.stop(max(1.0, end - loop.time()))
-        await self._calls.drain()
-        await self._keeper.withdraw()
+        # What does not end by then ends with the process, and is finished or undone at the next start.
+        await self._calls.drain(max(0.0, end - loop.time()))
+        await self._keeper.withdraw(min(5.0, max(1.0, end - loop.time())))
         log.info("stopped")
 
     async def _guard(self) -> None:

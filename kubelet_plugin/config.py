@@ -42,6 +42,7 @@ class Timings:
             second; until then it may call the one that ends.
         shutdown: for calls to end. Longer than any call may take; the DaemonSet's grace period is longer
             still.
+        closing: at the end, for libraries to be closed; one that hangs is not waited for.
         renew: between two looks at documents when discovery finds nothing new.
         renew_again: likewise while some documents could not be written: a container runtime tries a container
             again after about 12 s.
@@ -53,6 +54,7 @@ class Timings:
     guard: float = 1.0
     handover: float = 1.5
     shutdown: float = 45.0
+    closing: float = 2.0
     renew: float = 60.0
     renew_again: float = 10.0
 
@@ -72,6 +74,7 @@ class Configuration:
         instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
             a gap; the pod's UID. If empty, there is one plugin at a time.
         rescan_seconds: time between two looks at the hardware.
+        scan_deadline: seconds after which a backend counts as hanging that does not answer.
         busy_percent: a device whose load reaches it is busy, and idle below half of it.
         busy_seconds: over which the load is taken, and for which it must stay before it is reported.
         host_root: where the host's file system is, with NVIDIA's CDI document and driver files.
@@ -102,6 +105,7 @@ class Configuration:
     procfs_root: Path = Path("/proc")
     instance_id: str = ""
     rescan_seconds: float = 60.0
+    scan_deadline: float = 60.0
     busy_percent: float = 5.0
     busy_seconds: float = 60.0
     host_root: Path = Path("/")
@@ -220,6 +224,8 @@ class Configuration:
                 )
         if not self.rescan_seconds >= 1:
             yield f"--rescan-interval {self.rescan_seconds:g}: expected 1 second or more"
+        if not self.scan_deadline >= 1:
+            yield f"--scan-deadline {self.scan_deadline:g}: expected 1 second or more"
         if not 0 < self.busy_percent <= 100:
             yield f"--busy-threshold {self.busy_percent:g}: expected more than 0 and at most 100 percent"
         # Writes about devices that exist must stay rare.

@@ -190,11 +190,14 @@ class BackendProblem(Wire, frozen=True, kw_only=True):
         backend: as given to ``--backend``.
         state: ``failed`` (an error; what it found last stays as it was) or ``vanished`` (library or driver
             are gone; its devices stay with the condition ``DriverAbsent``).
+        reason: CamelCase: ``DiscoveryFailed``, ``DriverAbsent``, ``DriverMissing`` (GPUs are on the bus, and
+            never had one) or ``DriverHanging`` (a call does not come back); empty in those of older plugins.
         message: for people.
     """
 
     backend: str
     state: str
+    reason: str = ""
     message: str = ""
 
 
@@ -215,7 +218,10 @@ class Activity(Wire, frozen=True, kw_only=True):
 
 
 class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
-    """``publication`` and ``conditions`` belong to the publisher of the slices, the rest to the plugin."""
+    """``publication`` and ``conditions`` belong to the publisher of the slices, the rest to the plugin.
+
+    One condition is the plugin's: ``Discovered``, which is there once a backend has been in trouble.
+    """
 
     registration: Registration = Registration()
     discovery: Discovery = Discovery()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import sys
+import threading
 from pathlib import Path
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.policy import PUBLISH, WITHHOLD
 from dra_driver.cli import common
+from dra_driver.errors import DraError
 from kubelet_plugin import app as plugin
 from kubelet_plugin.config import Configuration
+from kubelet_plugin.core import ending
 
 __all__ = ["add_arguments", "run"]
 
@@ -77,6 +81,14 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         metavar="SECONDS",
         help="time between two scans of the hardware",
+    )
+    parser.add_argument(
+        "--scan-deadline",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time after which a driver or library that does not answer counts as hanging: its devices get "
+        "nothing new then, and their health is unknown",
     )
     parser.add_argument(
         "--busy-threshold",
@@ -187,6 +199,7 @@ def run(args: argparse.Namespace) -> int:
         procfs_root=args.procfs_root,
         instance_id=args.instance_id,
         rescan_seconds=args.rescan_interval,
+        scan_deadline=args.scan_deadline,
         busy_percent=args.busy_threshold,
         busy_seconds=args.busy_seconds,
         host_root=args.host_root,
@@ -202,13 +215,29 @@ def run(args: argparse.Namespace) -> int:
         publish=args.publish,
         beside_device_plugin=args.beside_device_plugin,
     )
-    return asyncio.run(_main(configuration))
+    try:
+        asyncio.run(_main(configuration))
+    except DraError as e:
+        # Said here, because nothing after this may run.
+        if ending.hang():
+            print(f"dra-driver kubelet-plugin: {e}", file=sys.stderr)
+            return ending.leave(1)
+        raise
+    return ending.leave(0)
 
 
-async def _main(configuration: Configuration) -> int:
+async def _main(configuration: Configuration) -> None:
     stop = asyncio.Event()
+    timers: list[threading.Timer] = []
+
+    def end() -> None:
+        if not stop.is_set():
+            timers.append(ending.end_within(ending.GRACE_SECONDS))
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     await plugin.run(configuration, stop)
-    return 0
+    for timer in timers:
+        timer.cancel()

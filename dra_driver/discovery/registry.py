@@ -91,7 +91,7 @@ def open_backend(
     name, _, arg = spec.partition("=")
     if name in BUILT_IN:
         return BUILT_IN[name](
-            arg, Roots(sysfs_root, dev_root, procfs_root, host_root, nvidia_driver_root), node_name
+            arg, Roots(sysfs_root, dev_root, procfs_root, host_root, str(nvidia_driver_root)), node_name
         )
     entry = _third_party().get(name)
     if entry is None:

@@ -21,6 +21,8 @@ __all__ = [
     "CHECKPOINT_DAMAGED",
     "CLAIM_GONE",
     "DEVICE_PLUGIN",
+    "DRIVER_HANGING",
+    "DRIVER_MISSING",
     "FOREIGN_INSTANCE",
     "HEALTH_MEMORY_DAMAGED",
     "IDLE_DAEMON",
@@ -33,6 +35,8 @@ CDI_FILE_WITHDRAWN: Final = "CdiFileWithdrawn"
 CHECKPOINT_DAMAGED: Final = "CheckpointDamaged"
 CLAIM_GONE: Final = "ClaimGone"
 DEVICE_PLUGIN: Final = "DevicePluginPresent"
+DRIVER_HANGING: Final = "DriverHanging"
+DRIVER_MISSING: Final = "DriverMissing"
 FOREIGN_INSTANCE: Final = "ForeignPartition"
 HEALTH_MEMORY_DAMAGED: Final = "HealthMemoryDamaged"
 IDLE_DAEMON: Final = "IdleSharingDaemon"
@@ -42,6 +46,8 @@ KINDS: Final = (
     CHECKPOINT_DAMAGED,
     CLAIM_GONE,
     DEVICE_PLUGIN,
+    DRIVER_HANGING,
+    DRIVER_MISSING,
     FOREIGN_INSTANCE,
     HEALTH_MEMORY_DAMAGED,
     IDLE_DAEMON,

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final
 
@@ -67,7 +66,6 @@ class Hotplug:
         table: scanned when something has changed, closed while it shall be released.
         file: while it is there, the hardware is released.
         hints: see ``watched``.
-        executor: of the vendors' libraries, which are closed in it.
         hold: called with whether the hardware is released.
         listen: opens what the kernel's events are read from.
     """
@@ -78,14 +76,12 @@ class Hotplug:
         table: DeviceTable,
         file: Path,
         hints: HotplugHints,
-        executor: Executor,
         hold: Callable[[bool], None],
         listen: Callable[[], socket.socket | None] = open_uevents,
     ) -> None:
         self._table = table
         self._file = file
         self._hints = hints
-        self._executor = executor
         self._hold = hold
         self._released = False
         self._listen = listen
@@ -133,8 +129,7 @@ class Hotplug:
             return
         self._set(released=wanted)
         if wanted:
-            # Behind a scan that is under way.
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._table.close)
+            await self._table.release()
             log.warning("the libraries of the hardware are closed, as asked for", file=str(self._file))
         else:
             log.info("looking at the hardware again", file=str(self._file))

@@ -33,19 +33,21 @@ from dra_driver.api.inventory import (
 )
 from dra_driver.api.meta import DriverName, ObjectMeta, OwnerReference
 from dra_driver.api.quantity import Quantity
-from dra_driver.api.resource import RESOURCE_SLICES
-from dra_driver.discovery import BackendReport
+from dra_driver.api.resource import RESOURCE_SLICES, Condition
+from dra_driver.discovery import DRIVER_ABSENT, BackendReport
 from dra_driver.errors import Conflict, DraError, NotFound
-from dra_driver.kube import Backoff, Handler, Informer
-from dra_driver.ports import KubeClient
-from dra_driver.publishing import epochs
+from dra_driver.kube import Backoff, Handler, Informer, SystemClock
+from dra_driver.kube.clock import rfc3339
+from dra_driver.ports import Clock, KubeClient
+from dra_driver.publishing import conditions, epochs
+from kubelet_plugin.core.notices import DRIVER_HANGING, DRIVER_MISSING
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.activity import ActivityWatch
 from kubelet_plugin.devices.publishing import NodePublisher
 from kubelet_plugin.devices.table import DeviceTable
 
-__all__ = ["MAX_BYTES", "MAX_DEVICES", "InventoryKeeper", "fit"]
+__all__ = ["DISCOVERED", "MAX_BYTES", "MAX_DEVICES", "InventoryKeeper", "discovery_condition", "fit"]
 
 # etcd stores 1.5 MiB; managed fields and the status come on top of what we write.
 MAX_BYTES: Final = 1024 * 1024
@@ -54,6 +56,15 @@ MAX_DEVICES: Final = 1024
 _MOST_CONDITIONS: Final = 16
 _MOST_MESSAGE: Final = 1024
 _WORST_FIRST: Final = ("failed", "degraded", "info")
+
+DISCOVERED: Final = "Discovered"
+# What the state of a backend is called where people and programs see it.
+_REASONS: Final = {
+    "driverless": DRIVER_MISSING,
+    "failed": "DiscoveryFailed",
+    "hanging": DRIVER_HANGING,
+    "vanished": DRIVER_ABSENT,
+}
 
 _RESYNC_SECONDS: Final = 300.0
 _FOLLOW_SECONDS: Final = 5.0
@@ -99,7 +110,9 @@ class InventoryKeeper:
         publisher: NodePublisher | None = None,
         settle_seconds: float = 1.0,
         activity: ActivityWatch | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or SystemClock()
         self._client = client
         self._node_name = node_name
         self._driver = DriverName(driver)
@@ -122,6 +135,7 @@ class InventoryKeeper:
         # What we sent and what the server made of it, where that differs.
         self._altered: tuple[DeviceInventorySpec, DeviceInventorySpec] | None = None
         self._altered_status: tuple[Discovery, Activity] | None = None
+        self._altered_condition: Condition | None = None
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -187,8 +201,8 @@ class InventoryKeeper:
 
     async def reconcile(self) -> None:
         """Make one round; raise what the API server raised."""
-        if not self._table.complete.is_set() and not self._table.devices:
-            return  # an empty inventory would withdraw the devices of a node whose driver is not up yet
+        if not self._table.looked_once:
+            return  # nothing is known yet, not even that a look does not end
         if not self._leads():
             with contextlib.suppress(NotFound):
                 self._note_published(await self._client.get(DEVICE_INVENTORIES, self._name))
@@ -197,6 +211,7 @@ class InventoryKeeper:
         current = await self._sync_spec(current)
         self._note_published(current)
         current = await self._sync_observations(current)
+        current = await self._sync_condition(current)
         current = await self._sync_registration(current)
         if self._publisher is not None and self._slices.synced.is_set():
             current = await self._publisher.publish(current, self._slices.items())
@@ -291,6 +306,23 @@ class InventoryKeeper:
         if (written.status.discovery, written.status.activity) != wanted:
             # A CRD that is older than this plugin drops the fields: what is lost there is not vital.
             self._altered_status = wanted
+        return written
+
+    async def _sync_condition(self, current: DeviceInventory) -> DeviceInventory:
+        """Write the condition ``Discovered`` when a backend is in trouble, and when none is any more."""
+        wanted = discovery_condition(self._table.reports)
+        held = current.status.conditions
+        if conditions.same(held, wanted) or self._altered_condition == wanted:
+            return current
+        if wanted.status == "True" and all(c.type != wanted.type for c in held):
+            return current
+        patch = {
+            "metadata": {"resourceVersion": current.metadata.resource_version},
+            # The others are the publisher's; they stay as they are.
+            "status": {"conditions": conditions.merged(held, wanted, rfc3339(self._clock.now()))},
+        }
+        written = await self._client.merge_patch(DEVICE_INVENTORIES, self._name, patch, subresource="status")
+        self._altered_condition = None if conditions.same(written.status.conditions, wanted) else wanted
         return written
 
     async def _sync_registration(self, current: DeviceInventory) -> DeviceInventory:
@@ -406,10 +438,30 @@ def _unconfirmed(device: InventoryDevice) -> InventoryDevice:
 def _discovery(reports: Sequence[BackendReport]) -> Discovery:
     return Discovery(
         problems=tuple(
-            BackendProblem(backend=r.backend[:63], state=r.state, message=r.message[:1000])
+            BackendProblem(
+                backend=r.backend[:63],
+                state=r.state if r.state == "vanished" else "failed",
+                reason=_REASONS[r.state],
+                message=r.message[:1000],
+            )
             for r in reports
             if r.broken
         )[:32]
+    )
+
+
+def discovery_condition(reports: Sequence[BackendReport]) -> Condition:
+    """Return the condition ``Discovered``: false with a backend in trouble, unknown with one that hangs."""
+    broken = [r for r in reports if r.broken]
+    hanging = [r for r in broken if r.state == "hanging"]
+    worst = (*hanging, *broken)[:1]
+    status = "True" if not broken else "Unknown" if hanging else "False"
+    return Condition(
+        type=DISCOVERED,
+        status=status,
+        reason=_REASONS[worst[0].state] if worst else DISCOVERED,
+        message=conditions.cut("; ".join(r.message for r in broken)),
+        last_transition_time="",
     )
 
 

@@ -16,16 +16,20 @@ from dra_driver.api.partitions import partition_devices
 from dra_driver.api.resource import DeviceCapacity
 from dra_driver.discovery import BackendReport, LastKnownGood, is_simulated
 from dra_driver.discovery.core.pci import PciAddress
-from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice
-from dra_driver.ports import Daemons, DeviceBackend, GpuControl
+from dra_driver.kube import SystemClock
+from dra_driver.ports import Clock, Daemons, DeviceBackend, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord
+from kubelet_plugin.core.notices import DRIVER_HANGING, DRIVER_MISSING
 from kubelet_plugin.core.signals import Changes
+from kubelet_plugin.devices.looks import Looks
 from kubelet_plugin.gpu.mps import NO_DAEMON, NO_TIME_SLICES, NoDaemons
 
 __all__ = ["DeviceTable"]
 
 _FUNCTIONS: Final = ("gpu", "vf")
+# States of backends of which people are told by an Event of the Node, and its reason.
+_NOTICES: Final = {"driverless": DRIVER_MISSING, "hanging": DRIVER_HANGING}
 
 log = structlog.get_logger(__name__)
 
@@ -34,14 +38,15 @@ class DeviceTable:
     """What all backends found last.
 
     A backend that fails keeps what it found before (``discovery.LastKnownGood``): a driver that is being
-    reloaded must not withdraw devices that pods use, and no backend costs another one its devices.
+    reloaded must not withdraw devices that pods use, and no backend costs another one its devices. One that
+    does not come back is left to itself (``looks``), and its devices have a condition meanwhile.
 
     Attributes:
         changes: notified when a scan found something else than the one before, or a backend
-            fails or recovers.
+            fails, hangs or recovers.
         complete: set when every backend has answered once.
-        looked: when the look began that found what there is, a time of the loop's clock; below 0 before the
-            first.
+        looked: when the looks began that found what there is, a time of the loop's clock; of several, the
+            oldest; below 0 before the first.
         released: whether the hardware is released: backends are not asked, and what they found stays.
 
     Args:
@@ -52,13 +57,15 @@ class DeviceTable:
         keep: awaited around each look: makes durable what the backends know, before anything is published.
         elsewhere: devices that backends cannot find because claims have them.
         passthrough: devices may be handed over as bare PCI functions.
+        deadline: seconds after which a look counts as hanging.
+        report: called with the kind (see ``notices``) and the text of what is found.
     """
 
     def __init__(
         self,
         backends: Sequence[DeviceBackend],
-        executor: Executor,
         *,
+        clock: Clock | None = None,
         optional: bool = False,
         controls: Sequence[GpuControl | None] = (),
         daemons: Daemons | None = None,
@@ -66,16 +73,29 @@ class DeviceTable:
         keep: Callable[[], Awaitable[None]] | None = None,
         elsewhere: Callable[[], Iterable[DiscoveredDevice]] = tuple,
         passthrough: bool = False,
+        deadline: float = 60.0,
+        report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        self._backends = tuple(LastKnownGood(b, optional=optional) for b in backends)
-        self._controls = tuple(controls) or (None,) * len(self._backends)
+        self._clock = clock or SystemClock()
+        self._late = Changes()
+        self._looks = tuple(
+            Looks(
+                LastKnownGood(b, optional=optional),
+                complete=complete,
+                clock=self._clock,
+                late=self._late.notify,
+            )
+            for b in backends
+        )
+        self._controls = tuple(controls) or (None,) * len(self._looks)
         self._daemons = daemons or NoDaemons()
-        self._complete = complete
+        self._deadline = deadline
+        self._report = report
         self._keep = keep
         self._elsewhere = elsewhere
         self._passthrough = passthrough
-        self._executor = executor
-        self._reports: tuple[BackendReport, ...] = tuple(b.report for b in self._backends)
+        self._reports: tuple[BackendReport, ...] = tuple(look.report for look in self._looks)
+        self._known_at: Mapping[str, float | None] = {}
         self._devices: dict[str, DiscoveredDevice] = {}
         self._away: frozenset[str] = frozenset()
         self._one = asyncio.Lock()
@@ -97,9 +117,32 @@ class DeviceTable:
         return self._view
 
     @property
+    def looked_once(self) -> bool:
+        """Whether it is known of every backend how its first look went, if only that it does not end."""
+        return all(r.state != "waiting" for r in self._reports)
+
+    @property
     def reports(self) -> Sequence[BackendReport]:
         """How each backend is."""
         return self._reports
+
+    def known_at(self, device: str) -> float | None:
+        """Return when what is known of a device was learned, in seconds since the epoch; None if nothing is.
+
+        Of a device that is not found, that is when the last backend said so.
+        """
+        if device in self._known_at:
+            return self._known_at[device]
+        times = [look.known_at for look in self._looks if look.known_at is not None]
+        return min(times) if times and len(times) == len(self._looks) else None
+
+    def last_looks(self) -> Mapping[str, float | None]:
+        """Return when what is known was learned, by backend, as ``known_at`` does."""
+        return {look.report.backend: look.known_at for look in self._looks}
+
+    def executor_of(self, backend: object) -> Executor:
+        """Return the thread in which a backend is asked for whatever it is asked."""
+        return next(look.executor for look in self._looks if look.backend.backend is backend)
 
     def published(self, uuids: Mapping[str, str]) -> None:
         """Note name and uuid of the devices in the inventory that the API server has."""
@@ -108,30 +151,51 @@ class DeviceTable:
             self._refresh()
 
     async def scan(self) -> None:
-        """Ask every backend; never raise for hardware."""
+        """Ask every backend, each for the time of the deadline at most; never raise for hardware."""
         async with self._one:
-            await self._scan()
-
-    async def _scan(self) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await self._kept()  # a look may hang, and what events said is known already
-        away = {d.device.name: d for d in self._elsewhere()}
-        for backend in self._backends:
+            await self._kept()  # a look may hang, and what events said is known already
+            before = {d.device.name: d for d in self._elsewhere()}
             if self.released:
                 return
-            await loop.run_in_executor(self._executor, self._look, backend)
-        await self._kept()
-        devices = _by_name(d for b in self._backends for d in b.devices)
+            begun = [b for look in self._looks if (b := look.begin(lambda: self.released)) is not None]
+            if begun:
+                await asyncio.wait(begun, timeout=self._deadline)
+            await self._kept()
+            self._settle(before)
+
+    async def stall(self, backend: object, why: str) -> None:
+        """Count a backend as hanging, or not any more, because of something else than its looks.
+
+        Args:
+            backend: the backend.
+            why: what of it hangs, as a clause; empty if that has ended.
+        """
+        async with self._one:
+            for look in self._looks:
+                if look.backend.backend is backend:
+                    look.stalled = why
+            self._settle({})
+
+    def _settle(self, away: dict[str, DiscoveredDevice]) -> None:
+        """Take what the looks have found.
+
+        Args:
+            away: devices that claims had before the looks.
+        """
+        for look in self._looks:
+            look.settle()
+        devices = _by_name(d for look in self._looks for d in look.devices)
+        self._known_at = {d.device.name: look.known_at for look in self._looks for d in look.devices}
         # In place of what a backend says of a device that is on its way there or back: one that came back
         # during the look may have been looked at before, and is seen by the next look.
         away |= {d.device.name: d for d in self._elsewhere()}
         devices |= away
-        self.looked = began
-        reports = tuple(b.report for b in self._backends)
+        self._known_at |= dict.fromkeys(away, self._clock.now())
+        self.looked = min((look.began for look in self._looks), default=-1.0)
+        reports = tuple(look.report for look in self._looks)
         for before, now in zip(self._reports, reports, strict=True):
-            _log_change(before, now)
-        if all(b.answered for b in self._backends):
+            self._note_change(before, now)
+        if all(look.answered for look in self._looks):
             self.complete.set()
         if (
             devices != self._devices
@@ -148,31 +212,57 @@ class DeviceTable:
         if self._keep is not None:
             await self._keep()
 
-    def _look(self, backend: LastKnownGood) -> None:
-        if not self.released:  # while this waited for its turn
-            backend.look(self._complete)
-
     async def scan_forever(self, seconds: float) -> None:
-        """Scan every so many seconds; sooner while a backend has never answered."""
+        """Scan every so many seconds; sooner while a backend has never answered, or when one comes back."""
+        seen = 0
         while True:
-            await asyncio.sleep(seconds if self.complete.is_set() else min(seconds, 5.0))
+            pause = seconds if self.complete.is_set() else min(seconds, 5.0)
+            seen = await self._late.wait(seen, pause)
             await self.scan()
 
     def close(self) -> None:
-        """Release what the backends hold. Blocks."""
-        for kept in self._backends:
-            try:
-                kept.backend.close()
-            except DraError as e:
-                log.warning("a backend could not be closed", backend=kept.backend.name, error=str(e))
+        """Release what the backends hold. Blocks: for a time when none is under way."""
+        for look in self._looks:
+            look.release()
+
+    async def release(self) -> None:
+        """Release what the backends hold, each behind its look; one that hangs is not waited for."""
+        loop = asyncio.get_running_loop()
+        closing = [loop.run_in_executor(look.executor, look.release) for look in self._looks]
+        if closing:
+            await asyncio.wait(closing, timeout=self._deadline)
+
+    async def end(self, seconds: float) -> bool:
+        """Release what the backends hold and take no more work; return whether none of them hangs.
+
+        Args:
+            seconds: waited for at most.
+        """
+        closing = [look.end() for look in self._looks]
+        return not closing or not (await asyncio.wait(closing, timeout=seconds))[1]
+
+    def _note_change(self, before: BackendReport, now: BackendReport) -> None:
+        if (before.state, before.message) == (now.state, now.message):
+            return
+        if now.broken:
+            log.error(
+                "discovery failed; what it found before stays",
+                backend=now.backend,
+                state=now.state,
+                error=now.message,
+            )
+        elif before.broken:
+            log.info("discovery works again", backend=now.backend, state=now.state)
+        if now.state != before.state and now.state in _NOTICES:
+            self._report(_NOTICES[now.state], now.message)
 
     def _refresh(self) -> None:
         control_of: dict[str, GpuControl | None] = {}
         simulated: dict[str, bool] = {}
-        for kept, control in zip(self._backends, self._controls, strict=True):
-            for d in kept.devices:  # the first of one name is the device, as in ``_by_name``
+        for look, control in zip(self._looks, self._controls, strict=True):
+            for d in look.devices:  # the first of one name is the device, as in ``_by_name``
                 control_of.setdefault(d.device.name, control)
-                simulated.setdefault(d.device.name, is_simulated(kept.backend))
+                simulated.setdefault(d.device.name, is_simulated(look.backend.backend))
         addresses = Counter(_text(d, names.PCI_BUS_ID) for d in self._devices.values())
         view: dict[str, NodeDevice] = {}
         for name, found in self._devices.items():
@@ -218,20 +308,6 @@ class DeviceTable:
         if addresses[address] > 1:
             return f"it shares the PCI function {address} with other devices of the node"
         return ""
-
-
-def _log_change(before: BackendReport, now: BackendReport) -> None:
-    if (before.state, before.message) == (now.state, now.message):
-        return
-    if now.broken:
-        log.error(
-            "discovery failed; what it found before stays",
-            backend=now.backend,
-            state=now.state,
-            error=now.message,
-        )
-    elif before.broken:
-        log.info("discovery works again", backend=now.backend, state=now.state)
 
 
 def _by_name(found: Iterable[DiscoveredDevice]) -> dict[str, DiscoveredDevice]:

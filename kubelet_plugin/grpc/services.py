@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -12,6 +14,7 @@ import structlog
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import PoolName
 from dra_driver.errors import DraError
+from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock
 from dra_driver.preparation import PreparedClaim, PreparedDevice
 from dra_driver.wire import (
@@ -28,7 +31,7 @@ from kubelet_plugin.claims.planning import ClaimReference
 from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.table import DeviceTable
-from kubelet_plugin.health.health import ailments, troubles
+from kubelet_plugin.health.health import ailments, is_unknown, physical_device, troubles
 
 __all__ = ["SUPPORTED_VERSIONS", "Calls", "DraV1", "DraV1beta1", "Health", "Registrar"]
 
@@ -125,9 +128,11 @@ class Calls:
             await asyncio.wait(set(self._under_way), timeout=seconds)
             await asyncio.sleep(_SENDING_SECONDS)
 
-    async def drain(self) -> None:
-        """Wait until no call is under way."""
-        await self._idle.wait()
+    async def drain(self, seconds: float) -> None:
+        """Wait until no call is under way, ``seconds`` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
 
     async def prepare(self, claims: Iterable[_Claim]) -> dict[str, tuple[PreparedDevice, ...] | str]:
         """Return the devices, or the reason why there are none, by claim UID."""
@@ -274,14 +279,16 @@ class DraV1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
 class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
     """``v1alpha1.DRAResourceHealth``: the whole list at once, at each change, and before it grows stale.
 
+    Times are those at which the hardware was looked at, not those of the messages. What was not looked at for
+    longer than ``timeout_seconds`` is unknown (KEP-4680).
+
     Args:
         claims: what is prepared: partitions are not among the devices that discovery finds, and a device that
             has vanished is not either, but both are of interest to the pods that have them.
+        timeout_seconds: for which a look counts: longer than from one to the next.
     """
 
-    # The kubelet forgets a device's health 30 s after the last message.
     RESEND_SECONDS: Final = 10.0
-    TIMEOUT_SECONDS: Final = 30
 
     def __init__(
         self,
@@ -290,6 +297,7 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
         table: DeviceTable,
         state: RegistrationState,
         clock: Clock,
+        timeout_seconds: float,
         claims: Callable[[], Iterable[PreparedClaim]] = tuple,
         resend_seconds: float = RESEND_SECONDS,
     ) -> None:
@@ -298,6 +306,7 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
         self._table = table
         self._state = state
         self._clock = clock
+        self._timeout = math.ceil(timeout_seconds)
         self._resend = resend_seconds
         self._stopping = asyncio.Event()
 
@@ -319,22 +328,35 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
     def _list(self) -> health_v1alpha1_pb2.NodeWatchResourcesResponse:
         now = int(self._clock.now())
         found = {d.device.name: d for d in self._table.devices}
-        listed = {name: troubles(d.device.health) for name, d in found.items()}
+        listed = {name: (troubles(d.device.health), name) for name, d in found.items()}
         # Before every backend has answered, a device that is not found is not known to be gone.
         for claim in self._claims() if self._table.complete.is_set() else ():
             for device in claim.devices:
-                listed.setdefault(device.device, ailments(device, found))
+                listed.setdefault(device.device, (ailments(device, found), physical_device(device)))
         return health_v1alpha1_pb2.NodeWatchResourcesResponse(
-            devices=[self._one(name, ailing, now) for name, ailing in listed.items()]
+            devices=[
+                self._one(name, ailing, self._table.known_at(physical), now)
+                for name, (ailing, physical) in listed.items()
+            ]
         )
 
-    def _one(self, name: str, ailing: Sequence[DeviceHealth], now: int) -> health_v1alpha1_pb2.DeviceHealth:
+    def _one(
+        self, name: str, ailing: Sequence[DeviceHealth], known_at: float | None, now: int
+    ) -> health_v1alpha1_pb2.DeviceHealth:
+        stale = known_at is None or now - known_at > self._timeout
+        health = health_v1alpha1_pb2.UNHEALTHY if ailing else health_v1alpha1_pb2.HEALTHY
+        if is_unknown(ailing) or (stale and not ailing):
+            health = health_v1alpha1_pb2.UNKNOWN
+        message = [f"{h.reason}: {h.message}" if h.message else h.reason for h in ailing]
+        if stale:
+            since = f"since {rfc3339(known_at)}" if known_at is not None else "yet"
+            message.append(f"the device could not be looked at {since}")
         return health_v1alpha1_pb2.DeviceHealth(
             device=health_v1alpha1_pb2.DeviceIdentifier(pool_name=self._pool, device_name=name),
-            health=health_v1alpha1_pb2.UNHEALTHY if ailing else health_v1alpha1_pb2.HEALTHY,
-            last_updated_time=now,
-            health_check_timeout_seconds=self.TIMEOUT_SECONDS,
-            message=_sentence(f"{h.reason}: {h.message}" if h.message else h.reason for h in ailing),
+            health=health,
+            last_updated_time=int(known_at or 0),
+            health_check_timeout_seconds=self._timeout,
+            message=_sentence(message),
         )
 
 

@@ -23,7 +23,7 @@ from dra_driver.ports import Clock, KubeClient
 from dra_driver.preparation import ClaimState, PreparedClaim, PreparedDevice
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.table import DeviceTable
-from kubelet_plugin.health.health import ailments
+from kubelet_plugin.health.health import ailments, is_unknown
 
 __all__ = ["CONDITION", "ClaimStatusWriter"]
 
@@ -162,7 +162,7 @@ class ClaimStatusWriter:
     def _entry(
         self, device: PreparedDevice, sick: Sequence[DeviceHealth], known: Condition | None
     ) -> AllocatedDeviceStatus:
-        status = "False" if sick else "True"
+        status = "Unknown" if is_unknown(sick) else "False" if sick else "True"
         message = "; ".join(f"{h.reason}: {h.message}" if h.message else h.reason for h in sick)
         unchanged = known is not None and known.status == status
         return AllocatedDeviceStatus(

@@ -7,7 +7,7 @@ once after an event, Events on the Node and on the pods concerned when a conditi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -21,6 +21,7 @@ from dra_driver.hardware import DiscoveredDevice, HealthEvent
 from dra_driver.kube import EventRecorder
 from dra_driver.ports import Clock, DeviceBackend, HealthSource, KubeClient
 from dra_driver.preparation import PreparedClaim, PreparedDevice
+from kubelet_plugin.core.notices import DRIVER_HANGING
 from kubelet_plugin.devices.table import DeviceTable
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "HealthMonitor",
     "ailments",
     "health_sources",
+    "is_unknown",
     "physical_device",
     "troubles",
 ]
@@ -38,6 +40,8 @@ _WAIT_SECONDS: Final = 1.0
 # Between two rescans for events: a GPU that breaks down reports a hundred errors a second.
 _PAUSE_SECONDS: Final = 0.5
 _BROKEN_SECONDS: Final = 5.0
+# Beyond what a wait may take: then it hangs.
+_LATE_SECONDS: Final = 30.0
 
 _VANISHED: Final = (
     DeviceHealth(
@@ -56,6 +60,15 @@ def physical_device(device: PreparedDevice) -> str:
 def troubles(health: Iterable[DeviceHealth]) -> tuple[DeviceHealth, ...]:
     """Return what keeps a device from being healthy; what is for information only does not."""
     return tuple(h for h in health if h.severity != "info")
+
+
+def is_unknown(sick: Collection[DeviceHealth]) -> bool:
+    """Return whether conditions mean that the health cannot be determined, rather than that it is bad.
+
+    What makes a device fail is known all the same.
+    """
+    reasons = {h.reason for h in sick}
+    return DRIVER_HANGING in reasons and not any(h.severity == "failed" for h in sick)
 
 
 def ailments(device: PreparedDevice, found: Mapping[str, DiscoveredDevice]) -> tuple[DeviceHealth, ...]:
@@ -81,11 +94,17 @@ class HealthMonitor:
 
     Args:
         seen: called for each event.
+        late: seconds beyond the time of a wait after which it counts as hanging.
     """
 
     def __init__(
-        self, backends: Sequence[DeviceBackend], table: DeviceTable, seen: Callable[[HealthEvent], None]
+        self,
+        backends: Sequence[DeviceBackend],
+        table: DeviceTable,
+        seen: Callable[[HealthEvent], None],
+        late: float = _LATE_SECONDS,
     ) -> None:
+        self._late = late
         self._sources = tuple(health_sources(backends))
         self._table = table
         self._seen = seen
@@ -102,7 +121,8 @@ class HealthMonitor:
         try:
             while True:
                 try:
-                    events = await loop.run_in_executor(executor, source.wait_for_events, _WAIT_SECONDS)
+                    waiting = loop.run_in_executor(executor, source.wait_for_events, _WAIT_SECONDS)
+                    events = await self._wait(waiting, source)
                 except DraError as e:
                     log.warning("waiting for hardware events failed", error=str(e))
                     await asyncio.sleep(_BROKEN_SECONDS)
@@ -119,6 +139,17 @@ class HealthMonitor:
         finally:
             # The thread ends with its wait, within a second or so.
             executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait(
+        self, waiting: asyncio.Future[Sequence[HealthEvent]], source: HealthSource
+    ) -> Sequence[HealthEvent]:
+        """Return the events; while the source does not come back, its backend counts as hanging."""
+        done, _ = await asyncio.wait({waiting}, timeout=_WAIT_SECONDS + self._late)
+        if not done:
+            await self._table.stall(source, "the wait for events of the hardware does not end")
+            await asyncio.wait({waiting})
+            await self._table.stall(source, "")
+        return await waiting
 
     def _note(self, events: Sequence[HealthEvent]) -> None:
         for event in events:

@@ -46,6 +46,7 @@ class Sources:
     unmanaged: Callable[[], int] = lambda: 0
     findings: Callable[[], Mapping[str, int]] = dict
     backends: Callable[[], Sequence[BackendReport]] = tuple
+    last_looks: Callable[[], Mapping[str, float | None]] = dict
 
 
 class Metrics:
@@ -159,7 +160,7 @@ class Metrics:
     def _of_backends(self) -> Iterator[Metric]:
         state = GaugeMetricFamily(
             "dra_driver_backend_state",
-            "1 for the state of each backend: waiting, ok, absent, vanished or failed",
+            "1 for the state of each backend: waiting, ok, absent, driverless, vanished, failed or hanging",
             labels=("backend", "state"),
         )
         unknown = GaugeMetricFamily(
@@ -167,11 +168,20 @@ class Metrics:
             "Facts that the last look at the hardware could not learn",
             labels=("backend",),
         )
+        looked = GaugeMetricFamily(
+            "dra_driver_backend_last_look_timestamp_seconds",
+            "When what is known of a backend's devices was learned, in seconds since the epoch",
+            labels=("backend",),
+        )
+        for backend, at in self._sources.last_looks().items():
+            if at is not None:
+                looked.add_metric([backend], at)
         for report in self._sources.backends():
             state.add_metric([report.backend, report.state], 1)
             unknown.add_metric([report.backend], len(report.problems))
         yield state
         yield unknown
+        yield looked
 
     def _of_claims(self) -> Iterator[Metric]:
         claims = tuple(self._sources.claims())

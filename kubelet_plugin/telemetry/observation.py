@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -16,6 +15,7 @@ import structlog
 
 from dra_driver.api import codec
 from dra_driver.hardware import DeviceSample
+from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, DeviceBackend, KubeClient, TelemetrySource
 from dra_driver.preparation import PreparedClaim
 from dra_driver.serving import Authorizer
@@ -80,7 +80,6 @@ class Observation:
         ready: asyncio.Event,
         client: KubeClient,
         backends: Sequence[DeviceBackend],
-        executor: Executor,
         clock: Clock,
         reconciled: Callable[[], int] = lambda: 0,
         unmanaged: Callable[[], int] = lambda: 0,
@@ -91,9 +90,8 @@ class Observation:
         self._table = table
         self._state = state
         self._ready = ready
-        self._executor = executor
         self._telemetry = tuple(telemetry_sources(backends))
-        self._sampling: asyncio.Future[Sequence[DeviceSample]] | None = None
+        self._sampling: dict[int, asyncio.Future[Sequence[DeviceSample]]] = {}
         self._authorizer = Authorizer(client, clock) if configuration.http_authorization == "rbac" else None
         self._reservations = Reservations(client, lambda: engine.claims, leads)
         self.metrics = Metrics(
@@ -107,6 +105,7 @@ class Observation:
                 unmanaged=unmanaged,
                 findings=findings,
                 backends=lambda: table.reports,
+                last_looks=table.last_looks,
             )
         )
         self._monitor = HealthMonitor(backends, table, self.metrics.event)
@@ -168,24 +167,17 @@ class Observation:
         return self.metrics.render(await self.samples())
 
     async def samples(self) -> Sequence[DeviceSample]:
-        """Return the samples of every source; none where they do not answer in time."""
-        if self._sampling is None or self._sampling.done():
-            loop = asyncio.get_running_loop()
-            self._sampling = loop.run_in_executor(self._executor, self._sample)
-        # A sample that hangs is not asked for a second time.
-        done, _ = await asyncio.wait({self._sampling}, timeout=_SAMPLE_SECONDS)
-        return self._sampling.result() if done else ()
-
-    def _sample(self) -> Sequence[DeviceSample]:
-        samples: list[DeviceSample] = []
-        for source in self._telemetry:
-            try:
-                told: tuple[object, ...] = tuple(source.sample())
-                samples += (s for s in told if isinstance(s, DeviceSample))
-            except Exception as e:
-                # A backend of a third party must not cost all metrics.
-                log.warning("devices could not be sampled", error=f"{type(e).__name__}: {e}")
-        return samples
+        """Return the samples of every source; of one that does not answer in time, none."""
+        loop = asyncio.get_running_loop()
+        for i, source in enumerate(self._telemetry):
+            # A sample that hangs is not asked for a second time.
+            if i not in self._sampling or self._sampling[i].done():
+                executor = self._table.executor_of(source)
+                self._sampling[i] = loop.run_in_executor(executor, _sample, source)
+        if not self._sampling:
+            return ()
+        done, _ = await asyncio.wait(self._sampling.values(), timeout=_SAMPLE_SECONDS)
+        return [s for sampling in self._sampling.values() if sampling in done for s in sampling.result()]
 
     async def unhealthy(self) -> str:
         """Return why the kubelet could not call the plugin. Asks over its sockets, as the kubelet does."""
@@ -208,15 +200,16 @@ class Observation:
         return ""
 
     def unready(self) -> str:
-        """Return why the kubelet does not use the plugin."""
+        """Return why the kubelet does not use the plugin, or what of the hardware hangs."""
         if not self._ready.is_set():
             return "the plugin is starting or ending"
         if self._state.registered is not True:
             return "the kubelet has not registered the plugin"
-        return ""
+        return "; ".join(r.message for r in self._table.reports if r.state == "hanging")
 
     def state(self) -> object:
         """Return what is known, as plain data."""
+        looks = self._table.last_looks()
         return {
             "driver": self._configuration.driver_name,
             "node": self._configuration.node_name,
@@ -230,6 +223,7 @@ class Observation:
                     "backend": r.backend,
                     "state": r.state,
                     "message": r.message,
+                    "knownAt": rfc3339(at) if (at := looks[r.backend]) is not None else None,
                     "problems": list(map(str, r.problems)),
                 }
                 for r in self._table.reports
@@ -243,6 +237,16 @@ class Observation:
                 for c in self._reservations.claims()
             ],
         }
+
+
+def _sample(source: TelemetrySource) -> Sequence[DeviceSample]:
+    try:
+        told: tuple[object, ...] = tuple(source.sample())
+        return [s for s in told if isinstance(s, DeviceSample)]
+    except Exception as e:
+        # A backend of a third party must not cost all metrics.
+        log.warning("devices could not be sampled", error=f"{type(e).__name__}: {e}")
+        return ()
 
 
 def _plain(value: object) -> dict[str, Any]:

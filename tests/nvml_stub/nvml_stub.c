@@ -20,6 +20,9 @@
  * What a GPU does not have (arch, mig, ...) is NOT_SUPPORTED. Configuration (struct gpu) is apart from state
  * (struct state, instances.inc), which outlives the reading of the file.
  *
+ * NVML_STUB_HANG names a file that need not exist: while it lists a function, calls of it do not come back, and
+ * others wait for them as for a driver that hangs.
+ *
  * Calls may come from several threads, as with the real library: each holds one lock, but for the pauses of a wait.
  */
 #define _POSIX_C_SOURCE 200809L
@@ -191,6 +194,23 @@ static int failing(const failure *fails, int n, const char *function) {
     return OK;
 }
 
+/* Called with the lock held, which is what makes other calls wait. */
+static void hang(const char *function) {
+    const char *path = getenv("NVML_STUB_HANG");
+    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+    for (int listed = path != NULL; listed;) {
+        FILE *file = fopen(path, "r");
+        char line[80];
+        listed = 0;
+        while (file && fgets(line, sizeof line, file)) {
+            line[strcspn(line, "\r\n")] = 0;
+            if (!strcmp(line, function)) listed = 1;
+        }
+        if (file) fclose(file);
+        if (listed) nanosleep(&pause, NULL);
+    }
+}
+
 static int check_system(const char *function) {
     return state.references ? failing(system_fails, system_nfails, function) : UNINITIALIZED;
 }
@@ -201,8 +221,8 @@ static int check(const struct gpu *g, const char *function) {
     return failing(g->fails, g->nfails, function);
 }
 
-#define SYSTEM() LOCKED(); do { int r_ = check_system(__func__); if (r_) return r_; } while (0)
-#define GPU(g) LOCKED(); do { int r_ = check(g, __func__); if (r_) return r_; } while (0)
+#define SYSTEM() LOCKED(); hang(__func__); do { int r_ = check_system(__func__); if (r_) return r_; } while (0)
+#define GPU(g) LOCKED(); hang(__func__); do { int r_ = check(g, __func__); if (r_) return r_; } while (0)
 
 static int put(const char *text, char *buffer, unsigned size) {
     if (strlen(text) + 1 > size) return INSUFFICIENT_SIZE;
@@ -218,6 +238,7 @@ static int number(int value, unsigned *out) {
 
 int nvmlInitWithFlags(unsigned flags) {
     LOCKED();
+    hang(__func__);
     (void)flags;
     read_config();
     int code = failing(system_fails, system_nfails, __func__);

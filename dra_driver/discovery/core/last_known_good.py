@@ -32,7 +32,7 @@ __all__ = ["DRIVER_ABSENT", "BackendReport", "BackendState", "LastKnownGood"]
 
 DRIVER_ABSENT: Final = "DriverAbsent"
 
-BackendState = Literal["waiting", "ok", "absent", "driverless", "vanished", "failed"]
+BackendState = Literal["waiting", "ok", "absent", "driverless", "vanished", "failed", "hanging"]
 
 # Of an inventory's condition; the API takes 1024.
 _MOST_TEXT: Final = 1000
@@ -46,7 +46,8 @@ class BackendReport:
 
     Attributes:
         backend: its name.
-        state: ``waiting`` before the first look, else how the last one went.
+        state: ``waiting`` before the first look, ``hanging`` while one does not end, else how the last
+            one went.
         message: why it is not ``ok``.
         problems: what the last look that succeeded could not learn.
     """
@@ -59,7 +60,7 @@ class BackendReport:
     @property
     def broken(self) -> bool:
         """Whether somebody should know: it cannot look, or its driver has gone or never was there."""
-        return self.state in ("driverless", "failed", "vanished")
+        return self.state in ("driverless", "failed", "hanging", "vanished")
 
 
 class LastKnownGood:

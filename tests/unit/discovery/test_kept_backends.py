@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hardware_support as hw
@@ -99,15 +98,14 @@ def test_what_cannot_be_learned_is_reported() -> None:
 def test_one_broken_backend_costs_no_other() -> None:
     async def scans() -> None:
         good, bad = Fake("good", [ONE], [ONE, TWO]), Fake("bad", DiscoveryError("bad: broken"), [device(3)])
-        with ThreadPoolExecutor(1) as executor:
-            table = DeviceTable([bad, good], executor, optional=True)
-            await table.scan()
-            assert [d.uuid for d in table.devices] == ["GPU-1"]
-            assert [r.state for r in table.reports] == ["failed", "ok"]
-            assert not table.complete.is_set()
-            await table.scan()
-            assert [d.uuid for d in table.devices] == ["GPU-3", "GPU-1", "GPU-2"]
-            assert table.complete.is_set()
+        table = DeviceTable([bad, good], optional=True)
+        await table.scan()
+        assert [d.uuid for d in table.devices] == ["GPU-1"]
+        assert [r.state for r in table.reports] == ["failed", "ok"]
+        assert not table.complete.is_set()
+        await table.scan()
+        assert [d.uuid for d in table.devices] == ["GPU-3", "GPU-1", "GPU-2"]
+        assert table.complete.is_set()
 
     asyncio.run(scans())
 
@@ -121,12 +119,11 @@ def test_a_simulated_device_of_the_same_name_does_not_make_one_simulated() -> No
 
     async def scans() -> None:
         real, made_up = Fake("real", [ONE]), Simulated("made-up", [ONE, TWO])
-        with ThreadPoolExecutor(1) as executor:
-            for backends, expected in (([real, made_up], False), ([made_up, real], True)):
-                table = DeviceTable(backends, executor)
-                await table.scan()
-                view = table.for_prepare
-                assert (view["gpu-1"].simulated, view["gpu-2"].simulated) == (expected, True)
+        for backends, expected in (([real, made_up], False), ([made_up, real], True)):
+            table = DeviceTable(backends)
+            await table.scan()
+            view = table.for_prepare
+            assert (view["gpu-1"].simulated, view["gpu-2"].simulated) == (expected, True)
 
     asyncio.run(scans())
 
@@ -135,12 +132,11 @@ def test_trouble_alone_is_a_change() -> None:
     """The devices are the same, and yet the inventory and the metrics have news."""
 
     async def scans() -> None:
-        with ThreadPoolExecutor(1) as executor:
-            table = DeviceTable([Fake("a", [ONE], DiscoveryError("a: broken"), [ONE])], executor)
-            counts = []
-            for _ in range(4):
-                await table.scan()
-                counts.append(table.changes.count)
+        table = DeviceTable([Fake("a", [ONE], DiscoveryError("a: broken"), [ONE])])
+        counts = []
+        for _ in range(4):
+            await table.scan()
+            counts.append(table.changes.count)
         assert counts == [1, 2, 3, 3]
 
     asyncio.run(scans())

@@ -223,7 +223,7 @@ def test_a_call_is_answered_before_the_kubelet_gives_up() -> None:
                 "u": "prepare has not ended after 0.05 s; it goes on, and the next call finds its result"
             }
             slow.done.set()
-            await calls.drain()
+            await calls.drain(60)
             assert await calls.prepare([reference]) == {"u": ()}
             assert await calls.prepare([]) == {}
             running_calls.cancel()

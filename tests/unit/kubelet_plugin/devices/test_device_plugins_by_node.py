@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -212,22 +211,21 @@ def test_the_agent_looks_again_though_nothing_has_changed() -> None:
         kube.put(NODES, {"metadata": {"name": NODE}})
         registration = RegistrationState(lambda: True)
         publisher = Often(kube, DriverName(DRIVER), NODE, registration)
-        with ThreadPoolExecutor(1) as executor:
-            table = DeviceTable([Backend([device(0)])], executor)
-            await table.scan()
-            keeper = InventoryKeeper(
-                client=kube,
-                node_name=NODE,
-                driver=DRIVER,
-                table=table,
-                registration=registration,
-                publisher=publisher,
-            )
-            task = asyncio.create_task(keeper.run())
-            await eventually(lambda: publisher.rounds > 20)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        table = DeviceTable([Backend([device(0)])])
+        await table.scan()
+        keeper = InventoryKeeper(
+            client=kube,
+            node_name=NODE,
+            driver=DRIVER,
+            table=table,
+            registration=registration,
+            publisher=publisher,
+        )
+        task = asyncio.create_task(keeper.run())
+        await eventually(lambda: publisher.rounds > 20)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
     asyncio.run(main())
 

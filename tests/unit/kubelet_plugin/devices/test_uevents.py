@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,14 +89,13 @@ def test_a_burst_of_events_is_one_look_and_lists_are_the_fallback(tmp_path: Path
         kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         backend = Backend()
         (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
-        with kernel, ThreadPoolExecutor(1) as executor:
-            table = DeviceTable([backend], executor)
+        with kernel:
+            table = DeviceTable([backend])
             await table.scan()
             hotplug = Hotplug(
                 table=table,
                 file=tmp_path / "release",
                 hints=watched(tmp_path / "sys", [backend]),
-                executor=executor,
                 hold=lambda _: None,
                 listen=lambda: ours,
             )

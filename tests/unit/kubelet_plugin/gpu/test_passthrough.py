@@ -248,10 +248,9 @@ def agent(root: Path, kube: FakeClient, machine: Machine, timing: Timing = QUICK
 async def planned(kube: FakeClient, machine: Machine, *names_: str) -> PreparedClaim:
     """The record of a claim before anything is done for it."""
     body = add_claim(kube, passed_through(*names_))
-    with ThreadPoolExecutor(1) as executor:
-        table = DeviceTable([machine], executor, passthrough=True)
-        await table.scan()
-        table.published({d.device.name: d.uuid for d in table.devices})
+    table = DeviceTable([machine], passthrough=True)
+    await table.scan()
+    table.published({d.device.name: d.uuid for d in table.devices})
     found = await kube.get(RESOURCE_CLAIMS, body["metadata"]["name"], body["metadata"]["namespace"])
     return plan(found, found.metadata.uid, driver=DRIVER, pool=PoolName(NODE), devices=table.for_prepare)
 
@@ -446,12 +445,11 @@ def test_it_is_never_missing_on_its_way_back(tmp_path: Path) -> None:
             def close(self) -> None:
                 """Nothing is open."""
 
-        with ThreadPoolExecutor(1) as executor:
-            table = DeviceTable([Returning()], executor, elsewhere=lambda: tuple(away), passthrough=True)
-            for away_then in (True, False):
-                await table.scan()
-                looked.append(sorted(d.device.name for d in table.devices))
-                assert table.for_prepare["gpu-0"].away is away_then
+        table = DeviceTable([Returning()], elsewhere=lambda: tuple(away), passthrough=True)
+        for away_then in (True, False):
+            await table.scan()
+            looked.append(sorted(d.device.name for d in table.devices))
+            assert table.for_prepare["gpu-0"].away is away_then
         assert looked == [["gpu-0", "gpu-1"]] * 2
 
     asyncio.run(scenario())
