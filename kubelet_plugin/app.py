@@ -11,9 +11,11 @@ from pathlib import Path
 import structlog
 
 from dra_driver import discovery
+from dra_driver.api.core import NODES
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.discovery.core.pci_binding import PciFunctions
 from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.hardware import GpuInstance
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
 from kubelet_plugin.claims.cdi_directory import CdiDirectory
@@ -35,6 +37,7 @@ from kubelet_plugin.devices.hotplug import RELEASE_FILE, Hotplug, watched
 from kubelet_plugin.devices.inventory import InventoryKeeper
 from kubelet_plugin.devices.publishing import NodePublisher
 from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.gpu import owned_partitions
 from kubelet_plugin.gpu.bindings import elsewhere
 from kubelet_plugin.gpu.setup import completion, set_up
 from kubelet_plugin.grpc import services
@@ -339,8 +342,22 @@ class Plugin:
         await self._table.scan()
         # Before the kubelet can ask: what it thinks is prepared has its documents again.
         await self._renew_documents()
+        if self._configuration.destroy_unowned_partitions:
+            await self._destroy_unowned_partitions()
         self._scanned.set()
         await self._table.scan_forever(self._configuration.rescan_seconds)
+
+    async def _destroy_unowned_partitions(self) -> None:
+        if not self._instances.alone():
+            log.info("no partition is destroyed: another instance of the plugin runs")
+            return
+        file = self._configuration.state / owned_partitions.FILE
+
+        async def owner(gpu: str, instance: GpuInstance) -> str:
+            node = await self._client.get(NODES, self._configuration.node_name)
+            return owned_partitions.owner(gpu, instance, labels=node.metadata.labels or {}, file=file)
+
+        await self._leftovers.destroy_unowned(owner)
 
     async def _rescan_after_changes(self) -> None:
         """Look again after each change: a GPU that is cut into partitions is another one to discovery."""

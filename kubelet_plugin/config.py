@@ -87,6 +87,8 @@ class Configuration:
         nvidia_smi: sets time slices; a path, or a name to be found in PATH.
         mps_control: NVIDIA's MPS control daemon; likewise. If it is missing, nothing is shared by MPS.
         passthrough: claims may have devices bound to vfio-pci.
+        destroy_unowned_partitions: at the start, destroy the partitions that no claim holds and no
+            administrator owns (``gpu.owned_partitions``).
         publish: which part publishes the node's slices: ``controller`` or ``node``.
         beside_device_plugin: with ``node``: whether devices that a device plugin hands out are withheld.
         mps_launcher: what keeps the daemons running: ``systemd``, ``session`` or ``auto``.
@@ -118,6 +120,7 @@ class Configuration:
     mps_control: str = "nvidia-cuda-mps-control"
     mps_launcher: str = "auto"
     passthrough: bool = False
+    destroy_unowned_partitions: bool = False
     publish: str = "controller"
     beside_device_plugin: str = WITHHOLD
 

@@ -128,6 +128,13 @@ def _add_nvidia(parser: argparse.ArgumentParser) -> None:
     )
     common.add_driver_root_arguments(parser)
     parser.add_argument(
+        "--destroy-unowned-partitions",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="at the start, destroy MIG instances that no claim holds and no administrator owns: by a label "
+        "of NVIDIA's MIG manager on the Node, or by the file owned-partitions in the state directory",
+    )
+    parser.add_argument(
         "--nvidia-cdi-hook",
         default="",
         metavar="PATH",
@@ -212,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
         mps_control=args.mps_control,
         mps_launcher=args.mps_launcher,
         passthrough=args.passthrough,
+        destroy_unowned_partitions=args.destroy_unowned_partitions,
         publish=args.publish,
         beside_device_plugin=args.beside_device_plugin,
     )

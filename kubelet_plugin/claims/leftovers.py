@@ -1,6 +1,7 @@
 """Looks now and then for what no claim holds: unmanaged partitions, and MPS daemons of this driver.
 
-Instances that this driver did not make are reported and left alone. A daemon in this driver's directory is
+Instances that this driver did not make are reported and left alone; at the start, where that is wanted, those
+are destroyed that no claim holds and no administrator owns. A daemon in this driver's directory is
 its own, and is ended. What is being prepared just now is in no record that is seen here, so that only what is
 found twice counts.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -17,7 +18,7 @@ import structlog
 from dra_driver.errors import DraError
 from dra_driver.hardware import GpuInstance
 from kubelet_plugin.claims.preparer import Preparer
-from kubelet_plugin.core.notices import FOREIGN_INSTANCE, IDLE_DAEMON
+from kubelet_plugin.core.notices import FOREIGN_INSTANCE, IDLE_DAEMON, PARTITION_DESTROYED
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
 
@@ -119,6 +120,47 @@ class Leftovers:
             f"{instance.start}:{instance.size} belongs to no claim; it is left alone, and claims of "
             "partitions that overlap it cannot be prepared",
         )
+
+    async def destroy_unowned(self, owner: Callable[[str, GpuInstance], Awaitable[str]]) -> None:
+        """Destroy the partitions that no claim holds and no administrator owns; log what cannot be done.
+
+        For the start: before the kubelet can call, and while no other instance of the plugin runs.
+
+        Args:
+            owner: returns what says that an administrator owns a partition of the GPU with this UUID, as a
+                clause; empty if nothing does.
+        """
+        if not self._preparer.intact:
+            log.warning("no partition is destroyed: records of claims were lost, and one may be needed")
+            return
+        try:
+            gpus = [d.uuid for d in self._table.devices if d.device.partitions]
+            found = await self._hardware.unmanaged(gpus, self._preparer.claims)
+        except (DraError, OSError) as e:
+            log.warning("partitions that belong to no claim could not be looked for", error=str(e))
+            return
+        for gpu, instance in found:
+            try:
+                await self._destroy(gpu, instance, await owner(gpu, instance))
+            except (DraError, OSError) as e:
+                log.warning(
+                    "a partition that belongs to no claim stays",
+                    gpu=gpu,
+                    instance=instance.instance_id,
+                    error=str(e),
+                )
+
+    async def _destroy(self, gpu: str, instance: GpuInstance, owned: str) -> None:
+        if owned:
+            log.info("a partition is its administrator's", gpu=gpu, uuid=instance.uuid, why=owned)
+            return
+        if await self._hardware.destroy_unmanaged(gpu, instance, lambda: self._preparer.claims):
+            self._report(
+                PARTITION_DESTROYED,
+                f"GPU {gpu}: partition {instance.uuid or instance.instance_id} at "
+                f"{instance.start}:{instance.size} belonged to no claim and no administrator, and was "
+                "destroyed (--destroy-unowned-partitions)",
+            )
 
     async def _end_daemon(self, device: str) -> None:
         if not self._is_idle(device):

@@ -60,6 +60,9 @@ _LOOK_AGAIN_SECONDS: Final = 0.5
 class Preparer:
     """The claims of one driver on one node.
 
+    Attributes:
+        intact: whether the records of the start were all there: false after some had to be recovered.
+
     Args:
         checkpoints: where records are durable.
         devices: the node's devices by name.
@@ -98,6 +101,7 @@ class Preparer:
     ) -> None:
         self._driver = driver
         self._specs = specs
+        self.intact = True
         self._devices = devices
         self._hardware: Hardware = hardware or NoHardware()
         self._timing = timing or Timing()
@@ -169,6 +173,7 @@ class Preparer:
     async def _restore(self, start: Start) -> None:
         files = await self._files_at_start()
         known = {claim.uid for claim in self._reservations.records}
+        self.intact = start.problem in ("", NO_CHECKPOINT)
         if start.problem:
             self._effects.failures["checkpoint"] += start.problem != NO_CHECKPOINT
             # Before anything is undone: what is undone for one claim may be needed by another.

@@ -80,6 +80,10 @@ class Instances:
         """Return whether this instance represents the node: no running one was registered later."""
         return all(confirmed <= self._confirmed for confirmed in self._others())
 
+    def alone(self) -> bool:
+        """Return whether no other instance runs."""
+        return not any(True for _ in self._others())
+
     def dead(self) -> Iterator[str]:
         """Yield the names of killed instances. Each one's file is removed when the caller's loop goes on."""
         for name in self._names():

@@ -28,6 +28,7 @@ __all__ = [
     "IDLE_DAEMON",
     "KINDS",
     "ORPHANED_CDI_FILE",
+    "PARTITION_DESTROYED",
     "Notices",
 ]
 
@@ -41,6 +42,7 @@ FOREIGN_INSTANCE: Final = "ForeignPartition"
 HEALTH_MEMORY_DAMAGED: Final = "HealthMemoryDamaged"
 IDLE_DAEMON: Final = "IdleSharingDaemon"
 ORPHANED_CDI_FILE: Final = "OrphanedCdiFile"
+PARTITION_DESTROYED: Final = "PartitionDestroyed"
 KINDS: Final = (
     CDI_FILE_WITHDRAWN,
     CHECKPOINT_DAMAGED,
@@ -52,6 +54,7 @@ KINDS: Final = (
     HEALTH_MEMORY_DAMAGED,
     IDLE_DAEMON,
     ORPHANED_CDI_FILE,
+    PARTITION_DESTROYED,
 )
 
 COMPONENT: Final = "dra-driver-kubelet-plugin"

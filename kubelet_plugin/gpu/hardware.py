@@ -285,6 +285,30 @@ class GpuHardware:
             found += [(gpu, i) for i in instances if (gpu, i.start, i.size) not in ours]
         return found
 
+    async def destroy_unmanaged(
+        self, gpu: str, instance: GpuInstance, records: Callable[[], Iterable[PreparedClaim]]
+    ) -> bool:
+        """Destroy an instance if, when nothing else changes the GPU, it is still there and no claim holds it.
+
+        Args:
+            gpu: UUID of the GPU.
+            instance: as it was found.
+            records: the claims that hold something or are about to.
+
+        Raises:
+            DraError: the GPU cannot be asked, or does not let go of it.
+        """
+        async with self._alone(gpu):
+            held = {(d.uuid, p.start, p.size) for r in records() for d, p in _partitions(r)}
+            control = await self._control(gpu)
+            if control is None or (gpu, instance.start, instance.size) in held:
+                return False
+            if instance not in await self._call(control.instances, gpu):
+                return False
+            await self._call(control.destroy_instance, gpu, instance.instance_id)
+            self.changes.notify()
+            return True
+
     async def idle_daemons(self, records: Iterable[PreparedClaim]) -> Sequence[str]:
         """Return the devices whose daemon, or what is left of one, serves no claim."""
         needed = {device for r in records for device in daemons_of(r)}
