@@ -58,11 +58,7 @@ def open_backends(configuration: Configuration) -> tuple[DeviceBackend, ...]:
     """
     return discovery.open_backends(
         configuration.backends or discovery.hardware_backends(configuration.driver_name),
-        sysfs_root=configuration.sysfs_root,
-        procfs_root=configuration.procfs_root,
-        dev_root=configuration.dev_root,
-        host_root=configuration.host_root,
-        nvidia_driver_root=configuration.nvidia_driver_root,
+        **configuration.roots,
         node_name=configuration.node_name,
     )
 

@@ -125,6 +125,17 @@ class Configuration:
     beside_device_plugin: str = WITHHOLD
 
     @property
+    def roots(self) -> dict[str, Path]:
+        """Where backends look: arguments of ``discovery.open_backends``."""
+        return {
+            "sysfs_root": self.sysfs_root,
+            "procfs_root": self.procfs_root,
+            "dev_root": self.dev_root,
+            "host_root": self.host_root,
+            "nvidia_driver_root": Path(self.nvidia_driver_root),
+        }
+
+    @property
     def plugin_dir(self) -> Path:
         """Directory of our socket."""
         return self.plugins_dir.absolute() / self.driver_name

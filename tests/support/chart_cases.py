@@ -119,7 +119,8 @@ EVERYTHING: dict[str, Any] = {
         "backends": ["nvml", "intel=integrated"],
         "nvidia": {
             "runtimeClassName": "nvidia",
-            "driverRoot": "/run/nvidia/driver",
+            "driverRoot": "/home/kubernetes/bin/nvidia",
+            "destroyUnownedPartitions": True,
             "timeSlicing": True,
             "mig": True,
             "mps": True,
@@ -130,6 +131,7 @@ EVERYTHING: dict[str, Any] = {
         "cdiDir": "/etc/cdi-dra",
         "port": 9500,
         "rescanInterval": 12.5,
+        "scanDeadline": 45.5,
         "maxSurge": 0,
         "maxUnavailable": "10%",
         "extraArgs": ["--no-device-metadata"],
