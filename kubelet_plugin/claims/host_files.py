@@ -1,16 +1,12 @@
 """What is on the host of the device nodes and files that CDI documents name.
 
-The agent usually runs in a container that has parts of the host below ``host_root``, as mounts. That a file
-is absent can be said only where such a mount shows its place; elsewhere it counts as there. The host's
-``/dev`` is seen whole.
+The host's ``/dev`` is seen whole, of its files what is mounted. A file whose place is not seen counts as
+there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import stat
 from collections.abc import Iterable, Set
 from concurrent.futures import Executor
 from pathlib import Path
@@ -18,13 +14,12 @@ from typing import Final, Protocol
 
 from dra_driver import cdi
 from dra_driver.discovery.core import pci
+from dra_driver.discovery.core.host_view import HostView
 from dra_driver.preparation import PreparedClaim, named_on_host, without_absent
 
 __all__ = ["EverythingThere", "Host", "HostFiles"]
 
 _DEV: Final = "/dev/"
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
-_MOST_LINKS: Final = 40
 
 
 class Host(Protocol):
@@ -76,65 +71,13 @@ class HostFiles:
         return spec
 
     def _absent(self, paths: Iterable[str]) -> Set[str]:
-        shown: tuple[Path, ...] | None = None
-        absent: set[str] = set()
-        for path in paths:
-            if path.startswith(_DEV):
-                if not pci.exists(self._dev_root / path.removeprefix(_DEV)):
-                    absent.add(path)
-                continue
-            if self._host_root == Path("/"):
-                continue
-            there, known_to = _there(self._host_root, path)
-            if there:
-                continue
-            shown = self._shown() if shown is None else shown
-            if any(known_to.is_relative_to(mount) for mount in shown):
-                absent.add(path)
-        return absent
-
-    def _shown(self) -> tuple[Path, ...]:
-        """Return the mount points at or below the host's root: what is in them is the host's."""
-        try:
-            lines = self._mounts.read_text("utf-8", "surrogateescape").splitlines()
-        except OSError:
-            return ()
-        fields = (line.split(" ") for line in lines)
-        points = (Path(_ESCAPED.sub(_character, f[4])) for f in fields if len(f) > 4)
-        return tuple(p for p in points if p.is_relative_to(self._host_root))
-
-
-def _character(match: re.Match[str]) -> str:
-    return chr(int(match[1], 8))
-
-
-def _there(root: Path, path: str) -> tuple[bool, Path]:
-    """Return whether a path exists below a root, and the deepest directory of the way to it that does.
-
-    Links are followed as on the host: an absolute one leads below the root again. What cannot be looked at
-    counts as there.
-    """
-    place, links = root, 0
-    rest = [part for part in reversed(path.split("/")) if part not in ("", ".")]
-    while rest:
-        part = rest.pop()
-        if part == "..":
-            place = place.parent if place != root else root
-            continue
-        try:
-            mode = os.lstat(place / part).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return False, place
-        except OSError:
-            return True, place
-        if not stat.S_ISLNK(mode):
-            place /= part
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            return False, place
-        target = (place / part).readlink()
-        if target.is_absolute():
-            place = root
-        rest += [p for p in reversed(target.parts) if p != "/"]
-    return True, place
+        host = HostView(self._host_root, self._mounts)
+        return {
+            path
+            for path in paths
+            if (
+                not pci.exists(self._dev_root / path.removeprefix(_DEV))
+                if path.startswith(_DEV)
+                else host.absent(path)
+            )
+        }
