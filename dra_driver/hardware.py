@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.api.inventory import DeviceHealth, InventoryDevice
-from dra_driver.cdi import ContainerEdits, DeviceNode
+from dra_driver.cdi import ContainerEdits, DeviceNode, Parts
 
 __all__ = ["DeviceSample", "DiscoveredDevice", "GpuInstance", "HealthEvent", "PartitioningMode"]
 
 _NO_EDITS: Final = ContainerEdits()
+_NO_PARTS: Final = Parts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class DiscoveredDevice:
             ``device.health``.
         is_partition: whether the device is a partition that was made by other means than this driver:
             parameters for partitions hold for it.
+        parts: what a container gets of the device's driver beside ``material``, by capabilities of which a
+            claim can choose. Empty where the driver is not divided.
     """
 
     device: InventoryDevice
@@ -55,6 +58,7 @@ class DiscoveredDevice:
     own_nodes: tuple[str, ...] | None = None
     partitioning: PartitioningMode | None = None
     is_partition: bool = False
+    parts: Parts = _NO_PARTS
 
     @property
     def health_of_partitions(self) -> tuple[DeviceHealth, ...]:

@@ -27,6 +27,7 @@ __all__ = [
     "MAX_BYTES",
     "MIN_MEMORY_LIMIT",
     "NVIDIA_API_VERSION",
+    "Capability",
     "DeviceType",
     "KernelDriver",
     "Parameters",
@@ -44,6 +45,7 @@ MIN_MEMORY_LIMIT: Final = 1 << 20
 _MAX_MEMORY_LIMIT: Final = 1 << 50
 _MAX_ENTRIES: Final = 64
 _SHOWN: Final = 60
+_CAPABILITIES: Final = "driverCapabilities"
 
 _E = TypeVar("_E", bound=enum.Enum)
 
@@ -72,6 +74,20 @@ class KernelDriver(enum.Enum):
     VFIO_PCI = "vfio-pci"  # handed over as a bare PCI function
 
 
+class Capability(enum.Enum):
+    """What a container gets of a GPU's driver; the names of ``NVIDIA_DRIVER_CAPABILITIES``."""
+
+    COMPUTE = "compute"
+    UTILITY = "utility"
+    VIDEO = "video"
+    GRAPHICS = "graphics"
+    DISPLAY = "display"
+    NGX = "ngx"
+    COMPAT32 = "compat32"
+    ALL = "all"  # those above
+    IMEX = "imex"  # channel 0, by which GPUs of several nodes share memory; ours
+
+
 class TimeSlice(enum.Enum):
     """Length of a time slice; the driver does not say how many milliseconds each has."""
 
@@ -94,6 +110,8 @@ class Parameters:
             share has, and no limit on other devices.
         memory_limits: likewise for single devices, by UUID or by position in the claim.
         driver: the kernel driver that the device is bound to.
+        capabilities: values of ``Capability`` without ``all``, in its order: what a container gets of the
+            device's driver; None means the driver's defaults.
     """
 
     kind: str
@@ -104,6 +122,7 @@ class Parameters:
     memory_limit: int | None = None
     memory_limits: tuple[tuple[str, int], ...] = ()
     driver: KernelDriver = KernelDriver.DEFAULT
+    capabilities: tuple[str, ...] | None = None
 
     def memory_limit_of(self, uuid: str, position: int) -> int | None:
         """Return the limit for one device of a claim."""
@@ -191,6 +210,20 @@ class _Fields:
         self.note(name, f"expected {', '.join(str(o.value) for o in options)}; got {_show(value)}")
         return default
 
+    def capabilities(self, name: str) -> tuple[str, ...] | None:
+        """Read a list of capabilities; None where absent."""
+        value = self._raw.pop(name, None)
+        if value is None:
+            return None
+        known = {c.value: c for c in Capability}
+        if not isinstance(value, list) or any(not isinstance(v, str) or v not in known for v in value):
+            self.note(name, f"expected a list of {', '.join(known)}; got {_show(value)}")
+            return None
+        asked = {known[v] for v in value}
+        if Capability.ALL in asked:
+            asked |= set(Capability) - {Capability.IMEX}
+        return tuple(c.value for c in Capability if c in asked and c is not Capability.ALL)
+
     def integer(self, name: str, low: int, high: int) -> int | None:
         """Read a whole number within bounds."""
         value = self._raw.pop(name, None)
@@ -264,14 +297,19 @@ _OURS: Final = _Names()
 
 def _gpu_config(fields: _Fields) -> Parameters:
     driver = fields.choice("driver", KernelDriver, KernelDriver.DEFAULT)
+    capabilities = fields.capabilities(_CAPABILITIES)
     parameters = _shared("GpuConfig", frozenset({DeviceType.GPU}), fields, _OURS)
     if driver is not KernelDriver.DEFAULT and parameters.strategy is not Strategy.NONE:
         fields.note("driver", f"{driver.value} goes with sharing strategy None only")
-    return replace(parameters, driver=driver)
+    if driver is not KernelDriver.DEFAULT and capabilities is not None:
+        fields.note(_CAPABILITIES, f"driver {driver.value} gives nothing of the vendor's driver")
+    return replace(parameters, driver=driver, capabilities=capabilities)
 
 
 def _mig_config(fields: _Fields) -> Parameters:
-    return _shared("MigConfig", frozenset({DeviceType.PARTITION}), fields, _OURS)
+    capabilities = fields.capabilities(_CAPABILITIES)
+    parameters = _shared("MigConfig", frozenset({DeviceType.PARTITION}), fields, _OURS)
+    return replace(parameters, capabilities=capabilities)
 
 
 def _share_config(fields: _Fields) -> Parameters:
@@ -292,6 +330,7 @@ def _share_config(fields: _Fields) -> Parameters:
         interval=interval,
         thread_percentage=threads,
         memory_limit=memory,
+        capabilities=fields.capabilities(_CAPABILITIES),
     )
 
 

@@ -7,6 +7,7 @@ agent.
 from __future__ import annotations
 
 from dra_driver.cdi.own_nodes import own_nodes
+from dra_driver.cdi.parts import Parts
 from dra_driver.cdi.rules import (
     minimum_version,
     qualified_name,
@@ -39,6 +40,7 @@ __all__ = [
     "IntelRdt",
     "Mount",
     "NetDevice",
+    "Parts",
     "Spec",
     "character_device",
     "decode",

@@ -122,6 +122,7 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
         own_nodes: paths, in the container, of the nodes that belong to the device alone; of a partition,
             those of its instance. None in records of versions that did not keep them: then those whose names
             end in a number.
+        capabilities: of the device's driver that the claim asks for; None if it does not say.
     """
 
     requests: tuple[str, ...]
@@ -139,6 +140,7 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
     own: ContainerEdits | None = None
     simulated: bool = False
     own_nodes: tuple[str, ...] | None = None
+    capabilities: tuple[str, ...] | None = None
 
 
 class PodReference(Wire, frozen=True, kw_only=True):

@@ -177,10 +177,12 @@ def _shared(edits: Sequence[cdi.ContainerEdits]) -> cdi.ContainerEdits:
     if len(edits) < 2:
         return cdi.ContainerEdits()
     first, *rest = edits
+    hooks = tuple(h for h in first.hooks if all(h in e.hooks for e in rest))
     return cdi.ContainerEdits(
         mounts=tuple(m for m in first.mounts if all(m in e.mounts for e in rest)),
         device_nodes=tuple(n for n in first.device_nodes if all(n in e.device_nodes for e in rest)),
-        hooks=tuple(h for h in first.hooks if all(h in e.hooks for e in rest)),
+        # A runtime runs them before those of the devices, and no hook may come before one that it followed.
+        hooks=hooks if all(e.hooks[: len(hooks)] == hooks for e in edits) else (),
     )
 
 

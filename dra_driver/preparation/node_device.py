@@ -17,6 +17,7 @@ from dra_driver.preparation.claim import PartitionRecord
 __all__ = ["NodeDevice"]
 
 _NO_EDITS: Final = cdi.ContainerEdits()
+_NO_PARTS: Final = cdi.Parts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class NodeDevice:
         away: a claim has it under another kernel driver, or had it when discovery last looked: what a
             container needs to use it is not known.
         simulated: there is no such hardware: its nodes and files need not be there.
+        parts: what a container gets of its driver beside ``edits``, by capabilities that a claim can choose.
     """
 
     name: str
@@ -69,6 +71,7 @@ class NodeDevice:
     found: InventoryDevice | None = None
     away: bool = False
     simulated: bool = False
+    parts: cdi.Parts = _NO_PARTS
 
     @property
     def shared(self) -> NodeDevice:

@@ -13,6 +13,7 @@ from dra_driver import cdi
 from dra_driver.api import codec
 from dra_driver.api import names as api_names
 from dra_driver.api.meta import PoolName, Uid
+from dra_driver.api.parameters import Parameters
 from dra_driver.api.resource import DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.errors import DecodeError, InvalidParameters, PrepareError
 from dra_driver.preparation import configs, names
@@ -43,6 +44,7 @@ class Grant:
         request: name of the request, without the subrequest.
         index: position among the claim's devices for this request.
         variables: what the names of the container's variables about it begin with.
+        capabilities: of the device's driver that the claim asks for; None if it does not say.
     """
 
     request: str
@@ -51,11 +53,14 @@ class Grant:
     result: DeviceRequestAllocationResult
     variables: str
     sharing: SharingPlan
+    capabilities: tuple[str, ...] | None = None
 
     @property
     def edits(self) -> cdi.ContainerEdits:
         """What the container needs for the device; one without its own driver has none of that driver's."""
-        return cdi.ContainerEdits() if self.sharing.driver else self.device.edits
+        if self.sharing.driver:
+            return cdi.ContainerEdits()
+        return self.device.parts.added_to(self.device.edits, self.capabilities)
 
 
 def plan(
@@ -222,8 +227,28 @@ def _grants(
             )
         )
         prefix = _variable_prefix(name, request, index)
-        grants.append(Grant(request, index, device, result, prefix, sharing))
+        asked = _capabilities(device, chosen[position])
+        grants.append(Grant(request, index, device, result, prefix, sharing, asked))
     return grants
+
+
+def _capabilities(device: NodeDevice, parameters: Parameters | None) -> tuple[str, ...] | None:
+    """Return the capabilities of its driver that a claim asks for.
+
+    Raises:
+        PrepareError: a container cannot have one of them on this node.
+    """
+    asked = parameters.capabilities if parameters is not None else None
+    if asked is None or device.simulated:
+        return asked
+    known = device.parts.edits
+    missing = [name for name in asked if name not in known]
+    if missing:
+        raise PrepareError(
+            f"device {device.name}: driverCapabilities {', '.join(missing)}: not available here; "
+            + (f"there are {', '.join(known)}" if known else "its driver is not divided by capabilities")
+        )
+    return asked
 
 
 def _find(
@@ -271,6 +296,7 @@ def _prepared(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -
         own=_own(driver, grant, record, metadata),
         simulated=grant.device.simulated,
         own_nodes=tuple(n.path for n in cdi.own_nodes(grant.edits, grant.device.own_nodes)),
+        capabilities=grant.capabilities,
     )
 
 

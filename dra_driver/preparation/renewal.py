@@ -76,7 +76,7 @@ def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice
                 own_nodes=tuple(n.path for n in nodes),
             )
         )
-        edits.append(now.edits)
+        edits.append(now.parts.added_to(now.edits, device.capabilities))
     fresh = documented(driver, msgspec.structs.replace(record, devices=tuple(found)), edits)
     return complete(fresh, _instances(record, before, devices))
 

@@ -291,6 +291,7 @@ class DeviceTable:
                 found=None if why_not else found.device,
                 away=name in self._away,
                 simulated=simulated.get(name, False),
+                parts=found.parts,
             )
             if control is not None:
                 for partition in _partitions(found, device):
@@ -355,4 +356,5 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
             no_mps=gpu.no_mps,
             attributes={**found.device.attributes, **p.profile.attributes},
             simulated=gpu.simulated,
+            parts=gpu.parts,
         )

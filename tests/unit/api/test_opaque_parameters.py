@@ -60,6 +60,37 @@ def test_a_share_may_slice_time_where_nothing_is_enforced() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["GpuConfig", "MigConfig", "ShareConfig"])
+def test_capabilities_of_the_driver(kind: str) -> None:
+    assert read(kind).capabilities is None
+    assert read(kind, driverCapabilities=[]).capabilities == ()
+    asked = ["graphics", "utility", "graphics"]
+    assert read(kind, driverCapabilities=asked).capabilities == ("utility", "graphics")
+    everything = read(kind, driverCapabilities=["all", "imex"]).capabilities
+    assert everything is not None
+    assert set(everything) == {
+        "compute", "utility", "video", "graphics", "display", "ngx", "compat32", "imex"
+    }  # fmt: skip
+    assert "imex" not in (read(kind, driverCapabilities=["all"]).capabilities or ())
+    for wrong in ("graphics", ["Graphics"], [1], {"graphics": True}):
+        (finding,) = findings(kind, driverCapabilities=wrong)
+        assert finding.startswith(f"{kind}: driverCapabilities: expected a list of compute, utility, video,")
+
+
+def test_a_bare_function_has_nothing_of_the_driver() -> None:
+    document = {
+        "apiVersion": "dra-driver.dev/v1alpha1",
+        "kind": "GpuConfig",
+        "driver": "vfio-pci",
+        "driverCapabilities": ["compute"],
+    }
+    with pytest.raises(InvalidParameters) as caught:
+        decode_parameters(json.dumps(document).encode(), DEFAULT_DRIVER_NAME)
+    assert caught.value.findings == (
+        "GpuConfig: driverCapabilities: driver vfio-pci gives nothing of the vendor's driver",
+    )
+
+
 def test_nvidias_kinds_under_their_name_only() -> None:
     sharing = {
         "strategy": "MPS",
