@@ -74,6 +74,8 @@ def completion(
         driver_root=configuration.nvidia_driver_root,
         hook=configuration.nvidia_cdi_hook,
         sysfs_root=configuration.sysfs_root,
+        dev_root=configuration.dev_root,
+        proc_root=configuration.procfs_root,
     ).complete
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from dra_driver import cdi
 from dra_driver.api import codec
+from dra_driver.discovery.nvidia.injection.versions import is_version, same_version
 from dra_driver.errors import DraError
 
 __all__ = ["KIND", "OwnNodes", "ToolkitDocument", "of_one_device", "read_documents"]
@@ -37,6 +38,12 @@ _GPU_NODE: Final = re.compile(r"/dev/nvidia[0-9]+")
 # contain such nodes, which could be mounted.
 _OF_ONE_DEVICE: Final = re.compile(
     r".*?(/dev(?:/(?:nvidia[0-9]+|(?:dri|nvidia-caps[^/]*)(?:/.*)?))?)", re.DOTALL
+)
+# Where the MPS daemon of a whole node has its pipes.
+_MPS_PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108 - of the host
+# A library; of the first two the last name is the driver's version.
+_LIBRARY: Final = re.compile(
+    r"(?:.*/)?(?:(?P<leader>libcuda|libnvidia-ml)|lib[^/]+?)\.so(?:\.(?P<version>[^/]*))?", re.DOTALL
 )
 _LINK_OPTION: Final = re.compile(r"--?link(?:=(.*))?", re.DOTALL)
 # By these NVIDIA's container runtime would add devices of its own accord.
@@ -92,11 +99,35 @@ class ToolkitDocument:
                 for node in device.container_edits.device_nodes:
                     if node not in mine.device_nodes and not _is_capability(node.path):
                         problem(f"{self.path}: {uuid}: {node.path} is not known to be its GPU's; left out")
-                return cdi.merge(mine, common)
+                # As a runtime applies them: of one variable the device's value holds.
+                return cdi.merge(common, mine)
         everything = (self.spec.container_edits, *(d.container_edits for d in self.spec.devices))
         if own.gpu and any(of_one_device(n.path) == own.gpu for e in everything for n in e.device_nodes):
             return common
         return None
+
+    def out_of_date(self, version: str, absent: Callable[[str], bool]) -> str:
+        """Return why the document does not describe the driver that is loaded; empty where it may.
+
+        Sockets, configuration and programs come and go without that the driver becomes another one, so
+        only libraries count.
+
+        Args:
+            version: of the loaded driver; if empty, it is not known.
+            absent: whether the host has no file at a path, as far as that can be known.
+        """
+        for edits in (self.spec.container_edits, *(d.container_edits for d in self.spec.devices)):
+            for mount in edits.mounts:
+                library = _LIBRARY.fullmatch(mount.host_path)
+                if library is None:
+                    continue
+                written = library["version"] or ""
+                named = library["leader"] and is_version(written) and "." in written
+                if named and not same_version(written, version):
+                    return f"it is of driver {written}, and {version} is loaded"
+                if absent(mount.host_path):
+                    return f"{mount.host_path} is not there"
+        return ""
 
 
 def _restricted(edits: cdi.ContainerEdits, own: Collection[str]) -> cdi.ContainerEdits:
@@ -106,11 +137,18 @@ def _restricted(edits: cdi.ContainerEdits, own: Collection[str]) -> cdi.Containe
         edits,
         env=tuple(v for v in edits.env if v.partition("=")[0] not in _ASKING_FOR_DEVICES),
         device_nodes=tuple(n for n in edits.device_nodes if _is_own(n.path, n.host_path or n.path, own)),
-        mounts=tuple(
-            m for m in edits.mounts if not of_one_device(m.host_path) and not of_one_device(m.container_path)
-        ),
+        mounts=tuple(m for m in edits.mounts if _is_for_all(m)),
         hooks=tuple(h for h in hooks if h is not None),
     )
+
+
+def _is_for_all(mount: cdi.Mount) -> bool:
+    """Return whether what is mounted belongs to no device.
+
+    By the pipes of a daemon of the whole node a container would use that daemon's GPUs, and could end it.
+    """
+    paths = (mount.host_path, mount.container_path)
+    return not any(of_one_device(p) or posixpath.normpath(f"/{p.lstrip('/')}") == _MPS_PIPES for p in paths)
 
 
 def _is_own(path: str, host_path: str, own: Collection[str]) -> bool:

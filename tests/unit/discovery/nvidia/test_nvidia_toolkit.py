@@ -64,7 +64,13 @@ class Node:
 
     def completed(self, found: DiscoveredDevice) -> DiscoveredDevice:
         """The device with all that a container needs."""
-        return NvidiaMaterial(host_root=self.root, sysfs_root=self.root / "sys").complete([found])[0]
+        material = NvidiaMaterial(
+            host_root=self.root,
+            sysfs_root=self.root / "sys",
+            dev_root=self.root / "dev",
+            proc_root=self.root / "proc",
+        )
+        return material.complete([found])[0]
 
     def material(self, found: DiscoveredDevice) -> ContainerEdits:
         """What containers get for the device."""
