@@ -23,7 +23,7 @@ from dra_driver.discovery.core.host_view import HostView
 from dra_driver.discovery.core.pci import PciAddress, exists
 from dra_driver.discovery.nvidia.driver_root import AUTO, find_driver_root
 from dra_driver.discovery.nvidia.injection import capabilities, nodes
-from dra_driver.discovery.nvidia.injection.driver_files import DriverRoot, find_driver
+from dra_driver.discovery.nvidia.injection.driver_files import DriverPlace, find_driver
 from dra_driver.discovery.nvidia.injection.edits import DriverEdits, driver_edits
 from dra_driver.discovery.nvidia.injection.hooks import HOOK_PROGRAM, HookProgram, HookPrograms
 from dra_driver.discovery.nvidia.toolkit import OwnNodes, ToolkitDocument, of_one_device, read_documents
@@ -87,11 +87,11 @@ class NvidiaMaterial:
         )
         return [sources.completed(d) if _is_ours(d) else d for d in devices]
 
-    def _root(self, host: HostView) -> DriverRoot:
+    def _root(self, host: HostView) -> DriverPlace:
         # Looked for each time: a container may bring the driver later.
         found = find_driver_root(self._driver_root, host_root=self._host_root, sysfs_root=self._sysfs_root)
         path = found.path if found is not None else "/" if self._driver_root == AUTO else self._driver_root
-        return DriverRoot(path, self._host_root / path.strip("/"), host, os.uname().release)
+        return DriverPlace(path, self._host_root / path.strip("/"), host, os.uname().release)
 
     def _log(self, problem: str) -> None:
         if problem not in self._told:
@@ -168,7 +168,7 @@ class _Documents:
 class _Files:
     """The driver's files, by the version that is wanted."""
 
-    def __init__(self, root: DriverRoot, hook: HookProgram | None, problem: Callable[[str], None]) -> None:
+    def __init__(self, root: DriverPlace, hook: HookProgram | None, problem: Callable[[str], None]) -> None:
         self._root = root
         self._hook = hook
         self._problem = problem

@@ -19,7 +19,7 @@ from dra_driver.discovery.nvidia.injection import capabilities
 from dra_driver.discovery.nvidia.injection.elf import read_library
 from dra_driver.discovery.nvidia.injection.versions import is_version, same_version
 
-__all__ = ["DriverFile", "DriverFiles", "DriverLibrary", "DriverRoot", "find_driver"]
+__all__ = ["DriverFile", "DriverFiles", "DriverLibrary", "DriverPlace", "find_driver"]
 
 # Any of them shows where the others are.
 _LEADERS: Final = ("libcuda", "libnvidia-ml")
@@ -37,8 +37,12 @@ _FOLDERS: Final = (
     "usr/lib/i386-linux-gnu",
     "usr/lib/i386-linux-gnu/nvidia/current",
     "usr/lib32",
+    # Talos, whose own C library is musl.
+    "usr/local/glibc/usr/lib",
+    "usr/local/glibc/lib",
+    "usr/local/lib",
 )
-_PROGRAM_FOLDERS: Final = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "bin", "sbin")
+_PROGRAM_FOLDERS: Final = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "bin", "sbin", "opt/bin")
 _CONFIGURATION_FOLDERS: Final = ("etc", "usr/local/share", "usr/share")
 _FIRMWARE_FOLDERS: Final = ("lib/firmware", "usr/lib/firmware")
 _X_FOLDERS: Final = tuple(
@@ -62,7 +66,7 @@ _LINKS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class DriverRoot:
+class DriverPlace:
     """Where the driver is.
 
     Attributes:
@@ -141,7 +145,7 @@ class DriverFiles:
     others: tuple[DriverFile, ...]
 
 
-def find_driver(root: DriverRoot, version: str) -> DriverFiles | None:
+def find_driver(root: DriverPlace, version: str) -> DriverFiles | None:
     """Return the files of the driver; None where it has no libraries.
 
     Args:
@@ -270,7 +274,7 @@ def _x_modules(root: Path, folders: tuple[str, ...], version: str) -> Iterator[D
         )
 
 
-def _programs(root: DriverRoot) -> Iterator[DriverFile]:
+def _programs(root: DriverPlace) -> Iterator[DriverFile]:
     for program, capability in capabilities.PROGRAMS.items():
         for folder in _PROGRAM_FOLDERS:
             if root.has(f"{folder}/{program}"):
@@ -278,7 +282,7 @@ def _programs(root: DriverRoot) -> Iterator[DriverFile]:
                 break
 
 
-def _configurations(root: DriverRoot) -> Iterator[DriverFile]:
+def _configurations(root: DriverPlace) -> Iterator[DriverFile]:
     for name, (capability, place) in capabilities.CONFIGURATIONS.items():
         for folder in _CONFIGURATION_FOLDERS:
             if root.has(f"{folder}/{name}"):
@@ -286,7 +290,7 @@ def _configurations(root: DriverRoot) -> Iterator[DriverFile]:
                 break
 
 
-def _firmware(root: DriverRoot, version: str) -> Iterator[DriverFile]:
+def _firmware(root: DriverPlace, version: str) -> Iterator[DriverFile]:
     """Return the firmware of GSP, from the first folder that has it, in the kernel's order."""
     for folder in _FIRMWARE_FOLDERS:
         for below in (f"updates/{root.kernel}", "updates", root.kernel, ""):

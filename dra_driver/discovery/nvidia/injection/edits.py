@@ -22,7 +22,7 @@ from dra_driver.discovery.nvidia.injection.driver_files import (
     DriverFile,
     DriverFiles,
     DriverLibrary,
-    DriverRoot,
+    DriverPlace,
 )
 from dra_driver.discovery.nvidia.injection.hooks import HookProgram
 
@@ -50,7 +50,9 @@ class DriverEdits:
     parts: cdi.Parts
 
 
-def driver_edits(root: DriverRoot, files: DriverFiles, hook: HookProgram | None, machine: str) -> DriverEdits:
+def driver_edits(
+    root: DriverPlace, files: DriverFiles, hook: HookProgram | None, machine: str
+) -> DriverEdits:
     """Return what containers get of the driver.
 
     Args:
@@ -67,7 +69,7 @@ def driver_edits(root: DriverRoot, files: DriverFiles, hook: HookProgram | None,
 class _Layout:
     """Where the files of one driver are put in a container."""
 
-    def __init__(self, root: DriverRoot, files: DriverFiles, hook: HookProgram | None, machine: str) -> None:
+    def __init__(self, root: DriverPlace, files: DriverFiles, hook: HookProgram | None, machine: str) -> None:
         self._root = root
         self._files = files
         self._hook = hook
