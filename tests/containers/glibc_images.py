@@ -122,7 +122,9 @@ def image(root: Path, kind: str) -> Path:
             _linker(path, root / "usr" / path.parent.relative_to("/") / path.name, kind)
         else:
             shutil.copy(path, root / folder / path.name)
-    (root / "etc/ld.so.conf").write_text(f"/{folder}\n")
+    (root / "etc/ld.so.conf.d").mkdir()
+    (root / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+    (root / "etc/ld.so.conf.d/own.conf").write_text(f"/{folder}\n")
     subprocess.run(["ldconfig", "-r", root], check=True, capture_output=True)
     return root
 
@@ -153,7 +155,7 @@ def run(
         program: runc.
         bundle: folder for what runc wants.
         root: the image's file system.
-        edits: their paths on the host are below ``host``.
+        edits: what they name on the host is below ``host``.
         host: the host's file system.
         arguments: of the container's process.
     """
@@ -174,7 +176,7 @@ def run(
     ]
     hooks = config.setdefault("hooks", {})
     for hook in edits.hooks:
-        added = {"path": hook.path, "args": list(hook.args), "env": list(hook.env)}
+        added = {"path": str(host / hook.path.strip("/")), "args": list(hook.args), "env": list(hook.env)}
         hooks.setdefault(hook.hook_name, []).append(added)
     (bundle / "config.json").write_text(json.dumps(config))
     name = f"dra-test-{os.getpid()}-{bundle.name}"

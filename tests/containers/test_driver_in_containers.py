@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -104,3 +106,29 @@ def test_the_hosts_driver_counts_more_than_one_that_an_image_brings(tmp_path: Pa
     given = edits(tmp_path / "host", "/")
     answer = images.run(runc, tmp_path / "b", root, given, tmp_path / "host", "/usr/bin/look", *OPENED)
     assert answer.stdout.splitlines() == [f"{name} {images.VERSION}" for name in OPENED], answer.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("image", [images.DEBIAN, images.REDHAT])
+def test_nvidias_own_hook_program_does_what_we_ask_of_it(
+    tmp_path: Path, runc: Path, host: str, image: str
+) -> None:
+    """Also the first commands that not every version has, and forward compatibility of CUDA."""
+    program = os.environ.get("NVIDIA_CDI_HOOK")
+    if not program:
+        pytest.skip("NVIDIA_CDI_HOOK names no nvidia-cdi-hook (of NVIDIA/nvidia-container-toolkit)")
+    driver_root, folder = HOSTS[host]
+    images.driver(tmp_path / "host" / driver_root.strip("/"), folder)
+    (tmp_path / "host/usr/bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy(program, tmp_path / "host/usr/bin/nvidia-cdi-hook")
+    given = edits(tmp_path / "host", driver_root)
+    assert {h.args[1] for h in given.hooks} >= {"create-symlinks", "update-ldcache", "enable-cuda-compat"}
+    for compat, version in (("", images.VERSION), ("999.10.02", "999.10.02")):
+        root = images.image(tmp_path / f"image-{compat}", image)
+        if compat:
+            images.library(root / f"usr/local/cuda/compat/libcuda.so.{compat}", "libcuda.so.1", text=compat)
+        answer = images.run(
+            runc, tmp_path / f"run-{compat}", root, given, tmp_path / "host", "/usr/bin/look", "libcuda.so.1"
+        )
+        assert answer.stdout.split() == ["libcuda.so.1", version], answer.stderr
