@@ -121,6 +121,7 @@ class _Documents:
             own: the nodes of its GPU.
             found: what there is of the driver on the disk: a document that is out of date counts less.
         """
+        older: list[tuple[ToolkitDocument, cdi.ContainerEdits, str]] = []
         for document in self._documents:
             edits = document.edits(device.uuid, own, self._problem)
             if edits is None:
@@ -128,23 +129,22 @@ class _Documents:
             reason = document.out_of_date(_driver_version(device), self._host.absent)
             if not reason:
                 return self._usable(edits, document)
+            older.append((document, edits, reason))
+        for document, edits, reason in older:
+            why = f"{document.path} is out of date ({reason})"
             if found is None:
-                self._problem(
-                    f"{document.path} is out of date ({reason}), and there is nothing newer on this node"
-                )
+                self._problem(f"{why}, and there is nothing newer on this node")
                 return self._usable(edits, document)
-            self._problem(
-                f"{document.path} is out of date ({reason}): the driver's files are taken as they are"
-            )
+            self._problem(f"{why}: the driver's files are taken as they are")
         return None
 
     def _usable(self, edits: cdi.ContainerEdits, document: ToolkitDocument) -> cdi.ContainerEdits:
         """Return the edits with hook programs that are on this node."""
         hooks = []
         for h in edits.hooks:
-            program, ours = h.path, h.path.rpartition("/")[2] == HOOK_PROGRAM and self._hook is not None
-            if ours and self._hook is not None and (self._named or self._host.absent(program)):
-                program = self._hook.path
+            program = h.path
+            if self._hook is not None and program.rpartition("/")[2] == HOOK_PROGRAM:
+                program = self._hook.path if self._named or self._host.absent(program) else program
             if self._host.absent(program):
                 self._problem(f"{document.path}: hook {program} is not on this node; left out")
                 continue

@@ -122,7 +122,7 @@ class ToolkitDocument:
                 if library is None:
                     continue
                 written = library["version"] or ""
-                named = library["leader"] and is_version(written) and "." in written
+                named = library["leader"] and is_version(written)
                 if named and not same_version(written, version):
                     return f"it is of driver {written}, and {version} is loaded"
                 if absent(mount.host_path):

@@ -201,7 +201,7 @@ def _text(root: Path, folders: tuple[str, ...], version: str) -> str | None:
         for leader in _LEADERS:
             for file in sorted((root / folder).glob(f"{leader}.so.*")):
                 text = file.name.removeprefix(f"{leader}.so.")
-                if is_version(text) and "." in text and same_version(text, version) and file.is_file():
+                if is_version(text) and same_version(text, version) and file.is_file():
                     return text
     return None
 

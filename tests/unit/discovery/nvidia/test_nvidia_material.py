@@ -258,8 +258,12 @@ def test_without_anything_newer_a_document_that_is_out_of_date_is_used(tmp_path:
     assert "there is nothing newer on this node" in logs[0]["reason"]
 
 
-def test_a_newer_document_counts_before_the_files(tmp_path: Path) -> None:
-    driver(tmp_path)
+@pytest.mark.parametrize("files", [True, False])
+def test_a_newer_document_counts_before_the_files_and_before_older_ones(
+    tmp_path: Path, *, files: bool
+) -> None:
+    if files:
+        driver(tmp_path)
     stale(tmp_path, "535.104.05")
     (tmp_path / "etc/cdi/nvidia.yaml").rename(tmp_path / "etc/cdi/z-old.yaml")
     toolkit(tmp_path, {"GPU-0": "/dev/nvidia0"}, containerEdits={"env": ["FROM=new"]})

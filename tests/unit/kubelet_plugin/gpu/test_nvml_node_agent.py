@@ -11,6 +11,7 @@ from typing import Any
 
 import nvml_stub_support as stub
 import pytest
+from driver_tree import driver
 from nvidia_tools import Tools
 from paths import HARDWARE, SUPPORT
 
@@ -110,6 +111,28 @@ def test_partitions_over_a_restart(library: Path, tmp_path: Path) -> None:
     assert [line.split()[3:7] for line in state(tmp_path) if line.startswith("instance")] == [
         ["1", "9", "4", "4"]
     ]
+
+
+def test_a_partition_and_a_whole_gpu_have_the_drivers_files(library: Path, tmp_path: Path) -> None:
+    Tools(tmp_path / "bin")
+    files = ("libcuda.so.1", "libnvidia-ml.so.1")
+    driver(tmp_path, "usr/lib64", "570.148.08")
+    part = f"{GPU}-mig-3g-40gb-4"
+    made = live(
+        library, tmp_path, ["prepare", "a", part], ["unprepare", "a"], ["prepare", "b", GPU], ["restart"],
+        ["prepare", "b", GPU],
+    )  # fmt: skip
+    for answer in (made[0], made[2], made[3]):
+        assert answer["error"] == ""
+        edits = answer["spec"]["devices"][0]["containerEdits"]
+        places = {m["containerPath"]: m["hostPath"] for m in edits["mounts"]}
+        for file in files:
+            found = f"/usr/lib64/{file.removesuffix('.1')}.570.148.08"
+            assert (
+                places[f"/usr/lib64/{file}"]
+                == places[f"/usr/lib/{os.uname().machine}-linux-gnu/{file}"]
+                == found
+            )
 
 
 def test_the_last_partition_takes_the_mode_with_it(library: Path, tmp_path: Path) -> None:
