@@ -65,15 +65,24 @@ def test_a_driver_in_a_root_of_its_own_is_mounted_from_there(tmp_path: Path) -> 
     assert mounts[f"/{LIB}/libcuda.so.570.148.08"] == f"/run/nvidia/driver/{LIB}/libcuda.so.570.148.08"
 
 
-def test_sockets_of_the_drivers_daemons_are_mounted(tmp_path: Path, monkeypatch: Any) -> None:
-    driver(tmp_path)
-    folder = tmp_path / "run/nvidia-persistenced"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)  # the path of a Unix socket is short
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("socket")
-        (material,) = complete(tmp_path, gpu())
-    assert "/run/nvidia-persistenced/socket" in {m.container_path for m in material.mounts}
+@pytest.mark.parametrize("daemon", ["nvidia-persistenced", "nvidia-fabricmanager"])
+@pytest.mark.parametrize("driver_root", ["/", "/run/nvidia/driver"])
+def test_sockets_of_the_drivers_daemons_are_mounted(
+    tmp_path: Path, monkeypatch: Any, daemon: str, driver_root: str
+) -> None:
+    """A driver in a container has its daemons there; others run on the host."""
+    driver(tmp_path / driver_root.strip("/"))
+    for place in {"/", driver_root}:
+        folder = tmp_path / place.strip("/") / "run" / daemon
+        folder.mkdir(parents=True)
+        monkeypatch.chdir(folder)  # the path of a Unix socket is short
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("socket")
+            (material,) = complete(tmp_path, gpu(), driver_root=driver_root)
+        (found,) = (m for m in material.mounts if m.container_path == f"/run/{daemon}/socket")
+        assert found.host_path == f"{place.rstrip('/')}/run/{daemon}/socket"
+        assert "noexec" in found.options
+        Path("socket").unlink()
 
 
 def cache(*entries: tuple[str, str]) -> bytes:
