@@ -127,6 +127,7 @@ class _Documents:
             if edits is None:
                 continue
             reason = document.out_of_date(_driver_version(device), self._host.absent)
+            reason = reason or next((f"{h.path} is not there" for h in edits.hooks if not self._there(h)), "")
             if not reason:
                 return self._usable(edits, document)
             older.append((document, edits, reason))
@@ -142,13 +143,10 @@ class _Documents:
         """Return the edits with hook programs that are on this node."""
         hooks = []
         for h in edits.hooks:
-            program = h.path
-            if self._hook is not None and program.rpartition("/")[2] == HOOK_PROGRAM:
-                program = self._hook.path if self._named or self._host.absent(program) else program
-            if self._host.absent(program):
-                self._problem(f"{document.path}: hook {program} is not on this node; left out")
-                continue
-            hooks.append(cdi.Hook(h.hook_name, program, h.args, h.env, h.timeout))
+            if self._there(h):
+                hooks.append(msgspec.structs.replace(h, path=self._program(h)))
+            else:
+                self._problem(f"{document.path}: hook {h.path} is not on this node; left out")
         # Without type and numbers, which may be of an earlier boot: the runtime takes the host node's.
         device_nodes = tuple(
             msgspec.structs.replace(
@@ -163,6 +161,15 @@ class _Documents:
             hooks=tuple(hooks),
             additional_gids=edits.additional_gids,
         )
+
+    def _there(self, hook: cdi.Hook) -> bool:
+        return not self._host.absent(self._program(hook))
+
+    def _program(self, hook: cdi.Hook) -> str:
+        """Return the program to be run: that of the document unless another is named, or it has gone."""
+        if self._hook is None or hook.path.rpartition("/")[2] != HOOK_PROGRAM:
+            return hook.path
+        return self._hook.path if self._named or self._host.absent(hook.path) else hook.path
 
 
 class _Files:

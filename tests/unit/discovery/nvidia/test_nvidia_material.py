@@ -186,6 +186,22 @@ def test_broken_documents_and_those_of_others_are_passed_over(tmp_path: Path) ->
     assert "FROM=toolkit" in complete(tmp_path, gpu())[0].env
 
 
+def test_a_document_whose_hook_program_has_gone_loses_against_the_files(tmp_path: Path) -> None:
+    """Without its hook nothing in a container leads to the libraries."""
+    driver(tmp_path)
+    toolkit(tmp_path, {"GPU-0": "/dev/nvidia0"})
+    seen(tmp_path, "usr")
+    with structlog.testing.capture_logs() as logs:
+        (material,) = complete(tmp_path, gpu())
+    assert f"/{LIB}/libcuda.so.1" in mounted(material)
+    assert "/usr/bin/nvidia-cdi-hook is not there" in logs[0]["reason"]
+    # Another one does as well.
+    touch(tmp_path, "usr/local/nvidia/toolkit/nvidia-cdi-hook")
+    (material,) = complete(tmp_path, gpu())
+    assert "FROM=toolkit" in material.env
+    assert {h.path for h in material.hooks} == {"/usr/local/nvidia/toolkit/nvidia-cdi-hook"}
+
+
 def test_a_hook_at_a_place_that_is_not_seen_is_kept(tmp_path: Path) -> None:
     hook = {
         "hookName": "createContainer",
