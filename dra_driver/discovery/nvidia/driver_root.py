@@ -34,6 +34,8 @@ _ROOTS: Final = (
 _OPERATORS_CHOICE: Final = "run/nvidia/validations/driver-ready"
 _CHOICE: Final = re.compile(r"^NVIDIA_DRIVER_ROOT=[\"']?(/[A-Za-z0-9._/-]{1,255})[\"']?\s*$", re.MULTILINE)
 
+# Any of them shows where the others are.
+_LEADERS: Final = ("libnvidia-ml.so", "libcuda.so")
 _LIBRARY_FOLDERS: Final = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -111,18 +113,18 @@ class DriverRoot:
 
     def library(self, name: str) -> HostFile | None:
         """Return a library by its file name, such as ``libcuda.so.1``; None if it is in no usual folder."""
-        return self._first(self.library_folders(name), name)
+        return self._first(self.library_folders(), name)
 
     def program(self, name: str) -> HostFile | None:
         """Return a program by its file name, such as ``nvidia-smi``; None if it is in no usual folder."""
         return self._first(iter(_PROGRAM_FOLDERS), name)
 
-    def library_folders(self, prefix: str = "libnvidia-ml.so") -> Iterator[str]:
+    def library_folders(self) -> Iterator[str]:
         """Yield the folders below the root that may have libraries, without a slash at the beginning.
 
-        Those come first in which the linker's cache of the root lists a library with this prefix.
+        Those come first in which the linker's cache of the root lists libraries of the driver.
         """
-        yield from dict.fromkeys((*self._cached_folders(prefix), *_LIBRARY_FOLDERS))
+        yield from dict.fromkeys((*self._cached_folders(), *_LIBRARY_FOLDERS))
 
     def device_node(self, path: str) -> HostFile:
         """Return a device node by its path in a container, such as ``/dev/nvidia0``; it need not exist.
@@ -145,14 +147,14 @@ class DriverRoot:
         found = (self.file(f"{folder}/{name}") for folder in folders)
         return next((f for f in found if f is not None), None)
 
-    def _cached_folders(self, prefix: str) -> Iterator[str]:
+    def _cached_folders(self) -> Iterator[str]:
         try:
             data = (self.here / "etc/ld.so.cache").read_bytes()
         except OSError:
             return
         for name, path in ld_cache.libraries(data):
             folder = path.rpartition("/")[0].strip("/")
-            if name.startswith(prefix) and path.startswith("/") and ".." not in folder.split("/"):
+            if name.startswith(_LEADERS) and path.startswith("/") and ".." not in folder.split("/"):
                 yield folder
 
 
