@@ -7,6 +7,7 @@ import asyncio
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
@@ -223,20 +224,26 @@ def run(args: argparse.Namespace) -> int:
         publish=args.publish,
         beside_device_plugin=args.beside_device_plugin,
     )
+    timers: list[threading.Timer] = []
     try:
-        asyncio.run(_main(configuration))
-    except DraError as e:
-        # Said here, because nothing after this may run.
-        if ending.hang():
+        asyncio.run(_main(configuration, timers))
+    except Exception as e:
+        if not ending.hang():
+            raise
+        # Said here, because after this nothing runs any more.
+        if isinstance(e, DraError):
             print(f"dra-driver kubelet-plugin: {e}", file=sys.stderr)
-            return ending.leave(1)
-        raise
+        else:
+            traceback.print_exception(e)
+        return ending.leave(1)
+    finally:
+        for timer in timers:
+            timer.cancel()
     return ending.leave(0)
 
 
-async def _main(configuration: Configuration) -> None:
+async def _main(configuration: Configuration, timers: list[threading.Timer]) -> None:
     stop = asyncio.Event()
-    timers: list[threading.Timer] = []
 
     def end() -> None:
         if not stop.is_set():
@@ -247,5 +254,3 @@ async def _main(configuration: Configuration) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     await plugin.run(configuration, stop)
-    for timer in timers:
-        timer.cancel()

@@ -206,7 +206,7 @@ def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
         ("simulated=mixed",): own,
         ("amdgpu",): own | {"/dev"},
         ("intel",): own | {"/dev"},
-        ("nvml",): own | {"/dev", "/usr", "/etc/cdi"},
+        ("nvml",): own | {"/dev", "/usr", "/etc/cdi", "/run/nvidia"},
     }
     for backends, paths in expected.items():
         spec, container = agent(chart.render({"kubeletPlugin": {"backends": list(backends)}}))
