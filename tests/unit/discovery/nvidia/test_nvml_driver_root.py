@@ -24,6 +24,9 @@ backend = open_backend(
     nvidia_driver_root=driver, node_name="n",
 )
 kept = LastKnownGood(backend)
+kept.look()
+for line in sys.stdin:  # where the library is put meanwhile
+    Path(line.strip()).rename(root / "host/run/nvidia/driver/usr")
 nodes = [[n.path, n.host_path] for d in kept.look() for n in d.material.device_nodes]
 print(json.dumps({"state": kept.report.state, "message": kept.report.message, "nodes": nodes}))
 """
@@ -34,8 +37,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler()) / "libnvidia-ml.so.1"
 
 
-def look(root: Path, driver: str, *, linker: Path | None = None, system: list[str] | None = None) -> Any:
-    """What a process finds that has the library below the host's file system, or where the linker looks."""
+def look(
+    root: Path,
+    driver: str,
+    *,
+    linker: Path | None = None,
+    system: list[str] | None = None,
+    later: Path | None = None,
+) -> Any:
+    """What a process finds that has the library below the host's file system, or where the linker looks.
+
+    With ``later`` this folder becomes the driver container's ``/usr`` after a first look.
+    """
     gpu = stub.Gpu("T4", "00000000:07:00.0", 3, GPU)
     (root / "nvml.conf").write_text(stub.config([gpu], system=system or []))
     stub.fake_sysfs(root / "sys", {"0000:07:00.0": ("pci0000:00", 0)})
@@ -44,7 +57,14 @@ def look(root: Path, driver: str, *, linker: Path | None = None, system: list[st
     env |= {"NVML_STUB_CONFIG": str(root / "nvml.conf")}
     env |= {"LD_LIBRARY_PATH": str(linker.parent)} if linker is not None else {}
     command = [sys.executable, "-c", SCRIPT, str(root), driver]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
+        input="" if later is None else f"{later}\n",
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -121,3 +141,11 @@ def test_a_library_without_device_nodes_says_what_to_do(library: Path, tmp_path:
     assert found["state"] == "driverless"
     assert "the kernel driver is loaded" in found["message"]
     assert "runtimeClassName: nvidia" in found["message"]
+
+
+def test_a_driver_that_a_container_brings_later_is_found(library: Path, tmp_path: Path) -> None:
+    install(library, tmp_path / "later/lib64")
+    nodes(tmp_path / "host/run/nvidia/driver/dev", "nvidiactl", "nvidia3")
+    found = look(tmp_path, "auto", later=tmp_path / "later")
+    assert found["state"] == "ok", found["message"]
+    assert found["nodes"][0] == ["/dev/nvidia3", "/run/nvidia/driver/dev/nvidia3"]
