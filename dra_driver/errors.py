@@ -21,6 +21,8 @@
     ├── DiscoveryError            a backend cannot look at the hardware
     └── PrepareError              a claim cannot be prepared; the text goes to the pod's Event
         └── DeviceNodeAbsent      its document would name a device node that is not there
+            └── PartitionAbsent   admin access to a partition that is not there
+            └── PartitionAbsent   admin access to a partition that is not there
 
 "It does not fit" is not an exception: allocation returns it as a value with reasons.
 """
@@ -47,6 +49,7 @@ __all__ = [
     "InvalidVersion",
     "NotFound",
     "NotLeading",
+    "PartitionAbsent",
     "PrepareError",
     "ServerBusy",
 ]
@@ -173,3 +176,7 @@ class PrepareError(DraError):
 
 class DeviceNodeAbsent(PrepareError):
     """The device node of a claim's device is not on the host, so that no document may name it."""
+
+
+class PartitionAbsent(DeviceNodeAbsent):
+    """The partition that a claim has admin access to does not exist now; such a claim makes none."""

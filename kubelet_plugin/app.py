@@ -360,6 +360,9 @@ class Plugin:
         seen = 0
         while True:
             seen = await self._setup.hardware.changes.wait_beyond(seen)
+            self._preparer.partitions_changed()
+            if self._scanned.is_set() and self._preparer.unsettled:
+                await self._renew_documents()
             await self._table.scan()
 
     async def _follow_devices(self) -> None:

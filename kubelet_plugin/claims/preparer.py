@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from dra_driver.api.meta import PoolName, Uid
-from dra_driver.errors import DraError, PrepareError
+from dra_driver.errors import DraError, PartitionAbsent, PrepareError
 from dra_driver.ports import KubeClient
 from dra_driver.preparation import (
     ClaimState,
@@ -47,7 +47,8 @@ from kubelet_plugin.claims.reservations import (
     Start,
 )
 from kubelet_plugin.claims.upkeep import Upkeep
-from kubelet_plugin.gpu.hardware import Hardware, NoHardware
+from kubelet_plugin.gpu.hardware import Hardware
+from kubelet_plugin.gpu.no_hardware import NoHardware
 
 __all__ = ["Preparer"]
 
@@ -242,6 +243,10 @@ class Preparer:
                 if claim.record is not None or orphan:
                     await self._upkeep.put_in_order(claim)
 
+    def partitions_changed(self) -> None:
+        """Note that partitions came or went: ``renew`` looks at the claims that have admin access to some."""
+        self._upkeep.partitions_changed()
+
     async def renew(self) -> None:
         """Write the documents that discovery has something new for, or that could not be written before."""
         records = self._reservations.records
@@ -349,7 +354,15 @@ class Preparer:
                     return devices
                 conflict = claim.reserve(planned)
                 if conflict is None:
-                    return await self._apply(claim, planned)
+                    try:
+                        return await self._apply(claim, planned)
+                    except PartitionAbsent:
+                        # The claim that makes it may be under way, and its call may be waiting for this node.
+                        if limit - self._now() < _LOOK_AGAIN_SECONDS:
+                            raise
+            if conflict is None:
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                continue
             left = limit - self._now()
             if left <= 0:
                 log.warning(

@@ -130,7 +130,12 @@ class Upkeep:
         elif state is ClaimState.COMPLETED:
             # Its devices are not known yet: ``renew`` comes back to it when they are.
             self.unsettled.setdefault(claim.uid, "")
-        after, _ = await self._effects.carry_out(claim, record, state, Event.RESTART)
+        try:
+            after, _ = await self._effects.carry_out(claim, record, state, Event.RESTART)
+        except DeviceNodeAbsent as e:
+            if record is not None:
+                await self._withdraw(claim, record, e)
+            raise
         if after is ClaimState.ABSENT:
             self.forget(claim.uid)
 
@@ -180,6 +185,12 @@ class Upkeep:
         else:
             self.unsettled.pop(record.uid, None)
         return made or fresh
+
+    def partitions_changed(self) -> None:
+        """Note that the claims have to be renewed that have admin access to partitions."""
+        for record in self._reservations.records:
+            if any(d.admin_access and d.partition is not None for d in record.devices):
+                self.unsettled.setdefault(record.uid, "the partition that it looks at may have changed")
 
     def keep_only(self, uids: Set[Uid]) -> None:
         """Forget claims other than these: another instance may have unprepared them."""

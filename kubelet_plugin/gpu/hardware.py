@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from dra_driver import cdi
-from dra_driver.errors import DraError, PrepareError
+from dra_driver.errors import DraError, PartitionAbsent, PrepareError
 from dra_driver.hardware import GpuInstance
 from dra_driver.ports import Daemons, GpuControl
 from dra_driver.preparation import (
@@ -32,7 +32,7 @@ from dra_driver.preparation import (
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.gpu.bindings import Bindings, bindings_of
 
-__all__ = ["GpuHardware", "Hardware", "NoHardware", "daemons_of"]
+__all__ = ["GpuHardware", "Hardware", "daemons_of", "is_change"]
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +65,10 @@ class Hardware(Protocol):
         ...
 
     async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
-        """Make the partitions that are not there; the returned record knows the instances."""
+        """Make the partitions that are not there; the returned record knows the instances.
+
+        Those that the claim has admin access to are looked up: ``PartitionAbsent`` if one is not there.
+        """
         ...
 
     async def destroy_partitions(self, record: PreparedClaim) -> None:
@@ -91,48 +94,6 @@ class Hardware(Protocol):
     def forgotten(self, record: PreparedClaim) -> None:
         """Note that the record of a claim that touched hardware is gone."""
         ...
-
-
-class NoHardware:
-    """Hardware that cannot be changed: claims that need it cannot be prepared, nothing is to be undone."""
-
-    async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
-        """See ``Hardware``."""
-        if any(_changes(s) for s in record.settings) or bindings_of(record):
-            raise PrepareError("the devices of this node cannot be configured")
-        return record
-
-    async def locate(self, record: PreparedClaim) -> PreparedClaim:
-        """See ``Hardware``."""
-        return record
-
-    async def configure(self, record: PreparedClaim) -> None:
-        """See ``Hardware``."""
-
-    async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
-        """See ``Hardware``."""
-
-    async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
-        """See ``Hardware``."""
-        return record
-
-    async def destroy_partitions(self, record: PreparedClaim) -> None:
-        """See ``Hardware``."""
-
-    async def start_daemons(self, record: PreparedClaim) -> None:
-        """See ``Hardware``."""
-
-    async def stop_daemons(self, record: PreparedClaim, holdings: Holdings) -> None:
-        """See ``Hardware``."""
-
-    async def bind_drivers(self, record: PreparedClaim) -> None:
-        """See ``Hardware``."""
-
-    async def restore_drivers(self, record: PreparedClaim) -> None:
-        """See ``Hardware``."""
-
-    def forgotten(self, record: PreparedClaim) -> None:
-        """See ``Hardware``."""
 
 
 class GpuHardware:
@@ -176,6 +137,9 @@ class GpuHardware:
         for device, partition in _partitions(record):
             async with self._alone(device.uuid):
                 await self._check_place(device, partition, holdings)
+        for device, partition in _watched_partitions(record):
+            async with self._alone(device.uuid):
+                await self._existing(device, partition)
         record = annotated(msgspec.structs.replace(record, settings=tuple(settings)))
         if bindings_of(record):
             record = await self._call(self._needed_bindings().look, record)
@@ -207,8 +171,11 @@ class GpuHardware:
         for device, partition in _partitions(record):
             async with self._alone(device.uuid):
                 instance = await self._create(device, partition)
-            edits = cdi.ContainerEdits(device_nodes=instance.device_nodes)
-            made[device.device] = (instance.uuid, edits)
+            made[device.device] = (instance.uuid, cdi.ContainerEdits(device_nodes=instance.device_nodes))
+        for device, partition in _watched_partitions(record):
+            async with self._alone(device.uuid):
+                instance = await self._existing(device, partition)
+            made[device.device] = (instance.uuid, cdi.ContainerEdits(device_nodes=instance.device_nodes))
         return annotated(complete(record, made)) if made else record
 
     async def destroy_partitions(self, record: PreparedClaim) -> None:
@@ -327,7 +294,7 @@ class GpuHardware:
     # --- settings -------------------------------------------------------------------------------------------
 
     async def _looked(self, setting: DeviceSetting, others: Sequence[DeviceSetting]) -> DeviceSetting:
-        if not _changes(setting):
+        if not is_change(setting):
             return setting
         control = await self._needed(setting)
         mode = next((o.compute_mode_before for o in others if o.compute_mode_before), "")
@@ -339,7 +306,7 @@ class GpuHardware:
         return msgspec.structs.replace(setting, compute_mode_before=mode, partitioned_before=partitioned)
 
     async def _configure(self, setting: DeviceSetting, *, anew: bool) -> None:
-        if not _changes(setting):
+        if not is_change(setting):
             return
         control = await self._needed(setting)
         switched = setting.partitioned or setting.whole
@@ -436,6 +403,22 @@ class GpuHardware:
         self.changes.notify()
         return instance
 
+    async def _existing(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance:
+        """Return the instance that a claim with admin access looks at, whichever claim has made it.
+
+        Raises:
+            PartitionAbsent: there is none, or it is half made.
+        """
+        control = await self._needed(DeviceSetting(device=partition.gpu, uuid=device.uuid))
+        there = await self._at(control, device, partition)
+        if there is None or not there.uuid or not (there.device_nodes or device.simulated):
+            raise PartitionAbsent(
+                f"device {device.device}: there is no such partition of {partition.gpu} now; admin access "
+                "attaches to a partition while a claim has it, and makes none",
+                retryable=True,
+            )
+        return there
+
     async def _destroy(self, device: PreparedDevice, partition: PartitionRecord) -> None:
         control = await self._control(device.uuid)
         if control is None:
@@ -525,9 +508,21 @@ def _one_by_one(record: PreparedClaim) -> Iterator[PreparedClaim]:
         yield msgspec.structs.replace(record, devices=(device,))
 
 
-def _changes(setting: DeviceSetting) -> bool:
+def is_change(setting: DeviceSetting) -> bool:
+    """Return whether anything of the GPU has to be set for it."""
     return bool(setting.time_slice or setting.daemon or setting.partitioned or setting.whole)
 
 
 def _partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:
-    return [(d, d.partition) for d in record.devices if d.partition is not None]
+    """Return the partitions that the claim holds: it makes and destroys them."""
+    return [(d, d.partition) for d in record.devices if d.partition is not None and not d.admin_access]
+
+
+def _watched_partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:
+    """Return the partitions that the claim has admin access to and does not hold itself."""
+    held = {d.device for d, _ in _partitions(record)}
+    return [
+        (d, d.partition)
+        for d in record.devices
+        if d.partition is not None and d.admin_access and d.device not in held
+    ]

@@ -38,7 +38,7 @@ def _claim(i: int, device: str, config: dict[str, Any] | None = None, **more: An
     return body
 
 
-UIDS = [f"00000000-0000-4000-8000-00000000000{i}" for i in range(9)]
+UIDS = [f"00000000-0000-4000-8000-00000000000{i}" for i in range(10)]
 SHARES = [f"10000000-0000-4000-8000-00000000000{i}" for i in range(8)]
 CLAIMS = [
     # Two partitions of one GPU in two claims, and one claim with two that overlaps both.
@@ -58,6 +58,8 @@ CLAIMS = [
     _claim(7, "gpu-3-mig-b-0"),
     # A partition under MPS.
     _claim(8, "gpu-0-mig-b-2", _config("MigConfig", sharing={"strategy": "MPS"})),
+    # Admin access to the partition of the first one.
+    _claim(9, "gpu-0-mig-a-0", adminAccess=True),
 ]
 
 
@@ -84,7 +86,7 @@ DEVICES = {
     ]
 }
 Call = tuple[str, int]
-calls = st.lists(st.tuples(st.sampled_from(["prepare", "unprepare"]), st.integers(0, 8)), max_size=8)
+calls = st.lists(st.tuples(st.sampled_from(["prepare", "unprepare"]), st.integers(0, 9)), max_size=8)
 
 
 def machine(disk: Disk) -> Machine:
@@ -159,7 +161,7 @@ class Scenario:
             (d.uuid, (p.profile_id, p.start, p.size)): p.uuid
             for r in records
             for d in r.devices
-            if (p := d.partition) is not None
+            if (p := d.partition) is not None and not d.admin_access
         }
         there = {
             (uuid, place): f"MIG-{serial}"
@@ -170,8 +172,14 @@ class Scenario:
         assert parts == there
         for record in records:
             for device in record.devices:
-                if device.partition is not None:
-                    assert device.partition.uuid.encode() in self.disk.specs[record.uid]
+                if device.partition is None:
+                    continue
+                assert device.partition.uuid.encode() in self.disk.specs.get(record.uid, b"") or (
+                    # Whose partition is gone has no document.
+                    device.admin_access and record.uid not in self.disk.specs
+                )
+                if device.admin_access and record.uid in self.disk.specs:
+                    assert device.partition.uuid in there.values()
         wanted = [s for r in records for s in r.settings]
         assert self.machine.daemons.keys() == {device for r in records for device in daemons_of(r)}
         for uuid, gpu in self.machine.gpus.items():
@@ -216,6 +224,10 @@ FULL_LIFE: list[Call] = [
     *(("unprepare", i) for i in (3, 2, 4, 8)),
     ("prepare", 5),
     *(("unprepare", i) for i in (5, 6, 7, 6)),
+    *(("prepare", i) for i in (9, 0, 9)),
+    *(("unprepare", i) for i in (9, 9)),
+    ("prepare", 9),
+    *(("unprepare", i) for i in (0, 9)),
 ]
 
 
@@ -228,6 +240,8 @@ def test_a_full_life() -> None:
     assert answers[12] == ["gpu-0-mig-b-4", "gpu-0-mig-b-6"]
     assert answers[13] == ["gpu-0-mig-b-2"]
     assert answers[18] == ["gpu-1"]
+    assert "gpu-0-mig-a-0: there is no such partition of gpu-0 now" in str(answers[23])
+    assert answers[24:26] == [["gpu-0-mig-a-0"]] * 2
     assert world.machine.state() == machine(Disk()).state()
     assert (world.disk.claims(), world.disk.specs) == ({}, {})
 

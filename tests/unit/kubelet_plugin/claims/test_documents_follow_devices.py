@@ -23,7 +23,8 @@ from dra_driver.preparation import Checkpoint, NodeDevice, PartitionRecord
 from kubelet_plugin.claims.locks import NodeLock, StateLock
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
-from kubelet_plugin.gpu.hardware import Hardware, NoHardware
+from kubelet_plugin.gpu.hardware import Hardware
+from kubelet_plugin.gpu.no_hardware import NoHardware
 
 OLD, NEW = "550.54.15", "570.86.10"
 UIDS = [Uid(f"00000000-0000-4000-8000-00000000000{i}") for i in range(3)]

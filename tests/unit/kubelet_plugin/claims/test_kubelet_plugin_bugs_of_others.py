@@ -21,7 +21,7 @@ from dra_driver.hardware import DiscoveredDevice
 from dra_driver.preparation import Checkpoint, Holdings, NodeDevice, PreparedClaim
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
-from kubelet_plugin.gpu.hardware import NoHardware
+from kubelet_plugin.gpu.no_hardware import NoHardware
 
 SLICE = {
     "apiVersion": "dra-driver.dev/v1alpha1",
