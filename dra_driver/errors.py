@@ -128,6 +128,11 @@ class ApiError(DraError):
 class NotFound(ApiError):
     """404."""
 
+    @property
+    def is_of_object(self) -> bool:
+        """Whether there is no such object; a path that is not served says nothing of it."""
+        return self.reason == "NotFound"
+
 
 class Conflict(ApiError):
     """409: another writer was faster, or the name exists (reason ``AlreadyExists``)."""

@@ -44,6 +44,8 @@ from kubelet_plugin.grpc import services
 from kubelet_plugin.grpc.sockets import SocketServer
 from kubelet_plugin.health.memory import HealthFile
 from kubelet_plugin.telemetry.observation import Observation
+from kubelet_plugin.usage.pod_resources import PodResources
+from kubelet_plugin.usage.processes import Processes
 
 __all__ = ["Plugin", "open_backends", "run"]
 
@@ -146,6 +148,8 @@ class Plugin:
             self._clock, threshold=configuration.busy_percent / 100, seconds=configuration.busy_seconds
         )
         self._keeper = self._new_keeper(settle_seconds)
+        self._kubelet = PodResources(configuration.pod_resources_socket, configuration.driver_name)
+        self._processes = Processes(configuration.procfs_root)
         self._reconciler = self._new_reconciler(intervals)
         self._leftovers = Leftovers(
             preparer=self._preparer,
@@ -254,6 +258,10 @@ class Plugin:
             driver=self._configuration.driver_name,
             pool=self._pool,
             live=lambda: self._state.live and self._instances.leads(),
+            kubelet=self._kubelet.list,
+            processes=lambda nodes, claims: asyncio.get_running_loop().run_in_executor(
+                self._io, self._processes.look, nodes, claims
+            ),
             intervals=intervals,
             report=self.notices.report,
         )
@@ -269,7 +277,9 @@ class Plugin:
             client=self._client,
             backends=backends,
             clock=self._clock,
+            kubelet=self._kubelet.list,
             reconciled=lambda: self._reconciler.unprepared,
+            kept=lambda: self._reconciler.kept,
             unmanaged=lambda: self._leftovers.unmanaged,
             findings=lambda: self.notices.counts,
         )

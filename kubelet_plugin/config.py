@@ -68,9 +68,10 @@ class Configuration:
         kubeconfig: path; if None, the KUBECONFIG variable counts, then the pod's service account.
         plugins_dir: the kubelet's ``plugins``; our socket is in ``<plugins_dir>/<driver>``.
         registry_dir: the kubelet's ``plugins_registry``.
+        pod_resources_socket: where the kubelet says which pods have which claims; it need not be there.
         state_dir: where the checkpoint is; if None, beside the socket.
         backends: ``NAME[=ARG]``; if empty, every built-in backend that finds its hardware.
-        procfs_root: where procfs is; the boot ID is read there.
+        procfs_root: where procfs is; the boot ID is read there, and which processes have devices open.
         instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
             a gap; the pod's UID. If empty, there is one plugin at a time.
         rescan_seconds: time between two looks at the hardware.
@@ -99,6 +100,7 @@ class Configuration:
     kubeconfig: Path | None = None
     plugins_dir: Path = Path("/var/lib/kubelet/plugins")
     registry_dir: Path = Path("/var/lib/kubelet/plugins_registry")
+    pod_resources_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     cdi_dir: Path = Path("/var/run/cdi")
     state_dir: Path | None = None
     backends: tuple[str, ...] = ()

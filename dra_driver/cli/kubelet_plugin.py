@@ -49,6 +49,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         help="where the kubelet looks for plugins; default: KUBELET_DIR/plugins_registry",
     )
     parser.add_argument(
+        "--pod-resources-socket",
+        type=Path,
+        metavar="PATH",
+        help="where the kubelet says which pods have which claims; default: "
+        "KUBELET_DIR/pod-resources/kubelet.sock",
+    )
+    parser.add_argument(
         "--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where the container runtime reads CDI"
     )
     parser.add_argument(
@@ -68,7 +75,10 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), help="where sysfs is mounted")
     parser.add_argument("--dev-root", type=Path, default=Path("/dev"), help="where device nodes are")
     parser.add_argument(
-        "--procfs-root", type=Path, default=Path("/proc"), help="where procfs is mounted, for the boot ID"
+        "--procfs-root",
+        type=Path,
+        default=Path("/proc"),
+        help="where the host's procfs is mounted: for the boot ID, and for processes that have devices open",
     )
     parser.add_argument(
         "--instance-id",
@@ -199,6 +209,7 @@ def run(args: argparse.Namespace) -> int:
         kubeconfig=args.kubeconfig,
         plugins_dir=args.plugins_dir or args.kubelet_dir / "plugins",
         registry_dir=args.registry_dir or args.kubelet_dir / "plugins_registry",
+        pod_resources_socket=args.pod_resources_socket or args.kubelet_dir / "pod-resources" / "kubelet.sock",
         cdi_dir=args.cdi_dir,
         state_dir=args.state_dir,
         backends=tuple(args.backend),

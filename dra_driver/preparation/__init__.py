@@ -29,6 +29,15 @@ from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.passthrough import bound
 from dra_driver.preparation.plan import complete, plan, recover, reserving_pods
 from dra_driver.preparation.renewal import check_identity, ended, renewed
+from dra_driver.preparation.usage import (
+    NodeProcess,
+    ProcessView,
+    Use,
+    Verdict,
+    cdi_ids,
+    exclusive_nodes,
+    judge,
+)
 
 __all__ = [
     "METADATA_FILE",
@@ -43,17 +52,24 @@ __all__ = [
     "Event",
     "Holdings",
     "NodeDevice",
+    "NodeProcess",
     "PartitionRecord",
     "PodReference",
     "PreparedClaim",
     "PreparedDevice",
+    "ProcessView",
     "Transition",
+    "Use",
+    "Verdict",
     "annotated",
     "bound",
+    "cdi_ids",
     "check_identity",
     "check_uid",
     "complete",
     "ended",
+    "exclusive_nodes",
+    "judge",
     "metadata_files",
     "named_on_host",
     "plan",

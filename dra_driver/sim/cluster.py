@@ -307,6 +307,7 @@ class EmbeddedCluster:
             f"--driver-name={driver}",
             f"--plugins-dir={layout.plugins}",
             f"--registry-dir={layout.registry}",
+            f"--kubelet-dir={layout.kubelet}",
             f"--cdi-dir={layout.cdi}",
             f"--state-dir={state}",
             f"--procfs-root={layout.proc}",

@@ -1,16 +1,17 @@
-"""Compares the node's records with the CDI directory and the API server, every few minutes.
+"""Compares the node's records with the CDI directory, the kubelet and the API server, every few minutes.
 
 Nothing is removed because the API server is away, slow or refuses. A claim counts as gone only when the
 server says so twice with a good while in between, while the kubelet, which unprepares what it knows, has the
-plugin registered.
+plugin registered. And the node has the last word: devices of a claim that is gone are kept, and reported,
+while the kubelet lists a pod that has them, while a process of a pod may use them, and where neither can be
+known.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import structlog
 
@@ -18,16 +19,15 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
 from dra_driver.errors import DraError, NotFound
 from dra_driver.ports import KubeClient
-from dra_driver.preparation import PreparedClaim
+from dra_driver.preparation import PreparedClaim, ProcessView, Use, Verdict, cdi_ids, exclusive_nodes, judge
 from kubelet_plugin.claims.planning import ClaimReference
 from kubelet_plugin.claims.preparer import Preparer
-from kubelet_plugin.core.notices import CLAIM_GONE
+from kubelet_plugin.core.notices import CLAIM_GONE, CLAIM_GONE_IN_USE
+from kubelet_plugin.usage.pod_resources import KubeletList
 
 __all__ = ["Intervals", "Reconciler", "why_gone"]
 
 log = structlog.get_logger(__name__)
-
-_NOT_FOUND: Final = "NotFound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ class Reconciler:
     Args:
         unprepare: as the kubelet calls it; answers with an error, or None, by UID.
         live: whether the kubelet has this plugin registered right now.
+        kubelet: asks the kubelet which pods have which devices.
+        processes: looks for processes of pods; given device nodes, and UIDs of claims.
         report: called with the kind (see ``notices``) and the text of what was put in order.
 
     Attributes:
@@ -92,6 +94,8 @@ class Reconciler:
         driver: str,
         pool: PoolName,
         live: Callable[[], bool],
+        kubelet: Callable[[], Awaitable[KubeletList | None]],
+        processes: Callable[[Collection[str], Collection[Uid]], Awaitable[ProcessView | None]],
         intervals: Intervals | None = None,
         report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
@@ -102,10 +106,18 @@ class Reconciler:
         self._driver = driver
         self._pool = pool
         self._live = live
+        self._kubelet = kubelet
+        self._processes = processes
         self._intervals = intervals or Intervals()
         self._suspects: dict[Uid, float] = {}
+        self._kept: set[Uid] = set()
         self.unprepared = 0
         self.rounds = 0
+
+    @property
+    def kept(self) -> int:
+        """How many claims are gone and keep their devices, because these may be in use."""
+        return len(self._kept)
 
     async def run(self) -> None:
         """Compare until cancelled."""
@@ -121,46 +133,99 @@ class Reconciler:
             await asyncio.sleep(min(times.every, times.confirm) if self._suspects else times.every)
 
     async def _compare(self) -> None:
-        """Compare the records with the API server, and unprepare what is gone twice."""
+        """Compare the records with the API server, and unprepare what is gone twice and not in use."""
         if not self._live():
             self._suspects.clear()
             return
         now = asyncio.get_running_loop().time()
-        suspects: dict[Uid, float] = {}
-        for record in await self._preparer.prepared():
+        records = await self._preparer.prepared()
+        kubelet = await self._kubelet()
+        # What the kubelet has pods for is its business, whatever the API server would say.
+        listed = {r.uid for r in records if kubelet is not None and not cdi_ids(r).isdisjoint(kubelet.pods)}
+        unlisted = [r for r in records if r.uid not in listed]
+        gone, answered = await self._gone(unlisted)
+        suspects = {uid: self._suspects.get(uid, now) for uid in gone}
+        if not answered:
+            suspects = {uid: t for uid, t in self._suspects.items() if uid not in listed} | suspects
+        due = [r for r in unlisted if r.uid in gone and now - suspects[r.uid] >= self._intervals.confirm]
+        # A kubelet that lists none of the claims that are there does not list claims at all.
+        lists_claims = kubelet is not None and (bool(listed) or (answered and len(gone) == len(unlisted)))
+        kept: set[Uid] = set()
+        for record, verdict in await self._judged(due, records, listed=False if lists_claims else None):
+            if verdict.use is Use.FREE:
+                del suspects[record.uid]
+                await self._free(record, gone[record.uid])
+            else:
+                kept.add(record.uid)
+                self._keep(record, gone[record.uid], verdict)
+        self._kept = kept if answered else self._kept & suspects.keys() | kept
+        self._suspects = suspects
+
+    async def _gone(self, records: Sequence[PreparedClaim]) -> tuple[dict[Uid, str], bool]:
+        """Return why claims are gone, by UID, and whether the API server has answered about all of them."""
+        gone: dict[Uid, str] = {}
+        for record in records:
             try:
                 why = await self._ask(record)
             except DraError as e:
                 log.warning("claims could not be compared with the API server", error=str(e))
-                suspects = {**self._suspects, **suspects}
-                break
-            if not why:
-                continue
-            since = self._suspects.get(record.uid, now)
-            if now - since < self._intervals.confirm:
-                suspects[record.uid] = since
-                continue
-            log.warning(
-                "unpreparing a claim that is gone and that the kubelet did not unprepare",
-                claim=str(record.key),
-                uid=record.uid,
-                why=why,
+                return gone, False
+            if why:
+                gone[record.uid] = why
+        return gone, True
+
+    async def _judged(
+        self, due: Sequence[PreparedClaim], records: Sequence[PreparedClaim], *, listed: bool | None
+    ) -> Sequence[tuple[PreparedClaim, Verdict]]:
+        # What a reboot has ended holds nothing that could be in use.
+        in_doubt = [r for r in due if not r.ended]
+        view: ProcessView | None = None
+        if in_doubt:
+            nodes = frozenset().union(*map(exclusive_nodes, in_doubt))
+            view = await self._processes(nodes, [r.uid for r in in_doubt])
+        return [
+            (r, Verdict(Use.FREE) if r.ended else judge(r, listed=listed, view=view, others=records))
+            for r in due
+        ]
+
+    async def _free(self, record: PreparedClaim, why: str) -> None:
+        log.warning(
+            "unpreparing a claim that is gone and that the kubelet did not unprepare",
+            claim=str(record.key),
+            uid=record.uid,
+            why=why,
+        )
+        reference = ClaimReference(record.namespace, record.name, record.uid)
+        if (await self._unprepare([reference]))[record.uid] is None:
+            self.unprepared += 1
+            self._report(
+                CLAIM_GONE,
+                f"{self._driver}: a claim (UID {record.uid}) was unprepared without the kubelet: {why}",
             )
-            reference = ClaimReference(record.namespace, record.name, record.uid)
-            if (await self._unprepare([reference]))[record.uid] is None:
-                self.unprepared += 1
-                self._report(
-                    CLAIM_GONE,
-                    f"{self._driver}: a claim (UID {record.uid}) was unprepared without the kubelet: {why}",
-                )
-        self._suspects = suspects
+
+    def _keep(self, record: PreparedClaim, why: str, verdict: Verdict) -> None:
+        """Report a claim that is gone and in use, once."""
+        if record.uid in self._kept:
+            return
+        log.warning(
+            "a claim is gone, but its devices may be in use; they stay with it",
+            claim=str(record.key),
+            uid=record.uid,
+            why=why,
+            use=verdict.why,
+        )
+        self._report(
+            CLAIM_GONE_IN_USE,
+            f"{self._driver}: a claim (UID {record.uid}) is gone ({why}), but its devices stay with it: "
+            f"{verdict.why}",
+        )
 
     async def _ask(self, record: PreparedClaim) -> str:
         claim: ResourceClaim | None
         try:
             claim = await self._client.get(RESOURCE_CLAIMS, record.name, record.namespace)
         except NotFound as e:
-            if e.reason != _NOT_FOUND:
-                raise  # a path that the server does not serve says nothing about the claim
+            if not e.is_of_object:
+                raise
             claim = None
         return why_gone(record, claim, self._driver, self._pool)

@@ -20,6 +20,7 @@ __all__ = [
     "CDI_FILE_WITHDRAWN",
     "CHECKPOINT_DAMAGED",
     "CLAIM_GONE",
+    "CLAIM_GONE_IN_USE",
     "DEVICE_PLUGIN",
     "DRIVER_HANGING",
     "DRIVER_MISSING",
@@ -35,6 +36,7 @@ __all__ = [
 CDI_FILE_WITHDRAWN: Final = "CdiFileWithdrawn"
 CHECKPOINT_DAMAGED: Final = "CheckpointDamaged"
 CLAIM_GONE: Final = "ClaimGone"
+CLAIM_GONE_IN_USE: Final = "ClaimGoneInUse"
 DEVICE_PLUGIN: Final = "DevicePluginPresent"
 DRIVER_HANGING: Final = "DriverHanging"
 DRIVER_MISSING: Final = "DriverMissing"
@@ -47,6 +49,7 @@ KINDS: Final = (
     CDI_FILE_WITHDRAWN,
     CHECKPOINT_DAMAGED,
     CLAIM_GONE,
+    CLAIM_GONE_IN_USE,
     DEVICE_PLUGIN,
     DRIVER_HANGING,
     DRIVER_MISSING,

@@ -43,6 +43,7 @@ class Sources:
     registrations: Callable[[], int]
     registered: Callable[[], bool]
     reconciled: Callable[[], int] = lambda: 0
+    kept: Callable[[], int] = lambda: 0
     unmanaged: Callable[[], int] = lambda: 0
     findings: Callable[[], Mapping[str, int]] = dict
     backends: Callable[[], Sequence[BackendReport]] = tuple
@@ -134,6 +135,11 @@ class Metrics:
         )
         reconciled.add_metric([], self._sources.reconciled())
         yield reconciled
+        yield GaugeMetricFamily(
+            "dra_driver_claims_gone_in_use",
+            "Claims that are gone and keep their devices, because containers may use them",
+            value=self._sources.kept(),
+        )
         yield GaugeMetricFamily(
             "dra_driver_foreign_instances",
             "Partitions of devices that no claim holds and this driver did not make",

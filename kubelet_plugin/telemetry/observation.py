@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -33,6 +33,7 @@ from kubelet_plugin.health.health import HealthEvents, HealthMonitor
 from kubelet_plugin.telemetry import http
 from kubelet_plugin.telemetry.metrics import Metrics, Sources
 from kubelet_plugin.telemetry.reservations import Reservations
+from kubelet_plugin.usage.pod_resources import KubeletList
 
 __all__ = ["Observation", "Observed", "telemetry_sources"]
 
@@ -81,7 +82,9 @@ class Observation:
         client: KubeClient,
         backends: Sequence[DeviceBackend],
         clock: Clock,
+        kubelet: Callable[[], Awaitable[KubeletList | None]],
         reconciled: Callable[[], int] = lambda: 0,
+        kept: Callable[[], int] = lambda: 0,
         unmanaged: Callable[[], int] = lambda: 0,
         findings: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
@@ -93,7 +96,7 @@ class Observation:
         self._telemetry = tuple(telemetry_sources(backends))
         self._sampling: dict[int, asyncio.Future[Sequence[DeviceSample]]] = {}
         self._authorizer = Authorizer(client, clock) if configuration.http_authorization == "rbac" else None
-        self._reservations = Reservations(client, lambda: engine.claims, leads)
+        self._reservations = Reservations(client, lambda: engine.claims, leads, kubelet)
         self.metrics = Metrics(
             Sources(
                 devices=lambda: table.devices,
@@ -102,6 +105,7 @@ class Observation:
                 registrations=lambda: state.confirmations,
                 registered=lambda: state.registered is True,
                 reconciled=reconciled,
+                kept=kept,
                 unmanaged=unmanaged,
                 findings=findings,
                 backends=lambda: table.reports,

@@ -1,14 +1,15 @@
-"""For which pods prepared claims are reserved now.
+"""Which pods use prepared claims now.
 
 The kubelet prepares a claim once for all pods that use it, so that the record knows those of that time only.
-A claim that was made from a template has one pod for all its life; others are read again now and then, and
-before pods get Events. Nothing of it is needed to unprepare; what cannot be read stays as it was.
+A claim that was made from a template has one pod for all its life; of others the kubelet lists the pods, by
+name. Where it cannot be asked, they are read from the API server, seldom; and always before pods get Events,
+which need their UIDs. Nothing of it is needed to unprepare; what cannot be read stays as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -18,11 +19,14 @@ from dra_driver.api.meta import Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import DraError
 from dra_driver.ports import KubeClient
-from dra_driver.preparation import ClaimState, PodReference, PreparedClaim, reserving_pods
+from dra_driver.preparation import ClaimState, PodReference, PreparedClaim, cdi_ids, reserving_pods
+from kubelet_plugin.usage.pod_resources import KubeletList
 
-__all__ = ["EVERY_SECONDS", "Reservations"]
+__all__ = ["EVERY_SECONDS", "READ_SECONDS", "Reservations"]
 
 EVERY_SECONDS: Final = 30.0
+# Of a node without the kubelet's list, at the API server.
+READ_SECONDS: Final = 600.0
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +37,9 @@ class Reservations:
     Args:
         claims: what is prepared now.
         leads: whether this instance speaks for the node; another one's claims are its business.
+        kubelet: asks the kubelet which pods have which devices.
+        every: seconds between two questions to the kubelet.
+        read_every: seconds between two looks at the API server, where the kubelet cannot be asked.
     """
 
     def __init__(
@@ -40,12 +47,17 @@ class Reservations:
         client: KubeClient,
         claims: Callable[[], Iterable[PreparedClaim]],
         leads: Callable[[], bool],
+        kubelet: Callable[[], Awaitable[KubeletList | None]],
         every: float = EVERY_SECONDS,
+        read_every: float = READ_SECONDS,
     ) -> None:
         self._client = client
         self._claims = claims
         self._leads = leads
+        self._kubelet = kubelet
         self._every = every
+        self._read_every = read_every
+        self._read_at: float | None = None
         self._pods: dict[Uid, tuple[PodReference, ...]] = {}
 
     def claims(self) -> tuple[PreparedClaim, ...]:
@@ -59,8 +71,34 @@ class Reservations:
         """Run until cancelled."""
         while True:
             if self._leads():
-                await self.refresh()
+                await self.follow()
             await asyncio.sleep(self._every)
+
+    async def follow(self) -> None:
+        """Ask the kubelet for the pods of claims that several pods may share."""
+        self._forget_others()
+        shared = self._shared()
+        if not shared:
+            return
+        listed = await self._kubelet()
+        if listed is None:
+            now = asyncio.get_running_loop().time()
+            if self._read_at is None or now - self._read_at >= self._read_every:
+                self._read_at = now
+                await self.refresh()
+            return
+        for record in shared:
+            names = {
+                key.name
+                for cdi_id in cdi_ids(record)
+                for key in listed.pods.get(cdi_id, ())
+                if key.namespace == record.namespace
+            }
+            known = {p.name: p.uid for p in (*record.pods, *self._pods.get(record.uid, ()))}
+            if names:
+                self._pods[record.uid] = tuple(
+                    PodReference(name=name, uid=known.get(name, Uid(""))) for name in sorted(names)
+                )
 
     async def refresh(self, device: str = "") -> None:
         """Read the claims again whose pods may have changed.
@@ -68,13 +106,17 @@ class Reservations:
         Args:
             device: only claims that hold it or a part of it; if empty, all.
         """
-        records = tuple(self._claims())
-        for record in records:
-            shared = record.state is ClaimState.COMPLETED and not record.pod_claim
+        for record in self._shared():
             held = {d.partition.gpu if d.partition is not None else d.device for d in record.devices}
-            if shared and (not device or device in held):
+            if not device or device in held:
                 await self._read(record)
-        present = {record.uid for record in records}
+        self._forget_others()
+
+    def _shared(self) -> list[PreparedClaim]:
+        return [r for r in self._claims() if r.state is ClaimState.COMPLETED and not r.pod_claim]
+
+    def _forget_others(self) -> None:
+        present = {record.uid for record in self._claims()}
         self._pods = {uid: pods for uid, pods in self._pods.items() if uid in present}
 
     async def _read(self, record: PreparedClaim) -> None:

@@ -202,11 +202,12 @@ def test_privileges_follow_from_what_is_asked_for(
 
 def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
     own = {"/var/lib/kubelet/plugins/gpu.dra-driver.dev", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
+    read = {"/var/lib/kubelet/pod-resources"}
     expected = {
-        ("simulated=mixed",): own,
-        ("amdgpu",): own | {"/dev"},
-        ("intel",): own | {"/dev"},
-        ("nvml",): own | {"/dev", "/usr", "/etc/cdi", "/run/nvidia"},
+        ("simulated=mixed",): own | read,
+        ("amdgpu",): own | read | {"/dev"},
+        ("intel",): own | read | {"/dev"},
+        ("nvml",): own | read | {"/dev", "/usr", "/etc/cdi", "/run/nvidia"},
     }
     for backends, paths in expected.items():
         spec, container = agent(chart.render({"kubeletPlugin": {"backends": list(backends)}}))
@@ -217,6 +218,7 @@ def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
     assert set(host_paths(spec).values()) == {
         "/var/lib/kubelet/plugins/rdma.dra-driver.dev",
         "/var/lib/kubelet/plugins_registry",
+        "/var/lib/kubelet/pod-resources",
         "/var/run/cdi",
         "/dev",
         "/sys/bus",
@@ -224,6 +226,17 @@ def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
         "/sys/devices",
     }
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_hosts_processes_are_seen_where_that_is_asked_for(chart: Chart) -> None:
+    spec, container = agent(chart.render({"kubeletPlugin": {"hostProc": True}}))
+    assert host_paths(spec)["host-proc"] == "/proc"
+    assert "--procfs-root=/host/proc" in container["args"]
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "host-proc"]
+    assert mount["readOnly"] is True
+    # Cgroups of processes can be read without rights.
+    assert "hostPID" not in spec
+    assert "privileged" not in container["securityContext"]
 
 
 def test_the_controller_runs_without_any_privilege(rendered: dict[tuple[str, str], list[Object]]) -> None:

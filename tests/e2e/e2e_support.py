@@ -63,6 +63,9 @@ class Actions(Protocol):
     def state(self, node: str) -> tuple[Path, Path]:
         """The state folder of the node agent for GPUs, and the node's CDI folder."""
 
+    def pod_resources(self, node: str) -> Path:
+        """The socket by which the node's kubelet lists pods and their claims."""
+
     async def previous(self) -> str:
         """Puts the version before in the place of this one; says which, or why not after ``-``."""
 

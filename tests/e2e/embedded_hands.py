@@ -49,6 +49,10 @@ class EmbeddedActions:
         layout = self._cluster.nodes[node].layout
         return layout.state, layout.cdi
 
+    def pod_resources(self, node: str) -> Path:
+        """See ``Actions``."""
+        return self._cluster.nodes[node].layout.pod_resources
+
     async def previous(self) -> str:
         """See ``Actions``."""
         folder = self._cluster.root / "previous"

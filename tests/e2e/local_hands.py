@@ -54,6 +54,10 @@ class LocalActions:
         """See ``Actions``."""
         return KUBELET / "plugins" / DEFAULT_DRIVER_NAME, Path("/var/run/cdi")
 
+    def pod_resources(self, node: str) -> Path:
+        """See ``Actions``."""
+        return KUBELET / "pod-resources" / "kubelet.sock"
+
     async def previous(self) -> str:
         """See ``Actions``."""
         return str(await ask("previous"))

@@ -334,6 +334,7 @@ class Scenario:
             driver_name=DRIVER,
             plugins_dir=layout.plugins,
             registry_dir=layout.registry,
+            pod_resources_socket=layout.pod_resources,
             cdi_dir=layout.cdi,
             state_dir=layout.state,
             dev_root=layout.dev,

@@ -19,7 +19,8 @@ from dra_driver.ports import KubeClient
 from dra_driver.sim.cdi_reader import CdiRegistry, simulated_device_node
 from dra_driver.sim.kubelet.claims import ClaimManager
 from dra_driver.sim.kubelet.plugins import DeviceHealth, PluginManager
-from dra_driver.sim.kubelet.pods import NodeContext, PodWorker
+from dra_driver.sim.kubelet.pod_resources import PodResourcesLister, serve
+from dra_driver.sim.kubelet.pods import FINISHED, NodeContext, PodWorker
 from dra_driver.sim.kubelet.runtime import SimRuntime
 from dra_driver.sim.kubelet.settings import KubeletSettings, NodeLayout
 from dra_driver.sim.objects import RUN_PODS, RunPod
@@ -72,7 +73,8 @@ class SimKubelet:
     async def run(self) -> None:
         """Run until cancelled. Containers run on, as they do when a kubelet stops."""
         pods = Informer(self._api, RUN_PODS, field_selector=f"spec.nodeName={self.name}")
-        async with asyncio.TaskGroup() as group:
+        lister = PodResourcesLister(self._active_pods, self.claims.claims.values)
+        async with serve(self.layout.pod_resources, lister), asyncio.TaskGroup() as group:
             group.create_task(self._recorder.run())
             await self._register()
             pods.add_handler(
@@ -90,6 +92,9 @@ class SimKubelet:
             group.create_task(self._forget_lost_pods())
 
     # --- pods -----------------------------------------------------------------------------------------------
+
+    def _active_pods(self) -> list[RunPod]:
+        return [w.pod for w in self._workers.values() if w.pod.status.phase not in FINISHED]
 
     def _added(self, group: asyncio.TaskGroup, pod: RunPod) -> None:
         if pod.spec.node_name != self.name or pod.metadata.uid in self._workers:

@@ -29,6 +29,11 @@ class NodeLayout:
         return self.kubelet / "r"
 
     @property
+    def pod_resources(self) -> Path:
+        """Stands for ``/var/lib/kubelet/pod-resources/kubelet.sock``."""
+        return self.kubelet / "pod-resources" / "kubelet.sock"
+
+    @property
     def plugins(self) -> Path:
         """Stands for ``/var/lib/kubelet/plugins``."""
         return self.kubelet / "p"
@@ -70,7 +75,8 @@ class NodeLayout:
 
     def create(self) -> None:
         """Make the directories."""
-        for directory in (self.registry, self.plugins, self.cdi, self.state, self.dev):
+        made = (self.registry, self.plugins, self.pod_resources.parent, self.cdi, self.state, self.dev)
+        for directory in made:
             directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         if not self.proc.exists():
             self.boot()

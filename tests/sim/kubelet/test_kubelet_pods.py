@@ -18,6 +18,7 @@ from dra_driver.kube import KubeApi
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
 from dra_driver.sim.objects import RUN_PODS
+from kubelet_plugin.usage.pod_resources import KubeletList, PodResources
 
 DRIVER = "a.example.com"
 SETTINGS = dataclasses.replace(
@@ -167,6 +168,33 @@ def test_a_failed_prepare_is_an_event_and_tried_again() -> None:
             assert waiting["reason"] == "ContainerCreating"
             n.plugin.claim_error = ""
             await n.phase("Running")
+
+    asyncio.run(scenario())
+
+
+def test_pods_are_listed_with_their_claims() -> None:
+    async def scenario() -> None:
+        async with node() as n:
+            source = PodResources(n.kubelet.layout.pod_resources, DRIVER)
+
+            async def listed() -> KubeletList:
+                found = await source.list()
+                assert found is not None
+                return found
+
+            assert await listed() == KubeletList()
+            await n.create()
+            await eventually(lambda: any(i.prepared for i in n.kubelet.claims.claims.values()))
+            (info,) = n.kubelet.claims.claims.values()
+            names = [name for device in info.devices[DRIVER] for name in device.cdi_ids]
+            assert names
+            assert (await listed()).pods == {name: {("default", "p")} for name in names}
+            await n.stop_kubelet()
+            assert await source.list() is None
+            await n.start_kubelet()
+            await n.api.delete(RUN_PODS, "p", "default")
+            await eventually(n.gone)
+            assert await listed() == KubeletList()
 
     asyncio.run(scenario())
 

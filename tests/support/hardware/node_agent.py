@@ -121,7 +121,7 @@ def configuration(root: Path, **more: Any) -> Configuration:
         plugins_dir=root / "plugins",
         registry_dir=root / "registry",
         cdi_dir=root / "cdi",
-        **{"rescan_seconds": 3600.0, **more},
+        **{"rescan_seconds": 3600.0, "pod_resources_socket": root / "pod-resources.sock", **more},
     )
 
 

@@ -7,7 +7,13 @@ import sys
 
 from paths import PROJECT
 
-from dra_driver.wire import dra_v1_pb2, dra_v1beta1_pb2, health_v1alpha1_pb2, pluginregistration_pb2
+from dra_driver.wire import (
+    dra_v1_pb2,
+    dra_v1beta1_pb2,
+    health_v1alpha1_pb2,
+    pluginregistration_pb2,
+    podresources_v1_pb2,
+)
 
 ROOT = PROJECT
 
@@ -15,7 +21,13 @@ ROOT = PROJECT
 def test_services_have_the_names_the_kubelet_calls() -> None:
     names = {
         f"{service.full_name}/{method}"
-        for module in (dra_v1_pb2, dra_v1beta1_pb2, health_v1alpha1_pb2, pluginregistration_pb2)
+        for module in (
+            dra_v1_pb2,
+            dra_v1beta1_pb2,
+            health_v1alpha1_pb2,
+            pluginregistration_pb2,
+            podresources_v1_pb2,
+        )
         for service in module.DESCRIPTOR.services_by_name.values()
         for method in service.methods_by_name
     }
@@ -26,6 +38,7 @@ def test_services_have_the_names_the_kubelet_calls() -> None:
         "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
         "pluginregistration.Registration/GetInfo",
         "pluginregistration.Registration/NotifyRegistrationStatus",
+        "v1.PodResourcesLister/List",
         "v1alpha1.DRAResourceHealth/NodeWatchResources",
     }
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
 from fake_client import FakeClient
+from listing_kubelet import ListingKubelet, listing, process
 from node_agent import DRIVER, add_claim, claim, device, eventually, running
 from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
+from dra_driver.api.core import EVENTS
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Forbidden, NotFound
@@ -46,9 +51,13 @@ def test_a_claim_that_nobody_can_be_using_is_unprepared(tmp_path: Path, kind: st
     async def main() -> None:
         kube = FakeClient()
         body, kept = add_claim(kube, claim("one", "gpu-0")), add_claim(kube, claim("two", "gpu-1"))
-        async with running(tmp_path, kube, [device(0), device(1)], intervals=OFTEN) as node:
+        async with (
+            listing(tmp_path / "pod-resources.sock") as kubelet,
+            running(tmp_path, kube, [device(0), device(1)], intervals=OFTEN) as node,
+        ):
             await prepare(node, body, kept)
             await node.register()
+            kubelet.pods = {("ns", "pod"): ("two", DRIVER, cdi_names(node, kept))}
             later = change(body, kind)
             if later is None:
                 kube.remove(RESOURCE_CLAIMS, "one", "ns")
@@ -63,6 +72,116 @@ def test_a_claim_that_nobody_can_be_using_is_unprepared(tmp_path: Path, kind: st
             await eventually(lambda: reconciler.unprepared == 1)
             assert {c["name"] for c in checkpointed(node).values()} == {"two"}
             assert len(node.specs()) == 1
+
+    asyncio.run(main())
+
+
+def cdi_names(node: Any, body: dict[str, Any]) -> list[str]:
+    """What the plugin has answered for the claim."""
+    records = {r.uid: r for r in node.plugin._preparer.claims}
+    return [name for d in records[body["metadata"]["uid"]].devices for name in d.cdi_device_ids]
+
+
+@contextlib.asynccontextmanager
+async def gone_claim(
+    root: Path, *, pod: str = "", pod_claim: str = "", settings: dict[str, Any] | None = None
+) -> AsyncIterator[tuple[Any, ListingKubelet, dict[str, Any]]]:
+    """A node with a claim that the API server has no more, and a kubelet that lists what the test says."""
+    kube = FakeClient()
+    body = claim("one", "gpu-0")
+    if pod:
+        body["status"]["reservedFor"] = [{"resource": "pods", "name": "pod", "uid": pod}]
+    if pod_claim:
+        body["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": pod_claim}
+    add_claim(kube, body)
+    procfs = root / "proc"
+    process(procfs, 1)
+    more = {"procfs_root": procfs, **(settings or {})}
+    async with (
+        listing(root / "pod-resources.sock") as kubelet,
+        running(root, kube, [device(0)], intervals=OFTEN, settings=more) as node,
+    ):
+        await prepare(node, body)
+        await node.register()
+        kubelet.pods = {("ns", "pod"): ("one", DRIVER, cdi_names(node, body))}
+        kube.remove(RESOURCE_CLAIMS, "one", "ns")
+        yield node, kubelet, body
+
+
+async def some_rounds(node: Any) -> None:
+    seen = node.plugin._reconciler.rounds
+    await eventually(lambda: node.plugin._reconciler.rounds >= seen + 6)
+
+
+POD = "11111111-2222-4333-8444-555555555555"
+
+
+def test_a_claim_that_the_kubelet_lists_is_kept_and_not_asked_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gone_claim(tmp_path) as (node, kubelet, body):
+            await some_rounds(node)
+            node.kube.calls.clear()
+            await some_rounds(node)
+            assert ("get", "ResourceClaim", "one", "") not in node.kube.calls
+            assert len(checkpointed(node)) == 1
+            # The same name, another UID.
+            other = cdi_names(node, body)[0].replace(body["metadata"]["uid"], POD)
+            kubelet.pods = {("ns", "pod"): ("one", DRIVER, [other])}
+            await eventually(lambda: node.plugin._reconciler.unprepared == 1)
+
+    asyncio.run(main())
+
+
+def test_a_claim_whose_pod_has_processes_is_kept_and_reported_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gone_claim(tmp_path, pod=POD) as (node, kubelet, _):
+            process(tmp_path / "proc", 20, pod=POD)
+            # Deleted by force: the kubelet does not list it, and cannot end it.
+            kubelet.pods = {}
+            await eventually(lambda: node.plugin._reconciler.kept == 1)
+            await some_rounds(node)
+            assert node.plugin.notices.counts["ClaimGoneInUse"] == 1
+            assert len(checkpointed(node)) == len(node.specs()) == 1
+            metrics = node.plugin.observation.metrics.render(()).decode()
+            assert "dra_driver_claims_gone_in_use 1.0" in metrics
+            (event,) = await eventually(
+                lambda: [e for e in node.kube.all(EVENTS) if e.reason == "ClaimGoneInUse"]
+            )
+            assert "its pod still has processes (PID 20)" in event.message
+            shutil.rmtree(tmp_path / "proc/20")
+            await eventually(lambda: node.plugin._reconciler.unprepared == 1)
+            assert node.plugin._reconciler.kept == 0
+
+    asyncio.run(main())
+
+
+def test_where_neither_the_kubelet_nor_processes_are_seen_a_claim_is_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        missing = {"pod_resources_socket": tmp_path / "none.sock"}
+        async with gone_claim(tmp_path, settings=missing) as (node, _, _):
+            await eventually(lambda: node.plugin._reconciler.kept == 1)
+            await some_rounds(node)
+            assert node.plugin.notices.counts["ClaimGoneInUse"] == 1
+            assert len(checkpointed(node)) == 1
+            # Processes of pods come into view, and none of them has the device.
+            process(tmp_path / "proc", 20, pod=POD)
+            await eventually(lambda: node.plugin._reconciler.unprepared == 1)
+
+    asyncio.run(main())
+
+
+def test_a_kubelet_that_lists_no_claims_at_all_is_not_believed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gone_claim(tmp_path) as (node, kubelet, _):
+            kubelet.pods = {}
+            alive = add_claim(node.kube, claim("two", "gpu-0", adminAccess=True))
+            await prepare(node, alive)
+            await eventually(lambda: node.plugin._reconciler.kept == 1)
+            await some_rounds(node)
+            assert len(checkpointed(node)) == 2
+            kubelet.pods = {("ns", "pod"): ("two", DRIVER, cdi_names(node, alive))}
+            await eventually(lambda: node.plugin._reconciler.unprepared == 1)
+            assert {c["name"] for c in checkpointed(node).values()} == {"two"}
 
     asyncio.run(main())
 

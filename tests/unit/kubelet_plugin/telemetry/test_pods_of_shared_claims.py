@@ -1,0 +1,101 @@
+"""The pods of claims that several pods may share, followed without asking the API server again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from fake_client import FakeClient
+from node_agent import DRIVER, add_claim, claim
+
+from dra_driver.api.meta import ObjectKey, PoolName, Uid
+from dra_driver.preparation import ClaimState, PodReference, PreparedClaim, PreparedDevice
+from kubelet_plugin.telemetry.reservations import Reservations
+from kubelet_plugin.usage.pod_resources import KubeletList
+
+NAMES = [f"k8s.{DRIVER}/claim=u-{i}-gpu" for i in range(8)]
+
+
+def records() -> tuple[PreparedClaim, ...]:
+    return tuple(
+        PreparedClaim(
+            uid=Uid(f"u-{i}"),
+            namespace="ns",
+            name=f"shared-{i}",
+            state=ClaimState.COMPLETED,
+            devices=(
+                PreparedDevice(
+                    requests=("gpu",), pool=PoolName("n"), device=f"gpu-{i}", cdi_device_ids=(NAMES[i],)
+                ),
+            ),
+            pods=(PodReference(name="trainer", uid=Uid("p-1")),),
+        )
+        for i in range(8)
+    )
+
+
+def gets(kube: FakeClient) -> int:
+    return sum(verb == "get" for verb, *_ in kube.calls)
+
+
+def pods(reservations: Reservations) -> Sequence[tuple[str, str]]:
+    return [(p.name, p.uid) for p in reservations.claims()[0].pods]
+
+
+def test_the_kubelet_tells_the_pods_and_the_api_server_is_not_asked() -> None:
+    async def main() -> None:
+        kube, held = FakeClient(), records()
+        listed = KubeletList(
+            {NAMES[0]: frozenset({ObjectKey("ns", "trainer"), ObjectKey("ns", "evaluator")})}
+        )
+
+        async def kubelet() -> KubeletList | None:
+            return listed
+
+        reservations = Reservations(kube, lambda: held, lambda: True, kubelet)
+        for _ in range(5):
+            await reservations.follow()
+        assert pods(reservations) == [("evaluator", ""), ("trainer", "p-1")]
+        listed = KubeletList({NAMES[0]: frozenset({ObjectKey("ns", "evaluator")})})
+        await reservations.follow()
+        assert pods(reservations) == [("evaluator", "")]
+        # A pod of an ordinary init container is not listed: what is known stays.
+        listed = KubeletList()
+        await reservations.follow()
+        assert pods(reservations) == [("evaluator", "")]
+        assert gets(kube) == 0
+
+    asyncio.run(main())
+
+
+def test_without_the_kubelets_list_claims_are_read_seldom() -> None:
+    async def main() -> None:
+        kube, held = FakeClient(), records()
+        for record in held:
+            add_claim(kube, claim(record.name, "gpu-0", uid=record.uid))
+
+        async def kubelet() -> KubeletList | None:
+            return None
+
+        reservations = Reservations(kube, lambda: held, lambda: True, kubelet)
+        for _ in range(5):
+            await reservations.follow()
+        assert gets(kube) == len(held)
+
+    asyncio.run(main())
+
+
+def test_claims_of_one_pod_are_not_followed() -> None:
+    async def main() -> None:
+        asked = []
+
+        async def kubelet() -> KubeletList | None:
+            asked.append(1)
+            return None
+
+        kube = FakeClient()
+        reservations = Reservations(kube, tuple, lambda: True, kubelet)
+        await reservations.follow()
+        assert (asked, gets(kube)) == ([], 0)
+
+    asyncio.run(main())
