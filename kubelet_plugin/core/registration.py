@@ -59,6 +59,8 @@ class RegistrationState:
     def confirmed(self) -> None:
         """Note that the kubelet has accepted the plugin."""
         self._registered = True
+        # Another kubelet, or the same one with another gate, need not open a stream.
+        self._had_stream = self._streams > 0
         self._confirmations += 1
         self._note(True)
         log.info("the kubelet has registered the plugin", times=self._confirmations)

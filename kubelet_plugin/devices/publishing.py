@@ -6,7 +6,8 @@ DevicePolicies are the controller's, so that whole devices are published as they
 device plugin of a vendor hands out on the node are withheld here too; the agent reads its Node again and
 again for that, because its rights do not let it watch one.
 
-Slices are created only while the kubelet has this very process registered, once per registration epoch. An
+Slices are created only while the kubelet has this very process registered, once per registration epoch. While
+that is in doubt, as after the health stream was closed, slices that are there are kept true all the same. An
 agent that is dead publishes nothing, and one that was killed half-way begins a new epoch when it is back.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+import msgspec
 import structlog
 
 from dra_driver.api.core import NODES
@@ -117,12 +119,14 @@ class NodePublisher:
             DraError: something could not be written.
         """
         self.again = 0.0
-        if not self._registration.live or self._waits(inventory):
+        live = self._registration.live
+        if self._waits(inventory) if live else _is_controllers(inventory):
             return inventory
         pool = pool_of_inventory(inventory)
         there = tuple(s for s in slices_of_node(slices, self._node_name) if pool_of_slice(s) == pool)
         seen = Seen(
-            inventory=inventory,
+            # In doubt, what is there is updated, above all for sick devices, and nothing is created.
+            inventory=inventory if live else _unregistered(inventory),
             node=None,
             slices=there,
             features=ServerFeatures(),
@@ -178,6 +182,16 @@ class NodePublisher:
             log.info("waiting for the controller to hand over the node's devices", state=record.value)
         self.again = _LOOK_AGAIN_SECONDS
         return True
+
+
+def _is_controllers(inventory: DeviceInventory) -> bool:
+    return recorded_allocator(inventory.status.publication).is_controllers
+
+
+def _unregistered(inventory: DeviceInventory) -> DeviceInventory:
+    registration = msgspec.structs.replace(inventory.status.registration, registered=False)
+    status = msgspec.structs.replace(inventory.status, registration=registration)
+    return msgspec.structs.replace(inventory, status=status)
 
 
 class _Observer:
