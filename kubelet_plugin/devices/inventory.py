@@ -151,22 +151,31 @@ class InventoryKeeper:
             tasks.create_task(self._loop())
 
     async def withdraw(self, seconds: float = 5.0) -> None:
-        """Note in the object that the plugin is gone; give up after so many seconds.
+        """Note in the object that the plugin is gone; try again for so many seconds.
 
         Nothing is noted where another instance has taken over.
         """
-        if not self._leads():
-            return
+        backoff = Backoff(base=0.1, cap=1.0)
+        error = ""
         try:
             async with asyncio.timeout(seconds):
-                current = await self._client.get(DEVICE_INVENTORIES, self._name)
-                if current.status.registration.registered:
-                    wanted = msgspec.structs.replace(current.status.registration, registered=False)
-                    await self._write_registration(current, wanted)
-        except NotFound:
-            pass
-        except (TimeoutError, DraError) as e:
-            log.warning("the inventory still says that the plugin is registered", error=str(e) or "timed out")
+                while self._leads():
+                    try:
+                        await self._note_withdrawn()
+                        return
+                    except NotFound:
+                        return
+                    except DraError as e:  # a conflict too: the controller writes the status as well
+                        error = str(e)
+                    await asyncio.sleep(backoff.next())
+        except TimeoutError:
+            log.warning("the inventory still says that the plugin is registered", error=error or "timed out")
+
+    async def _note_withdrawn(self) -> None:
+        current = await self._client.get(DEVICE_INVENTORIES, self._name)
+        if current.status.registration.registered:
+            wanted = msgspec.structs.replace(current.status.registration, registered=False)
+            await self._write_registration(current, wanted)
 
     # --- the loop -------------------------------------------------------------------------------------------
 
