@@ -13,7 +13,15 @@ import tenacity
 
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
-from dra_driver.errors import ApiUnavailable, NotFound, PrepareError, ServerBusy
+from dra_driver.errors import (
+    ApiUnavailable,
+    DecodeError,
+    Forbidden,
+    Invalid,
+    NotFound,
+    PrepareError,
+    ServerBusy,
+)
 from dra_driver.ports import KubeClient
 from dra_driver.preparation import NodeDevice, PreparedClaim, check_identity, plan
 from kubelet_plugin.claims.host_files import Host
@@ -136,11 +144,19 @@ class Planner:
     async def _read(self, reference: ClaimReference, deadline: float) -> ResourceClaim:
         try:
             async with asyncio.timeout_at(deadline):
-                return await self._client.get(RESOURCE_CLAIMS, reference.name, reference.namespace)
+                claim = await self._client.get(RESOURCE_CLAIMS, reference.name, reference.namespace)
         except TimeoutError:
             raise ApiUnavailable(f"the API server did not answer within {self._timing.budget:g} s") from None
-        except NotFound:
-            raise PrepareError("the API server has no such claim") from None
+        except NotFound as e:
+            if e.is_of_object:
+                raise PrepareError("the API server has no such claim") from None
+            raise ApiUnavailable(str(e)) from e
+        except (Forbidden, Invalid, DecodeError) as e:
+            # A token that is being replaced, an authorizer that has just started, a proxy's own page.
+            raise ApiUnavailable(str(e)) from e
+        if not claim.metadata.uid:
+            raise ApiUnavailable("the API server's answer is no claim")
+        return claim
 
     async def _check(self, planned: PreparedClaim) -> None:
         """Refuse what would be a document of another device than before the reboot, or of none."""
