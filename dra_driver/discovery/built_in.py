@@ -50,6 +50,7 @@ def _nvml(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
     whole = NvmlBackend(
         sysfs_root=roots.sysfs,
         dev_root=roots.dev,
+        proc_root=roots.procfs,
         host_root=roots.host,
         driver_root=roots.nvidia_driver,
     )

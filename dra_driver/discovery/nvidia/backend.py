@@ -32,6 +32,7 @@ from dra_driver.discovery.nvidia.health import EventWatch
 from dra_driver.discovery.nvidia.loading import Driver, module_loaded
 from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.nvidia.samples import read_partition_samples, read_sample
+from dra_driver.discovery.nvidia.uvm import UvmNodes
 from dra_driver.errors import DiscoveryError
 from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent, PartitioningMode
 
@@ -63,6 +64,7 @@ class NvmlBackend:
     Args:
         sysfs_root: where sysfs is mounted.
         dev_root: where device nodes are looked for; in containers' specs they are paths below ``/dev``.
+        proc_root: where the host's procfs is; if None, nodes of unified memory are not made, nor missed.
         host_root: where the host's file system is.
         driver_root: where the driver is on the host: a path, or ``auto``.
         now: seconds since the epoch.
@@ -73,6 +75,7 @@ class NvmlBackend:
         *,
         sysfs_root: Path,
         dev_root: Path,
+        proc_root: Path | None = None,
         host_root: Path = Path("/"),
         driver_root: str = AUTO,
         now: Callable[[], float] = time.time,
@@ -81,6 +84,7 @@ class NvmlBackend:
             sysfs_root=sysfs_root, dev_root=dev_root, host_root=host_root, wanted=driver_root
         )
         self._root: DriverRoot | None = None
+        self._uvm = None if proc_root is None else UvmNodes(proc_root=proc_root, dev_root=dev_root)
         self._sysfs_root = sysfs_root
         self._dev_root = dev_root
         self._lock = threading.Lock()
@@ -117,6 +121,8 @@ class NvmlBackend:
             driver = Asker("")
             common = _driver_facts(driver)
             problems = driver.problems
+            if count and self._uvm is not None:
+                problems += self._uvm.ensure()
             readings: list[GpuReading] = []
             lost: dict[int, DiscoveredDevice] = {}
             for index in range(count):
