@@ -121,7 +121,7 @@ class NvmlBackend:
             driver = Asker("")
             common = _driver_facts(driver)
             problems = driver.problems
-            if count and self._uvm is not None:
+            if count and self._uvm is not None and not self._has_own_uvm():
                 problems += self._uvm.ensure()
             readings: list[GpuReading] = []
             lost: dict[int, DiscoveredDevice] = {}
@@ -354,6 +354,12 @@ class NvmlBackend:
             return ()
         self._conditions.poll(reading.uuid, reading.health)
         return self._conditions.health(reading.uuid)
+
+    def _has_own_uvm(self) -> bool:
+        """Return whether a driver container has made the nodes of unified memory in its own ``/dev``."""
+        return (
+            self._root is not None and self._root.has_dev and pci.exists(self._root.here / "dev/nvidia-uvm")
+        )
 
     def _material(self, name: str, reading: GpuReading, problems: list[Problem]) -> ContainerEdits:
         nodes = []

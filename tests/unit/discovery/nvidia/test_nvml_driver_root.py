@@ -21,7 +21,7 @@ from dra_driver.discovery import LastKnownGood, open_backend
 root, driver = Path(sys.argv[1]), sys.argv[2]
 backend = open_backend(
     "nvml", sysfs_root=root / "sys", dev_root=root / "host/dev", host_root=root / "host",
-    nvidia_driver_root=driver, node_name="n",
+    nvidia_driver_root=driver, procfs_root=root / "proc", node_name="n",
 )
 kept = LastKnownGood(backend)
 kept.look()
@@ -107,7 +107,10 @@ def test_nodes_that_the_driver_container_made_are_given_by_their_place_on_the_ho
     install(library, root / "usr/lib64")
     nodes(root / "dev", "nvidiactl", "nvidia3", "nvidia-uvm")
     nodes(tmp_path / "host/dev", "nvidia-modeset")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/devices").write_text("Character devices:\n508 nvidia-uvm\n")
     found = look(tmp_path, "auto")
+    assert (found["state"], found["message"]) == ("ok", "")  # those of unified memory are not missed
     assert found["nodes"] == [
         ["/dev/nvidia3", "/run/nvidia/driver/dev/nvidia3"],
         ["/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"],
