@@ -7,8 +7,8 @@ rests on may have changed since. So here is also which pools and claims changed 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from controller.allocate.answers.freshness import Freshness
 from controller.allocate.decide import (
@@ -38,6 +38,9 @@ from dra_driver.api.resource import (
 from dra_driver.ownership import PoolID, pool_of_slice
 
 __all__ = ["Journal"]
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 # In this order a new worker learns of them.
 _KINDS: Final[tuple[type[Watched], ...]] = (
@@ -199,19 +202,22 @@ class Journal:
     def replay(self) -> Iterator[Change]:
         """Yield changes that lead to what all changes so far have led to.
 
-        Changes that come in between may be passed on before or after what is yielded.
+        Changes that come in between may be passed on before or after what is yielded, so each value is looked
+        up when its turn comes: one of when the replay began would undo what was passed on meanwhile.
         """
         for kind in _KINDS:
-            objects = self._objects[kind]
-            for key in tuple(objects):
-                if (item := objects.get(key)) is not None:
-                    yield ObjectSeen(item)
-        for key in tuple(self._claims):
-            if (claim := self._claims.get(key)) is not None:
-                yield ClaimSeen(claim)
-        yield from tuple(self._assumed.values())
-        yield from tuple(self._pools.values())
-        yield from tuple(self._expected.values())
-        yield from tuple(self._overran.values())
-        for downs in tuple(self._turned_down.values()):
+            yield from map(ObjectSeen, _each(self._objects[kind]))
+        yield from map(ClaimSeen, _each(self._claims))
+        yield from _each(self._assumed)
+        yield from _each(self._pools)
+        yield from _each(self._expected)
+        yield from _each(self._overran)
+        for downs in _each(self._turned_down):
             yield from downs
+
+
+def _each(values: Mapping[_K, _V]) -> Iterator[_V]:
+    """Yield the values as they are by then, in the order of now, without those that have gone."""
+    for key in tuple(values):
+        if (value := values.get(key)) is not None:
+            yield value

@@ -1,0 +1,111 @@
+"""What a new worker is told while things go on changing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import builders
+import pytest
+from builders import DRIVER
+
+from controller.allocate.answers.journal import Journal
+from controller.allocate.decide import (
+    Change,
+    ClaimAssumed,
+    ClaimGone,
+    ClaimSeen,
+    ObjectGone,
+    ObjectSeen,
+    PodExpected,
+    PodID,
+    PoolChanged,
+)
+from dra_driver.api import codec
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey, PoolName, Uid
+from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.ownership import PoolID
+from dra_driver.structured import PoolPolicy
+
+NS = builders.NAMESPACE
+NAMES = [f"x{i}" for i in range(6)]
+
+
+class Told:
+    """What a worker knows by the changes that it was told of: of each thing the last one."""
+
+    def __init__(self) -> None:
+        self.known: dict[object, object] = {}
+
+    def apply(self, change: Change) -> None:
+        match change:
+            case ObjectSeen(item):
+                self.known[type(item), item.key] = item.metadata.resource_version
+            case ObjectGone(kind, key):
+                self.known.pop((kind, key), None)
+                self.known.pop(("expected", key), None)
+            case ClaimSeen(claim):
+                self.known["claim", claim.key] = claim.metadata.resource_version
+            case ClaimGone(key):
+                self.known.pop(("claim", key), None)
+            case ClaimAssumed(key, _, allocation):
+                self._put(("assumed", key), allocation)
+            case PoolChanged(pool, blocked):
+                self.known["pool", pool] = blocked
+            case PodExpected(pod, node):
+                self._put(("expected", pod.key), node if (Pod, pod.key) in self.known else None)
+            case _:
+                raise AssertionError(change)
+
+    def _put(self, what: object, value: object) -> None:
+        self.known.pop(what, None)
+        if value is not None:
+            self.known[what] = value
+
+
+def random_change(rng: random.Random) -> Change:
+    name = rng.choice(NAMES)
+    key, uid = ObjectKey(NS, name), Uid(f"uid-{name}")
+    version = {"resourceVersion": str(rng.randrange(1000))}
+    held = codec.convert(AllocationResult, builders.allocation(builders.result("n1", f"gpu-{name}")))
+    changes: list[Callable[[], Change]] = [
+        lambda: ObjectSeen(pod_of(name, version)),
+        lambda: ObjectGone(Pod, key),
+        lambda: ClaimSeen(claim_of(name, version)),
+        lambda: ClaimGone(key, uid),
+        lambda: ClaimAssumed(key, uid, held),
+        lambda: ClaimAssumed(key, uid, None),
+        lambda: PoolChanged(PoolID(DRIVER, PoolName(name)), rng.random() < 0.5, PoolPolicy()),
+        lambda: PodExpected(PodID(key, uid), rng.choice(["n1", "n2", None])),
+    ]
+    return rng.choice(changes)()
+
+
+def pod_of(name: str, version: dict[str, Any]) -> Pod:
+    return codec.convert(Pod, builders.pod(name, name, uid=f"uid-{name}", metadata=version))
+
+
+def claim_of(name: str, version: dict[str, Any]) -> ResourceClaim:
+    return codec.convert(ResourceClaim, builders.claim(name, uid=f"uid-{name}", metadata=version))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_worker_that_is_told_while_things_change_knows_the_same_as_one_that_saw_it_all(seed: int) -> None:
+    rng = random.Random(seed)
+    journal, first, second = Journal(), Told(), Told()
+    journal.send_to(lambda _, change: first.apply(change))
+    for _ in range(rng.randrange(40)):
+        journal.apply(random_change(rng))
+
+    def send(_: int, change: Change) -> None:
+        first.apply(change)
+        second.apply(change)
+
+    journal.send_to(send)
+    for change in journal.replay():
+        second.apply(change)
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            journal.apply(random_change(rng))
+    assert second.known == first.known
