@@ -99,9 +99,10 @@ class Writer:
         if names.CLAIM_FINALIZER not in finalizers:
             claim = await self._patch(claim, {"finalizers": [*finalizers, names.CLAIM_FINALIZER]}, None)
             self._assume_cache.note(claim)
-        status: dict[str, Any] = {"allocation": msgspec.json.decode(codec.encode(allocation))}
+        # As it is: what a claim's author has nested deeply could not be made into lists and back.
+        status: dict[str, Any] = {"allocation": msgspec.Raw(codec.encode(allocation))}
         if bound is not None:
-            status["reservedFor"] = [msgspec.json.decode(codec.encode(pod_reference(bound)))]
+            status["reservedFor"] = [msgspec.Raw(codec.encode(pod_reference(bound)))]
         return await self._patch(claim, {}, status)
 
     async def _patch(

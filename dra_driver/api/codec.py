@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, Union
+from typing import Any, Final, TypeVar, Union
 
 import msgspec
 
@@ -17,9 +18,12 @@ from dra_driver.api.meta import Resource, WireObject
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import DecodeError, InvalidQuantity
 
-__all__ = ["convert", "decode", "decode_strict", "encode", "to_raw", "unknown_fields"]
+__all__ = ["convert", "decode", "decode_strict", "encode", "from_json", "to_raw", "unknown_fields"]
 
 _T = TypeVar("_T")
+
+# An API server stores nothing that is nested more deeply (Go's encoding/json).
+_DEEPEST: Final = 10_000
 
 
 def _dec_hook(kind: type, value: object) -> object:
@@ -55,6 +59,29 @@ def _decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
 
 
+def from_json(decoder: msgspec.json.Decoder[_T], data: bytes | str | msgspec.Raw) -> _T:
+    """Decode JSON however deeply it is nested.
+
+    Users nest opaque parameters as they like, and in Python 3.11 the interpreter's limit counts the calls on
+    the stack as well: what is decoded in one place would fail in another, a list of all objects because of
+    one.
+
+    Raises:
+        msgspec.DecodeError: not JSON, a field has the wrong type, or there are more than 10,000 levels.
+    """
+    try:
+        return decoder.decode(data)
+    except RecursionError:
+        limit = sys.getrecursionlimit()
+        try:
+            sys.setrecursionlimit(limit + _DEEPEST)
+            return decoder.decode(data)
+        except RecursionError as e:
+            raise msgspec.DecodeError("it is nested too deeply") from e
+        finally:
+            sys.setrecursionlimit(limit)
+
+
 def decode(kind: type[_T], data: bytes | str | msgspec.Raw) -> _T:
     """Decode JSON into ``kind``; unknown fields are ignored.
 
@@ -62,7 +89,7 @@ def decode(kind: type[_T], data: bytes | str | msgspec.Raw) -> _T:
         DecodeError: not JSON, or a field has the wrong type (the text names its path).
     """
     try:
-        return _decoder(kind).decode(data)
+        return from_json(_decoder(kind), data)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise DecodeError(f"{kind.__name__}: {e}") from e
 

@@ -305,7 +305,7 @@ class FakeClient:
         dry_run: bool = False,
     ) -> T:
         def write(kind: Kind, options: Options) -> dict[str, Any]:
-            raw = copy.deepcopy(dict(patch))
+            raw = msgspec.json.decode(codec.encode(patch))
             return self.registry.patch(kind, namespace, name, "merge", raw, options, subresource)[0]
 
         return await self._write("patch", resource, name, subresource, dry_run, write)

@@ -302,7 +302,7 @@ class KubeApi:
         """Return what discovery says, without subresources."""
         path = f"/apis/{group}/{version}" if group else f"/api/{version}"
         try:
-            body = _resources_decoder.decode(await self._call("GET", path))
+            body = codec.from_json(_resources_decoder, await self._call("GET", path))
         except NotFound:
             return frozenset()
         except msgspec.DecodeError as e:
@@ -323,7 +323,7 @@ class KubeApi:
         query = dict(query)
         while True:
             try:
-                body = _list_decoder.decode(await self._call("GET", path, query=query))
+                body = codec.from_json(_list_decoder, await self._call("GET", path, query=query))
             except msgspec.DecodeError as e:
                 raise ApiUnavailable(f"GET {path}: not a list: {e}") from e
             for raw in body.items or ():
@@ -452,7 +452,7 @@ def _decode_object(resource: Resource[T], raw: msgspec.Raw) -> T | None:
 
 def _decode_event(resource: Resource[T], line: bytes) -> WatchEvent[T] | None:
     try:
-        event = _event_decoder.decode(line)
+        event = codec.from_json(_event_decoder, line)
     except msgspec.DecodeError as e:
         raise ApiUnavailable(f"watch of {resource!r}: broken stream: {e}") from e
     if event.type == "ERROR":
@@ -465,7 +465,7 @@ def _decode_event(resource: Resource[T], line: bytes) -> WatchEvent[T] | None:
     if kind is WatchEventType.BOOKMARK:
         # A custom resource's bookmark has metadata alone, so the kind's own struct may refuse it.
         try:
-            meta = _meta_decoder.decode(event.object).metadata
+            meta = codec.from_json(_meta_decoder, event.object).metadata
         except msgspec.DecodeError as e:
             raise ApiUnavailable(f"watch of {resource!r}: broken bookmark: {e}") from e
         return WatchEvent(kind, cast("T", WireObject(metadata=meta)))

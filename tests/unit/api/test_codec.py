@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 import pytest
 
@@ -81,6 +83,28 @@ def test_a_malformed_object_is_refused_with_the_place(body: bytes, says: str) ->
 def test_values_that_are_no_plain_data_are_refused() -> None:
     with pytest.raises(DecodeError):
         codec.convert(resource.ResourceClaim, {"metadata": {"name": {1, 2}}})
+
+
+def nested(levels: int) -> bytes:
+    """A claim with opaque parameters of so many levels, which an API server stores up to 10 KiB of text."""
+    value = b'{"a":' + b"[" * levels + b"]" * levels + b"}"
+    return b'{"spec":{"devices":{"config":[{"opaque":{"driver":"d","parameters":' + value + b"}}]}}}"
+
+
+def test_parameters_of_many_levels_are_decoded_wherever_that_is_called() -> None:
+    def below(calls: int) -> resource.ResourceClaim:
+        return below(calls - 1) if calls else codec.decode(resource.ResourceClaim, nested(5_100))
+
+    claim = below(100)
+    assert codec.encode(claim) == codec.encode(codec.decode(resource.ResourceClaim, codec.encode(claim)))
+    assert below(200) == claim
+
+
+def test_more_levels_than_any_object_has_are_refused() -> None:
+    limit = sys.getrecursionlimit()
+    with pytest.raises(DecodeError, match="nested too deeply"):
+        codec.decode(resource.ResourceClaim, nested(30_000))
+    assert sys.getrecursionlimit() == limit
 
 
 def test_null_requests_as_the_server_writes_them() -> None:

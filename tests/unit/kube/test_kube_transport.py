@@ -15,6 +15,7 @@ from aiohttp import web
 
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.api.watch import WatchEvent, WatchEventType
 from dra_driver.errors import (
     ApiError,
@@ -122,6 +123,31 @@ def test_an_undecodable_item_costs_only_itself(tmp_path: Path) -> None:
         async with serving(tmp_path, handle) as api:
             found = await api.list(DEVICE_INVENTORIES)
             assert [i.metadata.name for i in found.items] == ["good"]
+
+    asyncio.run(main())
+
+
+def test_an_item_with_parameters_of_many_levels_costs_nothing(tmp_path: Path) -> None:
+    value = b'{"a":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+    deep = b'{"metadata":{"name":"deep"},"spec":{"devices":{"config":[{"opaque":{"driver":"d","parameters":'
+    deep += value + b"}}]}}}"
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return web.Response(body=b'{"type":"ADDED","object":' + deep + b"}\n")
+        body = b'{"metadata":{"resourceVersion":"1"},"items":[' + deep + b',{"metadata":{"name":"flat"}}]}'
+        return web.Response(body=body, content_type="application/json")
+
+    async def main() -> None:
+        async with serving(tmp_path, handle) as api:
+            found = await api.list(RESOURCE_CLAIMS)
+            assert [c.metadata.name for c in found.items] == ["deep", "flat"]
+            opaque = found.items[0].spec.devices.config[0].opaque
+            assert opaque is not None
+            assert bytes(opaque.parameters) == value
+            async for event in api.watch(RESOURCE_CLAIMS, resource_version="1"):
+                assert event.object == found.items[0]
+                break
 
     asyncio.run(main())
 
