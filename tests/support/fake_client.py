@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import yaml
@@ -267,7 +267,7 @@ class FakeClient:
             for line in _lines.decode_lines(chunk):
                 if line.type == "ERROR":
                     raise status.to_error(0, bytes(line.object), {})
-                yield WatchEvent(WatchEventType(line.type), codec.decode(resource.type, line.object))
+                yield _event(resource, WatchEventType(line.type), line.object)
         if self._down:
             raise ApiUnavailable("the API server is down")
 
@@ -434,6 +434,13 @@ def _own_kinds() -> tuple[Kind, ...]:
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             registry.create(definitions, "", document, Options())
     return tuple(k for k in registry.kinds if id(k) not in before)
+
+
+def _event(resource: Resource[T], kind: WatchEventType, raw: msgspec.Raw) -> WatchEvent[T]:
+    """Return an event as the real client does: a bookmark has metadata alone."""
+    if kind is WatchEventType.BOOKMARK:
+        return WatchEvent(kind, cast("T", codec.decode(WireObject, raw)))
+    return WatchEvent(kind, codec.decode(resource.type, raw))
 
 
 def _error(refused: StatusError) -> Exception:
