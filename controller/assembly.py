@@ -19,6 +19,7 @@ from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import Settings
 from controller.allocate.doubles import DoubleAllocations
 from controller.allocate.following import follow
+from controller.allocate.last_look import LastLook
 from controller.allocate.loop import Allocator
 from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.pool_states import PoolStates
@@ -253,8 +254,10 @@ class Allocation:
             return publishing.publisher.allocator
 
         wakeups = _wakeups(env, state, deallocator, mode)
+        slices = informers.slices
+        last_look = LastLook(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
         allocator = Allocator(
-            Decider(state.journal, state.answers, env.clock, state.freed),
+            Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows),
             state.journal,
             assume_cache,
             wakeups,

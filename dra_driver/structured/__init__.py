@@ -14,7 +14,7 @@ from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
 from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
 from dra_driver.structured.index.room import Room, room
-from dra_driver.structured.matching.contested import contested
+from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
 from dra_driver.structured.model.persistent import PersistentMap
@@ -71,6 +71,7 @@ __all__ = [
     "allocate_group",
     "concerns",
     "contested",
+    "fits_beside",
     "prepare",
     "room",
     "with_rules",

@@ -17,6 +17,7 @@ from controller.allocate.answers.decider import Answers, Decider, Inline
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import ClaimAssumed, ClaimSeen, Lane, ObjectSeen, Settings, Write
 from controller.allocate.signal import Signal
+from controller.allocate.worker.child import WorkerChild
 from controller.allocate.worker.process import Limits, WorkerProcess
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
@@ -93,7 +94,7 @@ async def _throughput(*, inline: bool) -> tuple[float, float]:
     async with _answers(journal, inline=inline) as answers:
         _fill(journal, NODES)
         pods = _pods(journal, PODS + 1)
-        decider = Decider(journal, answers, SystemClock(), Signal())
+        decider = Decider(journal, answers, SystemClock(), Signal(), lambda _: True)
 
         async def serve(pod: Pod) -> None:
             while (found := await decider.decide(pod, Lane.FAST)) is None:
@@ -127,7 +128,7 @@ async def _starts(nodes: int) -> tuple[float, float]:
     async with _answers(journal, inline=False) as answers:
         _fill(journal, nodes)
         (pod,) = _pods(journal, 1)
-        decider = Decider(journal, answers, SystemClock(), Signal())
+        decider = Decider(journal, answers, SystemClock(), Signal(), lambda _: True)
 
         async def ask() -> None:
             while (found := await decider.decide(pod, Lane.FAST)) is None:
@@ -136,17 +137,18 @@ async def _starts(nodes: int) -> tuple[float, float]:
 
         await ask()
         assert isinstance(answers, WorkerProcess)
-        assert answers._process is not None
+        child = answers._child
+        assert isinstance(child, WorkerChild)
         since = time.monotonic()
-        os.kill(answers._process.pid, signal.SIGKILL)
-        await answers._process.wait()
+        os.kill(child.pid, signal.SIGKILL)
+        await child.wait()
         await ask()
         again = time.monotonic() - since
     since = time.monotonic()
     inline = Inline(journal, SETTINGS, time.thread_time)
     for change in journal.replay():
         journal.apply(change)
-    await Decider(journal, inline, SystemClock(), Signal()).decide(pod, Lane.FAST)
+    await Decider(journal, inline, SystemClock(), Signal(), lambda _: True).decide(pod, Lane.FAST)
     return again, time.monotonic() - since
 
 

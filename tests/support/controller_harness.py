@@ -27,6 +27,7 @@ __all__ = [
     "OTHER",
     "OURS",
     "Clock",
+    "GoingClock",
     "Harness",
     "claim",
     "classes",
@@ -143,12 +144,19 @@ class Harness:
 Scenario = Callable[[Harness], Awaitable[None]]
 
 
+class GoingClock(Clock):
+    """A clock that goes on with the loop."""
+
+    def monotonic(self) -> float:
+        return self.time + asyncio.get_running_loop().time()
+
+
 @contextlib.asynccontextmanager
 async def controlling(
-    cluster: FakeClient, answers_of: AnswersOf = inline, **config: Any
+    cluster: FakeClient, answers_of: AnswersOf = inline, clock: Clock | None = None, **config: Any
 ) -> AsyncIterator[Harness]:
     """Run a controller that has settled; it has ended when the block ends."""
-    clock = Clock()
+    clock = clock or Clock()
     settings = ControllerConfig(drivers=(OURS,), leader_elect=False, **config)
     controller = Controller(cluster, settings, clock, answers_of=answers_of)
     task = asyncio.create_task(controller.run())

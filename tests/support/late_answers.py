@@ -27,10 +27,10 @@ from controller.config import ControllerConfig
 from controller.observe.metrics import Metrics
 from dra_driver.api import codec
 
-__all__ = ["late"]
+__all__ = ["SlowLaneInPlace", "late"]
 
 
-class _SlowLane:
+class SlowLaneInPlace:
     """In place of copies of the process: worked out at once, without being assumed."""
 
     def __init__(self, service: Service) -> None:
@@ -79,7 +79,7 @@ class LateAnswers:
         service = Service(lambda data: self._received.extend(frames.feed(data)))
         self._service = service
         self._tell(frame(Code.START, 0, Start(self._settings, 1, 1 << 40)))
-        slow: Any = _SlowLane(service)
+        slow: Any = SlowLaneInPlace(service)
         service.slow = slow
         self._journal.freshness.begin(self._life)
         for change in self._journal.replay():
@@ -95,6 +95,10 @@ class LateAnswers:
 
     async def run(self) -> None:
         """See ``Answers.run``."""
+
+    def mistrust(self, reason: str) -> None:
+        """See ``Answers.mistrust``: nothing here gives a reason for that."""
+        raise AssertionError(reason)
 
     async def ask(self, question: PodQuestion, unwanted: Callable[[Answered], None]) -> Answered:
         """See ``Answers.ask``."""

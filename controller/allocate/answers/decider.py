@@ -7,9 +7,9 @@ Answers come from a worker, and the cluster goes on changing until they are here
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from controller.allocate.answers.freshness import Knowledge
 from controller.allocate.answers.journal import Journal
@@ -37,6 +37,10 @@ from dra_driver.ownership import PoolID
 from dra_driver.ports import Clock
 
 __all__ = ["Answered", "Answers", "Decider", "Inline", "WorkerEnded"]
+
+# A worker that is told of it answers a question in the slow lane after the first time.
+_MOST_BLAMED: Final = 3
+_GIVEN_UP_SECONDS: Final = 60.0
 
 
 class WorkerEnded(Exception):
@@ -87,6 +91,10 @@ class Answers(Protocol):
         """
         ...
 
+    def mistrust(self, reason: str) -> None:
+        """Replace whatever answers: what it says cannot be, by what it was told."""
+        ...
+
 
 class Inline:
     """Implements ``Answers`` in this process: for clusters in memory, where nobody is hostile.
@@ -109,6 +117,10 @@ class Inline:
         """See ``Answers.ask``."""
         return Answered(self._decisions.decide(question), Knowledge(self._journal.version))
 
+    def mistrust(self, reason: str) -> None:
+        """See ``Answers.mistrust``; it would say the same again."""
+        raise AssertionError(reason)
+
 
 class Decider:
     """Asks, and judges what comes back.
@@ -118,13 +130,22 @@ class Decider:
         answers: whatever answers.
         clock: for the times in questions.
         freed: sent when devices that an answer had taken are not taken after all.
+        allows: whether allocations can be put into effect together, whatever answers.
     """
 
-    def __init__(self, journal: Journal, answers: Answers, clock: Clock, freed: Signal[[]]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        answers: Answers,
+        clock: Clock,
+        freed: Signal[[]],
+        allows: Callable[[Iterable[AllocationResult]], bool],
+    ) -> None:
         self._journal = journal
         self._answers = answers
         self._clock = clock
         self._freed = freed
+        self._allows = allows
 
     async def decide(self, pod: Pod, lane: Lane) -> tuple[PodAnswer, Answered] | None:
         """Return what is to be done about a pod; None where it must be asked again, because much has changed.
@@ -139,13 +160,25 @@ class Decider:
         return None
 
     async def _ask(self, pod: PodID, lane: Lane) -> Answered:
+        blamed = 0
         while True:
             question = PodQuestion(pod, self._clock.monotonic(), lane)
             try:
                 return await self._answers.ask(question, self.release)
             except WorkerEnded as e:
-                if e.blamed:
-                    self._journal.apply(DecisionOverran(pod.key, self._clock.monotonic()))
+                if not e.blamed:
+                    continue
+                blamed += 1
+                self._journal.apply(DecisionOverran(pod.key, self._clock.monotonic()))
+                # In the slow lane no worker ends by a question, whatever that takes.
+                if lane is Lane.SLOW or blamed == _MOST_BLAMED:
+                    return Answered(self._given_up(pod), Knowledge(self._journal.version))
+
+    def _given_up(self, pod: PodID) -> PodAnswer:
+        """Give up a question about which no worker has a proper answer, for a while."""
+        text = "the decision about its claims failed; the controller's log says more"
+        refusal = Refuse(text, signature=str(pod.key).encode())
+        return PodAnswer(self._journal.version, refusal, steps=0, gave_up=True, pause=_GIVEN_UP_SECONDS)
 
     @contextlib.contextmanager
     def accepting(self, answered: Answered) -> Iterator[None]:
@@ -167,9 +200,9 @@ class Decider:
     def _holds(self, pod: Pod, answer: PodAnswer, knowledge: Knowledge) -> bool:
         match answer.decision:
             case Write():
-                return self._may_write((answer.decision,), knowledge)
+                return self._may_write(((PodID(pod.key, pod.metadata.uid), answer.decision),), knowledge)
             case GroupWrite(writes):
-                return self._may_write([write for _, write in writes], knowledge)
+                return self._may_write(writes, knowledge)
             case Refuse(undo=undo):
                 held = (c.status.allocation for c in undo)
                 return self._hold((a for a in held if a is not None), knowledge)
@@ -181,12 +214,30 @@ class Decider:
             case _:
                 return True
 
-    def _may_write(self, writes: Iterable[Write], knowledge: Knowledge) -> bool:
-        pairs = [pair for write in writes for pair in write.allocations]
+    def _may_write(self, writes: Sequence[tuple[PodID, Write]], knowledge: Knowledge) -> bool:
+        pairs = [pair for _, write in writes for pair in write.allocations]
         # Another allocation of the claim may be on its way to the API server, of another pool: decided for
         # another pod, or in the other lane. Its devices would not count as taken any more.
         free = all(self._journal.assumed(claim.metadata.uid) is None for claim, _ in pairs)
-        return free and self._hold((allocation for _, allocation in pairs), knowledge)
+        if not free or not self._hold((allocation for _, allocation in pairs), knowledge):
+            return False
+        pods = [(self._journal.pod(pod.key), pod.uid, write) for pod, write in writes]
+        if any(pod is None or pod.metadata.uid != uid for pod, uid, _ in pods):
+            return False
+        if self._are_possible([(pod, write) for pod, _, write in pods if pod is not None]):
+            return True
+        # Nothing of what it rests on has changed: it was wrong from the beginning.
+        self._answers.mistrust("it allocates what is taken, or not there to be allocated")
+        return False
+
+    def _are_possible(self, writes: Sequence[tuple[Pod, Write]]) -> bool:
+        claims = [claim for _, write in writes for claim, _ in write.allocations]
+        return (
+            all(c.status.allocation is None for c in claims)
+            and len({c.metadata.uid for c in claims}) == len(claims)
+            and all({c.key for c, _ in write.allocations} <= set(claims_of(pod)) for pod, write in writes)
+            and self._allows(allocation for _, write in writes for _, allocation in write.allocations)
+        )
 
     def _hold(self, allocations: Iterator[AllocationResult], knowledge: Knowledge) -> bool:
         pools = {PoolID(r.driver, r.pool) for a in allocations for r in a.devices.results}

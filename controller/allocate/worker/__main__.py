@@ -1,8 +1,9 @@
-"""``python -m controller.allocate.worker FD``: the process that decides. The controller starts it."""
+"""``python -m controller.allocate.worker FD PARENT``: the process that decides. The controller starts it."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -18,8 +19,14 @@ _CHUNK: Final = 1 << 18
 _IDLE_SECONDS: Final = 1.0
 
 
-def main(descriptor: int) -> int:
-    """Work until the controller closes the connection; return the exit status."""
+def main(descriptor: int, parent: int) -> int:
+    """Work until the controller closes the connection; return the exit status.
+
+    Args:
+        descriptor: of the connection.
+        parent: the controller's process; this one ends with it, whatever it is doing.
+    """
+    limits.end_with_parent(parent)
     limits.prefer_to_end(500)
     with contextlib.closing(socket.socket(fileno=descriptor)) as connection:
         os.set_inheritable(descriptor, False)
@@ -50,7 +57,11 @@ def _wait(connection: socket.socket, service: Service) -> None:
         pipes = list(slow.pipes) if slow is not None else []
         timeout = slow.timeout if slow is not None else None
         timeout = _IDLE_SECONDS if timeout is None else min(timeout, _IDLE_SECONDS)
-        ready, _, _ = select.select([connection.fileno(), *pipes], [], [], timeout)
+        # No ``select``: it takes no descriptors from 1,024 on, and the controller may have given us one.
+        poll = select.poll()
+        for descriptor in (connection.fileno(), *pipes):
+            poll.register(descriptor, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(math.ceil(timeout * 1000))]
         if not ready:
             service.idle()
         if slow is not None:
@@ -63,4 +74,4 @@ def _wait(connection: socket.socket, service: Service) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

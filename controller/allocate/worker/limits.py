@@ -51,10 +51,16 @@ def bound_copy(more: int, seconds: float) -> None:
         os.nice(5)
 
 
-def end_with_parent() -> None:
-    """Have the kernel end this process when the one that made it ends (prctl(2))."""
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when the one that made it ends (prctl(2)), or has ended already.
+
+    Args:
+        parent: that made it.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def prefer_to_end(score: int) -> None:

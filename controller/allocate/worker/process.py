@@ -1,18 +1,11 @@
-"""The worker's process: started, told of every change, asked, stopped, replaced."""
+"""The worker on the controller's side: started, told of every change, asked, judged, stopped, replaced."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import socket
-import sys
 import time
-from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -20,7 +13,9 @@ import structlog
 from controller.allocate.answers.decider import Answered, WorkerEnded
 from controller.allocate.answers.freshness import Knowledge
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import Change, PodQuestion, Settings
+from controller.allocate.decide import Change, Lane, PodQuestion, Settings
+from controller.allocate.worker.child import Child, WorkerChild
+from controller.allocate.worker.watch import Facts, Watch
 from controller.allocate.worker.wire import (
     Answer,
     Code,
@@ -28,6 +23,7 @@ from controller.allocate.worker.wire import (
     Frames,
     OutOfDate,
     Start,
+    check_answer,
     claims_taken,
     decision_of,
     frame,
@@ -42,14 +38,16 @@ __all__ = ["Limits", "WorkerProcess", "answered_by"]
 
 log = structlog.get_logger(__name__)
 
-_CHUNK: Final = 1 << 18
 # The event loop is held for so long at most while a new worker is told what there is.
 _SLICE_SECONDS: Final = 0.005
 # Looks at the worker in the time that a question may take.
 _LOOKS: Final = 4
-# A worker that gets no processor is not to blame for it.
-_STARVED_FACTOR: Final = 10
-_CPU_TICKS: Final = 100.0
+# By the clock, beyond what a question of the slow lane may take by its own count: see ``SlowLane``.
+_SLOW_FACTOR: Final = 5
+# A worker that has lived for so long is none that cannot work.
+_STEADY_SECONDS: Final = 10.0
+# What a worker has not taken is told to the next one in fewer words.
+_MOST_UNREAD: Final = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,9 @@ class _Asked:
 class WorkerProcess:
     """Implements ``Answers`` with a process of its own.
 
+    What it says is not believed: a message that no worker in order sends ends it, and the question that it
+    was about is asked in the slow lane. What it allocates, ``Decider`` judges.
+
     Attributes:
         restarts: how often a worker has ended that should not have.
 
@@ -85,6 +86,7 @@ class WorkerProcess:
         settings: of the decisions.
         limits: that end a question.
         report: called with the reason whenever a worker has ended.
+        start: starts one.
     """
 
     def __init__(
@@ -93,21 +95,25 @@ class WorkerProcess:
         settings: Settings,
         limits: Limits,
         report: Callable[[str], None] = lambda _: None,
+        start: Callable[[], Awaitable[Child]] = WorkerChild.start,
     ) -> None:
         self._journal = journal
         self._settings = settings
         self._limits = limits
         self._report = report
+        self._start = start
         self._life = 0
         self._ready = asyncio.Event()
-        self._writer: asyncio.StreamWriter | None = None
+        self._child: Child | None = None
+        self._written = 0
         self._number = 0
         self._asked: dict[int, _Asked] = {}
         # The question of the fast lane that is worked on; the one that the worker is stopped for.
         self._begun: int | None = None
         self._blamed: int | None = None
-        self._process: Process | None = None
-        self._was_ready = False
+        # Of the fast lane in this life: the last version that was known, and answers with allocations.
+        self._known = 0
+        self._given = 0
         self.restarts = 0
 
     # --- questions ------------------------------------------------------------------------------------------
@@ -128,9 +134,20 @@ class WorkerProcess:
                 unwanted(answer.result())
             raise
 
+    def mistrust(self, reason: str) -> None:
+        """See ``Answers.mistrust``."""
+        if self._child is not None:
+            log.error("the worker that decides is replaced", reason=reason)
+            # It is to blame, no question.
+            self._begun = None
+            self._child.kill()
+
     def _write(self, data: bytes) -> None:
-        if self._writer is not None:
-            self._writer.write(data)
+        if self._child is not None:
+            self._written += len(data)
+            self._child.write(data)
+            if self._child.unread > _MOST_UNREAD:
+                self.mistrust("it does not take what it is told")
 
     def _send(self, version: int, change: Change) -> None:
         self._write(frame_of_change(version, change))
@@ -141,59 +158,44 @@ class WorkerProcess:
         """Keep a worker running until cancelled."""
         backoff = Backoff(base=0.05, cap=10.0)
         while True:
+            since = asyncio.get_running_loop().time()
+            stopped = False
             try:
                 reason = await self._live()
+                # For a question that was too much for it: the next one can work.
+                stopped = self._blamed is not None
             except (OSError, DecodeError) as e:
                 reason = str(e)
+            except Exception as e:
+                # Whatever a worker sends must not end the controller.
+                log.exception("what the worker that decides has sent led to an error")
+                reason = f"{type(e).__name__}: {e}"
             self.restarts += 1
-            self._report("limit" if self._blamed is not None else "ended")
-            if self._was_ready:
-                # It is no worker that cannot start.
+            self._report("limit" if stopped else "ended")
+            if asyncio.get_running_loop().time() - since >= _STEADY_SECONDS:
                 backoff.reset()
-            delay = 0.0 if self._blamed is not None else backoff.next()
+            delay = 0.0 if stopped else backoff.next()
             log.warning("the worker that decides has ended", reason=reason, again_in=round(delay, 2))
             self._blamed = None
             await asyncio.sleep(delay)
 
     async def _live(self) -> str:
         """Run one worker until it ends; return why it did."""
-        here, there = socket.socketpair()
+        child = self._child = await self._start()
+        self._life += 1
+        self._journal.freshness.begin(self._life)
+        self._written = self._known = self._given = 0
+        watching = asyncio.get_running_loop().create_task(self._watch(child))
         try:
-            with there:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "controller.allocate.worker",
-                    str(there.fileno()),
-                    pass_fds=[there.fileno()],
-                    stdin=DEVNULL,
-                    stdout=DEVNULL,
-                    # The code of this process, wherever it is from, not what lies in the working directory.
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                )
-        except BaseException:
-            here.close()
-            raise
-        self._process = process
-        self._was_ready = False
-        try:
-            reader, self._writer = await asyncio.open_connection(sock=here)
-            self._life += 1
-            self._journal.freshness.begin(self._life)
-            await self._tell(self._writer)
-            watching = asyncio.get_running_loop().create_task(self._watch(process))
-            try:
-                await self._listen(reader)
-            finally:
-                watching.cancel()
+            await self._tell(child)
+            await self._listen(child)
         finally:
+            watching.cancel()
             self._end()
-            self._kill(process)
-            status = await process.wait()
-        return f"exit status {status}"
+            status = await child.end()
+        return status
 
-    async def _tell(self, writer: asyncio.StreamWriter) -> None:
+    async def _tell(self, child: Child) -> None:
         """Tell a new worker everything that there is; changes are passed on meanwhile."""
         limits = self._limits
         began = since = time.monotonic()
@@ -202,29 +204,24 @@ class WorkerProcess:
         for count, change in enumerate(self._journal.replay(), 1):
             self._write(frame_of_change(self._journal.version, change))
             if count % 16 == 0 and time.monotonic() - since > _SLICE_SECONDS:
-                await writer.drain()
+                await child.drain()
                 await asyncio.sleep(0)
                 since = time.monotonic()
         self._write(frame(Code.READY, self._journal.version))
-        await writer.drain()
+        await child.drain()
         log.info("the worker that decides has started", seconds=round(time.monotonic() - began, 3))
         self._ready.set()
-        self._was_ready = True
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, child: Child) -> None:
         frames = Frames()
-        # What became of the worker, its exit status says.
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(_CHUNK):
-                for message in frames.feed(data):
-                    self._received(message)
+        while data := await child.read():
+            for message in frames.feed(data):
+                self._received(message)
 
     def _end(self) -> None:
         self._journal.send_to(None)
         self._ready.clear()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._child = None
         asked, self._asked = self._asked, {}
         if self._blamed is None:
             # It ended by itself while it worked on this one, if it worked.
@@ -237,84 +234,75 @@ class WorkerProcess:
     # --- messages -------------------------------------------------------------------------------------------
 
     def _received(self, message: Frame) -> None:
-        asked = self._asked.get(message.number)
-        if message.code == Code.BEGUN:
-            self._begun = message.number
-            return
-        if self._begun == message.number:
-            self._begun = None
-        if message.code != Code.ANSWER:
+        number, asked = message.number, self._asked.get(message.number)
+        if message.code not in (Code.BEGUN, Code.ANSWER):
             raise DecodeError(f"a message of unknown code {message.code}")
-        answer = codec.decode(Answer, message.body)
         if asked is None:
-            raise DecodeError(f"an answer to question {message.number}, which was not asked")
-        del self._asked[message.number]
+            raise DecodeError(f"a message about question {number}, which was not asked")
+        is_fast = asked.question.lane is Lane.FAST
+        if message.code == Code.BEGUN:
+            if self._begun is not None or number != self._next():
+                raise DecodeError(f"a message that question {number} has begun, out of turn")
+            self._begun = number
+            return
+        try:
+            if is_fast and number != self._next():
+                raise DecodeError("out of turn")
+            answer = codec.decode(Answer, message.body)
+            check_answer(answer, asked.question, self._known, self._journal.version, self._given)
+        except DecodeError as e:
+            self._blamed = number
+            raise DecodeError(f"an answer to question {number}: {e}") from e
+        if is_fast:
+            self._begun, self._known = None, answer.version
+            self._given += answer.allocates
+        del self._asked[number]
         answered = answered_by(answer, asked.question, self._life, self._journal)
         if asked.answer.done():
             asked.unwanted(answered)
         else:
             asked.answer.set_result(answered)
 
+    def _next(self) -> int | None:
+        """Return the oldest question of the fast lane: they are answered one after the other."""
+        return next((n for n, one in self._asked.items() if one.question.lane is Lane.FAST), None)
+
     # --- limits ---------------------------------------------------------------------------------------------
 
-    async def _watch(self, process: Process) -> None:
-        """Stop a worker that works on one question for too long."""
-        limit = self._limits.seconds
-        question, cpu, since, stopped = None, 0.0, 0.0, False
-        while True:
-            await asyncio.sleep(limit / _LOOKS)
-            if process.returncode is not None and self._writer is not None:
-                # Something of it lives on and holds the connection.
-                self._writer.transport.abort()
-                return
-            seconds, was_stopped, stopped = _cpu_seconds(process), stopped, _is_stopped(process)
-            if stopped and was_stopped:
-                log.error("the worker that decides was stopped by a signal; it is replaced")
-                self._kill(process)
-                return
-            now = self._begun
-            if now is None or now != question:
-                question, cpu, since = now, seconds, time.monotonic()
-                continue
-            used, waited = seconds - cpu, time.monotonic() - since
-            if used < limit and waited < _STARVED_FACTOR * limit:
-                # This process, or the worker, may have been held up by the machine.
-                continue
-            log.error(
-                "a decision took too long; the worker is replaced",
-                pod=str(self._asked[now].question.pod.key) if now in self._asked else "",
-                cpu_seconds=round(used, 2),
-                seconds=round(waited, 2),
-            )
-            self._blamed = now
-            self._kill(process)
-            return
+    async def _watch(self, child: Child) -> None:
+        """Stop a worker that works on one question for too long, or does not work."""
+        limit, settings = self._limits.seconds, self._settings
+        longest = max(settings.decision_seconds, settings.group_decision_seconds)
+        watch = Watch(limit, _SLOW_FACTOR * (longest + 1.0))
+        try:
+            while not child.has_ended:
+                await asyncio.sleep(limit / _LOOKS)
+                found = watch.look(self._facts(child), limit / _LOOKS)
+                if found is not None:
+                    self._blame(found.reason, found.question)
+                    break
+            else:
+                # Something of it may live on and hold the connection.
+                child.abort()
+        finally:
+            child.kill()
 
-    @staticmethod
-    def _kill(process: Process) -> None:
-        # ``Process.kill`` looks first whether it has ended, and takes its status from whatever waits for it.
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+    def _blame(self, reason: str, question: int | None) -> None:
+        asked = self._asked.get(question) if question is not None else None
+        pod = str(asked.question.pod.key) if asked is not None else ""
+        log.error("the worker that decides is replaced", reason=reason, pod=pod)
+        self._blamed = question
 
-
-def _cpu_seconds(process: Process) -> float:
-    """Return the CPU time of the worker, without that of its copies."""
-    facts = _facts(process)
-    return (int(facts[11]) + int(facts[12])) / _CPU_TICKS if facts else 0.0
-
-
-def _is_stopped(process: Process) -> bool:
-    """Return whether the worker is stopped (SIGSTOP): it will not end by itself, nor answer."""
-    return _facts(process)[:1] == ["T"]
-
-
-def _facts(process: Process) -> list[str]:
-    """Return state, parent and so on (proc_pid_stat(5)); empty where the process has ended."""
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8")
-        return text.rpartition(")")[2].split()
-    return []
+    def _facts(self, child: Child) -> Facts:
+        return Facts(
+            begun=self._begun,
+            fast=self._next(),
+            slow=tuple(n for n, one in self._asked.items() if one.question.lane is Lane.SLOW),
+            taken=self._written - child.unread,
+            unread=child.unread,
+            cpu_seconds=child.cpu_seconds,
+            is_stopped=child.is_stopped,
+        )
 
 
 def answered_by(answer: Answer, question: PodQuestion, life: int, journal: Journal) -> Answered:

@@ -27,6 +27,8 @@ __all__ = ["Outcome", "SlowLane"]
 # Beyond what the decision counts: what it does not count, and putting the answer into words.
 _GRACE_SECONDS: Final = 1.0
 _CHUNK: Final = 1 << 16
+# What a question counts for that no copy could be made for.
+_NO_ROOM_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +149,24 @@ class SlowLane:
     # --- here -----------------------------------------------------------------------------------------------
 
     def _begin(self, asked: _Asked) -> None:
-        here, there = os.pipe()
-        process = os.fork()
+        worker = os.getpid()
+        try:
+            here, there = os.pipe()
+            try:
+                process = os.fork()
+            except BaseException:
+                os.close(here)
+                os.close(there)
+                raise
+        except OSError as e:
+            # No more processes, files or memory: this question waits for a while, the others go on.
+            text = f"what there is: {e.strerror}"
+            found = Outcome(asked.number, asked.question, None, asked.version, asked.answers)
+            self._done(replace(found, limit=text, seconds=_NO_ROOM_SECONDS))
+            return
         if process == 0:
             os.close(here)
-            self._work(asked, there)
+            self._work(asked, there, worker)
         os.close(there)
         os.set_blocking(here, False)
         self._copies[here] = _Copy(asked, process, time.monotonic())
@@ -188,7 +203,7 @@ class SlowLane:
 
     # --- in the copy ----------------------------------------------------------------------------------------
 
-    def _work(self, asked: _Asked, pipe: int) -> NoReturn:
+    def _work(self, asked: _Asked, pipe: int, worker: int) -> NoReturn:
         """Work out the answer, send it, and end; nothing of the worker goes on here."""
         status = 1
         try:
@@ -196,7 +211,7 @@ class SlowLane:
             gc.disable()
             # The controller must see at once that the worker has ended.
             os.close(self._connection)
-            limits.end_with_parent()
+            limits.end_with_parent(worker)
             limits.prefer_to_end(1000)
             limits.bound_copy(self._memory, self._seconds + _GRACE_SECONDS)
             answer = self._decisions.work_out(asked.question)

@@ -22,12 +22,14 @@ from controller.allocate.decide import (
     GroupMembers,
     GroupWrite,
     Hard,
+    Lane,
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
     PodAnswer,
     PodExpected,
     PodID,
+    PodQuestion,
     PoolChanged,
     Proceed,
     Refuse,
@@ -59,6 +61,7 @@ __all__ = [
     "OutOfDate",
     "Start",
     "change_of",
+    "check_answer",
     "claims_taken",
     "decision_of",
     "frame",
@@ -70,6 +73,10 @@ __all__ = [
 
 _HEADER: Final = struct.Struct(">IBQ")
 LARGEST: Final = 64 * 1024 * 1024
+# The longest time that a flag can set.
+_LONGEST_WAIT: Final = 86_400.0
+# Refusals are kept for each pod that waits, and end in Events of 1 KiB.
+_LONGEST_TEXT: Final = 16_384
 _KINDS: Final[tuple[type[Watched], ...]] = (
     Node,
     Pod,
@@ -265,6 +272,11 @@ class Answer(msgspec.Struct, frozen=True):
     pause: float
     avoided: tuple[tuple[str, float], ...]
 
+    @property
+    def allocates(self) -> bool:
+        """Whether it gives devices to claims."""
+        return isinstance(self.decision, _Writes)
+
     def with_decision(self, decision: Decision) -> PodAnswer:
         """Return the answer with the decision on claims as they are known here."""
         return PodAnswer(
@@ -363,7 +375,8 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
         case _Proceed(node, theirs):
             return Proceed(node, theirs)
         case _Refuse(message, claims, undo, elsewhere, signature):
-            return Refuse(message, tuple(newest(claims)), tuple(map(found, undo)), elsewhere, signature)
+            text = message[:_LONGEST_TEXT]
+            return Refuse(text, tuple(newest(claims)), tuple(map(found, undo)), elsewhere, signature)
         case _Hard():
             return Hard()
         case _Writes(writes):
@@ -374,6 +387,40 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
             if len(pairs) == 1 and pairs[0][0] is None:
                 return pairs[0][1]
             return GroupWrite(tuple((pod, write) for pod, write in pairs if pod is not None))
+
+
+def check_answer(answer: Answer, question: PodQuestion, known: int, version: int, given: int) -> None:
+    """Check that a worker in order can give an answer, as far as the answer shows that.
+
+    Args:
+        answer: that was received.
+        question: that it is to.
+        known: version that the answer before it in the fast lane knew.
+        version: of the last change that was sent.
+        given: answers with allocations of the fast lane so far.
+
+    Raises:
+        DecodeError: it cannot.
+    """
+    is_fast = question.lane is Lane.FAST
+    counts = answer.answers == given if is_fast else 0 <= answer.answers <= given
+    if not (known if is_fast else 0) <= answer.version <= version or not counts:
+        raise DecodeError(f"version {answer.version} and {answer.answers} answers, of {version} and {given}")
+    if answer.slow if is_fast else answer.allocates and not answer.slow:
+        raise DecodeError("it is of the other lane")
+    waits = [answer.pause, *(seconds for _, seconds in answer.avoided)]
+    if isinstance(answer.decision, _Wait):
+        waits.append(answer.decision.poll)
+    if not all(0 <= seconds <= _LONGEST_WAIT for seconds in waits):
+        raise DecodeError(f"waits of {waits} s")
+    namespace = question.pod.key.namespace
+    if answer.group is not None and answer.group.namespace != namespace:
+        raise DecodeError("a group in another namespace")
+    if isinstance(answer.decision, _Writes):
+        pods = [write.pod for write in answer.decision.writes]
+        members = set(answer.group.pods) if answer.group is not None else {None}
+        if not pods or len(set(pods)) < len(pods) or not members.issuperset(pods):
+            raise DecodeError("allocations for pods that it is not about")
 
 
 def claims_taken(answer: Answer) -> Iterator[ClaimRef]:

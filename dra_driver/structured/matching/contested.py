@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from dra_driver.api.resource import AllocationResult, ResourceSlice
+from dra_driver.api.resource import AllocationResult, DeviceRequestAllocationResult, ResourceSlice
 from dra_driver.ownership import PoolID, newest_generation
+from dra_driver.structured.model.state import PoolState
 
-__all__ = ["contested"]
+__all__ = ["contested", "fits_beside"]
 
 H = TypeVar("H")
 
@@ -44,6 +45,31 @@ def contested(
     return found | {
         f"counters {set_}": claims for set_, claims in _overdrawn(slices, users).items() if len(claims) > 1
     }
+
+
+def fits_beside(
+    taken: PoolState, slices: Iterable[ResourceSlice], results: Iterable[DeviceRequestAllocationResult]
+) -> bool:
+    """Return whether results from one pool would leave nothing contested that is not so already.
+
+    Args:
+        taken: what is held of the pool.
+        slices: of the pool, of any generation.
+        results: of claims that hold nothing yet; what has admin access takes nothing.
+    """
+    whole, shared = set(taken.devices), set(taken.shares)
+    users = {name: {"taken"} for name in (*whole, *shared)}
+    for r in results:
+        if r.admin_access:
+            continue
+        if r.device in whole or (r.share_id is None and r.device in shared):
+            return False
+        (whole if r.share_id is None else shared).add(r.device)
+        users.setdefault(r.device, set()).add("more")
+    counted = list(slices)
+    if not any(slice_.spec.shared_counters for slice_ in counted):
+        return True
+    return not any("more" in takers for takers in _overdrawn(counted, users).values())
 
 
 def _overdrawn(slices: Iterable[ResourceSlice], users: Mapping[str, set[H]]) -> dict[str, set[H]]:
