@@ -24,6 +24,7 @@ from controller.allocate.decide import (
     PodID,
     PodQuestion,
     Proceed,
+    QuestionHeavy,
     Refuse,
     Settings,
     Write,
@@ -177,8 +178,10 @@ class Decider:
     def _given_up(self, pod: PodID) -> PodAnswer:
         """Give up a question about which no worker has a proper answer, for a while."""
         text = "the decision about its claims failed; the controller's log says more"
+        pause, until = _GIVEN_UP_SECONDS, self._clock.monotonic() + _GIVEN_UP_SECONDS
+        self._journal.apply(QuestionHeavy(pod.key, until, pause, text, hard=True, gave_up=True))
         refusal = Refuse(text, signature=str(pod.key).encode())
-        return PodAnswer(self._journal.version, refusal, steps=0, gave_up=True, pause=_GIVEN_UP_SECONDS)
+        return PodAnswer(self._journal.version, refusal, steps=0, gave_up=True, pause=pause)
 
     @contextlib.contextmanager
     def accepting(self, answered: Answered) -> Iterator[None]:

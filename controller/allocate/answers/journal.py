@@ -17,11 +17,16 @@ from controller.allocate.decide import (
     ClaimGone,
     ClaimSeen,
     DecisionOverran,
+    GroupHeld,
+    GroupMembers,
+    Learned,
+    NamespaceStruck,
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
     PodExpected,
     PoolChanged,
+    QuestionHeavy,
     Watched,
     same_devices,
 )
@@ -53,6 +58,7 @@ _KINDS: Final[tuple[type[Watched], ...]] = (
 )
 _MOST_TURNED_DOWN: Final = 32
 _MOST_OVERRUNS: Final = 1_000
+_MOST_LEARNED: Final = 10_000
 
 
 class Journal:
@@ -73,7 +79,11 @@ class Journal:
         self._pools: dict[PoolID, PoolChanged] = {}
         self._expected: dict[Uid, PodExpected] = {}
         self._turned_down: dict[Uid, list[NodeTurnedDown]] = {}
+        # Of pods that are gone as well: their namespaces go on.
         self._overran: OrderedDict[ObjectKey, DecisionOverran] = OrderedDict()
+        self._heavy: dict[ObjectKey, QuestionHeavy] = {}
+        self._struck: OrderedDict[str, NamespaceStruck] = OrderedDict()
+        self._held_since: OrderedDict[tuple[str, str], GroupHeld] = OrderedDict()
 
     def send_to(self, send: Callable[[int, Change], None] | None) -> None:
         """Pass on every change from now on, with its version; None ends that."""
@@ -135,10 +145,24 @@ class Journal:
             case NodeTurnedDown(uid):
                 self._turned_down[uid] = [*self._turned_down.get(uid, ()), change][-_MOST_TURNED_DOWN:]
             case DecisionOverran(key):
-                self._overran.pop(key, None)
-                self._overran[key] = change
-                if len(self._overran) > _MOST_OVERRUNS:
-                    self._overran.popitem(last=False)
+                _keep(self._overran, key, change, _MOST_OVERRUNS)
+            case QuestionHeavy(key):
+                if key in self._objects[Pod]:
+                    self._heavy[key] = change
+            case NamespaceStruck(namespace):
+                _keep(self._struck, namespace, change, _MOST_LEARNED)
+            case GroupHeld(namespace, name):
+                _keep(self._held_since, (namespace, name), change, _MOST_LEARNED)
+
+    def learn(self, pod: ObjectKey, group: GroupMembers | None, learned: Learned) -> None:
+        """Keep for the next worker what this one has learned from a question about a pod; it is no change."""
+        self._heavy.pop(pod, None)
+        self._struck.pop(pod.namespace, None)
+        if group is not None:
+            self._held_since.pop((group.namespace, group.name), None)
+        for change in (learned.question, learned.namespace, learned.group):
+            if change is not None:
+                self._note(change)
 
     def _seen(self, item: Watched) -> None:
         kind = type(item)
@@ -166,7 +190,7 @@ class Journal:
     def _forget_pod(self, pod: Pod) -> None:
         self._expected.pop(pod.metadata.uid, None)
         self._turned_down.pop(pod.metadata.uid, None)
-        self._overran.pop(pod.key, None)
+        self._heavy.pop(pod.key, None)
 
     def _slices_changed(self, slices: Iterable[ResourceSlice]) -> None:
         for slice_ in slices:
@@ -211,9 +235,20 @@ class Journal:
         yield from _each(self._assumed)
         yield from _each(self._pools)
         yield from _each(self._expected)
+        yield from _each(self._heavy)
+        yield from _each(self._struck)
+        yield from _each(self._held_since)
         yield from _each(self._overran)
         for downs in _each(self._turned_down):
             yield from downs
+
+
+def _keep(values: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:
+    """Keep a value as the newest; the oldest goes where there are too many."""
+    values.pop(key, None)
+    values[key] = value
+    if len(values) > most:
+        values.popitem(last=False)
 
 
 def _each(values: Mapping[_K, _V]) -> Iterator[_V]:

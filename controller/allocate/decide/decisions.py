@@ -8,18 +8,22 @@ from dataclasses import replace
 from controller.allocate.decide.claims import ClaimView
 from controller.allocate.decide.cluster_state import ClusterState
 from controller.allocate.decide.gangs import Gang, Gangs, GroupProblem, signature_of_group
-from controller.allocate.decide.heavy import HeavyQuestions
+from controller.allocate.decide.heavy import HeavyQuestions, Known, Strikes
 from controller.allocate.decide.messages import (
+    LONGEST_LEARNED,
     Change,
     ClaimAssumed,
     ClaimGone,
     ClaimSeen,
     Decision,
     DecisionOverran,
+    GroupHeld,
     GroupMembers,
     GroupWrite,
     Hard,
     Lane,
+    Learned,
+    NamespaceStruck,
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
@@ -28,6 +32,7 @@ from controller.allocate.decide.messages import (
     PodID,
     PodQuestion,
     PoolChanged,
+    QuestionHeavy,
     Refuse,
     Settings,
     Wait,
@@ -106,12 +111,19 @@ class Decisions:
             case NodeTurnedDown(uid, node_name, at):
                 self._backoff.add(uid, node_name, at)
             case DecisionOverran(pod_key, at):
-                self._overran(pod_key, at)
+                self._heavy.overran(pod_key.namespace, self._key_of(pod_key), at)
+            case QuestionHeavy(pod_key, until, delay, message, hard, gave_up):
+                question = self._key_of(pod_key)
+                if question is not None:
+                    self._heavy.restore(question, Known(until, delay, message, hard, gave_up))
+            case NamespaceStruck(namespace, number, since):
+                self._heavy.restore_strikes(namespace, Strikes(number, since))
+            case GroupHeld(namespace, name, since):
+                self._gangs.restore((namespace, name), since)
 
-    def _overran(self, key: ObjectKey, at: float) -> None:
+    def _key_of(self, key: ObjectKey) -> Hashable | None:
         pod = self._pods.get(key)
-        if pod is not None:
-            self._heavy.gave_up(key.namespace, self._key(pod, self._gangs.of(pod)), at)
+        return None if pod is None else self._key(pod, self._gangs.of(pod))
 
     def _improved(self, perhaps: bool) -> None:
         self._improvements += perhaps
@@ -249,6 +261,11 @@ class Decisions:
         pod = self._pod(question.pod)
         if pod is None:
             return answer
+        if answer.learned is not None and answer.group is not None:
+            # Of a copy of this process.
+            held = answer.learned.group
+            since = held.since if held is not None else None
+            self._gangs.restore((answer.group.namespace, answer.group.name), since)
         namespace, key = pod.metadata.namespace, self._key(pod, self._gangs.of(pod))
         if isinstance(answer.decision, Write | GroupWrite):
             self._heavy.served(namespace, key, question.now)
@@ -266,6 +283,25 @@ class Decisions:
             )
             return replace(answer, pause=pause)
         return answer
+
+    def learned(self, question: PodQuestion) -> Learned:
+        """Return what is remembered of a question that was worked out, or that has to wait."""
+        key, namespace = question.pod.key, question.pod.key.namespace
+        struck = self._heavy.strikes(namespace)
+        strikes = NamespaceStruck(namespace, struck.number, struck.since) if struck is not None else None
+        pod = self._pod(question.pod)
+        if pod is None:
+            return Learned(None, strikes)
+        group = self._gangs.of(pod)
+        known = self._heavy.known(self._key(pod, group))
+        since = self._gangs.held_since(group.key) if group is not None else None
+        heavy = held = None
+        if known is not None:
+            text = known.message[:LONGEST_LEARNED]
+            heavy = QuestionHeavy(key, known.until, known.delay, text, known.hard, known.gave_up)
+        if group is not None and since is not None:
+            held = GroupHeld(*group.key, since)
+        return Learned(heavy, strikes, held)
 
     def claim(self, key: ObjectKey) -> ResourceClaim | None:
         """Return the newest version of a claim."""

@@ -416,6 +416,17 @@ class Gangs:
             }.values()
         )
 
+    def held_since(self, key: GroupKey) -> float | None:
+        """Return since when a part of a group has been holding devices; None where none does."""
+        return self._partial_since.get(key)
+
+    def restore(self, key: GroupKey, since: float | None) -> None:
+        """Note since when a part of a group has been holding devices, as far as there is the group."""
+        if since is None:
+            self._partial_since.pop(key, None)
+        elif self._members(key):
+            self._partial_since[key] = since
+
     def forget(self, key: GroupKey) -> None:
         """Forget what was decided for a group that has no members any more."""
         if not self._members(key):

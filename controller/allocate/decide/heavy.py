@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.structured import Budget
 
-__all__ = ["FAST_SECONDS", "HeavyQuestions"]
+__all__ = ["FAST_SECONDS", "HeavyQuestions", "Known", "Strikes"]
 
 FAST_SECONDS: Final = 0.2
 """CPU time that a decision may take in the fast lane."""
@@ -44,8 +44,18 @@ _WHOLE_SECONDS: Final = 0.5
 _MOST_KEPT: Final = 10_000
 
 
-@dataclass(slots=True)
-class _Known:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is held against a question.
+
+    Attributes:
+        until: when it may be worked out again.
+        delay: seconds of the pause.
+        message: of the refusal.
+        hard: whether it belongs into the slow lane.
+        gave_up: whether the last decision met a limit.
+    """
+
     until: float
     delay: float
     message: str
@@ -54,7 +64,14 @@ class _Known:
 
 
 @dataclass(slots=True)
-class _Strikes:
+class Strikes:
+    """Decisions for a namespace that were given up.
+
+    Attributes:
+        number: when the last of them was.
+        since: when that was.
+    """
+
     number: int
     since: float
 
@@ -68,8 +85,8 @@ class HeavyQuestions:
 
     def __init__(self, work: Callable[[], float]) -> None:
         self._work = work
-        self._known: OrderedDict[Hashable, _Known] = OrderedDict()
-        self._strikes: OrderedDict[str, _Strikes] = OrderedDict()
+        self._known: OrderedDict[Hashable, Known] = OrderedDict()
+        self._strikes: OrderedDict[str, Strikes] = OrderedDict()
         self._given_up: deque[float] = deque(maxlen=_MOST_HALVINGS)
 
     def __bool__(self) -> bool:
@@ -110,9 +127,26 @@ class HeavyQuestions:
     def gave_up(self, namespace: str, question: Hashable, now: float) -> None:
         """Note that the fast lane was not enough for the question."""
         self._strike(namespace, now)
+        self._make_hard(question, now)
+
+    def _make_hard(self, question: Hashable, now: float) -> None:
         known = self._known.pop(question, None)
-        delay, message = (known.delay, known.message) if known is not None else (0.0, "")
-        self._keep(question, _Known(now, delay, message, hard=True, gave_up=True))
+        before = known if known is not None else Known(now, 0.0, "", hard=True, gave_up=True)
+        self._keep(question, replace(before, until=max(before.until, now), hard=True, gave_up=True))
+
+    def overran(self, namespace: str, question: Hashable | None, at: float) -> None:
+        """Note that a decision was stopped from outside.
+
+        Args:
+            namespace: of the pod.
+            question: that it asked; if None, that is not known, because the pod is gone.
+            at: when that was; it may have been counted before.
+        """
+        strikes = self._strikes.get(namespace)
+        if strikes is None or strikes.since < at:
+            self._strike(namespace, at)
+        if question is not None:
+            self._make_hard(question, at)
 
     def refused(
         self, namespace: str, question: Hashable, seconds: float, message: str, now: float, *, gave_up: bool
@@ -140,7 +174,7 @@ class HeavyQuestions:
             delay = max(delay, 2 * known.delay)
         delay = min(delay, _LONGEST_DELAY)
         hard = gave_up or seconds > FAST_SECONDS
-        self._keep(question, _Known(now + delay, delay, message, hard, gave_up))
+        self._keep(question, Known(now + delay, delay, message, hard, gave_up))
         return delay
 
     def served(self, namespace: str, question: Hashable, now: float) -> None:
@@ -151,7 +185,28 @@ class HeavyQuestions:
             if strikes is not None and self._present_strikes(namespace, now):
                 strikes.number -= 1
 
-    def _keep(self, question: Hashable, known: _Known) -> None:
+    # --- what another process learned -----------------------------------------------------------------------
+
+    def known(self, question: Hashable) -> Known | None:
+        """Return what is held against a question."""
+        return self._known.get(question)
+
+    def strikes(self, namespace: str) -> Strikes | None:
+        """Return what is held against a namespace."""
+        return self._strikes.get(namespace)
+
+    def restore(self, question: Hashable, known: Known) -> None:
+        """Hold against a question what was held against it before."""
+        self._keep(question, known)
+
+    def restore_strikes(self, namespace: str, strikes: Strikes) -> None:
+        """Hold against a namespace what was held against it before."""
+        self._keep_strikes(namespace, strikes)
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _keep(self, question: Hashable, known: Known) -> None:
+        self._known.pop(question, None)
         self._known[question] = known
         if len(self._known) > _MOST_KEPT:
             self._known.popitem(last=False)
@@ -159,8 +214,11 @@ class HeavyQuestions:
     def _strike(self, namespace: str, now: float) -> None:
         self._given_up.append(now)
         number = self._present_strikes(namespace, now) + 1
+        self._keep_strikes(namespace, Strikes(min(number, _MOST_STRIKES), now))
+
+    def _keep_strikes(self, namespace: str, strikes: Strikes) -> None:
         self._strikes.pop(namespace, None)
-        self._strikes[namespace] = _Strikes(min(number, _MOST_STRIKES), now)
+        self._strikes[namespace] = strikes
         if len(self._strikes) > _MOST_KEPT:
             self._strikes.popitem(last=False)
 

@@ -23,16 +23,20 @@ from dra_driver.ownership import PoolID
 from dra_driver.structured import DEFAULT_POLICY, PoolPolicy
 
 __all__ = [
+    "LONGEST_LEARNED",
     "Change",
     "ClaimAssumed",
     "ClaimGone",
     "ClaimSeen",
     "Decision",
     "DecisionOverran",
+    "GroupHeld",
     "GroupMembers",
     "GroupWrite",
     "Hard",
     "Lane",
+    "Learned",
+    "NamespaceStruck",
     "NodeTurnedDown",
     "ObjectGone",
     "ObjectSeen",
@@ -42,6 +46,7 @@ __all__ = [
     "PodQuestion",
     "PoolChanged",
     "Proceed",
+    "QuestionHeavy",
     "Refuse",
     "Settings",
     "Wait",
@@ -51,6 +56,9 @@ __all__ = [
 
 # Timers may be early by a little.
 _SLACK_SECONDS: Final = 0.1
+
+LONGEST_LEARNED: Final = 1_024
+"""Characters of a message that is kept for the next process."""
 
 Watched = Node | Pod | DeviceClass | ResourceSlice | DeviceInventory | DeviceTaintRule
 """Objects of which decisions need no more than what the API server has."""
@@ -182,6 +190,51 @@ class DecisionOverran:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionHeavy:
+    """What is held against the question that a pod asks, because of the work that it took.
+
+    Attributes:
+        pod: that asks it.
+        until: when it is worked out again.
+        delay: seconds of the pause, which doubles.
+        message: of the refusal.
+        hard: whether it belongs into the slow lane.
+        gave_up: whether the last decision met a limit.
+    """
+
+    pod: ObjectKey
+    until: float
+    delay: float
+    message: str
+    hard: bool
+    gave_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceStruck:
+    """How many decisions for a namespace have been given up, less what time has made up for.
+
+    Attributes:
+        namespace: its name.
+        number: of decisions, when the last of them was given up.
+        since: when that was.
+    """
+
+    namespace: str
+    number: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeld:
+    """Since when a part of a group has been holding devices."""
+
+    namespace: str
+    name: str
+    since: float
+
+
 Change = (
     ObjectSeen
     | ObjectGone
@@ -192,7 +245,23 @@ Change = (
     | PodExpected
     | NodeTurnedDown
     | DecisionOverran
+    | QuestionHeavy
+    | NamespaceStruck
+    | GroupHeld
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What is remembered about a pod, its namespace and its group beside what there is of them.
+
+    It lasts for longer than the process that learned it: whose questions take much work must not be forgotten
+    because one of them has ended it.
+    """
+
+    question: QuestionHeavy | None = None
+    namespace: NamespaceStruck | None = None
+    group: GroupHeld | None = None
 
 
 # --- questions and answers ----------------------------------------------------------------------------------
@@ -322,6 +391,7 @@ class PodAnswer:
         cut: whether more work might have led to another decision.
         pause: seconds for which the question will not be worked out again, because it took much work.
         avoided: nodes that are left out for the pod, with the seconds for which they still are.
+        learned: what is remembered from now on; None where that is as before.
     """
 
     version: int
@@ -333,6 +403,7 @@ class PodAnswer:
     cut: bool = False
     pause: float = 0.0
     avoided: tuple[tuple[str, float], ...] = ()
+    learned: Learned | None = None
 
     @property
     def remembered(self) -> bool:

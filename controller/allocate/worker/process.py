@@ -257,6 +257,8 @@ class WorkerProcess:
             self._begun, self._known = None, answer.version
             self._given += answer.allocates
         del self._asked[number]
+        if answer.learned is not None:
+            self._journal.learn(asked.question.pod.key, answer.group, answer.learned)
         answered = answered_by(answer, asked.question, self._life, self._journal)
         if asked.answer.done():
             asked.unwanted(answered)

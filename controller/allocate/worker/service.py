@@ -10,12 +10,14 @@ import gc
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from controller.allocate.decide import (
     ClaimAssumed,
     Decisions,
     GroupWrite,
+    Hard,
     Lane,
     PodAnswer,
     PodExpected,
@@ -133,6 +135,8 @@ class Service:
                 self._send(frame(Code.BEGUN, number))
                 with limits.memory(self._start.memory):
                     known = self._decisions.learn(question, self._decisions.work_out(question))
+            if known.pause or not known.remembered or isinstance(known.decision, Hard):
+                known = replace(known, learned=self._decisions.learned(question))
         except (MemoryError, OSError):
             raise
         except Exception as e:
@@ -179,5 +183,6 @@ class Service:
                 self._send(frame(Code.ANSWER, outcome.number, outcome.answer))
                 return
             answer = decisions.learn(question, outcome.answer.with_decision(decision))
+        answer = replace(answer, learned=decisions.learned(question))
         body = packed_answer(answer, outcome.version, outcome.answers, slow=True)
         self._send(frame_of_answer(outcome.number, body))

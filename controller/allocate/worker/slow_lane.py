@@ -215,6 +215,7 @@ class SlowLane:
             limits.prefer_to_end(1000)
             limits.bound_copy(self._memory, self._seconds + _GRACE_SECONDS)
             answer = self._decisions.work_out(asked.question)
+            answer = replace(answer, learned=self._decisions.learned(asked.question))
             data = memoryview(packed_answer(answer, asked.version, asked.answers, slow=True))
             while data:
                 data = data[os.write(pipe, data) :]

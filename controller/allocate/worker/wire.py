@@ -13,16 +13,20 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from controller.allocate.decide import (
+    LONGEST_LEARNED,
     Change,
     ClaimAssumed,
     ClaimGone,
     ClaimSeen,
     Decision,
     DecisionOverran,
+    GroupHeld,
     GroupMembers,
     GroupWrite,
     Hard,
     Lane,
+    Learned,
+    NamespaceStruck,
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
@@ -32,6 +36,7 @@ from controller.allocate.decide import (
     PodQuestion,
     PoolChanged,
     Proceed,
+    QuestionHeavy,
     Refuse,
     Settings,
     Wait,
@@ -92,6 +97,9 @@ _CHANGES: Final[tuple[type[Any], ...]] = (
     PodExpected,
     NodeTurnedDown,
     DecisionOverran,
+    QuestionHeavy,
+    NamespaceStruck,
+    GroupHeld,
 )
 
 
@@ -271,6 +279,7 @@ class Answer(msgspec.Struct, frozen=True):
     cut: bool
     pause: float
     avoided: tuple[tuple[str, float], ...]
+    learned: Learned | None
 
     @property
     def allocates(self) -> bool:
@@ -289,6 +298,7 @@ class Answer(msgspec.Struct, frozen=True):
             self.cut,
             self.pause,
             self.avoided,
+            self.learned,
         )
 
 
@@ -311,6 +321,7 @@ def packed_answer(answer: PodAnswer, version: int, answers: int, *, slow: bool) 
             answer.cut,
             answer.pause,
             answer.avoided,
+            answer.learned,
         )
     )
 
@@ -416,11 +427,25 @@ def check_answer(answer: Answer, question: PodQuestion, known: int, version: int
     namespace = question.pod.key.namespace
     if answer.group is not None and answer.group.namespace != namespace:
         raise DecodeError("a group in another namespace")
+    if answer.learned is not None:
+        _check_learned(answer.learned, question)
     if isinstance(answer.decision, _Writes):
         pods = [write.pod for write in answer.decision.writes]
         members = set(answer.group.pods) if answer.group is not None else {None}
         if not pods or len(set(pods)) < len(pods) or not members.issuperset(pods):
             raise DecodeError("allocations for pods that it is not about")
+
+
+def _check_learned(learned: Learned, question: PodQuestion) -> None:
+    heavy, struck, held = learned.question, learned.namespace, learned.group
+    namespace, latest = question.pod.key.namespace, question.now + _LONGEST_WAIT
+    if (
+        (heavy is not None and (heavy.pod != question.pod.key or max(heavy.until, heavy.delay) > latest))
+        or (heavy is not None and len(heavy.message) > LONGEST_LEARNED)
+        or (struck is not None and (struck.namespace != namespace or struck.since > latest))
+        or (held is not None and (held.namespace != namespace or held.since > latest))
+    ):
+        raise DecodeError("it has learned what has nothing to do with the question")
 
 
 def claims_taken(answer: Answer) -> Iterator[ClaimRef]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,17 @@ from controller.allocate.decide import (
     ClaimAssumed,
     ClaimGone,
     ClaimSeen,
+    DecisionOverran,
+    Decisions,
+    Hard,
+    NamespaceStruck,
     ObjectGone,
     ObjectSeen,
     PodExpected,
     PodID,
+    PodQuestion,
     PoolChanged,
+    Settings,
 )
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
@@ -109,3 +116,66 @@ def test_a_worker_that_is_told_while_things_change_knows_the_same_as_one_that_sa
         for _ in range(rng.choice([0, 0, 1, 3])):
             journal.apply(random_change(rng))
     assert second.known == first.known
+
+
+def told(journal: Journal) -> Decisions:
+    """What a new worker decides with."""
+    decisions = Decisions(Settings(drivers=(DRIVER,)), time.thread_time)
+    for change in journal.replay():
+        decisions.apply(change)
+    return decisions
+
+
+def question_of(name: str, now: float) -> PodQuestion:
+    return PodQuestion(PodID(ObjectKey(NS, name), Uid(f"uid-{name}")), now)
+
+
+def test_decisions_that_ended_a_worker_count_although_the_pod_is_deleted_at_once() -> None:
+    journal = Journal()
+    for at in range(3):
+        name = f"x{at}"
+        journal.apply(ClaimSeen(claim_of(name, {})))
+        journal.apply(ObjectSeen(pod_of(name, {})))
+        if at == 1:
+            journal.apply(ObjectGone(Pod, ObjectKey(NS, name)))
+        journal.apply(DecisionOverran(ObjectKey(NS, name), float(at + 1)))
+        journal.apply(ObjectGone(Pod, ObjectKey(NS, name)))
+    journal.apply(ClaimSeen(claim_of("x5", {})))
+    journal.apply(ObjectSeen(pod_of("x5", {})))
+    # Neither deleting the pod before nor afterwards has its namespace begin anew with each worker.
+    assert told(journal).decide(question_of("x5", 4.0)).decision == Hard()
+    assert told(journal).decide(question_of("x5", 500.0)).decision != Hard()
+
+
+def test_what_a_worker_has_learned_of_a_question_is_known_to_the_next() -> None:
+    journal = Journal()
+    journal.apply(ClaimSeen(claim_of("x0", {})))
+    journal.apply(ObjectSeen(pod_of("x0", {})))
+    question = question_of("x0", 10.0)
+    for _ in range(2):
+        first = told(journal)
+        answer = first.stopped(question, "2 s of CPU time", 2.0)
+        assert answer.pause >= 40.0
+        journal.learn(question.pod.key, answer.group, first.learned(question))
+    assert answer.pause == 80.0, "the second pause is longer"
+    again = told(journal).remembered(question_of("x0", 11.0))
+    assert again is not None
+    assert again.pause == 79.0
+    # Each was counted once.
+    learned = told(journal).learned(question)
+    assert learned.namespace is not None
+    assert learned.namespace.number == 2
+    journal.apply(ObjectGone(Pod, question.pod.key))
+    assert [c for c in journal.replay() if not isinstance(c, ClaimSeen)] == [learned.namespace]
+
+
+def test_a_question_that_was_counted_is_not_counted_again_for_the_next_worker() -> None:
+    journal = Journal()
+    journal.apply(ClaimSeen(claim_of("x0", {})))
+    journal.apply(ObjectSeen(pod_of("x0", {})))
+    question = question_of("x0", 10.0)
+    journal.apply(DecisionOverran(question.pod.key, 9.0))
+    for _ in range(3):
+        learned = told(journal).learned(question)
+        assert learned.namespace == NamespaceStruck(NS, 1, 9.0)
+        journal.learn(question.pod.key, None, learned)

@@ -170,6 +170,9 @@ LIES: dict[str, Callable[[], Spoil]] = {
     "the claims of others": other_claims,
     "allocations twice": twice_the_same,
     "no allocations": lambda: lambda m: changed(m, lambda b: b["decision"].get("writes", []).clear()),
+    "something learned about others": lambda: on_answers(
+        learned={"question": None, "namespace": {"namespace": "x", "number": 9, "since": 0}, "group": None}
+    ),
 }
 
 

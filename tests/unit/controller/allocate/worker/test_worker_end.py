@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import builders
 import pytest
 from builders import DRIVER
 from worker_world import World, copies_of, facts_of, hard_claim, run, world
@@ -171,6 +172,21 @@ def test_the_end_of_the_controller_ends_everything_while_questions_are_worked_on
                 task.cancel()
             await asyncio.wait([slow, fast])
         ends(lambda: not facts_of(worker) and not facts_of(copy))
+
+    run(scenario)
+
+
+def test_how_long_a_part_of_a_group_holds_devices_is_known_in_the_slow_lane_too() -> None:
+    async def scenario() -> None:
+        async with world(group_seconds=0.5) as w:
+            w.node("n1", 2)
+            held = builders.allocation(builders.result("n1", "gpu-0"))
+            labels = {"labels": {"dra-driver.dev/group": "g", "dra-driver.dev/group-size": "2"}}
+            w.pod("a", builders.claim("a", uid="claim-a", status=held, metadata=labels))
+            first, _ = await w.ask("a", Lane.SLOW)
+            await asyncio.sleep(0.6)
+            second, _ = await w.ask("a", Lane.SLOW)
+            assert [type(x.decision).__name__ for x in (first, second)] == ["Wait", "Refuse"], second
 
     run(scenario)
 
