@@ -43,7 +43,7 @@ __all__ = [
     "device_of",
     "facts_of",
     "hard_claim",
-    "many_selectors",
+    "long_text",
     "run",
     "world",
 ]
@@ -141,12 +141,11 @@ def hard_claim(name: str) -> dict[str, Any]:
     return builders.claim(name, *requests, uid=f"claim-{name}", constraints=constraints)
 
 
-def many_selectors(name: str) -> dict[str, Any]:
-    """Requests of which each looks at every device by itself."""
-    memory = f'device.capacity["{DRIVER}"].memory.compareTo(quantity("{{}}Gi")) != 0'
-    selectors = [{"cel": {"expression": memory.format(i)}} for i in range(320)]
-    requests = (builders.request(f"r{i}", selectors=selectors[i * 10 : i * 10 + 10]) for i in range(32))
-    return builders.claim(name, *requests, uid=f"claim-{name}")
+def long_text(name: str) -> dict[str, Any]:
+    """A selector that makes 4.5 MB of text, in a few milliseconds."""
+    expression = f"'{'a' * 3000}'.replace('a', '{'b' * 1500}').size() > 1"
+    selectors = [{"cel": {"expression": expression}}]
+    return builders.claim(name, builders.request("gpu", selectors=selectors), uid=f"claim-{name}")
 
 
 def seven_values(i: int) -> dict[str, int]:

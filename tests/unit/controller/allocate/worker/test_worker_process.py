@@ -16,7 +16,7 @@ from worker_world import (
     device_of,
     facts_of,
     hard_claim,
-    many_selectors,
+    long_text,
     run,
     world,
 )
@@ -254,7 +254,7 @@ def test_memory_that_a_question_takes_is_bounded_in_both_lanes() -> None:
         async with world(Limits(memory=1 << 20)) as w:
             for i in range(300):
                 w.node(f"n{i}", 8, memory=f"{40 + i}Gi")
-            w.pod("large", many_selectors("large"))
+            w.pod("large", long_text("large"))
             w.pod("small")
             answer, _ = await w.ask("large")
             assert isinstance(answer.decision, Hard)
