@@ -14,65 +14,23 @@ import virtual_time
 from controller_harness import NS, GoingClock, Harness, claim, cluster_of, controlling, pod, pool
 from fake_client import FakeClient
 from fake_worker import HIGH_WATER, FakeWorker, FakeWorkers, changed, whole
+from worker_audit import Bench, audited
 
-from controller.allocate.answers.decider import Answers
-from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import Settings
-from controller.allocate.worker.process import Limits, WorkerProcess
 from controller.allocate.worker.wire import LARGEST, Code, Frame
-from controller.assembly import AnswersOf
-from controller.config import ControllerConfig
-from controller.observe.metrics import Metrics
 from dra_driver.api.core import PODS
 from dra_driver.api.resource import RESOURCE_CLAIMS
 
-Spoil = Callable[[Frame], bytes]
-Body = dict[str, Any]
 
-
-class Bench:
-    """A controller's worker, played by the test, and what the test has to look at."""
+class FakeBench(Bench):
+    """The same with workers that the test plays."""
 
     def __init__(self) -> None:
         self.workers = FakeWorkers()
-        self.process: WorkerProcess | None = None
-        self.journal = Journal()
-
-    def answers_of(self) -> AnswersOf:
-        def answers(journal: Journal, settings: Settings, _: ControllerConfig, __: Metrics) -> Answers:
-            self.journal = journal
-            self.process = WorkerProcess(journal, settings, Limits(), start=self.workers.start)
-            return self.process
-
-        return answers
-
-    @property
-    def restarts(self) -> int:
-        assert self.process is not None
-        return self.process.restarts
-
-    def is_clean(self) -> bool:
-        """Whether nothing is left of questions and answers."""
-        assert self.process is not None
-        fresh = self.journal.freshness
-        left = (self.process._asked, self.process._begun, fresh._awaited, fresh._pools, fresh._own)
-        return not any(left) and not self.journal._assumed
+        super().__init__(self.workers.start)
 
 
-def audited(cluster: FakeClient) -> FakeClient:
-    """Have each write looked at: no device in two claims, at any time."""
-
-    def after(*_: str) -> None:
-        held = [
-            (r.pool, r.device)
-            for c in cluster.all(RESOURCE_CLAIMS)
-            if c.status.allocation is not None
-            for r in c.status.allocation.devices.results
-        ]
-        assert len(held) == len(set(held)), held
-
-    cluster.after = after
-    return cluster
+Spoil = Callable[[Frame], bytes]
+Body = dict[str, Any]
 
 
 def write_of(body: Body) -> Body | None:
@@ -210,7 +168,7 @@ def nothing(_: FakeWorker) -> None:
 
 def lying(lie: Spoil, seconds: float, mood: Callable[[FakeWorker], None] = nothing) -> None:
     """Play a lie for a while; in the end all devices are in use, by one claim each, and nothing is left."""
-    cluster, bench = audited(cluster_of(n1=(40, 40), n2=(40, 40))), Bench()
+    cluster, bench = audited(cluster_of(n1=(40, 40), n2=(40, 40))), FakeBench()
     names = [f"p{i}" for i in range(4)]
 
     async def scenario(h: Harness) -> None:
@@ -233,7 +191,7 @@ def lying(lie: Spoil, seconds: float, mood: Callable[[FakeWorker], None] = nothi
     play(cluster, bench, scenario)
 
 
-def play(cluster: FakeClient, bench: Bench, scenario: Callable[[Harness], Awaitable[None]]) -> None:
+def play(cluster: FakeClient, bench: FakeBench, scenario: Callable[[Harness], Awaitable[None]]) -> None:
     async def main() -> None:
         async with asyncio.timeout(10_000), controlling(cluster, bench.answers_of(), GoingClock()) as harness:
             await scenario(harness)
@@ -276,7 +234,7 @@ def test_workers_that_do_not_work_are_replaced(mood: Callable[[FakeWorker], None
 
 
 def test_a_worker_that_takes_nothing_while_it_is_told_is_replaced() -> None:
-    cluster, bench = audited(cluster_of(n1=(40,))), Bench()
+    cluster, bench = audited(cluster_of(n1=(40,))), FakeBench()
 
     async def scenario(h: Harness) -> None:
         for i in range(400):
@@ -294,7 +252,7 @@ def test_a_worker_that_takes_nothing_while_it_is_told_is_replaced() -> None:
 
 
 def test_what_a_worker_does_not_take_is_not_kept_without_bound() -> None:
-    cluster, bench = audited(cluster_of(n1=(40,))), Bench()
+    cluster, bench = audited(cluster_of(n1=(40,))), FakeBench()
 
     async def scenario(h: Harness) -> None:
         worker = bench.workers.last
@@ -318,7 +276,7 @@ def test_what_a_worker_does_not_take_is_not_kept_without_bound() -> None:
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DRA_WORKER_SCHEDULES", "15"))))
 def test_random_schedules_of_lies_delays_ends_and_changes(seed: int) -> None:
     rng = random.Random(seed)
-    cluster, bench = audited(cluster_of(n1=(40, 40), n2=(40, 40))), Bench()
+    cluster, bench = audited(cluster_of(n1=(40, 40), n2=(40, 40))), FakeBench()
     alive: list[str] = []
 
     def new_pod() -> None:
