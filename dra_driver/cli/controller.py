@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import signal
 from pathlib import Path
 
@@ -231,10 +232,25 @@ async def _main(config: ControllerConfig) -> None:
             allocator=config.allocator.value,
             leader_elect=config.leader_elect,
         )
-        task = asyncio.create_task(Controller(client, config).run())
+        controller = Controller(client, config)
+        task = asyncio.create_task(controller.run())
+        settling = asyncio.create_task(settle(controller.ready))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        settling.cancel()
         log.info("controller ends")
+
+
+async def settle(ready: asyncio.Event) -> None:
+    """Keep the collector of garbage from what the caches hold once they are filled.
+
+    Each full collection would look at all of it, and holds the event loop for as long: 0.08 s at 2,000 nodes
+    that are in use, and more as pods come. What comes later is looked at, and what goes is freed as ever. It is
+    for a process that does nothing else.
+    """
+    await ready.wait()
+    gc.collect()
+    gc.freeze()

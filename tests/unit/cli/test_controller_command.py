@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fake_client import FakeClient
 from controller.app import Controller
 from controller.config import ControllerConfig
 from dra_driver.api.meta import DriverName
+from dra_driver.cli.controller import settle
 from dra_driver.cli.main import main
 from dra_driver.errors import ConfigurationError
 
@@ -92,3 +94,20 @@ def test_the_webhooks_have_flags(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--admission-{flag} " in text
     assert main(["controller", "--admission-port", "0", "--admission-url", "http://x"]) == 2
     assert "--admission-url 'http://x': must be https://" in capsys.readouterr().err
+
+
+def test_the_collector_looks_at_full_caches_no_more_once_they_are_full() -> None:
+    async def main() -> None:
+        ready = asyncio.Event()
+        settling = asyncio.create_task(settle(ready))
+        await asyncio.sleep(0)
+        assert gc.get_freeze_count() == 0
+        cache = [[i] for i in range(1_000)]
+        ready.set()
+        await settling
+        assert gc.get_freeze_count() >= len(cache)
+
+    try:
+        asyncio.run(main())
+    finally:
+        gc.unfreeze()
