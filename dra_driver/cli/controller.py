@@ -248,8 +248,8 @@ async def settle(ready: asyncio.Event) -> None:
     """Keep the collector of garbage from what the caches hold once they are filled.
 
     Each full collection would look at all of it, and holds the event loop for as long: 0.08 s at 2,000 nodes
-    that are in use, and more as pods come. What comes later is looked at, and what goes is freed as ever. It is
-    for a process that does nothing else.
+    that are in use, and more as pods come. What comes later is looked at, and what goes is freed as ever.
+    It is for a process that does nothing else.
     """
     await ready.wait()
     gc.collect()
