@@ -1,8 +1,8 @@
 """Opaque parameters: what a claim or a class may ask of our driver beyond which device it wants.
 
 ``dra-driver.dev/v1alpha1`` ``GpuConfig``, ``MigConfig`` and ``ShareConfig``; under the driver name
-``gpu.nvidia.com`` also NVIDIA's ``resource.nvidia.com/v1beta1`` ``GpuConfig`` and ``MigDeviceConfig``. All
-are decoded into one ``Parameters``. docs/parameters.md is for people.
+``gpu.nvidia.com`` also NVIDIA's ``resource.nvidia.com/v1beta1`` ``GpuConfig``, ``MigDeviceConfig`` and
+``VfioDeviceConfig``. All are decoded into one ``Parameters``. docs/parameters.md is for people.
 
 Parameters are a stranger's text: unknown fields are refused, numbers have bounds, and every finding is
 reported at once with its path.
@@ -29,6 +29,7 @@ __all__ = [
     "NVIDIA_API_VERSION",
     "Capability",
     "DeviceType",
+    "IommuBackend",
     "KernelDriver",
     "Parameters",
     "Strategy",
@@ -88,6 +89,17 @@ class Capability(enum.Enum):
     IMEX = "imex"  # channel 0, by which GPUs of several nodes share memory; ours
 
 
+class IommuBackend(enum.Enum):
+    """Interface of the kernel by which a container uses a device that is handed over as a bare PCI function.
+
+    The names are those of NVIDIA's ``iommu.backendPolicy``, but for the last one.
+    """
+
+    LEGACY_ONLY = "LegacyOnly"  # the IOMMU group: /dev/vfio/<group>
+    PREFER_IOMMUFD = "PreferIommuFD"  # IOMMUFD where the node has it, else the group
+    IOMMUFD_ONLY = "IommuFDOnly"  # IOMMUFD: /dev/vfio/devices/<device>
+
+
 class TimeSlice(enum.Enum):
     """Length of a time slice; the driver does not say how many milliseconds each has."""
 
@@ -112,6 +124,9 @@ class Parameters:
         driver: the kernel driver that the device is bound to.
         capabilities: values of ``Capability`` without ``all``, in its order: what a container gets of the
             device's driver; None means the driver's defaults.
+        iommu: how a device that is bound to ``vfio-pci`` is used.
+        api_device: whether the container gets ``/dev/vfio/vfio`` or ``/dev/iommu`` beside that device's own
+            node.
     """
 
     kind: str
@@ -123,6 +138,8 @@ class Parameters:
     memory_limits: tuple[tuple[str, int], ...] = ()
     driver: KernelDriver = KernelDriver.DEFAULT
     capabilities: tuple[str, ...] | None = None
+    iommu: IommuBackend = IommuBackend.LEGACY_ONLY
+    api_device: bool = True
 
     def memory_limit_of(self, uuid: str, position: int) -> int | None:
         """Return the limit for one device of a claim."""
@@ -190,6 +207,11 @@ class _Fields:
         """Return whether the field is there and not null."""
         return self._raw.get(name) is not None
 
+    def drop_empty(self, name: str) -> None:
+        """Read a field of an empty text as an absent one."""
+        if self._raw.get(name) == "":
+            del self._raw[name]
+
     def inner(self, name: str) -> _Fields:
         """Read an object; empty where absent."""
         value = self._raw.pop(name, None)
@@ -223,6 +245,14 @@ class _Fields:
         if Capability.ALL in asked:
             asked |= set(Capability) - {Capability.IMEX}
         return tuple(c.value for c in Capability if c in asked and c is not Capability.ALL)
+
+    def truth(self, name: str, default: bool) -> bool:
+        """Read a truth value."""
+        value = self._raw.pop(name, None)
+        if value is not None and not isinstance(value, bool):
+            self.note(name, f"expected true or false, got {_show(value)}")
+            return default
+        return default if value is None else value
 
     def integer(self, name: str, low: int, high: int) -> int | None:
         """Read a whole number within bounds."""
@@ -298,12 +328,15 @@ _OURS: Final = _Names()
 def _gpu_config(fields: _Fields) -> Parameters:
     driver = fields.choice("driver", KernelDriver, KernelDriver.DEFAULT)
     capabilities = fields.capabilities(_CAPABILITIES)
+    if fields.has("iommu") and driver is KernelDriver.DEFAULT:
+        fields.note("iommu", f"needs driver {KernelDriver.VFIO_PCI.value}")
+    iommu, api_device = _iommu(fields, tuple(IommuBackend), api_device=True)
     parameters = _shared("GpuConfig", frozenset({DeviceType.GPU}), fields, _OURS)
     if driver is not KernelDriver.DEFAULT and parameters.strategy is not Strategy.NONE:
         fields.note("driver", f"{driver.value} goes with sharing strategy None only")
     if driver is not KernelDriver.DEFAULT and capabilities is not None:
         fields.note(_CAPABILITIES, f"driver {driver.value} gives nothing of the vendor's driver")
-    return replace(parameters, driver=driver, capabilities=capabilities)
+    return replace(parameters, driver=driver, capabilities=capabilities, iommu=iommu, api_device=api_device)
 
 
 def _mig_config(fields: _Fields) -> Parameters:
@@ -354,6 +387,18 @@ def _nvidia_mig(fields: _Fields) -> Parameters:
     return _shared("MigDeviceConfig", frozenset({DeviceType.PARTITION}), fields, _THEIRS)
 
 
+def _nvidia_vfio(fields: _Fields) -> Parameters:
+    allowed = (IommuBackend.LEGACY_ONLY, IommuBackend.PREFER_IOMMUFD)
+    iommu, api_device = _iommu(fields, allowed, api_device=False)
+    return Parameters(
+        kind="VfioDeviceConfig",
+        types=frozenset({DeviceType.GPU}),
+        driver=KernelDriver.VFIO_PCI,
+        iommu=iommu,
+        api_device=api_device,
+    )
+
+
 # --- what they have in common -------------------------------------------------------------------------------
 
 
@@ -378,6 +423,18 @@ def _shared(kind: str, types: frozenset[DeviceType], fields: _Fields, names: _Na
     threads, memory, memories = _mps(sharing, names)
     sharing.end()
     return Parameters(kind, types, strategy, interval, threads, memory, memories)
+
+
+def _iommu(
+    fields: _Fields, allowed: tuple[IommuBackend, ...], *, api_device: bool
+) -> tuple[IommuBackend, bool]:
+    """Read ``iommu: {backendPolicy, enableAPIDevice}``; ``api_device`` is the default of the latter."""
+    iommu = fields.inner("iommu")
+    iommu.drop_empty("backendPolicy")  # what clients in Go write where nothing is chosen
+    backend = iommu.choice("backendPolicy", IommuBackend, IommuBackend.LEGACY_ONLY, *allowed)
+    wanted = iommu.truth("enableAPIDevice", api_device)
+    iommu.end()
+    return backend, wanted
 
 
 def _interval(fields: _Fields, names: _Names) -> TimeSlice:
@@ -406,4 +463,5 @@ _OWN: Final[Mapping[tuple[object, object], _Reader]] = {
 _NVIDIA: Final[Mapping[tuple[object, object], _Reader]] = {
     (NVIDIA_API_VERSION, "GpuConfig"): _nvidia_gpu,
     (NVIDIA_API_VERSION, "MigDeviceConfig"): _nvidia_mig,
+    (NVIDIA_API_VERSION, "VfioDeviceConfig"): _nvidia_vfio,
 }

@@ -9,6 +9,7 @@ import msgspec
 
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import ObjectKey, PoolName, Uid, Wire
+from dra_driver.api.parameters import IommuBackend
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, Spec
 
@@ -67,6 +68,10 @@ class BindingRecord(Wire, frozen=True, kw_only=True):
         nodes: device nodes that a process using it through its own driver has open.
         group: number of its IOMMU group; empty until it was looked up.
         driver_before: that it was bound to before, and is again after; empty if it was bound to none.
+        iommu: an ``IommuBackend``: by which interface the container uses it.
+        api_device: whether the container gets the device node of that interface beside the device's own.
+        cdev: name of its VFIO character device, if it is used by IOMMUFD; else empty. It is known only while
+            it is bound, and another one after each binding.
     """
 
     address: str
@@ -75,6 +80,9 @@ class BindingRecord(Wire, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     group: str = ""
     driver_before: str = ""
+    iommu: str = IommuBackend.LEGACY_ONLY.value
+    api_device: bool = True
+    cdev: str = ""
 
 
 class DeviceSetting(Wire, frozen=True, kw_only=True):

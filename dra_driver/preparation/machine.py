@@ -85,13 +85,14 @@ _MAKE = (
 # Whatever is missing is made again: daemons and files can be gone, and the directory of the files may be a
 # tmpfs. A container that is restarted in place needs them although the kubelet does not call prepare again.
 # What the record says is noted before anything relies on it: instances that had to be made anew have other
-# identities, devices may have other nodes.
+# identities, devices may have other nodes, and functions that are bound anew other character devices.
 _MAKE_AGAIN = (
     Effect.CONFIGURE_DEVICES,
     Effect.CREATE_PARTITIONS,
     Effect.NOTE,
     Effect.START_DAEMONS,
     Effect.BIND_DRIVERS,
+    Effect.NOTE,
     Effect.WRITE_METADATA,
 )
 _GIVE_BACK = (

@@ -3,40 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from dra_driver import cdi
-from dra_driver.preparation.claim import PreparedClaim
+from dra_driver.preparation.claim import BindingRecord, PreparedClaim
 
-__all__ = ["bound"]
+__all__ = ["FunctionFacts", "bound"]
 
 _VFIO: Final = "/dev/vfio"
+_IOMMU: Final = "/dev/iommu"
 
 
-def bound(record: PreparedClaim, facts: Mapping[str, tuple[str, str]]) -> PreparedClaim:
+@dataclass(frozen=True, slots=True)
+class FunctionFacts:
+    """What the node says of a PCI function that is bound to another driver for a claim.
+
+    Attributes:
+        group: number of its IOMMU group.
+        driver_before: see ``BindingRecord``.
+        cdev: see ``BindingRecord``.
+    """
+
+    group: str
+    driver_before: str
+    cdev: str = ""
+
+
+def bound(record: PreparedClaim, facts: Mapping[str, FunctionFacts]) -> PreparedClaim:
     """Return the record and its document with what the node says of the functions.
 
     Args:
         record: of a claim some of whose devices are to be bound to another driver.
-        facts: IOMMU group and present driver, by the name of the device.
+        facts: of its functions, by the name of the device.
     """
     if record.spec is None or not facts:
         return record
     devices = []
-    groups: dict[str, str] = {}
+    bindings: dict[str, BindingRecord] = {}
     for device in record.devices:
         if device.binding is None or device.device not in facts:
             devices.append(device)
             continue
-        group, before = facts[device.device]
-        binding = msgspec.structs.replace(device.binding, group=group, driver_before=before)
-        devices.append(msgspec.structs.replace(device, binding=binding, own_nodes=(f"{_VFIO}/{group}",)))
-        groups[device.cdi_device_ids[0].partition("=")[2]] = group
+        known = facts[device.device]
+        binding = msgspec.structs.replace(
+            device.binding, group=known.group, driver_before=known.driver_before, cdev=known.cdev
+        )
+        devices.append(msgspec.structs.replace(device, binding=binding, own_nodes=(_own_node(binding),)))
+        bindings[device.cdi_device_ids[0].partition("=")[2]] = binding
     named = tuple(
-        msgspec.structs.replace(d, container_edits=cdi.merge(d.container_edits, _nodes(groups[d.name])))
-        if d.name in groups
+        msgspec.structs.replace(d, container_edits=_with_nodes(d.container_edits, bindings[d.name]))
+        if d.name in bindings
         else d
         for d in record.spec.devices
     )
@@ -44,6 +63,13 @@ def bound(record: PreparedClaim, facts: Mapping[str, tuple[str, str]]) -> Prepar
     return msgspec.structs.replace(record, devices=tuple(devices), spec=spec)
 
 
-def _nodes(group: str) -> cdi.ContainerEdits:
-    paths = (f"{_VFIO}/vfio", f"{_VFIO}/{group}")
-    return cdi.ContainerEdits(device_nodes=tuple(cdi.DeviceNode(path=p) for p in paths))
+def _with_nodes(edits: cdi.ContainerEdits, binding: BindingRecord) -> cdi.ContainerEdits:
+    """Return the edits with the nodes of a binding in place of an earlier one's; the device has no others."""
+    paths = [_own_node(binding)]
+    if binding.api_device:
+        paths.insert(0, _IOMMU if binding.cdev else f"{_VFIO}/vfio")
+    return msgspec.structs.replace(edits, device_nodes=tuple(cdi.DeviceNode(path=p) for p in paths))
+
+
+def _own_node(binding: BindingRecord) -> str:
+    return f"{_VFIO}/devices/{binding.cdev}" if binding.cdev else f"{_VFIO}/{binding.group}"

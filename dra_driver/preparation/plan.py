@@ -58,7 +58,7 @@ class Grant:
     @property
     def edits(self) -> cdi.ContainerEdits:
         """What the container needs for the device; one without its own driver has none of that driver's."""
-        if self.sharing.driver:
+        if self.sharing.passthrough:
             return cdi.ContainerEdits()
         return self.device.parts.added_to(self.device.edits, self.capabilities)
 
@@ -302,7 +302,7 @@ def _prepared(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -
 
 def _own(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -> cdi.ContainerEdits:
     # The variables of a driver that does not have the device now cannot be learned again.
-    env = grant.device.edits.env if grant.sharing.driver else ()
+    env = grant.device.edits.env if grant.sharing.passthrough else ()
     mounts: tuple[cdi.Mount, ...] = ()
     if metadata:
         mounts = (metadata_mount(metadata, driver, record.uid, record.name, record.pod_claim, grant.request),)
@@ -314,14 +314,16 @@ def _own(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -> cdi
 
 
 def _binding(grant: Grant) -> BindingRecord | None:
-    device = grant.device
-    if not grant.sharing.driver or device.found is None:
+    device, asked = grant.device, grant.sharing.passthrough
+    if asked is None or device.found is None:
         return None
     # Which of its names a process shows depends on where the process has opened it.
     own = cdi.own_nodes(device.edits, device.own_nodes)
     return BindingRecord(
         address=device.address,
-        driver=grant.sharing.driver,
+        driver=asked.driver.value,
+        iommu=asked.iommu.value,
+        api_device=asked.api_device,
         found=msgspec.structs.replace(device.found, health=()),
         nodes=tuple(dict.fromkeys(path for n in own for path in (n.path, n.host_path or n.path))),
     )
@@ -366,7 +368,7 @@ def _variables(grant: Grant) -> tuple[str, ...]:
         "MEMORY": str(consumed) if consumed is not None else grant.device.memory,
         "SHARE": grant.result.share_id or "",
         "ENFORCED": grant.sharing.enforced,
-        "PCI_ADDRESS": grant.device.address if grant.sharing.driver else "",
+        "PCI_ADDRESS": grant.device.address if grant.sharing.passthrough else "",
     }
     return tuple(
         f"{grant.variables}_{fact}={_CONTROL.sub(' ', value)}" for fact, value in facts.items() if value

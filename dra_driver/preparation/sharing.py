@@ -28,10 +28,11 @@ class SharingPlan:
         edits: for the container.
         enforced: of a share, what keeps it to its memory: ``mps`` or ``none``; else empty.
         daemon: MPS runs on the partition itself.
-        driver: the kernel driver that the device is bound to; if empty, the one that it has.
+        passthrough: parameters of a device that is bound to another kernel driver; None where it keeps the
+            one that it has.
     """
 
-    __slots__ = ("daemon", "driver", "edits", "enforced", "setting")
+    __slots__ = ("daemon", "edits", "enforced", "passthrough", "setting")
 
     def __init__(
         self,
@@ -39,13 +40,13 @@ class SharingPlan:
         edits: cdi.ContainerEdits | None = None,
         enforced: str = "",
         daemon: bool = False,
-        driver: str = "",
+        passthrough: Parameters | None = None,
     ) -> None:
         self.setting = setting
         self.edits = edits or cdi.ContainerEdits()
         self.enforced = enforced
         self.daemon = daemon
-        self.driver = driver
+        self.passthrough = passthrough
 
 
 def device_type(device: NodeDevice, share_id: str | None) -> DeviceType:
@@ -81,7 +82,7 @@ def plan_sharing(
     if strategy is Strategy.AUTO:
         strategy = Strategy.MPS if device.mps_directory else Strategy.NONE
     if parameters is not None and parameters.driver is not KernelDriver.DEFAULT:
-        return _passed_through(device, parameters.driver)
+        return _passed_through(device, parameters)
     if kind is DeviceType.PARTITION:
         return _partition(device, parameters if strategy is Strategy.MPS else None, position)
     if strategy is Strategy.TIME_SLICING and parameters is not None and parameters.interval is not None:
@@ -99,7 +100,8 @@ def plan_sharing(
     return SharingPlan(_whole(device) if device.partitioning and device.controllable else None)
 
 
-def _passed_through(device: NodeDevice, driver: KernelDriver) -> SharingPlan:
+def _passed_through(device: NodeDevice, parameters: Parameters) -> SharingPlan:
+    driver = parameters.driver
     if not device.address or device.found is None:
         raise PrepareError(f"device {device.name} cannot be bound to {driver.value}: {device.no_passthrough}")
     if device.partitioning:
@@ -107,7 +109,7 @@ def _passed_through(device: NodeDevice, driver: KernelDriver) -> SharingPlan:
             f"device {device.name} cannot be bound to {driver.value}: its {device.partitioning} is on, and "
             "partitions of it may be in use"
         )
-    return SharingPlan(driver=driver.value)
+    return SharingPlan(passthrough=parameters)
 
 
 def _whole(device: NodeDevice, *, time_slice: str = "", daemon: bool | None = None) -> DeviceSetting:

@@ -171,7 +171,7 @@ class Effects:
                 claim.end_settings()
                 await self._hardware.stop_daemons(record, claim.holdings)
             case Effect.BIND_DRIVERS:
-                await self._hardware.bind_drivers(record)
+                return await self._hardware.bind_drivers(record)
             case Effect.RESTORE_DRIVERS:
                 await self._hardware.restore_drivers(record)
             case _:

@@ -10,16 +10,27 @@ import msgspec
 import structlog
 
 from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.parameters import IommuBackend
 from dra_driver.discovery.core.pci_binding import PciFunctions
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import Pausable
-from dra_driver.preparation import BindingRecord, PreparedClaim, PreparedDevice, annotated, bound
+from dra_driver.preparation import (
+    BindingRecord,
+    FunctionFacts,
+    PreparedClaim,
+    PreparedDevice,
+    annotated,
+    bound,
+)
 
 __all__ = ["PASSED_THROUGH", "Bindings", "bindings_of", "elsewhere"]
 
 # Health entry of a device that its vendor's driver does not have because a claim has it.
 PASSED_THROUGH: Final = "PassedThrough"
+_NEEDED: Final = (
+    "IOMMUFD needs Linux 6.6 with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV, and the module iommufd loaded"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -43,23 +54,31 @@ class Bindings:
             PrepareError: a device cannot be passed through.
         """
         ours = {binding.address for _, binding in bindings_of(record)}
-        facts: dict[str, tuple[str, str]] = {}
+        facts: dict[str, FunctionFacts] = {}
         for device, binding in bindings_of(record):
             try:
                 self._functions.check(binding.address, binding.driver, ours)
             except PrepareError as e:
                 raise PrepareError(f"device {device.device}: {e}", retryable=e.retryable) from e
-            before = self._functions.driver(binding.address)
-            facts[device.device] = (self._functions.group(binding.address), before)
+            if binding.iommu == IommuBackend.IOMMUFD_ONLY.value and not self._functions.iommufd:
+                raise PrepareError(
+                    f"device {device.device}: the claim asks for {binding.iommu}, but this node has no "
+                    f"/dev/iommu: {_NEEDED}"
+                )
+            facts[device.device] = FunctionFacts(
+                group=self._functions.group(binding.address),
+                driver_before=self._functions.driver(binding.address),
+                cdev=self._cdev(binding),
+            )
         return annotated(bound(record, facts)) if facts else record
 
     def locate(self, record: PreparedClaim) -> PreparedClaim:
-        """Return the record and its document with the groups that the functions are in now.
+        """Return the record and its document with the groups and character devices of the functions now.
 
         Raises:
             PrepareError: a function is in no group, or is not there.
         """
-        facts: dict[str, tuple[str, str]] = {}
+        facts: dict[str, FunctionFacts] = {}
         for device, binding in bindings_of(record):
             group = self._functions.group(binding.address)
             if not group:
@@ -67,15 +86,29 @@ class Bindings:
                     f"device {device.device}: PCI function {binding.address} is in no IOMMU group now",
                     retryable=True,
                 )
-            facts[device.device] = (group, binding.driver_before)
+            facts[device.device] = FunctionFacts(
+                group=group, driver_before=binding.driver_before, cdev=self._cdev(binding)
+            )
         return annotated(bound(record, facts))
 
     def bind(self, record: PreparedClaim) -> bool:
         """Bind what is not bound yet, and return whether there was anything.
 
         Raises:
-            PrepareError: a device is in use, or the kernel refuses.
+            PrepareError: a device is in use, the kernel refuses, or does not offer what the claim asks for.
         """
+        changed = self._bind(record)
+        for device, binding in bindings_of(record):
+            cdev = self._cdev(binding)
+            if binding.iommu == IommuBackend.IOMMUFD_ONLY.value and not cdev:
+                raise PrepareError(
+                    f"device {device.device}: the claim asks for {binding.iommu}, but the kernel gives PCI "
+                    f"function {binding.address} no character device: {_NEEDED}"
+                )
+            self._functions.await_node(f"devices/{cdev}" if cdev else self._functions.group(binding.address))
+        return changed
+
+    def _bind(self, record: PreparedClaim) -> bool:
         todo = []
         for device, binding in bindings_of(record):
             if self._functions.driver(binding.address) == binding.driver:
@@ -114,6 +147,15 @@ class Bindings:
             if why:
                 log.error("a device is not what it was before", device=device.device, why=why)
         return bool(found)
+
+    def _cdev(self, binding: BindingRecord) -> str:
+        """Return the character device by which the claim is to use the function; empty: by its group.
+
+        Which of both is decided when it is bound: before, nothing shows whether the kernel has such devices.
+        """
+        if binding.iommu == IommuBackend.LEGACY_ONLY.value or not self._functions.iommufd:
+            return ""
+        return self._functions.cdev(binding.address)
 
     def _refuse_users(self, device: PreparedDevice, what: str, nodes: Sequence[str]) -> None:
         """Refuse a change that would wait in the kernel until processes have closed the device."""

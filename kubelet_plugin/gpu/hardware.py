@@ -83,8 +83,8 @@ class Hardware(Protocol):
         """Stop the daemons that no other claim needs."""
         ...
 
-    async def bind_drivers(self, record: PreparedClaim) -> None:
-        """Bind devices to the kernel drivers that the claim asks for."""
+    async def bind_drivers(self, record: PreparedClaim) -> PreparedClaim:
+        """Bind devices to the kernel drivers that the claim asks for; the record knows their nodes then."""
         ...
 
     async def restore_drivers(self, record: PreparedClaim) -> None:
@@ -207,15 +207,17 @@ class GpuHardware:
                 async with self._alone(device.uuid):
                     await self._call(self._daemons.stop, device.device)
 
-    async def bind_drivers(self, record: PreparedClaim) -> None:
+    async def bind_drivers(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""
-        bindings = self._needed_bindings() if bindings_of(record) else None
-        if bindings is not None:
-            async with self._alone(_BINDING):
-                # Each has the time of a call: a driver may need seconds to release one.
-                for one in _one_by_one(record):
-                    if await self._call(bindings.bind, one):
-                        self.changes.notify()
+        if not bindings_of(record):
+            return record
+        bindings = self._needed_bindings()
+        async with self._alone(_BINDING):
+            # Each has the time of a call: a driver may need seconds to release one.
+            for one in _one_by_one(record):
+                if await self._call(bindings.bind, one):
+                    self.changes.notify()
+            return await self._call(bindings.locate, record)
 
     async def restore_drivers(self, record: PreparedClaim) -> None:
         """See ``Hardware``."""

@@ -42,8 +42,9 @@ class NoHardware:
     async def stop_daemons(self, record: PreparedClaim, holdings: Holdings) -> None:
         """See ``Hardware``."""
 
-    async def bind_drivers(self, record: PreparedClaim) -> None:
+    async def bind_drivers(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""
+        return record
 
     async def restore_drivers(self, record: PreparedClaim) -> None:
         """See ``Hardware``."""

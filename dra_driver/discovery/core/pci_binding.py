@@ -24,8 +24,9 @@ __all__ = ["VFIO", "PciFunctions", "write_attribute"]
 VFIO: Final = "vfio-pci"
 # They let functions of their group be used: drivers of bridges, and one that only keeps a function unused.
 _HARMLESS: Final = frozenset({"", "pcieport", "pci-stub"})
+_CDEV: Final = re.compile(r"vfio[0-9]{1,9}", re.ASCII)
 _DRIVER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
-# devtmpfs makes the group's node a moment after the binding.
+# devtmpfs makes the device nodes a moment after the binding.
 _NODE_SECONDS: Final = 2.0
 
 
@@ -76,10 +77,30 @@ class PciFunctions:
         """Return the number of its IOMMU group; empty where the machine has no IOMMU or does not use it."""
         return _target(self._folder(address) / "iommu_group")
 
+    @property
+    def iommufd(self) -> bool:
+        """Whether the kernel offers IOMMUFD, by which character devices of VFIO are used."""
+        return (self._dev_root / "iommu").exists()
+
+    def cdev(self, address: str) -> str:
+        """Return the name of its VFIO character device, below ``/dev/vfio/devices``.
+
+        It is empty while the function is not bound to a driver of VFIO, and on kernels without such devices
+        (before 6.6, or without CONFIG_VFIO_DEVICE_CDEV), where the folder is there and has no number.
+        """
+        with contextlib.suppress(OSError):
+            for entry in (self._folder(address) / "vfio-dev").iterdir():
+                if _CDEV.fullmatch(entry.name) and (entry / "dev").exists():
+                    return entry.name
+        return ""
+
     def nodes(self, address: str) -> Sequence[str]:
         """Return the device nodes that a process using it through VFIO has open, as containers know them."""
-        group = self.group(address)
-        return (f"/dev/vfio/{group}",) if group else ()
+        group, cdev = self.group(address), self.cdev(address)
+        return (
+            *([f"/dev/vfio/{group}"] if group else ()),
+            *([f"/dev/vfio/devices/{cdev}"] if cdev else ()),
+        )
 
     def check(self, address: str, driver: str, ours: Collection[str]) -> None:
         """Refuse what cannot go well, before anything is changed.
@@ -149,7 +170,6 @@ class PciFunctions:
             raise PrepareError(
                 f"PCI function {address} was to be bound to {driver}, but is bound to {now or 'nothing'}"
             )
-        self._await_node(self.group(address))
 
     def restore(self, address: str, driver: str, before: str) -> str:
         """Give the function back; nothing where it is not bound to ``driver`` any more.
@@ -188,6 +208,22 @@ class PciFunctions:
             return f"driver {before} does not take it: {e.strerror}"
         return ""
 
+    def await_node(self, name: str) -> None:
+        """Wait until a device node of a function is there.
+
+        Args:
+            name: below ``/dev/vfio``.
+
+        Raises:
+            PrepareError: it does not appear.
+        """
+        node = self._dev_root / "vfio" / name
+        deadline = time.monotonic() + _NODE_SECONDS
+        while not node.exists():
+            if time.monotonic() > deadline:
+                raise PrepareError(f"the device node {node} has not appeared", retryable=True)
+            time.sleep(0.02)
+
     def _folder(self, address: str) -> Path:
         """Return the folder of a function. The address is text of backends and records, and is checked."""
         if PciAddress.parse(address) is None:
@@ -208,14 +244,6 @@ class PciFunctions:
     def _processes(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             yield from (p for p in self._proc_root.iterdir() if p.name.isdigit())
-
-    def _await_node(self, group: str) -> None:
-        node = self._dev_root / "vfio" / group
-        deadline = time.monotonic() + _NODE_SECONDS
-        while not node.exists():
-            if time.monotonic() > deadline:
-                raise PrepareError(f"the device node {node} has not appeared", retryable=True)
-            time.sleep(0.02)
 
 
 def _target(link: Path) -> str:

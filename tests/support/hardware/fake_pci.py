@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,10 +25,22 @@ class FakePci:
         self._pci = self.sysfs / "bus/pci"
 
     def build(
-        self, functions: Mapping[str, tuple[str, str]], drivers: tuple[str, ...] = ("nvidia", VFIO)
+        self,
+        functions: Mapping[str, tuple[str, str]],
+        drivers: tuple[str, ...] = ("nvidia", VFIO),
+        *,
+        iommufd: bool = False,
+        cdevs: bool | None = None,
     ) -> FakePci:
-        """Functions by address: driver (empty: none) and IOMMU group (empty: none)."""
+        """Functions by address: driver (empty: none) and IOMMU group (empty: none).
+
+        ``iommufd``: whether the kernel has it; ``cdevs``: whether VFIO has character devices; as ``iommufd``.
+        """
         (self.dev / "vfio").mkdir(parents=True, exist_ok=True)
+        if iommufd:
+            (self.dev / "iommu").touch()
+        if iommufd if cdevs is None else cdevs:
+            (self.dev / "vfio/devices").mkdir()
         for name in {*drivers, *(d for d, _ in functions.values() if d)}:
             (self._pci / "drivers" / name).mkdir(parents=True, exist_ok=True)
         for address, (driver, group) in functions.items():
@@ -94,6 +107,7 @@ class FakePci:
         folder = self._pci / "devices" / address
         if driver == VFIO:
             (self.dev / "vfio" / (folder / "iommu_group").readlink().name).touch()
+            self._add_cdev(folder)
         temporary = folder / f".driver.{os.getpid()}"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(self._pci / "drivers" / driver)
@@ -104,4 +118,23 @@ class FakePci:
         was = self.driver(address)
         os.unlink(folder / "driver")  # noqa: PTH108 - likewise
         if was == VFIO:
-            (self.dev / "vfio" / (folder / "iommu_group").readlink().name).unlink(missing_ok=True)
+            members = (folder / "iommu_group/devices").iterdir()
+            if not any(self.driver(other.name) == VFIO for other in members):
+                (self.dev / "vfio" / (folder / "iommu_group").readlink().name).unlink(missing_ok=True)
+            self._remove_cdevs(folder)
+
+    def _add_cdev(self, folder: Path) -> None:
+        """The lowest number that is free. Since Linux 6.1 there is a folder, with or without a device."""
+        self._remove_cdevs(folder)
+        taken = {p.name for p in (self._pci / "devices").glob("*/vfio-dev/*")}
+        name = next(n for i in range(1000) if (n := f"vfio{i}") not in taken)
+        (folder / "vfio-dev" / name).mkdir(parents=True)
+        devices = self.dev / "vfio/devices"
+        if devices.is_dir():
+            (folder / "vfio-dev" / name / "dev").write_text(f"511:{name.removeprefix('vfio')}\n")
+            (devices / name).touch()
+
+    def _remove_cdevs(self, folder: Path) -> None:
+        for entry in (folder / "vfio-dev").glob("*"):
+            (self.dev / "vfio/devices" / entry.name).unlink(missing_ok=True)
+            shutil.rmtree(entry)

@@ -13,6 +13,8 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME, NVIDIA_DRIVER_NAME
 from dra_driver.api.parameters import (
     MAX_BYTES,
     DeviceType,
+    IommuBackend,
+    KernelDriver,
     Parameters,
     Strategy,
     TimeSlice,
@@ -111,6 +113,44 @@ def test_nvidias_kinds_under_their_name_only() -> None:
     (finding,) = findings("nvidia:GpuConfig", sharing=sharing)
     assert "unknown; gpu.dra-driver.dev knows dra-driver.dev/v1alpha1 GpuConfig" in finding
     assert read("GpuConfig", NVIDIA_DRIVER_NAME).kind == "GpuConfig"
+
+
+def bare(**fields: Any) -> Parameters:
+    document = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "GpuConfig", "driver": "vfio-pci", **fields}
+    return decode_parameters(json.dumps(document).encode(), DEFAULT_DRIVER_NAME)
+
+
+def test_how_a_function_is_used_that_is_handed_over() -> None:
+    assert (bare().iommu, bare().api_device) == (IommuBackend.LEGACY_ONLY, True)
+    found = bare(iommu={"backendPolicy": "IommuFDOnly", "enableAPIDevice": False})
+    assert (found.iommu, found.api_device) == (IommuBackend.IOMMUFD_ONLY, False)
+    assert findings("GpuConfig", iommu={}) == ("GpuConfig: iommu: needs driver vfio-pci",)
+    with pytest.raises(InvalidParameters) as caught:
+        bare(iommu={"backendPolicy": "x", "enableAPIDevice": 1, "y": 1})
+    assert caught.value.findings == (
+        "GpuConfig: iommu.backendPolicy: expected LegacyOnly, PreferIommuFD, IommuFDOnly; got 'x'",
+        "GpuConfig: iommu.enableAPIDevice: expected true or false, got 1",
+        "GpuConfig: iommu.y: unknown field",
+    )
+
+
+def test_nvidias_vfio_device_config() -> None:
+    """Defaults, and what it accepts, as in its ``Normalize`` and ``Validate``."""
+    defaults: list[dict[str, Any]] = [{}, {"iommu": {}}, {"iommu": None}, {"iommu": {"backendPolicy": ""}}]
+    for fields in defaults:
+        found = read("nvidia:VfioDeviceConfig", NVIDIA_DRIVER_NAME, **fields)
+        assert (found.driver, found.types) == (KernelDriver.VFIO_PCI, frozenset({DeviceType.GPU}))
+        assert (found.iommu, found.api_device) == (IommuBackend.LEGACY_ONLY, False)
+    iommu = {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True}
+    found = read("nvidia:VfioDeviceConfig", NVIDIA_DRIVER_NAME, iommu=iommu)
+    assert (found.iommu, found.api_device) == (IommuBackend.PREFER_IOMMUFD, True)
+    iommu = {"backendPolicy": "IommuFDOnly"}
+    assert findings("nvidia:VfioDeviceConfig", NVIDIA_DRIVER_NAME, iommu=iommu, sharing={}) == (
+        "VfioDeviceConfig: iommu.backendPolicy: expected LegacyOnly, PreferIommuFD; got 'IommuFDOnly'",
+        "VfioDeviceConfig: sharing: unknown field",
+    )
+    (finding,) = findings("nvidia:VfioDeviceConfig")
+    assert "unknown; gpu.dra-driver.dev knows" in finding
 
 
 def test_all_findings_at_once() -> None:

@@ -176,6 +176,28 @@ def test_processes_with_the_node_open_are_seen(tmp_path: Path) -> None:
     assert bus.users({"/dev/nvidia1"}) == []
 
 
+def test_a_character_device_has_the_number_of_the_binding(tmp_path: Path) -> None:
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12"), TWO: (VFIO, "40")}, iommufd=True)
+    bus = functions(pci)
+    assert bus.iommufd
+    assert bus.cdev(ONE) == ""
+    bus.bind(ONE, VFIO)
+    assert (bus.cdev(ONE), bus.cdev(TWO)) == ("vfio1", "vfio0")
+    assert bus.nodes(ONE) == ("/dev/vfio/12", "/dev/vfio/devices/vfio1")
+    bus.restore(TWO, VFIO, "nvidia")
+    bus.restore(ONE, VFIO, "nvidia")
+    assert (bus.cdev(ONE), bus.nodes(ONE)) == ("", ("/dev/vfio/12",))
+
+
+def test_a_kernel_may_show_the_folder_of_a_character_device_that_it_does_not_make(tmp_path: Path) -> None:
+    """Linux 6.1 to 6.5, and later ones without CONFIG_VFIO_DEVICE_CDEV."""
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12")}, iommufd=True, cdevs=False)
+    bus = functions(pci)
+    bus.bind(ONE, VFIO)
+    assert list((pci.sysfs / "bus/pci/devices" / ONE / "vfio-dev").iterdir())
+    assert bus.cdev(ONE) == ""
+
+
 # --- the agent ----------------------------------------------------------------------------------------------
 
 
@@ -184,8 +206,8 @@ class Machine:
 
     name = "test"
 
-    def __init__(self, root: Path) -> None:
-        self.pci = FakePci(root).build({ONE: ("nvidia", "12"), TWO: ("nvidia", "40")})
+    def __init__(self, root: Path, **kernel: Any) -> None:
+        self.pci = FakePci(root).build({ONE: ("nvidia", "12"), TWO: ("nvidia", "40")}, **kernel)
         self.open = 0
         self.health: tuple[DeviceHealth, ...] = ()
         self.gpus = {ONE: self._gpu(0, ONE), TWO: self._gpu(1, TWO)}
@@ -212,10 +234,17 @@ class Machine:
 
 
 def passed_through(*devices: str, **more: Any) -> dict[str, Any]:
+    parameters = {**CONFIG, **more.pop("parameters", {})}
     body = claim(more.pop("name", "vm"), *devices, **more)
-    opaque = {"driver": DRIVER, "parameters": CONFIG}
+    opaque = {"driver": DRIVER, "parameters": parameters}
     body["status"]["allocation"]["devices"]["config"] = [{"source": "FromClaim", "opaque": opaque}]
     return body
+
+
+def nodes_of(node: Node, body: dict[str, Any]) -> list[list[str]]:
+    """Paths of the device nodes that each device of a claim brings into a container."""
+    edits = [d["containerEdits"] for d in spec_of(node, body)["devices"]]
+    return [[n["path"] for n in e.get("deviceNodes", ())] for e in edits]
 
 
 async def call(node: Node, verb: str, body: dict[str, Any]) -> str:
@@ -359,6 +388,95 @@ def test_what_is_in_use_or_shared_is_refused_and_left_as_it_was(tmp_path: Path) 
             assert await call(node, "prepare", plain) == ""
             assert "is held by another claim" in await call(node, "prepare", body)
             assert machine.pci.driver(ONE) == "nvidia"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "policy", "expected"),
+    [
+        ({"iommufd": True}, "LegacyOnly", ["/dev/vfio/vfio", "/dev/vfio/12"]),
+        ({"iommufd": True}, "PreferIommuFD", ["/dev/iommu", "/dev/vfio/devices/vfio0"]),
+        ({"iommufd": True}, "IommuFDOnly", ["/dev/iommu", "/dev/vfio/devices/vfio0"]),
+        ({"iommufd": False}, "PreferIommuFD", ["/dev/vfio/vfio", "/dev/vfio/12"]),
+        ({"iommufd": True, "cdevs": False}, "PreferIommuFD", ["/dev/vfio/vfio", "/dev/vfio/12"]),
+        ({"iommufd": False, "cdevs": True}, "PreferIommuFD", ["/dev/vfio/vfio", "/dev/vfio/12"]),
+    ],
+)
+def test_iommufd_where_the_claim_asks_for_it_and_the_kernel_has_it(
+    tmp_path: Path, kernel: dict[str, bool], policy: str, expected: list[str]
+) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path, **kernel)
+        async with agent(tmp_path, kube, machine) as node:
+            with_api = add_claim(
+                kube, passed_through("gpu-0", parameters={"iommu": {"backendPolicy": policy}})
+            )
+            assert await call(node, "prepare", with_api) == ""
+            assert nodes_of(node, with_api) == [expected]
+            assert await call(node, "unprepare", with_api) == ""
+            iommu = {"backendPolicy": policy, "enableAPIDevice": False}
+            alone = add_claim(kube, passed_through("gpu-0", name="alone", parameters={"iommu": iommu}))
+            assert await call(node, "prepare", alone) == ""
+            assert nodes_of(node, alone) == [expected[1:]]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (
+            {"iommufd": False},
+            "asks for IommuFDOnly, but this node has no /dev/iommu: IOMMUFD needs Linux 6.6",
+        ),
+        ({"iommufd": True, "cdevs": False}, "gives PCI function 0000:3b:00.0 no character device"),
+    ],
+)
+def test_iommufd_and_nothing_else_is_refused_where_the_kernel_has_none(
+    tmp_path: Path, kernel: dict[str, bool], reason: str
+) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path, **kernel)
+        async with agent(tmp_path, kube, machine) as node:
+            parameters = {"iommu": {"backendPolicy": "IommuFDOnly"}}
+            body = add_claim(kube, passed_through("gpu-0", parameters=parameters))
+            assert reason in await call(node, "prepare", body)
+            assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == ("nvidia", "")
+            assert node.plugin._preparer.claims == ()
+
+    asyncio.run(scenario())
+
+
+def test_a_document_follows_the_character_device_over_bindings(tmp_path: Path) -> None:
+    """Bound anew by somebody else while the agent was away: the function has another number."""
+
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path, iommufd=True)
+        parameters = {"iommu": {"backendPolicy": "PreferIommuFD"}}
+        body = add_claim(kube, passed_through("gpu-0", "gpu-1", parameters=parameters))
+        async with agent(tmp_path, kube, machine) as node:
+            assert await call(node, "prepare", body) == ""
+            assert nodes_of(node, body) == [["/dev/iommu", f"/dev/vfio/devices/vfio{i}"] for i in (0, 1)]
+        unbind, probe = (
+            machine.pci.sysfs / "bus/pci" / p for p in ("drivers/vfio-pci/unbind", "drivers_probe")
+        )
+        for address in (ONE, TWO):
+            machine.pci.write(unbind, address)
+        for address in (TWO, ONE):
+            machine.pci.write(probe, address)
+        kube.down = True
+        async with agent(tmp_path, kube, machine) as node:
+            assert nodes_of(node, body) == [["/dev/iommu", f"/dev/vfio/devices/vfio{i}"] for i in (1, 0)]
+            (record,) = node.plugin._preparer.claims
+            assert [d.binding.cdev for d in record.devices if d.binding] == ["vfio1", "vfio0"]
+            fds = machine.pci.proc / "4711/fd"
+            fds.mkdir(parents=True)
+            (fds / "3").symlink_to("/dev/vfio/devices/vfio1")
+            assert "in use by process 4711" in await call(node, "unprepare", body)
+            (fds / "3").unlink()
+            assert await call(node, "unprepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == ("nvidia", "nvidia")
 
     asyncio.run(scenario())
 
