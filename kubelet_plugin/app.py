@@ -209,6 +209,7 @@ class Plugin:
                 mounts=settings.procfs_root / "self/mountinfo",
                 executor=self._io,
             ),
+            passthrough=settings.passthrough_policy,
             complete=self._table.complete.is_set,
             report=self.notices.report,
         )

@@ -14,6 +14,7 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.policy import WITHHOLD
 from dra_driver.errors import ConfigurationError
 from dra_driver.ports import DeviceBackend
+from dra_driver.preparation import EVERY_NAMESPACE, PassthroughPolicy
 from kubelet_plugin.core import files
 from kubelet_plugin.core.addresses import parse_address
 
@@ -23,6 +24,7 @@ __all__ = ["MAX_SOCKET_PATH", "Configuration", "Timings"]
 MAX_SOCKET_PATH: Final = 107
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 
 
@@ -90,6 +92,10 @@ class Configuration:
         passthrough: claims may have devices bound to vfio-pci.
         destroy_unowned_partitions: at the start, destroy the partitions that no claim holds and no
             administrator owns (``gpu.owned_partitions``).
+        passthrough_class_namespaces: namespaces whose claims may if a DeviceClass asks for it; if empty,
+            every one.
+        passthrough_claim_namespaces: namespaces whose claims may if their own parameters ask for it; ``*``
+            stands for every one.
         publish: which part publishes the node's slices: ``controller`` or ``node``.
         beside_device_plugin: with ``node``: whether devices that a device plugin hands out are withheld.
         mps_launcher: what keeps the daemons running: ``systemd``, ``session`` or ``auto``.
@@ -123,6 +129,8 @@ class Configuration:
     mps_launcher: str = "auto"
     passthrough: bool = False
     destroy_unowned_partitions: bool = False
+    passthrough_class_namespaces: tuple[str, ...] = ()
+    passthrough_claim_namespaces: tuple[str, ...] = ()
     publish: str = "controller"
     beside_device_plugin: str = WITHHOLD
 
@@ -136,6 +144,14 @@ class Configuration:
             "host_root": self.host_root,
             "nvidia_driver_root": Path(self.nvidia_driver_root),
         }
+
+    @property
+    def passthrough_policy(self) -> PassthroughPolicy:
+        """Whose claims may have devices as bare PCI functions, where that is on."""
+        return PassthroughPolicy(
+            class_namespaces=frozenset(self.passthrough_class_namespaces or (EVERY_NAMESPACE,)),
+            claim_namespaces=frozenset(self.passthrough_claim_namespaces),
+        )
 
     @property
     def plugin_dir(self) -> Path:
@@ -259,11 +275,26 @@ class Configuration:
                 f"--beside-device-plugin {self.beside_device_plugin}: needs --publish=node; where the "
                 "controller publishes, a DevicePolicy says it (besideDevicePlugin)"
             )
+        yield from self._passthrough_findings()
         if self.metrics_address:
             try:
                 parse_address(self.metrics_address)
             except ValueError as e:
                 yield f"--metrics-address {self.metrics_address[:80]!r}: {e}"
+
+    def _passthrough_findings(self) -> Iterator[str]:
+        for flag, namespaces in (
+            ("--passthrough-class-namespace", self.passthrough_class_namespaces),
+            ("--passthrough-claim-namespace", self.passthrough_claim_namespaces),
+        ):
+            if namespaces and not self.passthrough:
+                yield f"{flag}: has no effect without --passthrough"
+            for name in namespaces:
+                if name != EVERY_NAMESPACE and not _LABEL.fullmatch(name):
+                    yield (
+                        f"{flag} {name[:80]!r}: expected the name of a namespace, or {EVERY_NAMESPACE} for "
+                        "every one"
+                    )
 
     def _directories(self) -> Sequence[tuple[str, Path, int]]:
         return (

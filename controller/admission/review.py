@@ -27,7 +27,7 @@ from dra_driver.api.admission import (
     AdmissionStatus,
     GroupVersionKind,
 )
-from dra_driver.api.parameters import decode_parameters
+from dra_driver.api.parameters import KernelDriver, decode_parameters
 from dra_driver.errors import DecodeError, InvalidParameters
 
 __all__ = ["Judgement", "gate", "judge", "read_review", "write_review"]
@@ -40,6 +40,11 @@ MAX_FINDINGS: Final = 64
 MAX_FINDING_CHARACTERS: Final = 512
 
 _DRA: Final = "resource.k8s.io"
+# The node decides: which namespaces may is set there. Longer warnings are cut off by the API server.
+_BY_CLASS: Final = (
+    "passthrough is given to claims whose DeviceClass asks for it; that a claim asks suffices only where "
+    "the nodes allow it to the namespace"
+)
 
 
 class _Opaque(msgspec.Struct):
@@ -157,23 +162,30 @@ def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
             (o.driver, bytes(o.parameters)) for _, o in _entries(request.kind, request.old_object) or ()
         }
     causes: list[AdmissionCause] = []
+    warnings: list[str] = []
     for path, opaque in found:
-        if opaque.driver in drivers and (opaque.driver, bytes(opaque.parameters)) not in before:
-            causes += _causes(path, opaque)
+        if opaque.driver not in drivers or (opaque.driver, bytes(opaque.parameters)) in before:
+            continue
+        field = f"{path}.opaque.parameters"
+        try:
+            parameters = decode_parameters(opaque.parameters, opaque.driver)
+        except InvalidParameters as e:
+            causes += _causes(field, e)
+            continue
+        if parameters.driver is not KernelDriver.DEFAULT and request.kind.kind != "DeviceClass":
+            warnings.append(f"{field}: {_BY_CLASS}")
     if not causes:
-        return Judgement(AdmissionResponse(uid=request.uid, allowed=True), "allowed")
+        # One is enough, and warnings of an object have a limit together.
+        allowed = AdmissionResponse(uid=request.uid, allowed=True, warnings=tuple(warnings[:1]))
+        return Judgement(allowed, "allowed")
     return Judgement(_refusal(request, causes), "refused")
 
 
-def _causes(path: str, opaque: _Opaque) -> Iterable[AdmissionCause]:
-    field = f"{path}.opaque.parameters"
-    try:
-        decode_parameters(opaque.parameters, opaque.driver)
-    except InvalidParameters as e:
-        for finding in e.findings:
-            yield AdmissionCause(
-                field=field, message=finding[:MAX_FINDING_CHARACTERS], reason="FieldValueInvalid"
-            )
+def _causes(field: str, error: InvalidParameters) -> Iterable[AdmissionCause]:
+    for finding in error.findings:
+        yield AdmissionCause(
+            field=field, message=finding[:MAX_FINDING_CHARACTERS], reason="FieldValueInvalid"
+        )
 
 
 def _refusal(request: AdmissionRequest, causes: list[AdmissionCause]) -> AdmissionResponse:

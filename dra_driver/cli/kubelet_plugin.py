@@ -177,6 +177,22 @@ def _add_services(parser: argparse.ArgumentParser) -> None:
         "machines; needs sysfs writable, the host's processes visible, and the module vfio-pci",
     )
     parser.add_argument(
+        "--passthrough-class-namespace",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="with --passthrough: namespace whose claims may have it if the parameters of their DeviceClass "
+        "ask for it; may be repeated; default: every namespace",
+    )
+    parser.add_argument(
+        "--passthrough-claim-namespace",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="with --passthrough: namespace whose claims may have it by their own parameters alone, * for "
+        "every one; may be repeated; default: none",
+    )
+    parser.add_argument(
         "--publish",
         choices=("controller", "node"),
         default="controller",
@@ -232,6 +248,8 @@ def run(args: argparse.Namespace) -> int:
         mps_launcher=args.mps_launcher,
         passthrough=args.passthrough,
         destroy_unowned_partitions=args.destroy_unowned_partitions,
+        passthrough_class_namespaces=tuple(args.passthrough_class_namespace),
+        passthrough_claim_namespaces=tuple(args.passthrough_claim_namespace),
         publish=args.publish,
         beside_device_plugin=args.beside_device_plugin,
     )

@@ -26,7 +26,7 @@ from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transitio
 from dra_driver.preparation.metadata import METADATA_FILE, metadata_files
 from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
 from dra_driver.preparation.node_device import NodeDevice
-from dra_driver.preparation.passthrough import FunctionFacts, bound
+from dra_driver.preparation.passthrough import EVERY_NAMESPACE, FunctionFacts, PassthroughPolicy, bound
 from dra_driver.preparation.plan import complete, plan, recover, reserving_pods
 from dra_driver.preparation.renewal import check_identity, ended, renewed
 from dra_driver.preparation.usage import (
@@ -40,6 +40,7 @@ from dra_driver.preparation.usage import (
 )
 
 __all__ = [
+    "EVERY_NAMESPACE",
     "METADATA_FILE",
     "RECORD_ANNOTATION",
     "TRANSITIONS",
@@ -55,6 +56,7 @@ __all__ = [
     "NodeDevice",
     "NodeProcess",
     "PartitionRecord",
+    "PassthroughPolicy",
     "PodReference",
     "PreparedClaim",
     "PreparedDevice",

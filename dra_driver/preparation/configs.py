@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from dra_driver.api.parameters import DeviceType, Parameters, decode_parameters
 from dra_driver.api.resource import DeviceAllocationConfiguration
 from dra_driver.errors import InvalidParameters
 
-__all__ = ["resolve"]
+__all__ = ["FROM_CLASS", "resolve"]
+
+FROM_CLASS: Final = "FromClass"
 
 
 def resolve(
@@ -32,7 +35,7 @@ def resolve(
     chosen: list[Parameters | None] = [None] * len(results)
     findings: list[str] = []
     numbered = [(i, c) for i, c in enumerate(configs) if c.opaque is not None and c.opaque.driver == driver]
-    for number, config in sorted(numbered, key=lambda entry: entry[1].source != "FromClass"):
+    for number, config in sorted(numbered, key=lambda entry: entry[1].source != FROM_CLASS):
         assert config.opaque is not None
         where = f"requests {', '.join(config.requests)}" if config.requests else "all requests"
         place = f"parameters {number} ({config.source}, {where})"

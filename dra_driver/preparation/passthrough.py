@@ -11,10 +11,48 @@ import msgspec
 from dra_driver import cdi
 from dra_driver.preparation.claim import BindingRecord, PreparedClaim
 
-__all__ = ["FunctionFacts", "bound"]
+__all__ = ["EVERY_NAMESPACE", "FunctionFacts", "PassthroughPolicy", "bound"]
 
+EVERY_NAMESPACE: Final = "*"
 _VFIO: Final = "/dev/vfio"
 _IOMMU: Final = "/dev/iommu"
+
+
+@dataclass(frozen=True, slots=True)
+class PassthroughPolicy:
+    """Namespaces whose claims may have a device as a bare PCI function; ``*`` stands for every one.
+
+    A bare function is all of the hardware: its memory, its firmware, direct memory access within its IOMMU
+    group. A DeviceClass is an administrator's, the parameters of a claim are its tenant's.
+
+    Attributes:
+        class_namespaces: where it takes that the parameters of the request's DeviceClass ask for it.
+        claim_namespaces: where it is enough that the claim's own parameters do.
+    """
+
+    class_namespaces: frozenset[str] = frozenset({EVERY_NAMESPACE})
+    claim_namespaces: frozenset[str] = frozenset()
+
+    def refusal(self, namespace: str, *, by_class: bool) -> str:
+        """Return why a claim may not have it; empty if it may.
+
+        Args:
+            namespace: of the claim.
+            by_class: whether the parameters of the DeviceClass ask for it, whatever the claim's own say.
+        """
+        if {namespace, EVERY_NAMESPACE} & self.claim_namespaces:
+            return ""
+        if not by_class:
+            return (
+                "the claim's own parameters ask for passthrough, and in namespace "
+                f"{namespace} only those of a DeviceClass may (this node's --passthrough-claim-namespace)"
+            )
+        if {namespace, EVERY_NAMESPACE} & self.class_namespaces:
+            return ""
+        return (
+            f"namespace {namespace} is none of those whose claims may have devices passed through "
+            "(this node's --passthrough-class-namespace)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from dra_driver import cdi
 from dra_driver.api import codec
 from dra_driver.api import names as api_names
 from dra_driver.api.meta import PoolName, Uid
-from dra_driver.api.parameters import Parameters
+from dra_driver.api.parameters import DeviceType, KernelDriver, Parameters
 from dra_driver.api.resource import DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.errors import DecodeError, InvalidParameters, PrepareError
 from dra_driver.preparation import configs, names
@@ -28,12 +28,14 @@ from dra_driver.preparation.claim import (
 from dra_driver.preparation.document import RECORD_ANNOTATION, annotated, documented
 from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
+from dra_driver.preparation.passthrough import PassthroughPolicy
 from dra_driver.preparation.sharing import SharingPlan, device_type, plan_sharing, settings_of
 
 __all__ = ["Grant", "NodeDevice", "complete", "plan", "recover", "reserving_pods"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NAMES_IN_MESSAGE: Final = 8
+_BY_CLASS_ONLY: Final = PassthroughPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def plan(
     devices: Mapping[str, NodeDevice],
     metadata_directory: str = "",
     boot_id: str = "",
+    passthrough: PassthroughPolicy = _BY_CLASS_ONLY,
 ) -> PreparedClaim:
     """Return what has to be remembered and written for the claim, in state STARTED.
 
@@ -83,6 +86,7 @@ def plan(
         devices: the node's devices by name.
         metadata_directory: where the node keeps device metadata files; if empty, containers get none.
         boot_id: which boot of the machine this is; empty where that is not known.
+        passthrough: whose claims may have devices as bare PCI functions.
 
     Raises:
         PrepareError: the claim is another one, is not allocated, or names what is not here; ``retryable``
@@ -95,7 +99,7 @@ def plan(
         )
     if claim.status.allocation is None:
         raise PrepareError("the claim is not allocated")
-    grants = _grants(claim, driver, pool, devices)
+    grants = _grants(claim, driver, pool, devices, passthrough)
     record = PreparedClaim(
         uid=uid,
         namespace=claim.metadata.namespace,
@@ -195,18 +199,17 @@ def recover(driver: str, spec: cdi.Spec) -> PreparedClaim:
 
 
 def _grants(
-    claim: ResourceClaim, driver: str, pool: PoolName, devices: Mapping[str, NodeDevice]
+    claim: ResourceClaim,
+    driver: str,
+    pool: PoolName,
+    devices: Mapping[str, NodeDevice],
+    passthrough: PassthroughPolicy,
 ) -> list[Grant]:
     assert claim.status.allocation is not None
     allocated = claim.status.allocation.devices
     found = [(r, _find(r, pool, devices)) for r in allocated.results if r.driver == driver]
     kinds = [device_type(device, result.share_id) for result, device in found]
-    try:
-        chosen = configs.resolve(
-            allocated.config, driver, [(r.request, k) for (r, _), k in zip(found, kinds, strict=True)]
-        )
-    except InvalidParameters as e:
-        raise PrepareError(str(e)) from e
+    chosen = _parameters(claim, driver, list(zip((r for r, _ in found), kinds, strict=True)), passthrough)
     name = _variable_name(claim)
     counts: dict[str, int] = {}
     grants: list[Grant] = []
@@ -249,6 +252,30 @@ def _capabilities(device: NodeDevice, parameters: Parameters | None) -> tuple[st
             + (f"there are {', '.join(known)}" if known else "its driver is not divided by capabilities")
         )
     return asked
+
+
+def _parameters(
+    claim: ResourceClaim,
+    driver: str,
+    results: Sequence[tuple[DeviceRequestAllocationResult, DeviceType]],
+    passthrough: PassthroughPolicy,
+) -> Sequence[Parameters | None]:
+    """Return the parameters that hold for each result, if the claim may have what they ask for."""
+    assert claim.status.allocation is not None
+    given = claim.status.allocation.devices.config
+    asked = [(result.request, kind) for result, kind in results]
+    try:
+        chosen = configs.resolve(given, driver, asked)
+        of_classes = configs.resolve([c for c in given if c.source == configs.FROM_CLASS], driver, asked)
+    except InvalidParameters as e:
+        raise PrepareError(str(e)) from e
+    for (result, _), parameters, of_class in zip(results, chosen, of_classes, strict=True):
+        if result.admin_access or parameters is None or parameters.driver is KernelDriver.DEFAULT:
+            continue
+        by_class = of_class is not None and of_class.driver is parameters.driver
+        if refusal := passthrough.refusal(claim.metadata.namespace, by_class=by_class):
+            raise PrepareError(f"request {result.request}: {refusal}")
+    return chosen
 
 
 def _find(

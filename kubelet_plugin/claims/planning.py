@@ -23,7 +23,7 @@ from dra_driver.errors import (
     ServerBusy,
 )
 from dra_driver.ports import KubeClient
-from dra_driver.preparation import NodeDevice, PreparedClaim, check_identity, plan
+from dra_driver.preparation import NodeDevice, PassthroughPolicy, PreparedClaim, check_identity, plan
 from kubelet_plugin.claims.host_files import Host
 from kubelet_plugin.claims.reservations import DeviceReservations
 
@@ -66,6 +66,7 @@ class Planner:
         metadata_directory: where device metadata files go, by its name on the host; if empty, there are none.
         host: what is there of what documents name.
         boot_id: which boot of the machine this is; empty where that is not known.
+        passthrough: whose claims may have devices as bare PCI functions.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Planner:
         metadata_directory: str,
         host: Host,
         boot_id: str,
+        passthrough: PassthroughPolicy,
     ) -> None:
         self._driver = driver
         self._pool = pool
@@ -90,6 +92,7 @@ class Planner:
         self._metadata_directory = metadata_directory
         self._host = host
         self._boot_id = boot_id
+        self._passthrough = passthrough
 
     async def plan(self, reference: ClaimReference, uid: Uid, deadline: float) -> PreparedClaim:
         """Read the claim and plan it, again and again while the trouble may pass.
@@ -137,6 +140,7 @@ class Planner:
             devices=self._devices(),
             metadata_directory=self._metadata_directory,
             boot_id=self._boot_id,
+            passthrough=self._passthrough,
         )
         await self._check(planned)
         return planned

@@ -26,6 +26,7 @@ from dra_driver.preparation import (
     ClaimState,
     Event,
     NodeDevice,
+    PassthroughPolicy,
     PreparedClaim,
     PreparedDevice,
     check_uid,
@@ -75,6 +76,8 @@ class Preparer:
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host;
             if the name is empty, none are written.
         host: what is there of what documents name; defaults to everything.
+        passthrough: whose claims may have devices as bare PCI functions; defaults to those whose DeviceClass
+            asks for it.
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
         report: called with the kind (see ``notices``) and the text of what is found.
     """
@@ -97,6 +100,7 @@ class Preparer:
         metadata: Metadata | None = None,
         metadata_directory: str = "",
         host: Host | None = None,
+        passthrough: PassthroughPolicy | None = None,
         complete: Callable[[], bool] = lambda: True,
         report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
@@ -120,6 +124,7 @@ class Preparer:
             metadata_directory=metadata_directory,
             host=host,
             boot_id=boot_id,
+            passthrough=passthrough or PassthroughPolicy(),
         )
         self._effects = Effects(
             driver=driver,

@@ -300,6 +300,7 @@ class Scenario:
                 f"--dev-root={self.root}/dev",
                 f"--host-root={self.root}",
                 "--passthrough",
+                "--passthrough-claim-namespace=*",
                 f"--backend=simulated={self._profile}",
                 *([f"--instance-id={instance}"] if instance else []),
             ],

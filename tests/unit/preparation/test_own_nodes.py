@@ -160,7 +160,7 @@ def test_a_node_that_a_process_has_open_counts_under_each_of_its_names() -> None
     body = claim("c", "npu", uid=UID)
     parameters = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "GpuConfig", "driver": "vfio-pci"}
     body["status"]["allocation"]["devices"]["config"] = [
-        {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
+        {"source": "FromClass", "requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}
     ]
     gpu = NodeDevice(
         "npu",

@@ -94,6 +94,22 @@ PATHS = {
 
 
 @pytest.mark.parametrize(("kind", "version"), EVERY)
+def test_a_claim_that_asks_for_passthrough_itself_is_warned(kind: str, version: str) -> None:
+    bare = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "GpuConfig", "driver": "vfio-pci"}
+    config = [entry(OTHER, bare), entry(OURS, GOOD), entry(OURS, bare), entry(OURS, bare)]
+    response = answer(review(kind, version, wrap(kind, version, config)))
+    assert response["allowed"] is True
+    warnings = response.get("warnings", [])
+    if kind == "DeviceClass":
+        assert warnings == []
+        return
+    (warning,) = warnings
+    assert warning.startswith(f"{PATHS[kind]}[2].opaque.parameters: passthrough is given to claims whose")
+    # The API server cuts off what is longer.
+    assert len(warning) <= 256
+
+
+@pytest.mark.parametrize(("kind", "version"), EVERY)
 def test_every_finding_comes_at_once_with_its_path(kind: str, version: str) -> None:
     config = [entry(OTHER, BAD), entry(OURS, GOOD), entry(OURS, BAD), entry(OURS, {"kind": "What"})]
     response = answer(review(kind, version, wrap(kind, version, config)))

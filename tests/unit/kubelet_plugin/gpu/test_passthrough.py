@@ -13,7 +13,19 @@ import msgspec
 import pytest
 from fake_client import FakeClient
 from fake_pci import FakePci
-from node_agent import DRIVER, NODE, QUICK, Node, add_claim, claim, device, eventually, inventory, running
+from node_agent import (
+    DRIVER,
+    NODE,
+    QUICK,
+    Node,
+    add_claim,
+    claim,
+    configuration,
+    device,
+    eventually,
+    inventory,
+    running,
+)
 
 from dra_driver.api import names
 from dra_driver.api.inventory import DeviceHealth
@@ -237,7 +249,8 @@ def passed_through(*devices: str, **more: Any) -> dict[str, Any]:
     parameters = {**CONFIG, **more.pop("parameters", {})}
     body = claim(more.pop("name", "vm"), *devices, **more)
     opaque = {"driver": DRIVER, "parameters": parameters}
-    body["status"]["allocation"]["devices"]["config"] = [{"source": "FromClaim", "opaque": opaque}]
+    by_class = {"source": "FromClass", "requests": ["gpu"], "opaque": opaque}
+    body["status"]["allocation"]["devices"]["config"] = [by_class]
     return body
 
 
@@ -379,10 +392,6 @@ def test_what_is_in_use_or_shared_is_refused_and_left_as_it_was(tmp_path: Path) 
             (fds / "3").unlink()
             share = {"shareID": "5a1f0e5e-0000-4000-8000-000000000001"}
             shared = add_claim(kube, passed_through("gpu-0", name="share", **share))
-            # Parameters of whole GPUs are skipped for shares, so that a name is needed to be told.
-            shared_config = shared["status"]["allocation"]["devices"]["config"][0]
-            shared_config["requests"] = ["gpu"]
-            add_claim(kube, shared)
             assert "was given a share" in await call(node, "prepare", shared)
             plain = add_claim(kube, claim("plain", "gpu-0"))
             assert await call(node, "prepare", plain) == ""
@@ -479,6 +488,86 @@ def test_a_document_follows_the_character_device_over_bindings(tmp_path: Path) -
             assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == ("nvidia", "nvidia")
 
     asyncio.run(scenario())
+
+
+VM_CLASS = {"source": "FromClass", "requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": CONFIG}}
+VM_CLAIM = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": CONFIG}}
+PLAIN = {**CONFIG, "driver": "Default"}
+PLAIN_CLAIM = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": PLAIN}}
+PLAIN_CLASS = {**VM_CLASS, "opaque": {"driver": DRIVER, "parameters": PLAIN}}
+OTHER_CLASS = {**VM_CLASS, "requests": ["elsewhere"]}
+
+
+@pytest.mark.parametrize(
+    ("configs", "allowed", "outcome"),
+    [
+        ((VM_CLASS,), {}, VFIO),
+        ((VM_CLAIM,), {}, "own parameters ask for passthrough"),
+        ((VM_CLAIM, {**VM_CLAIM, "source": ""}), {}, "own parameters ask for passthrough"),
+        ((OTHER_CLASS, VM_CLAIM), {}, "own parameters ask for passthrough"),
+        ((PLAIN_CLASS, VM_CLAIM), {}, "own parameters ask for passthrough"),
+        # Of several parameters of a class the last one holds.
+        ((VM_CLASS, PLAIN_CLASS, VM_CLAIM), {}, "own parameters ask for passthrough"),
+        # A claim may say how it wants to have what its class gives, and may not want it.
+        ((VM_CLASS, VM_CLAIM), {}, VFIO),
+        ((VM_CLASS, PLAIN_CLAIM), {}, "nvidia"),
+        ((VM_CLAIM,), {"passthrough_claim_namespaces": ("ns",)}, VFIO),
+        ((VM_CLAIM,), {"passthrough_claim_namespaces": ("*",)}, VFIO),
+        ((VM_CLAIM,), {"passthrough_claim_namespaces": ("other",)}, "own parameters ask for passthrough"),
+        ((VM_CLASS,), {"passthrough_class_namespaces": ("ns", "vms")}, VFIO),
+        ((VM_CLASS,), {"passthrough_class_namespaces": ("vms",)}, "namespace ns is none of those"),
+        (
+            (VM_CLASS,),
+            {"passthrough_class_namespaces": ("vms",), "passthrough_claim_namespaces": ("ns",)},
+            VFIO,
+        ),
+    ],
+)
+def test_whose_claims_may_have_it(
+    tmp_path: Path, configs: Sequence[dict[str, Any]], allowed: dict[str, Any], outcome: str
+) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path)
+        body = claim("vm", "gpu-0")
+        body["status"]["allocation"]["devices"]["config"] = list(configs)
+        kube.put(RESOURCE_CLAIMS, body)
+        async with agent(tmp_path, kube, machine, **allowed) as node:
+            error = await call(node, "prepare", body)
+            if outcome in (VFIO, "nvidia"):
+                assert (error, machine.pci.driver(ONE)) == ("", outcome)
+            else:
+                assert outcome in error
+                assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == ("nvidia", "")
+
+    asyncio.run(scenario())
+
+
+def test_who_only_looks_on_needs_no_permission(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path)
+        body = claim("look", "gpu-0", adminAccess=True)
+        body["status"]["allocation"]["devices"]["config"] = [VM_CLAIM]
+        add_claim(kube, body)
+        async with agent(tmp_path, kube, machine) as node:
+            assert await call(node, "prepare", body) == ""
+            assert machine.pci.driver(ONE) == "nvidia"
+
+    asyncio.run(scenario())
+
+
+def test_namespaces_are_checked_at_the_start(tmp_path: Path) -> None:
+    wrong = configuration(
+        tmp_path,
+        passthrough=True,
+        passthrough_class_namespaces=("Vms",),
+        passthrough_claim_namespaces=("*", "vms", ""),
+    )
+    assert [f.partition(":")[0] for f in wrong.findings()] == [
+        "--passthrough-class-namespace 'Vms'",
+        "--passthrough-claim-namespace ''",
+    ]
+    (finding,) = configuration(tmp_path, passthrough_claim_namespaces=("vms",)).findings()
+    assert finding == "--passthrough-claim-namespace: has no effect without --passthrough"
 
 
 def test_two_gpus_of_one_group_go_together_or_not_at_all(tmp_path: Path) -> None:
