@@ -17,6 +17,7 @@ __all__ = [
     "BindingRecord",
     "ClaimState",
     "DeviceSetting",
+    "FunctionRecord",
     "PartitionRecord",
     "PodReference",
     "PreparedClaim",
@@ -58,6 +59,21 @@ class PartitionRecord(Wire, frozen=True, kw_only=True):
     daemon: bool = False
 
 
+class FunctionRecord(Wire, frozen=True, kw_only=True):
+    """A PCI function as it was before it was bound to another kernel driver.
+
+    Attributes:
+        address: PCI address.
+        driver_before: that it was bound to before, and is again after; empty if it was bound to none.
+        overridden: whether ``driver_override`` named that driver. What named another one was left behind, and
+            is not put back: it would keep the driver from taking the function.
+    """
+
+    address: str
+    driver_before: str = ""
+    overridden: bool = False
+
+
 class BindingRecord(Wire, frozen=True, kw_only=True):
     """A device that is bound to another kernel driver while the claim holds it.
 
@@ -68,6 +84,8 @@ class BindingRecord(Wire, frozen=True, kw_only=True):
         nodes: device nodes that a process using it through its own driver has open.
         group: number of its IOMMU group; empty until it was looked up.
         driver_before: that it was bound to before, and is again after; empty if it was bound to none.
+        overridden: see ``FunctionRecord``.
+        companions: other functions of the same card that are bound to the driver with it.
         iommu: an ``IommuBackend``: by which interface the container uses it.
         api_device: whether the container gets the device node of that interface beside the device's own.
         cdev: name of its VFIO character device, if it is used by IOMMUFD; else empty. It is known only while
@@ -80,9 +98,19 @@ class BindingRecord(Wire, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     group: str = ""
     driver_before: str = ""
+    overridden: bool = False
+    companions: tuple[FunctionRecord, ...] = ()
     iommu: str = IommuBackend.LEGACY_ONLY.value
     api_device: bool = True
     cdev: str = ""
+
+    @property
+    def functions(self) -> tuple[FunctionRecord, ...]:
+        """All functions that are bound for the claim, the device itself first."""
+        device = FunctionRecord(
+            address=self.address, driver_before=self.driver_before, overridden=self.overridden
+        )
+        return (device, *self.companions)
 
 
 class DeviceSetting(Wire, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from dra_driver import cdi
-from dra_driver.preparation.claim import BindingRecord, PreparedClaim
+from dra_driver.preparation.claim import BindingRecord, FunctionRecord, PreparedClaim
 
 __all__ = ["EVERY_NAMESPACE", "FunctionFacts", "PassthroughPolicy", "bound"]
 
@@ -61,12 +61,12 @@ class FunctionFacts:
 
     Attributes:
         group: number of its IOMMU group.
-        driver_before: see ``BindingRecord``.
+        before: all functions that are bound with it, as they were before, the device itself first.
         cdev: see ``BindingRecord``.
     """
 
     group: str
-    driver_before: str
+    before: tuple[FunctionRecord, ...]
     cdev: str = ""
 
 
@@ -86,8 +86,14 @@ def bound(record: PreparedClaim, facts: Mapping[str, FunctionFacts]) -> Prepared
             devices.append(device)
             continue
         known = facts[device.device]
+        itself, *companions = known.before
         binding = msgspec.structs.replace(
-            device.binding, group=known.group, driver_before=known.driver_before, cdev=known.cdev
+            device.binding,
+            group=known.group,
+            driver_before=itself.driver_before,
+            overridden=itself.overridden,
+            companions=tuple(companions),
+            cdev=known.cdev,
         )
         devices.append(msgspec.structs.replace(device, binding=binding, own_nodes=(_own_node(binding),)))
         bindings[device.cdi_device_ids[0].partition("=")[2]] = binding

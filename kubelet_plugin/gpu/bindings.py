@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -18,6 +18,7 @@ from dra_driver.ports import Pausable
 from dra_driver.preparation import (
     BindingRecord,
     FunctionFacts,
+    FunctionRecord,
     PreparedClaim,
     PreparedDevice,
     annotated,
@@ -53,7 +54,9 @@ class Bindings:
         Raises:
             PrepareError: a device cannot be passed through.
         """
-        ours = {binding.address for _, binding in bindings_of(record)}
+        ours: set[str] = set()
+        for _, binding in bindings_of(record):
+            ours |= {binding.address, *self._functions.companions(binding.address)}
         facts: dict[str, FunctionFacts] = {}
         for device, binding in bindings_of(record):
             try:
@@ -67,7 +70,7 @@ class Bindings:
                 )
             facts[device.device] = FunctionFacts(
                 group=self._functions.group(binding.address),
-                driver_before=self._functions.driver(binding.address),
+                before=self._before(binding),
                 cdev=self._cdev(binding),
             )
         return annotated(bound(record, facts)) if facts else record
@@ -87,7 +90,7 @@ class Bindings:
                     retryable=True,
                 )
             facts[device.device] = FunctionFacts(
-                group=group, driver_before=binding.driver_before, cdev=self._cdev(binding)
+                group=group, before=binding.functions, cdev=self._cdev(binding)
             )
         return annotated(bound(record, facts))
 
@@ -109,25 +112,30 @@ class Bindings:
         return changed
 
     def _bind(self, record: PreparedClaim) -> bool:
-        todo = []
-        for device, binding in bindings_of(record):
-            if self._functions.driver(binding.address) == binding.driver:
-                if binding.driver_before == binding.driver:
-                    continue  # somebody else's binding, as on a node that is only for virtual machines
-                # Undoing it may have been interrupted after its first step.
-                self._functions.bind(binding.address, binding.driver)
-            else:
-                todo.append((device, binding))
-        if not todo:
-            return False
+        changed = False
         with contextlib.ExitStack() as stack:
-            for library in self._libraries:
-                stack.enter_context(library.paused())
-            for device, binding in todo:
-                self._refuse_users(device, f"bound to {binding.driver}", binding.nodes)
-                self._functions.bind(binding.address, binding.driver)
-                log.info("bound to another driver", device=device.device, driver=binding.driver)
-        return True
+            for device, binding in bindings_of(record):
+                todo = [f for f in binding.functions if self._functions.driver(f.address) != binding.driver]
+                if todo:
+                    if not changed:
+                        for library in self._libraries:
+                            stack.enter_context(library.paused())
+                    changed = True
+                    nodes = {n for f in todo for n in self._functions.open_nodes(f.address)}
+                    self._refuse_users(device, f"bound to {binding.driver}", nodes | set(binding.nodes))
+                for function in binding.functions:
+                    if function.driver_before == binding.driver and function not in todo:
+                        continue  # somebody else's binding, as on a node that is only for virtual machines
+                    # Also one that is bound: undoing it may have been interrupted after its first step.
+                    self._functions.bind(function.address, binding.driver)
+                if todo:
+                    log.info(
+                        "bound to another driver",
+                        device=device.device,
+                        driver=binding.driver,
+                        functions=[f.address for f in todo],
+                    )
+        return changed
 
     def restore(self, record: PreparedClaim) -> bool:
         """Give the devices back to their drivers, and return whether there were any.
@@ -137,16 +145,35 @@ class Bindings:
         """
         found = bindings_of(record)
         for device, binding in found:
-            bound_by_us = binding.driver_before != binding.driver
-            if bound_by_us and self._functions.driver(binding.address) == binding.driver:
+            ours = [f for f in binding.functions if f.driver_before != binding.driver]
+            held = [f for f in ours if self._functions.driver(f.address) == binding.driver]
+            if held:
                 # As above: a virtual machine that does not end would hold up every other call.
-                self._refuse_users(
-                    device, f"taken from {binding.driver}", self._functions.nodes(binding.address)
+                nodes = {n for f in held for n in self._functions.nodes(f.address)}
+                self._refuse_users(device, f"taken from {binding.driver}", nodes)
+            for function in reversed(ours):
+                why = self._functions.restore(
+                    function.address, binding.driver, function.driver_before, overridden=function.overridden
                 )
-            why = self._functions.restore(binding.address, binding.driver, binding.driver_before)
-            if why:
-                log.error("a device is not what it was before", device=device.device, why=why)
+                if why:
+                    log.error(
+                        "a device is not what it was before",
+                        device=device.device,
+                        function=function.address,
+                        why=why,
+                    )
         return bool(found)
+
+    def _before(self, binding: BindingRecord) -> tuple[FunctionRecord, ...]:
+        """Return how all functions are that have to be bound for a device."""
+        found: list[FunctionRecord] = []
+        for address in (binding.address, *self._functions.companions(binding.address)):
+            driver = self._functions.driver(address)
+            if found and driver == binding.driver:
+                continue  # a companion that somebody else has bound
+            overridden = bool(driver) and self._functions.override(address) == driver
+            found.append(FunctionRecord(address=address, driver_before=driver, overridden=overridden))
+        return tuple(found)
 
     def _cdev(self, binding: BindingRecord) -> str:
         """Return the character device by which the claim is to use the function; empty: by its group.
@@ -157,7 +184,7 @@ class Bindings:
             return ""
         return self._functions.cdev(binding.address)
 
-    def _refuse_users(self, device: PreparedDevice, what: str, nodes: Sequence[str]) -> None:
+    def _refuse_users(self, device: PreparedDevice, what: str, nodes: Collection[str]) -> None:
         """Refuse a change that would wait in the kernel until processes have closed the device."""
         users = self._functions.users(nodes)
         if users:

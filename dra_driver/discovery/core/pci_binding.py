@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ __all__ = ["VFIO", "PciFunctions", "write_attribute"]
 VFIO: Final = "vfio-pci"
 # They let functions of their group be used: drivers of bridges, and one that only keeps a function unused.
 _HARMLESS: Final = frozenset({"", "pcieport", "pci-stub"})
+# Beginnings of PCI classes: what a graphics card has beside its GPU, sound (04) and serial buses such as USB
+# (0c). Never display (03) or accelerator (12): that is another device of the node.
+_COMPANIONS: Final = ("0x04", "0x0c")
 _CDEV: Final = re.compile(r"vfio[0-9]{1,9}", re.ASCII)
 _DRIVER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # devtmpfs makes the device nodes a moment after the binding.
@@ -73,9 +77,38 @@ class PciFunctions:
         """Return the driver that it is bound to; empty if it is bound to none."""
         return _target(self._folder(address) / "driver")
 
+    def override(self, address: str) -> str:
+        """Return the only driver that may take it; empty where any may."""
+        named = read_sysfs(self._folder(address) / "driver_override") or ""
+        return "" if named == "(null)" else named
+
     def group(self, address: str) -> str:
         """Return the number of its IOMMU group; empty where the machine has no IOMMU or does not use it."""
         return _target(self._folder(address) / "iommu_group")
+
+    def companions(self, address: str) -> Sequence[str]:
+        """Return the other functions of the same card that have to go where it goes: its sound, its USB.
+
+        Those whose driver keeps their IOMMU group, which the function is in too, from being passed through.
+        """
+        here = PciAddress.parse(address)
+        found = []
+        for other in self._members(address):
+            there = PciAddress.parse(other)
+            if here is None or there is None or _slot(there) != _slot(here):
+                continue
+            kind = read_sysfs(self._folder(other) / "class") or ""
+            if kind.startswith(_COMPANIONS) and self.driver(other) not in _HARMLESS:
+                found.append(other)
+        return tuple(found)
+
+    def open_nodes(self, address: str) -> Sequence[str]:
+        """Return the device nodes that the kernel's subsystems for graphics and sound have made for it."""
+        folder = self._folder(address)
+        found = [f"/dev/dri/{n}" for n in _names(folder / "drm")]
+        for card in _names(folder / "sound"):
+            found += [f"/dev/snd/{n}" for n in _names(folder / "sound" / card)]
+        return tuple(found)
 
     @property
     def iommufd(self) -> bool:
@@ -108,7 +141,7 @@ class PciFunctions:
         Args:
             address: the function.
             driver: that it shall be bound to.
-            ours: functions of the same claim: they may be in its IOMMU group.
+            ours: functions that are bound to the driver for the same claim: they may be in its IOMMU group.
 
         Raises:
             PrepareError: the text says why.
@@ -137,11 +170,23 @@ class PciFunctions:
             )
 
     def users(self, nodes: Collection[str]) -> Sequence[str]:
-        """Return processes, as ``PID (NAME)``, that have one of these device nodes open."""
+        """Return processes, as ``PID (NAME)``, that have one of these device nodes open.
+
+        Args:
+            nodes: as containers know them. A process may know one by another name, as those do that run below
+                the root of a driver that a container brings; its number is the same.
+        """
+        numbers = {_number(self._dev_root / path.removeprefix("/dev/")) for path in nodes} - {0}
+
+        def is_one(fd: Path) -> bool:
+            name = _link(fd)
+            # Only what is in a folder of devices is looked at: a file of a dead server would not answer.
+            return name in nodes or ("/dev/" in name and _number(fd) in numbers)
+
         found: list[str] = []
         for process in self._processes():
             with contextlib.suppress(OSError):
-                if any(_link(fd) in nodes for fd in (process / "fd").iterdir()):
+                if any(is_one(fd) for fd in (process / "fd").iterdir()):
                     found.append(f"{process.name} ({read_sysfs(process / 'comm') or '?'})")
         return found
 
@@ -153,7 +198,7 @@ class PciFunctions:
         """
         folder = self._folder(address)
         try:
-            if (read_sysfs(folder / "driver_override") or "") != driver:
+            if self.override(address) != driver:
                 self._write(folder / "driver_override", driver)
             now = self.driver(address)
             if now != driver:
@@ -171,7 +216,7 @@ class PciFunctions:
                 f"PCI function {address} was to be bound to {driver}, but is bound to {now or 'nothing'}"
             )
 
-    def restore(self, address: str, driver: str, before: str) -> str:
+    def restore(self, address: str, driver: str, before: str, *, overridden: bool = False) -> str:
         """Give the function back; nothing where it is not bound to ``driver`` any more.
 
         Args:
@@ -179,6 +224,7 @@ class PciFunctions:
             driver: that it was bound to by ``bind``.
             before: that it was bound to before; empty if none. If it is the same, the binding is another's,
                 and how that was made is not known: nothing is done.
+            overridden: whether ``driver_override`` named ``before``, as an administrator's tools have it.
 
         Returns:
             Why it is not bound to what it was before, where that cannot be helped; empty where all is well.
@@ -192,8 +238,8 @@ class PciFunctions:
             return "it is not there any more"
         folder = self._folder(address)
         try:
-            if read_sysfs(folder / "driver_override") == driver:
-                self._write(folder / "driver_override", "\n")
+            if self.override(address) == driver:
+                self._write(folder / "driver_override", before if overridden else "\n")
             if self.driver(address) == driver:
                 self._write(self._driver_folder(driver) / "unbind", address)
         except OSError as e:
@@ -244,6 +290,25 @@ class PciFunctions:
     def _processes(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             yield from (p for p in self._proc_root.iterdir() if p.name.isdigit())
+
+
+def _slot(address: PciAddress) -> tuple[int, int, int]:
+    return address.domain, address.bus, address.device
+
+
+def _names(folder: Path) -> Sequence[str]:
+    with contextlib.suppress(OSError):
+        return sorted(p.name for p in folder.iterdir())
+    return ()
+
+
+def _number(path: Path) -> int:
+    """Return the number of a character device; 0 where it is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0
+    return found.st_rdev if stat.S_ISCHR(found.st_mode) else 0
 
 
 def _target(link: Path) -> str:

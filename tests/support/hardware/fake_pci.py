@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from dra_driver.discovery.core.pci_binding import VFIO
@@ -29,11 +29,13 @@ class FakePci:
         functions: Mapping[str, tuple[str, str]],
         drivers: tuple[str, ...] = ("nvidia", VFIO),
         *,
+        sound: Collection[str] = (),
         iommufd: bool = False,
         cdevs: bool | None = None,
     ) -> FakePci:
         """Functions by address: driver (empty: none) and IOMMU group (empty: none).
 
+        ``sound``: those that are sound controllers; all others are GPUs.
         ``iommufd``: whether the kernel has it; ``cdevs``: whether VFIO has character devices; as ``iommufd``.
         """
         (self.dev / "vfio").mkdir(parents=True, exist_ok=True)
@@ -49,6 +51,7 @@ class FakePci:
             (folder / "driver_override").write_text("(null)\n")
             # What the kernel knows from the device's numbers.
             (folder / "modalias").write_text(driver)
+            (folder / "class").write_text("0x040300\n" if address in sound else "0x030200\n")
             if group:
                 members = self.sysfs / "kernel/iommu_groups" / group / "devices"
                 members.mkdir(parents=True, exist_ok=True)

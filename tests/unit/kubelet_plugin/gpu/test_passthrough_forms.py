@@ -1,0 +1,204 @@
+"""Passthrough in all its forms: IOMMU groups and IOMMUFD, cards with several functions, overrides."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fake_client import FakeClient
+from node_agent import add_claim
+from passthrough_node import (
+    ONE,
+    SOUND,
+    TWO,
+    Machine,
+    agent,
+    call,
+    functions,
+    nodes_of,
+    passed_through,
+    planned,
+)
+
+from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
+from kubelet_plugin.gpu.bindings import Bindings
+
+
+@pytest.mark.parametrize(
+    ("kernel", "policy", "expected"),
+    [
+        ({"iommufd": True}, "LegacyOnly", ["/dev/vfio/vfio", "/dev/vfio/12"]),
+        ({"iommufd": True}, "PreferIommuFD", ["/dev/iommu", "/dev/vfio/devices/vfio0"]),
+        ({"iommufd": True}, "IommuFDOnly", ["/dev/iommu", "/dev/vfio/devices/vfio0"]),
+        ({"iommufd": False}, "PreferIommuFD", ["/dev/vfio/vfio", "/dev/vfio/12"]),
+        ({"iommufd": True, "cdevs": False}, "PreferIommuFD", ["/dev/vfio/vfio", "/dev/vfio/12"]),
+        ({"iommufd": False, "cdevs": True}, "PreferIommuFD", ["/dev/vfio/vfio", "/dev/vfio/12"]),
+    ],
+)
+def test_iommufd_where_the_claim_asks_for_it_and_the_kernel_has_it(
+    tmp_path: Path, kernel: dict[str, bool], policy: str, expected: list[str]
+) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path, None, **kernel)
+        async with agent(tmp_path, kube, machine) as node:
+            with_api = add_claim(
+                kube, passed_through("gpu-0", parameters={"iommu": {"backendPolicy": policy}})
+            )
+            assert await call(node, "prepare", with_api) == ""
+            assert nodes_of(node, with_api) == [expected]
+            assert await call(node, "unprepare", with_api) == ""
+            iommu = {"backendPolicy": policy, "enableAPIDevice": False}
+            alone = add_claim(kube, passed_through("gpu-0", name="alone", parameters={"iommu": iommu}))
+            assert await call(node, "prepare", alone) == ""
+            assert nodes_of(node, alone) == [expected[1:]]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (
+            {"iommufd": False},
+            "asks for IommuFDOnly, but this node has no /dev/iommu: IOMMUFD needs Linux 6.6",
+        ),
+        ({"iommufd": True, "cdevs": False}, "gives PCI function 0000:3b:00.0 no character device"),
+    ],
+)
+def test_iommufd_and_nothing_else_is_refused_where_the_kernel_has_none(
+    tmp_path: Path, kernel: dict[str, bool], reason: str
+) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path, None, **kernel)
+        async with agent(tmp_path, kube, machine) as node:
+            parameters = {"iommu": {"backendPolicy": "IommuFDOnly"}}
+            body = add_claim(kube, passed_through("gpu-0", parameters=parameters))
+            assert reason in await call(node, "prepare", body)
+            assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == ("nvidia", "")
+            assert node.plugin._preparer.claims == ()
+
+    asyncio.run(scenario())
+
+
+def test_the_sound_of_a_card_goes_with_it_and_comes_back(tmp_path: Path) -> None:
+    """Its driver would keep the IOMMU group from being passed through."""
+
+    async def scenario() -> None:
+        kube = FakeClient()
+        machine = Machine(tmp_path, {SOUND: ("snd_hda_intel", "12")}, sound={SOUND})
+        player = machine.pci.proc / "4711/fd"
+        player.mkdir(parents=True)
+        (machine.pci.sysfs / "bus/pci/devices" / SOUND / "sound/card0/pcmC0D3p").mkdir(parents=True)
+        (player / "3").symlink_to("/dev/snd/pcmC0D3p")
+        async with agent(tmp_path, kube, machine) as node:
+            body = add_claim(kube, passed_through("gpu-0"))
+            assert "in use by process 4711" in await call(node, "prepare", body)
+            assert (machine.pci.driver(ONE), machine.pci.driver(SOUND)) == ("nvidia", "snd_hda_intel")
+            (player / "3").unlink()
+            assert await call(node, "prepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.driver(SOUND)) == (VFIO, VFIO)
+            assert nodes_of(node, body) == [["/dev/vfio/vfio", "/dev/vfio/12"]]
+            assert await call(node, "unprepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.driver(SOUND)) == ("nvidia", "snd_hda_intel")
+            assert (machine.pci.override(ONE), machine.pci.override(SOUND)) == ("", "")
+
+    asyncio.run(scenario())
+
+
+def test_sound_that_an_administrator_has_bound_stays_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path, {SOUND: (VFIO, "12")}, sound={SOUND})
+        async with agent(tmp_path, kube, machine) as node:
+            body = add_claim(kube, passed_through("gpu-0"))
+            assert await call(node, "prepare", body) == ""
+            assert await call(node, "unprepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.driver(SOUND)) == ("nvidia", VFIO)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("left", "expected"), [("nvidia", "nvidia"), (VFIO, "")])
+def test_an_override_is_put_back_unless_it_was_left_behind(tmp_path: Path, left: str, expected: str) -> None:
+    """One that names another driver than the function has would keep that from taking it."""
+
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path)
+        machine.pci.write(machine.pci.sysfs / "bus/pci/devices" / ONE / "driver_override", left)
+        async with agent(tmp_path, kube, machine) as node:
+            body = add_claim(kube, passed_through("gpu-0"))
+            assert await call(node, "prepare", body) == ""
+            assert await call(node, "unprepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == ("nvidia", expected)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stop", range(13))
+def test_a_crash_at_any_write_for_a_card_can_be_undone(tmp_path: Path, stop: int) -> None:
+    async def scenario() -> None:
+        kube = FakeClient()
+        machine = Machine(tmp_path, {SOUND: ("snd_hda_intel", "12")}, sound={SOUND})
+        machine.pci.write(machine.pci.sysfs / "bus/pci/devices" / SOUND / "driver_override", "snd_hda_intel")
+        left = stop
+
+        def write(path: Path, text: str) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            machine.pci.write(path, text)
+
+        record = Bindings(functions(machine.pci)).look(await planned(kube, machine, "gpu-0"))
+        dying = Bindings(PciFunctions(machine.pci.sysfs, machine.pci.dev, machine.pci.proc, write=write))
+
+        def life() -> None:
+            dying.bind(record)
+            dying.restore(record)
+
+        if stop < 12:
+            with pytest.raises(KeyboardInterrupt):
+                life()
+        else:
+            life()
+        whole = Bindings(functions(machine.pci))
+        whole.restore(record)
+        drivers = {a: (machine.pci.driver(a), machine.pci.override(a)) for a in (ONE, SOUND)}
+        assert drivers == {ONE: ("nvidia", ""), SOUND: ("snd_hda_intel", "snd_hda_intel")}
+        whole.bind(record)
+        assert (machine.pci.driver(ONE), machine.pci.driver(SOUND)) == (VFIO, VFIO)
+
+    asyncio.run(scenario())
+
+
+def test_a_document_follows_the_character_device_over_bindings(tmp_path: Path) -> None:
+    """Bound anew by somebody else while the agent was away: the function has another number."""
+
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path, iommufd=True)
+        parameters = {"iommu": {"backendPolicy": "PreferIommuFD"}}
+        body = add_claim(kube, passed_through("gpu-0", "gpu-1", parameters=parameters))
+        async with agent(tmp_path, kube, machine) as node:
+            assert await call(node, "prepare", body) == ""
+            assert nodes_of(node, body) == [["/dev/iommu", f"/dev/vfio/devices/vfio{i}"] for i in (0, 1)]
+        unbind, probe = (
+            machine.pci.sysfs / "bus/pci" / p for p in ("drivers/vfio-pci/unbind", "drivers_probe")
+        )
+        for address in (ONE, TWO):
+            machine.pci.write(unbind, address)
+        for address in (TWO, ONE):
+            machine.pci.write(probe, address)
+        kube.down = True
+        async with agent(tmp_path, kube, machine) as node:
+            assert nodes_of(node, body) == [["/dev/iommu", f"/dev/vfio/devices/vfio{i}"] for i in (1, 0)]
+            (record,) = node.plugin._preparer.claims
+            assert [d.binding.cdev for d in record.devices if d.binding] == ["vfio1", "vfio0"]
+            fds = machine.pci.proc / "4711/fd"
+            fds.mkdir(parents=True)
+            (fds / "3").symlink_to("/dev/vfio/devices/vfio1")
+            assert "in use by process 4711" in await call(node, "unprepare", body)
+            (fds / "3").unlink()
+            assert await call(node, "unprepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.driver(TWO)) == ("nvidia", "nvidia")
+
+    asyncio.run(scenario())
