@@ -104,6 +104,9 @@ _GIVE_BACK = (
     Effect.RESTORE_DEVICES,
 )
 _UNDO = (*_GIVE_BACK, Effect.FORGET)
+# A reboot has bound every function to what the machine's configuration says. At the address of one that was
+# bound for the claim may be another one now, and what it is bound to is somebody else's decision.
+_GIVE_BACK_AFTER_REBOOT = tuple(e for e in _GIVE_BACK if e is not Effect.RESTORE_DRIVERS)
 # Files without a record.
 _CLEAR = (Effect.REMOVE_SPEC, Effect.REMOVE_METADATA)
 
@@ -130,8 +133,8 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxy
         ),
         # No container has outlived the reboot, and what was a device's number may be another one's. Nothing
         # is made again for pods that may be gone: the kubelet prepares again for those that are not.
-        (_STARTED, Event.REBOOT): Transition(_ABSENT, _UNDO),
-        (_COMPLETED, Event.REBOOT): Transition(_ENDED, (*_GIVE_BACK, Effect.SAVE)),
+        (_STARTED, Event.REBOOT): Transition(_ABSENT, (*_GIVE_BACK_AFTER_REBOOT, Effect.FORGET)),
+        (_COMPLETED, Event.REBOOT): Transition(_ENDED, (*_GIVE_BACK_AFTER_REBOOT, Effect.SAVE)),
         (_ENDED, Event.REBOOT): Transition(_ENDED, _CLEAR),
         (_ENDED, Event.RESTART): Transition(_ENDED, _CLEAR),
         (_ENDED, Event.PREPARE): Transition(_STARTED, (Effect.SAVE, *_MAKE, Effect.WRITE_SPEC)),

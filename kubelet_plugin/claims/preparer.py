@@ -312,6 +312,9 @@ class Preparer:
             self._reservations.claim(uid, deadline) as locked,
             locked.transaction(deadline) as claim,
         ):
+            if claim.record is not None and self._reservations.is_outdated(claim.record):
+                # It could not be ended at the start. What it had is to be undone as after a reboot.
+                await self._upkeep.end(claim, claim.record)
             record = claim.record
             state = record.standing if record else ClaimState.ABSENT
             await self._effects.carry_out(claim, record, state, Event.UNPREPARE)

@@ -105,6 +105,29 @@ def test_it_stays_in_the_inventory_over_a_restart_and_comes_back_after_a_reboot(
     asyncio.run(scenario())
 
 
+def test_a_reboot_leaves_nothing_to_be_given_back(tmp_path: Path) -> None:
+    """What has the address now may be another function, which an administrator has set aside since."""
+
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path)
+        boot = machine.pci.proc / "sys/kernel/random/boot_id"
+        boot.parent.mkdir(parents=True)
+        boot.write_text("one\n")
+        body = add_claim(kube, passed_through("gpu-0"))
+        async with agent(tmp_path, kube, machine) as node:
+            assert await call(node, "prepare", body) == ""
+        (machine.pci.sysfs / "bus/pci/devices" / ONE / "modalias").write_text(VFIO)
+        machine.pci.reboot()
+        boot.write_text("two\n")
+        async with agent(tmp_path, kube, machine) as node:
+            assert machine.pci.driver(ONE) == VFIO
+            assert await call(node, "unprepare", body) == ""
+            assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == (VFIO, "")
+            assert node.plugin._preparer.claims == ()
+
+    asyncio.run(scenario())
+
+
 def test_a_function_that_is_in_another_group_by_now_is_given_by_its_own(tmp_path: Path) -> None:
     """Taken out and put in again: the kernel numbers groups as they come."""
 
