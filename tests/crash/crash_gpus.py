@@ -72,9 +72,16 @@ class Gpus:
     def __init__(self, root: Path, node: str) -> None:
         self._state = root / "state"
         self._uuids = _uuids(node)
-        # A function and an IOMMU group for each GPU.
+        # A function and an IOMMU group for each GPU; the card of the fourth one, which is passed through, has
+        # sound as well.
         groups = enumerate(sorted(self._uuids), 10)
-        self._pci = FakePci(root).build({address(name): ("nvidia", str(n)) for n, name in groups})
+        self._drivers = {address(name): "nvidia" for name in self._uuids}
+        functions = {address(name): ("nvidia", str(n)) for n, name in groups}
+        card = address(sorted(self._uuids)[3])
+        sound = f"{card.rpartition('.')[0]}.1"
+        self._drivers[sound] = "snd_hda_intel"
+        functions[sound] = ("snd_hda_intel", functions[card][1])
+        self._pci = FakePci(root).build(functions, sound={sound})
 
     def boot(self) -> None:
         """As the machine comes up: no daemons, a stranger's instance, an administrator's settings."""
@@ -127,15 +134,15 @@ class Gpus:
 
     def _of_drivers(self, records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         bindings = (d["binding"] for r in records.values() for d in r["devices"] if "binding" in d)
-        bound = {b["address"]: b["driver"] for b in bindings}
-        for name in sorted(self._uuids):
-            found, wanted = self._pci.driver(address(name)), bound.get(address(name), "nvidia")
+        bound = {f["address"]: b["driver"] for b in bindings for f in (b, *b.get("companions", ()))}
+        for function in sorted(self._drivers):
+            found, wanted = self._pci.driver(function), bound.get(function, self._drivers[function])
             if found != wanted:
-                kind = "half-prepared claims" if address(name) in bound else "leaked drivers"
-                yield kind, f"{name}: bound to {found or 'nothing'}, not to {wanted}"
-            override = self._pci.override(address(name))
-            if override != bound.get(address(name), ""):
-                yield "leaked drivers", f"{name}: driver_override is {override!r}"
+                kind = "half-prepared claims" if function in bound else "leaked drivers"
+                yield kind, f"{function}: bound to {found or 'nothing'}, not to {wanted}"
+            override = self._pci.override(function)
+            if override != bound.get(function, ""):
+                yield "leaked drivers", f"{function}: driver_override is {override!r}"
 
     def _daemons(self) -> set[str]:
         folder = self._state / DAEMONS
