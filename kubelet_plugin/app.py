@@ -184,6 +184,7 @@ class Plugin:
             passthrough=settings.passthrough,
             deadline=settings.scan_deadline,
             report=self.notices.report,
+            in_iommu_group=lambda address: bool(self._setup.functions.group(address)),
         )
 
     def _new_preparer(self, timing: Timing | None) -> Preparer:

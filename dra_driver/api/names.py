@@ -19,6 +19,7 @@ __all__ = [
     "IMPLICIT_RESOURCE_PREFIX",
     "NUMA_NODE",
     "NVIDIA_DRIVER_NAME",
+    "PASSTHROUGH",
     "PCIE_ROOT",
     "PCI_BUS_ID",
     "PLUGIN_FIELD_MANAGER",
@@ -72,6 +73,9 @@ TOPOLOGY_ANNOTATION: Final = "dra-driver.dev/topology"
 PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+
+# Device attribute of ours, in the domain of the driver: a claim may have it as a bare PCI function.
+PASSTHROUGH: Final = "passthrough"
 
 PLUGIN_FIELD_MANAGER: Final = "dra-driver-kubelet-plugin"
 CONTROLLER_FIELD_MANAGER: Final = "dra-driver-controller"

@@ -65,6 +65,7 @@ _KEEP: Final = (
     names.PCI_BUS_ID,
     names.PCIE_ROOT,
     names.NUMA_NODE,
+    names.PASSTHROUGH,
     "driverVersion",
     "cudaComputeCapability",
     "cudaDriverVersion",

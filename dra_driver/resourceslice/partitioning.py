@@ -42,7 +42,7 @@ _COMPUTE: Final = "compute-slices"
 _COMPUTE_SLICES = re.compile(r"([1-9][0-9]?)g\.")
 
 # What a partition is not, or has otherwise than the GPU that it is cut from.
-_OWN_TO_THE_GPU: Final = ("uuid", "index", "migCapable", "migEnabled", "nvlinkGroup")
+_OWN_TO_THE_GPU: Final = ("uuid", "index", "migCapable", "migEnabled", "nvlinkGroup", names.PASSTHROUGH)
 
 
 def chosen_partitions(

@@ -29,7 +29,7 @@ from dra_driver.resourceslice.devices import (
     problem_of_attribute,
 )
 from dra_driver.resourceslice.policies import DeviceSettings, PoolSettings
-from dra_driver.resourceslice.sharing import shared_form
+from dra_driver.resourceslice.sharing import several_times, shared_form
 from dra_driver.resourceslice.types import GATES, Pending, ServerFeatures, Usage
 
 __all__ = ["Forms", "PublishedDevice"]
@@ -210,7 +210,7 @@ class Forms:
             settings, "share", f"shares of device {base.name} are in use; it changes when all are free"
         )
         capacity = old.capacity if old is not None else base.capacity
-        kept = msgspec.structs.replace(base, capacity=capacity, allow_multiple_allocations=True)
+        kept = several_times(base, capacity)
         return limit_facts(kept, self._problems), self._blocked(taints)
 
     # --- taints, attributes ---------------------------------------------------------------------------------

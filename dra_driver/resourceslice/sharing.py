@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from dra_driver.api import names
 from dra_driver.api.policy import SharePolicy
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import (
@@ -15,7 +17,7 @@ from dra_driver.api.resource import (
     DeviceCapacity,
 )
 
-__all__ = ["SHARES", "shared_form"]
+__all__ = ["SHARES", "several_times", "shared_form"]
 
 # Capacity that limits the number of shares: each takes one.
 SHARES: Final = "shares"
@@ -66,7 +68,15 @@ def shared_form(device: Device, policy: SharePolicy) -> tuple[Device, str]:
             value=Quantity.of(policy.max_shares),
             request_policy=CapacityRequestPolicy(default=_ONE, valid_values=(_ONE,)),
         )
-    return msgspec.structs.replace(device, capacity=capacity, allow_multiple_allocations=True), ""
+    return several_times(device, capacity), ""
+
+
+def several_times(device: Device, capacity: Mapping[str, DeviceCapacity]) -> Device:
+    """Return the device as one that several claims hold at once, so that none has all of its hardware."""
+    attributes = {n: a for n, a in device.attributes.items() if n != names.PASSTHROUGH}
+    return msgspec.structs.replace(
+        device, attributes=attributes, capacity=capacity, allow_multiple_allocations=True
+    )
 
 
 def _bytes(amount: int) -> Quantity:

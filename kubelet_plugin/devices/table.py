@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Executor
 from typing import Final
 
+import msgspec
 import structlog
 
 from dra_driver.api import names
 from dra_driver.api.partitions import partition_devices
-from dra_driver.api.resource import DeviceCapacity
+from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.discovery import BackendReport, LastKnownGood, is_simulated
 from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.hardware import DiscoveredDevice
@@ -59,6 +60,8 @@ class DeviceTable:
         passthrough: devices may be handed over as bare PCI functions.
         deadline: seconds after which a look counts as hanging.
         report: called with the kind (see ``notices``) and the text of what is found.
+        in_iommu_group: whether the function at a PCI address is in an IOMMU group, without which that cannot
+            be.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class DeviceTable:
         passthrough: bool = False,
         deadline: float = 60.0,
         report: Callable[[str, str], None] = lambda *_: None,
+        in_iommu_group: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._clock = clock or SystemClock()
         self._late = Changes()
@@ -94,6 +98,7 @@ class DeviceTable:
         self._keep = keep
         self._elsewhere = elsewhere
         self._passthrough = passthrough
+        self._in_iommu_group = in_iommu_group
         self._reports: tuple[BackendReport, ...] = tuple(look.report for look in self._looks)
         self._known_at: Mapping[str, float | None] = {}
         self._devices: dict[str, DiscoveredDevice] = {}
@@ -189,7 +194,8 @@ class DeviceTable:
         # In place of what a backend says of a device that is on its way there or back: one that came back
         # during the look may have been looked at before, and is seen by the next look.
         away |= {d.device.name: d for d in self._elsewhere()}
-        devices |= away
+        # In one step with the rest: it reads links of sysfs, which no driver can hold up.
+        devices = self._marked(devices | away)
         self._known_at |= dict.fromkeys(away, self._clock.now())
         self.looked = min((look.began for look in self._looks), default=-1.0)
         reports = tuple(look.report for look in self._looks)
@@ -211,6 +217,22 @@ class DeviceTable:
     async def _kept(self) -> None:
         if self._keep is not None:
             await self._keep()
+
+    def _marked(self, devices: Mapping[str, DiscoveredDevice]) -> dict[str, DiscoveredDevice]:
+        """Return the devices with the attribute that says which can be handed over, whatever backends say."""
+        addresses = Counter(_text(d, names.PCI_BUS_ID) for d in devices.values())
+        marked: dict[str, DiscoveredDevice] = {}
+        for name, found in devices.items():
+            attributes = {n: a for n, a in found.device.attributes.items() if n != names.PASSTHROUGH}
+            can = not self._no_passthrough(found, addresses)
+            if can and self._in_iommu_group(_text(found, names.PCI_BUS_ID)):
+                attributes[names.PASSTHROUGH] = DeviceAttribute(bool_value=True)
+            if attributes.keys() == found.device.attributes.keys():
+                marked[name] = found
+            else:
+                device = msgspec.structs.replace(found.device, attributes=attributes)
+                marked[name] = dataclasses.replace(found, device=device)
+        return marked
 
     async def scan_forever(self, seconds: float) -> None:
         """Scan every so many seconds; sooner while a backend has never answered, or when one comes back."""
@@ -336,6 +358,7 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
     """Return the devices that the GPU can be cut into. They have its identity until they are made."""
     # The number of the GPU's own node may change with the mode, so that the instance names it.
     shared = gpu.shared
+    attributes = {n: a for n, a in found.device.attributes.items() if n != names.PASSTHROUGH}
     for p in partition_devices(found.device):
         yield NodeDevice(
             name=p.name,
@@ -354,7 +377,7 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
             ),
             controllable=True,
             no_mps=gpu.no_mps,
-            attributes={**found.device.attributes, **p.profile.attributes},
+            attributes={**attributes, **p.profile.attributes},
             simulated=gpu.simulated,
             parts=gpu.parts,
         )

@@ -28,12 +28,14 @@ class HardwareSetup:
 
     Attributes:
         controls: of each backend, in order; None where it changes nothing.
+        functions: the PCI functions of the machine.
         executor: for calls that block; a thread of it may hang with a library.
     """
 
     controls: tuple[GpuControl | None, ...]
     daemons: Daemons
     hardware: GpuHardware
+    functions: PciFunctions
     executor: ThreadPoolExecutor
 
     def close(self) -> None:
@@ -62,7 +64,7 @@ def set_up(
     )
     bindings = Bindings(functions, [b for b in backends if isinstance(b, Pausable)])
     hardware = GpuHardware([c for c in controls if c is not None], daemons, executor, bindings=bindings)
-    return HardwareSetup(controls, daemons, hardware, executor)
+    return HardwareSetup(controls, daemons, hardware, functions, executor)
 
 
 def completion(

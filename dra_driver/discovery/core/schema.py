@@ -100,6 +100,13 @@ ATTRIBUTES = (
     AttributeSpec(names.PCIE_ROOT, "string", "PCIe root complex, for example pci0000:3a", _ALL),
     AttributeSpec(names.NUMA_NODE, "int", "NUMA node; absent where the kernel says -1", _ALL),
     AttributeSpec(
+        names.PASSTHROUGH,
+        "bool",
+        "true where claims may have it as a bare PCI function: the agent, not a backend, tells it, with "
+        "`--passthrough` and where the IOMMU is on",
+        (),
+    ),
+    AttributeSpec(
         "parentUUID",
         "string",
         "of a partition: uuid of the device that it is cut from",

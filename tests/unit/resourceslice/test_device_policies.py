@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_driver.api.inventory import (
@@ -281,6 +282,28 @@ def test_partitions_consume_counters_of_their_gpu_and_come_before_it() -> None:
     assert part.attributes["parentUUID"].string_value == "GPU-gpu-0"
     assert "uuid" not in part.attributes
     assert part.attributes["model"].string_value == "A"
+
+
+def test_a_partition_cannot_be_handed_over_as_its_gpu_can() -> None:
+    whole = gpu(partitions=PROFILES)
+    attributes = {**whole.attributes, "passthrough": DeviceAttribute(bool_value=True)}
+    one = build(
+        [msgspec.structs.replace(whole, attributes=attributes)],
+        policy(partitions=PartitionPolicy(profiles=("*",))),
+    )
+    can = {name for name, d in devices(one).items() if "passthrough" in d.attributes}
+    assert can == {"gpu-0"}
+    assert len(devices(one)) > 1
+
+
+def test_a_gpu_that_is_shared_cannot_be_handed_over() -> None:
+    attributes = {**gpu().attributes, "passthrough": DeviceAttribute(bool_value=True)}
+    whole = msgspec.structs.replace(gpu(), attributes=attributes)
+    assert "passthrough" in devices(build([whole]))["gpu-0"].attributes
+    share = policy(share=SharePolicy(memory=ShareMemory(step=Quantity.parse("1Gi"))))
+    shared = devices(build([whole], share))["gpu-0"]
+    assert shared.allow_multiple_allocations
+    assert "passthrough" not in shared.attributes
 
 
 def test_only_listed_profiles_and_none_without_a_policy() -> None:

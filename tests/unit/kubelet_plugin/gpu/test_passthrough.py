@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fake_client import FakeClient
-from node_agent import DRIVER, add_claim, claim, eventually
+from node_agent import DRIVER, add_claim, claim, eventually, inventory
 from passthrough_node import (
     CONFIG,
     ONE,
@@ -26,6 +28,7 @@ from passthrough_node import (
 )
 
 from dra_driver.api.parameters import KernelDriver, decode_parameters
+from dra_driver.api.resource import DeviceAttribute
 from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import InvalidParameters
 from dra_driver.hardware import DiscoveredDevice
@@ -101,6 +104,33 @@ def test_it_stays_in_the_inventory_over_a_restart_and_comes_back_after_a_reboot(
             assert machine.pci.driver(ONE) == "nvidia"
             assert await call(node, "prepare", body) == ""
             assert machine.pci.driver(ONE) == VFIO
+
+    asyncio.run(scenario())
+
+
+def test_what_can_be_handed_over_is_published(tmp_path: Path) -> None:
+    """So that a DeviceClass finds it; by the agent alone, whatever a backend says."""
+    third = "0000:af:00.0"
+
+    def published(kube: FakeClient) -> dict[str, bool | None]:
+        found = (inventory(kube) or {"spec": {"devices": []}})["spec"]["devices"]
+        return {d["name"]: d["attributes"].get("passthrough", {}).get("bool") for d in found}
+
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path, {third: ("nvidia", "")})
+        machine.gpus[third] = boasting = machine._gpu(2, third)
+        boast = {**boasting.device.attributes, "passthrough": DeviceAttribute(bool_value=True)}
+        changed = msgspec.structs.replace(boasting.device, attributes=boast)
+        machine.gpus[third] = dataclasses.replace(boasting, device=changed)
+        async with agent(tmp_path, kube, machine) as node:
+            assert published(kube) == {"gpu-0": True, "gpu-1": True, "gpu-2": None}
+            body = add_claim(kube, passed_through("gpu-0"))
+            assert await call(node, "prepare", body) == ""
+            await eventually(lambda: listed(kube)["gpu-0"] == ["PassedThrough"])
+            assert published(kube) == {"gpu-0": True, "gpu-1": True, "gpu-2": None}
+            assert await call(node, "unprepare", body) == ""
+        async with agent(tmp_path, kube, machine, passthrough=False):
+            await eventually(lambda: published(kube) == {"gpu-0": None, "gpu-1": None, "gpu-2": None})
 
     asyncio.run(scenario())
 
