@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import json
 import subprocess
 import sys
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 from chart_cases import cases
 from chart_support import CHART, ROOT, Chart, Object, Refused, agent, host_paths, named, of_kind, workloads
 
+from dra_driver.api.parameters import DeviceType, KernelDriver, decode_parameters
+from dra_driver.api.resource import Device, DeviceAttribute
+from dra_driver.cel import DeviceView, compile_selector
 from dra_driver.cli import common
 from dra_driver.sim.apiserver import ApiServer
 
@@ -198,6 +202,55 @@ def test_privileges_follow_from_what_is_asked_for(
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"]["drop"] == ["ALL"]
         assert context["capabilities"].get("add", []) == added
+
+
+@pytest.mark.parametrize("time_slicing", [False, True])
+def test_passthrough_writes_the_hosts_sysfs_and_sees_its_processes(chart: Chart, time_slicing: bool) -> None:
+    plain = {"backends": ["nvml"], "nvidia": {"timeSlicing": time_slicing}}
+    wanted = {"enabled": True, "classNamespaces": ["vms", "ci"], "claimNamespaces": ["infra"]}
+    before, container_before = agent(chart.render({"kubeletPlugin": plain}))
+    spec, container = agent(chart.render({"kubeletPlugin": {**plain, "passthrough": wanted}}))
+    context = container["securityContext"]
+    assert "privileged" not in context
+    assert context["allowPrivilegeEscalation"] is False
+    added = (["SYS_ADMIN"] if time_slicing else []) + ["SYS_PTRACE"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": added}
+    assert context["appArmorProfile"] == {"type": "Unconfined"}
+    assert spec["hostPID"] is True
+    assert {*host_paths(spec).values()} - {*host_paths(before).values()} == {"/sys"}
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "host-sys"]
+    assert not mount.get("readOnly")
+    args = parse(container["command"], container["args"])
+    assert args.passthrough is True
+    assert str(args.sysfs_root) == mount["mountPath"]
+    assert args.passthrough_class_namespace == ["vms", "ci"]
+    assert args.passthrough_claim_namespace == ["infra"]
+    without = parse(container_before["command"], container_before["args"])
+    assert (without.passthrough, str(without.sysfs_root)) == (False, "/sys")
+    assert "appArmorProfile" not in container_before["securityContext"]
+
+
+@pytest.mark.parametrize("driver", ["gpu.dra-driver.dev", "gpu.nvidia.com"])
+def test_a_class_gives_whole_gpus_that_can_be_handed_over(chart: Chart, driver: str) -> None:
+    values: dict[str, Any] = {"driverName": driver, "kubeletPlugin": {"passthrough": {"enabled": True}}}
+    spec = named(chart.render(values), "DeviceClass", f"vfio.{driver}")["spec"]
+    (config,) = spec["config"]
+    assert config["opaque"]["driver"] == driver
+    parameters = decode_parameters(json.dumps(config["opaque"]["parameters"]).encode(), driver)
+    assert (parameters.driver, parameters.types) == (KernelDriver.VFIO_PCI, frozenset({DeviceType.GPU}))
+    selector = compile_selector(spec["selectors"][0]["cel"]["expression"])
+
+    def matches(kind: str, **more: DeviceAttribute) -> bool:
+        attributes = {"type": DeviceAttribute(string_value=kind), **more}
+        return selector.matches(DeviceView(driver, Device(name="d", attributes=attributes)))
+
+    yes = DeviceAttribute(bool_value=True)
+    assert matches("gpu", passthrough=yes)
+    # An attribute that is absent makes no error, which would keep the pod from every node.
+    assert not matches("gpu")
+    assert not matches("vf", passthrough=yes)
+    names = [o["metadata"]["name"] for o in of_kind(chart.render({"driverName": driver}), "DeviceClass")]
+    assert f"vfio.{driver}" not in names
 
 
 def test_host_paths_follow_from_the_backends(chart: Chart) -> None:

@@ -66,6 +66,23 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
             {"kubeletPlugin": {"backends": ["amdgpu"], "nvidia": {"mig": True}}},
             'mig: true has no effect without the backend nvml; kubeletPlugin.backends is ["amdgpu"]',
         ),
+        (
+            {"kubeletPlugin": {"backends": ["simulated=mixed"], "passthrough": {"enabled": True}}},
+            "passthrough.enabled: true has no effect on simulated devices",
+        ),
+        (
+            {"kubeletPlugin": {"passthrough": {"enabled": True, "classNamespaces": []}}},
+            "kubeletPlugin.passthrough.classNamespaces: Array must have at least 1 items",
+        ),
+        (
+            {"kubeletPlugin": {"passthrough": {"classNamespaces": ["*", "vms"]}}},
+            "stands for every namespace; name it alone",
+        ),
+        ({"kubeletPlugin": {"passthrough": {"claimNamespaces": ["VMs"]}}}, "claimNamespaces.0"),
+        (
+            {"allocator": "scheduler", "deviceClasses": {"vfio": {"extendedResourceName": "a.b/c"}}},
+            "there is no such class without kubeletPlugin.passthrough.enabled",
+        ),
         ({"publish": "node"}, "publish: node leaves allocation to kube-scheduler; allocator is controller"),
         ({"controller": {"enabled": False}}, "leaves nobody to publish ResourceSlices; set publish: node"),
         ({"kubeletPlugin": {"maxSurge": 0}}, "are both 0: no pod could be replaced"),

@@ -48,6 +48,16 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"backends={','.join(backends)}", {"kubeletPlugin": {"backends": backends}}
     for feature in NVIDIA:
         yield f"nvidia-{feature}", {"kubeletPlugin": {"nvidia": {feature: True}}}
+    yield "passthrough", {"kubeletPlugin": {"passthrough": {"enabled": True}}}
+    yield (
+        "passthrough-mps",
+        {
+            "kubeletPlugin": {
+                "nvidia": {"mps": True},
+                "passthrough": {"enabled": True, "classNamespaces": ["a", "b"], "claimNamespaces": ["*"]},
+            }
+        },
+    )
     for feature in ("serviceMonitor", "prometheusRule", "dashboard"):
         yield f"monitoring-{feature}", {"monitoring": {feature: True}, "rdma": {"enabled": True}}
     yield "extended", {"allocator": "scheduler", "deviceClasses": EXTENDED}

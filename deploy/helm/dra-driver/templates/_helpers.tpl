@@ -89,6 +89,15 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and $plugin.passthrough.enabled (not (include "dra-driver.hostDev" .)) -}}
+{{- fail (printf "kubeletPlugin.passthrough.enabled: true has no effect on simulated devices; kubeletPlugin.backends is %s" ($plugin.backends | toJson)) -}}
+{{- end -}}
+{{- if and .Values.deviceClasses.vfio.extendedResourceName (not $plugin.passthrough.enabled) -}}
+{{- fail "deviceClasses.vfio.extendedResourceName: there is no such class without kubeletPlugin.passthrough.enabled" -}}
+{{- end -}}
+{{- if and (has "*" $plugin.passthrough.classNamespaces) (gt (len $plugin.passthrough.classNamespaces) 1) -}}
+{{- fail "kubeletPlugin.passthrough.classNamespaces: * stands for every namespace; name it alone" -}}
+{{- end -}}
 {{- range $plugin.backends -}}
 {{- if not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*(=.+)?$" .) -}}
 {{- fail (printf "kubeletPlugin.backends: %s is no backend: expected NAME or NAME=ARGUMENT, such as nvml or simulated=mixed" .) -}}
