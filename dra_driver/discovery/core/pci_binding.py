@@ -30,6 +30,8 @@ _HARMLESS: Final = frozenset({"", "pcieport", "pci-stub"})
 _COMPANIONS: Final = ("0x04", "0x0c")
 _CDEV: Final = re.compile(r"vfio[0-9]{1,9}", re.ASCII)
 _DRIVER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+# The kernel's own process is the second one of a machine, and in no other PID namespace.
+_SECOND_PROCESS: Final = "kthreadd"
 # devtmpfs makes the device nodes a moment after the binding.
 _NODE_SECONDS: Final = 2.0
 
@@ -175,7 +177,15 @@ class PciFunctions:
         Args:
             nodes: as containers know them. A process may know one by another name, as those do that run below
                 the root of a driver that a container brings; its number is the same.
+
+        Raises:
+            PrepareError: what the processes of the node have open cannot be seen.
         """
+        if read_sysfs(self._proc_root / "2/comm") != _SECOND_PROCESS:
+            raise PrepareError(
+                f"the processes of the node are not visible below {self._proc_root} (that needs hostPID): "
+                "a device may be in use"
+            )
         numbers = {_number(self._dev_root / path.removeprefix("/dev/")) for path in nodes} - {0}
 
         def is_one(fd: Path) -> bool:
@@ -185,9 +195,16 @@ class PciFunctions:
 
         found: list[str] = []
         for process in self._processes():
-            with contextlib.suppress(OSError):
+            try:
                 if any(is_one(fd) for fd in (process / "fd").iterdir()):
                     found.append(f"{process.name} ({read_sysfs(process / 'comm') or '?'})")
+            except PermissionError as e:
+                raise PrepareError(
+                    f"what process {process.name} has open cannot be seen (the agent needs CAP_SYS_PTRACE "
+                    "and no AppArmor profile): a device may be in use"
+                ) from e
+            except OSError:
+                pass  # it has ended
         return found
 
     def bind(self, address: str, driver: str) -> None:

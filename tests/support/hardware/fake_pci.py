@@ -39,6 +39,9 @@ class FakePci:
         ``iommufd``: whether the kernel has it; ``cdevs``: whether VFIO has character devices; as ``iommufd``.
         """
         (self.dev / "vfio").mkdir(parents=True, exist_ok=True)
+        # What shows that the processes are the machine's.
+        (self.proc / "2/fd").mkdir(parents=True, exist_ok=True)
+        (self.proc / "2/comm").write_text("kthreadd\n")
         if iommufd:
             (self.dev / "iommu").touch()
         if iommufd if cdevs is None else cdevs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,27 @@ def test_a_process_that_knows_the_node_by_another_name_is_seen(tmp_path: Path) -
     bus = functions(pci)
     assert bus.users({"/dev/nvidia0"}) == ["4711 (?)"]
     assert bus.users({"/dev/nvidia1"}) == []
+
+
+def test_what_cannot_be_seen_is_not_taken_for_free(tmp_path: Path) -> None:
+    """In a PID namespace of its own, and without the right to look."""
+    pci = FakePci(tmp_path).build({})
+    bus = functions(pci)
+    assert bus.users({"/dev/nvidia0"}) == []
+    (pci.proc / "2/comm").write_text("sleep\n")
+    with pytest.raises(PrepareError, match=r"not visible below .*needs hostPID"):
+        bus.users({"/dev/nvidia0"})
+    (pci.proc / "2/comm").write_text("kthreadd\n")
+
+    class Unreadable(type(pci.proc)):  # type: ignore[misc]
+        def iterdir(self) -> Iterator[Path]:
+            if self.name == "fd":
+                raise PermissionError(13, "Permission denied", str(self))
+            yield from super().iterdir()
+
+    bus = PciFunctions(pci.sysfs, pci.dev, Unreadable(pci.proc), write=pci.write)
+    with pytest.raises(PrepareError, match=r"process 2 has open cannot be seen .*CAP_SYS_PTRACE"):
+        bus.users({"/dev/nvidia0"})
 
 
 def test_a_character_device_has_the_number_of_the_binding(tmp_path: Path) -> None:

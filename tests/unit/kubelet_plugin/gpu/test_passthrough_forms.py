@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
 from fake_client import FakeClient
-from node_agent import add_claim
+from node_agent import DRIVER, NODE, add_claim, eventually
 from passthrough_node import (
     ONE,
     SOUND,
@@ -21,8 +25,16 @@ from passthrough_node import (
     planned,
 )
 
+from dra_driver.api.meta import PoolName
 from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
+from dra_driver.errors import PrepareError
+from dra_driver.preparation import PreparedDevice
+from kubelet_plugin.claims.planning import ClaimReference, Timing
+from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.gpu.bindings import Bindings
+from kubelet_plugin.gpu.hardware import GpuHardware
+from kubelet_plugin.gpu.mps import NoDaemons
 
 
 @pytest.mark.parametrize(
@@ -132,6 +144,67 @@ def test_an_override_is_put_back_unless_it_was_left_behind(tmp_path: Path, left:
             assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == ("nvidia", expected)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("where", ["drivers/nvidia/unbind", "drivers_probe", "driver_override"])
+def test_a_write_that_hangs_is_refused_and_what_it_did_is_undone(tmp_path: Path, where: str) -> None:
+    """The kernel waits in it as long as it takes; the claim and the function are not forgotten meanwhile."""
+
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path)
+        go_on = threading.Event()
+
+        def write(path: Path, text: str) -> None:
+            if str(path).endswith(where) and not go_on.is_set():
+                assert go_on.wait(60)
+            machine.pci.write(path, text)
+
+        bus = PciFunctions(machine.pci.sysfs, machine.pci.dev, machine.pci.proc, write=write)
+        body = add_claim(kube, passed_through("gpu-0"))
+        reference = ClaimReference("ns", body["metadata"]["name"], body["metadata"]["uid"])
+        with ThreadPoolExecutor(2) as executor:
+            table = DeviceTable([machine], executor, passthrough=True)
+            await table.scan()
+            table.published({d.device.name: d.uuid for d in table.devices})
+            disk = Disk()
+            preparer = Preparer(
+                driver=DRIVER,
+                pool=PoolName(NODE),
+                client=kube,
+                checkpoints=DiskCheckpoints(disk),
+                specs=DiskSpecs(disk),
+                devices=lambda: table.for_prepare,
+                hardware=GpuHardware([], NoDaemons(), executor, bindings=Bindings(bus), call_seconds=0.2),
+                timing=Timing(budget=5.0, patience=0.0),
+            )
+            try:
+                await preparer.restore()
+                for call_ in (preparer.prepare, preparer.prepare, preparer.unprepare):
+                    with pytest.raises(PrepareError, match=r"does not answer after 0\.2 s") as caught:
+                        await call_(reference)
+                    assert caught.value.retryable
+                    assert disk.claims() == {reference.uid: "PrepareStarted"}
+            finally:
+                go_on.set()
+            await eventually(lambda: machine.pci.driver(ONE) == VFIO)
+            assert [d.device for d in await _until_it_answers(preparer, reference)] == ["gpu-0"]
+            await preparer.unprepare(reference)
+            assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == ("nvidia", "")
+            assert disk.claims() == {}
+
+    asyncio.run(scenario())
+
+
+async def _until_it_answers(preparer: Preparer, reference: ClaimReference) -> Sequence[PreparedDevice]:
+    """The kubelet asks again; the call that hung has to be seen to have ended first."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await preparer.prepare(reference)
+            except PrepareError as e:
+                if not e.retryable:
+                    raise
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("stop", range(13))
