@@ -129,8 +129,10 @@ class Hotplug:
             return
         self._set(released=wanted)
         if wanted:
-            await self._table.release()
-            log.warning("the libraries of the hardware are closed, as asked for", file=str(self._file))
+            if await self._table.release():
+                log.warning("the libraries of the hardware are closed, as asked for", file=str(self._file))
+            else:
+                log.error("a driver hangs, and its library cannot be closed", file=str(self._file))
         else:
             log.info("looking at the hardware again", file=str(self._file))
             await self._table.scan()

@@ -210,7 +210,7 @@ class InventoryKeeper:
 
     async def reconcile(self) -> None:
         """Make one round; raise what the API server raised."""
-        if not self._table.looked_once:
+        if not self._table.looked_once and not self._table.devices:
             return  # nothing is known yet, not even that a look does not end
         if not self._leads():
             with contextlib.suppress(NotFound):

@@ -115,14 +115,18 @@ class Looks:
         self._under_way = loop.run_in_executor(self._thread, self._look, released)
         return self._under_way
 
-    def settle(self) -> None:
-        """Take the result of the look that was begun; without one, the backend counts as hanging."""
+    def settle(self, *, overdue: bool) -> None:
+        """Take the result of the look that was begun.
+
+        Args:
+            overdue: whether the backend counts as hanging if there is none yet.
+        """
         future = self._under_way
         if future is not None and future.done():
             self._under_way, self._overdue = None, False
             if future.result():
                 self._result = self._ended()
-        elif future is not None and not self._overdue:
+        elif future is not None and overdue and not self._overdue:
             self._overdue = True
             future.add_done_callback(lambda _: self._late())
         self._show()

@@ -32,6 +32,9 @@ _FUNCTIONS: Final = ("gpu", "vf")
 # States of backends of which people are told by an Event of the Node, and its reason.
 _NOTICES: Final = {"driverless": DRIVER_MISSING, "hanging": DRIVER_HANGING}
 
+# After which what some backends have found is not kept back any more by others.
+_PROMPT_SECONDS: Final = 5.0
+
 log = structlog.get_logger(__name__)
 
 
@@ -163,8 +166,13 @@ class DeviceTable:
             if self.released:
                 return
             begun = [b for look in self._looks if (b := look.begin(lambda: self.released)) is not None]
-            if begun:
-                await asyncio.wait(begun, timeout=self._deadline)
+            prompt = min(_PROMPT_SECONDS, self._deadline / 2)
+            late = (await asyncio.wait(begun, timeout=prompt))[1] if begun else ()
+            if late:
+                # It does not keep back what the others have found.
+                await self._kept()
+                self._settle(dict(before), overdue=False)
+                await asyncio.wait(late, timeout=self._deadline - prompt)
             await self._kept()
             self._settle(before)
 
@@ -181,14 +189,15 @@ class DeviceTable:
                     look.stalled = why
             self._settle({})
 
-    def _settle(self, away: dict[str, DiscoveredDevice]) -> None:
+    def _settle(self, away: dict[str, DiscoveredDevice], *, overdue: bool = True) -> None:
         """Take what the looks have found.
 
         Args:
             away: devices that claims had before the looks.
+            overdue: whether a look that has not ended is late.
         """
         for look in self._looks:
-            look.settle()
+            look.settle(overdue=overdue)
         devices = _by_name(d for look in self._looks for d in look.devices)
         self._known_at = {d.device.name: look.known_at for look in self._looks for d in look.devices}
         # In place of what a backend says of a device that is on its way there or back: one that came back
@@ -247,12 +256,11 @@ class DeviceTable:
         for look in self._looks:
             look.release()
 
-    async def release(self) -> None:
-        """Release what the backends hold, each behind its look; one that hangs is not waited for."""
+    async def release(self) -> bool:
+        """Release what the backends hold, each behind its look; return whether none of them hangs."""
         loop = asyncio.get_running_loop()
         closing = [loop.run_in_executor(look.executor, look.release) for look in self._looks]
-        if closing:
-            await asyncio.wait(closing, timeout=self._deadline)
+        return not closing or not (await asyncio.wait(closing, timeout=self._deadline))[1]
 
     async def end(self, seconds: float) -> bool:
         """Release what the backends hold and take no more work; return whether none of them hangs.

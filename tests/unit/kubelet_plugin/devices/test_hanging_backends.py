@@ -144,6 +144,20 @@ def test_a_backend_that_hangs_costs_no_other_one_its_devices(hanging: Any) -> No
     asyncio.run(scans())
 
 
+def test_a_look_that_takes_long_does_not_keep_back_what_others_found(hanging: Any) -> None:
+    async def scans() -> None:
+        slow = hanging("slow", device(0))
+        slow.answer.clear()
+        table = DeviceTable([slow, hanging("quick", device(1))], deadline=0.2)
+        scan = asyncio.create_task(table.scan())
+        await eventually(lambda: [d.device.name for d in table.devices] == ["gpu-1"])
+        assert [r.state for r in table.reports] == ["waiting", "ok"]
+        await scan
+        assert [r.state for r in table.reports] == ["hanging", "ok"]
+
+    asyncio.run(scans())
+
+
 def test_devices_that_are_older_than_a_hang_count_as_old(hanging: Any) -> None:
     """A claim that was prepared during a hang must not be judged by what was found before it."""
 
@@ -166,7 +180,7 @@ def test_a_driver_that_hangs_is_closed_without_waiting_for_it(hanging: Any) -> N
         await table.scan()
         bad.answer.clear()
         await table.scan()
-        await table.release()
+        assert not await table.release()
         assert not await table.end(0.05)
 
     asyncio.run(life())
