@@ -164,8 +164,9 @@ class Upkeep:
         try:
             fresh, is_old_look = self._renewed(record)
             fresh = await self._hardware.locate(fresh)
-            if fresh.spec is not None:
+            if fresh.spec is not None and not any(d.binding for d in fresh.devices):
                 # Looked at once more when it is written; here it keeps GPUs from being asked in vain.
+                # Nodes of functions that are handed over are made by binding them.
                 await self._host.document(fresh)
         except DraError as e:
             await self._withdraw(claim, record, e)

@@ -27,11 +27,12 @@ from passthrough_node import (
     spec_of,
 )
 
+from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.parameters import KernelDriver, decode_parameters
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import InvalidParameters
-from dra_driver.hardware import DiscoveredDevice
+from dra_driver.hardware import DiscoveredDevice, PartitioningMode
 from dra_driver.preparation import Holdings
 from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.devices.table import DeviceTable
@@ -131,6 +132,22 @@ def test_what_can_be_handed_over_is_published(tmp_path: Path) -> None:
             assert await call(node, "unprepare", body) == ""
         async with agent(tmp_path, kube, machine, passthrough=False):
             await eventually(lambda: published(kube) == {"gpu-0": None, "gpu-1": None, "gpu-2": None})
+
+    asyncio.run(scenario())
+
+
+def test_a_gpu_in_mig_mode_is_refused(tmp_path: Path) -> None:
+    """Instances of it may be other claims', and its driver would end them all."""
+
+    async def scenario() -> None:
+        kube, machine = FakeClient(), Machine(tmp_path)
+        mode = PartitioningMode("MIG mode", DeviceHealth(reason="MigEnabled", severity="info"))
+        machine.gpus[ONE] = dataclasses.replace(machine.gpus[ONE], partitioning=mode)
+        async with agent(tmp_path, kube, machine) as node:
+            body = add_claim(kube, passed_through("gpu-0"))
+            error = await call(node, "prepare", body)
+            assert "cannot be bound to vfio-pci: its MIG mode is on" in error
+            assert (machine.pci.driver(ONE), machine.pci.override(ONE)) == ("nvidia", "")
 
     asyncio.run(scenario())
 
