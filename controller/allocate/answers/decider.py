@@ -33,7 +33,7 @@ from controller.allocate.decide import (
 from controller.allocate.signal import Signal
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.resource import AllocationResult
+from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.ownership import PoolID
 from dra_driver.ports import Clock
 
@@ -207,15 +207,28 @@ class Decider:
             case GroupWrite(writes):
                 return self._may_write(writes, knowledge)
             case Refuse(undo=undo):
-                held = (c.status.allocation for c in undo)
-                return self._hold((a for a in held if a is not None), knowledge)
+                return self._may_undo(undo, self._claims_of(pod, answer), knowledge)
             case Proceed():
-                members = [p.key for p in answer.group.pods] if answer.group is not None else [pod.key]
-                pods = (self._journal.pod(key) for key in members)
-                claims = [key for p in pods if p is not None for key in claims_of(p)]
+                claims = self._claims_of(pod, answer)
                 return all(self._journal.freshness.holds_for_claim(key, knowledge) for key in claims)
             case _:
                 return True
+
+    def _claims_of(self, pod: Pod, answer: PodAnswer) -> set[ObjectKey]:
+        """Return the claims of the pod, or of all members of its group."""
+        members = [p.key for p in answer.group.pods] if answer.group is not None else [pod.key]
+        pods = (self._journal.pod(key) for key in members)
+        return {key for p in pods if p is not None for key in claims_of(p)}
+
+    def _may_undo(self, undo: Sequence[ResourceClaim], own: set[ObjectKey], knowledge: Knowledge) -> bool:
+        held = (c.status.allocation for c in undo)
+        if not self._hold((a for a in held if a is not None), knowledge):
+            return False
+        if all(c.key in own and not c.status.reserved_for for c in undo):
+            return True
+        if all(self._journal.freshness.holds_for_claim(c.key, knowledge) for c in undo):
+            self._answers.mistrust("it deallocates what is in use, or not of the pod")
+        return False
 
     def _may_write(self, writes: Sequence[tuple[PodID, Write]], knowledge: Knowledge) -> bool:
         pairs = [pair for _, write in writes for pair in write.allocations]
