@@ -28,7 +28,7 @@ from dra_driver.preparation.metadata import METADATA_FILE, metadata_files
 from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.passthrough import EVERY_NAMESPACE, FunctionFacts, PassthroughPolicy, bound
-from dra_driver.preparation.plan import complete, plan, recover, reserving_pods
+from dra_driver.preparation.plan import complete, plan, recover, reserving_pods, without_instances
 from dra_driver.preparation.renewal import check_identity, ended, renewed
 from dra_driver.preparation.usage import (
     NodeProcess,
@@ -86,4 +86,5 @@ __all__ = [
     "transition",
     "uid_of_spec_file",
     "without_absent",
+    "without_instances",
 ]

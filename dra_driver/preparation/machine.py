@@ -56,6 +56,7 @@ class Effect(enum.Enum):
         "set time slice, compute mode and partitioning mode of the GPUs as the claim needs them"
     )
     RESTORE_DEVICES = "set them back where no other claim needs them"
+    STRIKE_PARTITIONS = "strike the identities of instances that are gone from the record, durably"
     CREATE_PARTITIONS = "make the partitions of the claim that are not there"
     DESTROY_PARTITIONS = "destroy them; success where they are gone, unmanaged ones are left alone"
     START_DAEMONS = "start the sharing daemons that do not run"
@@ -86,8 +87,11 @@ _MAKE = (
 # tmpfs. A container that is restarted in place needs them although the kubelet does not call prepare again.
 # What the record says is noted before anything relies on it: instances that had to be made anew have other
 # identities, devices may have other nodes, and functions that are bound anew other character devices.
+# That an instance is gone is written before another one is made: by the identity of the old one, the new one
+# would be unmanaged after a crash.
 _MAKE_AGAIN = (
     Effect.CONFIGURE_DEVICES,
+    Effect.STRIKE_PARTITIONS,
     Effect.CREATE_PARTITIONS,
     Effect.NOTE,
     Effect.START_DAEMONS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +31,7 @@ from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.passthrough import PassthroughPolicy
 from dra_driver.preparation.sharing import SharingPlan, device_type, plan_sharing, settings_of
 
-__all__ = ["Grant", "NodeDevice", "complete", "plan", "recover", "reserving_pods"]
+__all__ = ["Grant", "NodeDevice", "complete", "plan", "recover", "reserving_pods", "without_instances"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NAMES_IN_MESSAGE: Final = 8
@@ -160,6 +160,17 @@ def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerE
         ),
     )
     return annotated(msgspec.structs.replace(record, spec=cdi.with_minimum_version(spec)))
+
+
+def without_instances(record: PreparedClaim, gone: Collection[str]) -> PreparedClaim:
+    """Return the record without the identities of the instances of these devices, which are gone."""
+
+    def struck(device: PreparedDevice) -> PreparedDevice:
+        if device.partition is None or device.device not in gone:
+            return device
+        return msgspec.structs.replace(device, partition=msgspec.structs.replace(device.partition, uuid=""))
+
+    return msgspec.structs.replace(record, devices=tuple(map(struck, record.devices)))
 
 
 def _with_instance(

@@ -105,6 +105,9 @@ class Effects:
             case Effect.FORGET:
                 await claim.forget()
                 self._given_back(record)
+            case Effect.STRIKE_PARTITIONS:
+                if record is not None and record.touches_hardware:
+                    return await self._strike(claim, record, state)
             case Effect.WRITE_SPEC | Effect.VERIFY_SPEC | Effect.KEEP_SPEC:
                 if record is not None and record.spec is not None:
                     await self._document(effect, record)
@@ -129,6 +132,12 @@ class Effects:
             return
         record = msgspec.structs.replace(record, state=state)
         await (claim.save(record) if effect is Effect.SAVE else claim.note(record))
+
+    async def _strike(self, claim: Reservation, record: PreparedClaim, state: ClaimState) -> PreparedClaim:
+        left = await self._hardware.strike_partitions(record)
+        if left != record:
+            await self._save(Effect.SAVE, claim, left, state)
+        return left
 
     def _given_back(self, record: PreparedClaim | None) -> None:
         """Let discovery look again, after the record that kept a device away from it is gone."""

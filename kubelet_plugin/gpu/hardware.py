@@ -28,6 +28,7 @@ from dra_driver.preparation import (
     PreparedDevice,
     annotated,
     complete,
+    without_instances,
 )
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.gpu.bindings import Bindings, bindings_of
@@ -62,6 +63,10 @@ class Hardware(Protocol):
 
     async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
         """Set them back where no other claim needs them."""
+        ...
+
+    async def strike_partitions(self, record: PreparedClaim) -> PreparedClaim:
+        """Return the record without the identities of instances that are gone, or only half there."""
         ...
 
     async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
@@ -164,6 +169,19 @@ class GpuHardware:
         for setting in record.settings:
             async with self._alone(setting.uuid):
                 await self._restore(setting, holdings.successors(record.uid, setting.uuid))
+
+    async def strike_partitions(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware``."""
+        gone: set[str] = set()
+        for device, partition in _partitions(record):
+            if not partition.uuid:
+                continue
+            async with self._alone(device.uuid):
+                control = await self._needed(DeviceSetting(device=partition.gpu, uuid=device.uuid))
+                there = await self._at(control, device, partition)
+            if there is None or not there.uuid:
+                gone.add(device.device)
+        return without_instances(record, gone) if gone else record
 
     async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""

@@ -29,6 +29,10 @@ class NoHardware:
     async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
         """See ``Hardware``."""
 
+    async def strike_partitions(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware``."""
+        return record
+
     async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""
         return record

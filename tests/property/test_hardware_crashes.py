@@ -121,6 +121,10 @@ class Scenario:
 
     async def call(self, to: Preparer, what: Call) -> object:
         verb, i = what
+        if verb == "lose":
+            # An administrator destroys what is on the GPU, or it was reset.
+            self.machine.gpus[f"U-gpu-{i}"].instances.clear()
+            return None
         reference = ClaimReference("ns", f"c{i}", UIDS[i])
         try:
             if verb == "unprepare":
@@ -253,5 +257,16 @@ def test_every_effect_of_a_full_life_with_hardware() -> None:
             world, answers = play(FULL_LIFE, trouble_at=trouble_at, after=after)
             assert answers == expected
             assert world.disk.trouble_at is None
+            assert world.machine.state() == calm.machine.state()
+            assert (world.disk.claims(), world.disk.specs) == ({}, {})
+
+
+def test_instances_that_are_made_again_are_known_whatever_happens_meanwhile() -> None:
+    script: list[Call] = [("prepare", 2), ("lose", 0), ("prepare", 2), ("unprepare", 2)]
+    calm, expected = play(script)
+    for trouble_at in range(calm.disk.effects):
+        for after, error in ((False, False), (True, False), (False, True)):
+            world, answers = play(script, trouble_at=trouble_at, after=after, error=error)
+            assert answers == expected
             assert world.machine.state() == calm.machine.state()
             assert (world.disk.claims(), world.disk.specs) == ({}, {})
