@@ -57,7 +57,7 @@ proto: $(STAMP) ## generates dra_driver/wire from proto/
 proto-check: $(STAMP)
 	@$(VENV_BIN)/python proto/generate.py --check
 
-crash-test: $(STAMP) ## kills real node agents at every durable step; prints kills, runs, leaks
+crash-test: $(STAMP) ## kills node agents at every durable step, and plays reboots, hangs and other faults; prints runs, kills, leaks
 	@$(VENV_BIN)/python tests/crash/crash_test.py $(ARGS)
 
 fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embedded API server; prints violations

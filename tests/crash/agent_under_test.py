@@ -1,8 +1,9 @@
 """Starts node agents for the crash test: imports once, forks one process per agent.
 
-Each line on stdin is a request ``{"id", "arguments", "plan", "root", "log", "stderr"}``; lines on
-stdout say ``{"id", "pid"}`` and, when that process has ended, ``{"id", "status"}`` (negative: the signal).
-The agent is the real command line; only ``faults`` is put under it, as the variable ``CRASH_PLAN`` says.
+Each line on stdin is a request ``{"id", "arguments", "plan", "root", "log", "stderr", "faults", "driver",
+"environment"}``; lines on stdout say ``{"id", "pid"}`` and, when that process has ended, ``{"id", "status"}``
+(negative: the signal). The agent is the real command line; only ``faults`` and ``live_faults`` are put
+under it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, NoReturn
 sys.path.insert(0, str(Path(__file__).parent))
 
 import crash_gpus
-from faults import PLAN, Injector, Plan
+import live_faults
+from faults import Injector, Plan
 
 # Imported before the first fork, so that an agent costs no imports; nothing here starts a thread.
 import dra_driver.cli.kubelet_plugin
@@ -75,25 +77,27 @@ def agent(request: dict[str, Any]) -> NoReturn:
     """The forked process."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    code = 70
     try:
         errors = os.open(request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
         os.dup2(errors, 2)
-        os.environ[PLAN] = json.dumps(request["plan"])
-        plan = Plan(**json.loads(os.environ[PLAN]))
-        Injector(plan, Path(request["root"]), Path(request["log"])).install()
+        os.environ.update(request["environment"])
+        faults = live_faults.Faults(Path(request["faults"]))
+        plan = Plan(**request["plan"])
+        Injector(plan, Path(request["root"]), Path(request["log"]), request["driver"], faults.disk).install()
         crash_gpus.install(Path(request["root"]))
+        faults.install()
         code = command(request["arguments"])
     except BaseException:
         import traceback
 
         traceback.print_exc()
-    finally:
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(70)
+    # As any process of the command ends: threads that hang in a library are waited for, or not.
+    sys.exit(code)
 
 
 if __name__ == "__main__":

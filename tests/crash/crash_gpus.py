@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -100,37 +100,11 @@ class Gpus:
 
     def differences(self, records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Kind and text of everything that is otherwise than these records (and the boot) say."""
-        wanted, daemons = copy.deepcopy(self._before), set()
-        for record in records.values():
-            for setting in record.get("settings", ()):
-                gpu = wanted.setdefault(setting["uuid"], {})
-                if setting.get("mig"):
-                    gpu["mig"] = True
-                if setting.get("timeSlice"):
-                    gpu["slice"] = setting["timeSlice"]
-                    if gpu.get("compute") != "exclusive-process":
-                        gpu["compute"] = "default"
-                if setting.get("daemon"):
-                    gpu["compute"] = "exclusive-process"
-                    daemons.add(setting["device"])
-            for device in record["devices"]:
-                if partition := device.get("partition"):
-                    gpu = wanted.setdefault(device["uuid"], {})
-                    place = [partition["profileId"], partition["start"], partition["size"]]
-                    gpu["instances"] = [*gpu.get("instances", ()), place]
-                    if partition.get("daemon"):
-                        daemons.add(device["device"])
+        wanted, daemons = due(self._before, records)
         found = json.loads((self._state / STATE_FILE).read_text())
-        for uuid in sorted(wanted.keys() | found.keys()):
-            yield from _of_gpu(
-                uuid, {**_DEFAULTS, **wanted.get(uuid, {})}, {**_DEFAULTS, **found.get(uuid, {})}
-            )
+        yield from of_gpus(wanted, found)
         yield from self._of_drivers(records)
-        running = self._daemons()
-        if running - daemons:
-            yield "leaked daemons", f"{sorted(running - daemons)}"
-        if daemons - running:
-            yield "half-prepared claims", f"no daemons for {sorted(daemons - running)}"
+        yield from of_daemons(daemons, self._daemons())
 
     def _of_drivers(self, records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         bindings = (d["binding"] for r in records.values() for d in r["devices"] if "binding" in d)
@@ -153,6 +127,55 @@ def address(name: str) -> str:
     """PCI address of a GPU by its name (``gpu-0000-1b-00-0``)."""
     _, domain, bus, slot, function = name.split("-")
     return f"{domain}:{bus}:{slot}.{function}"
+
+
+def due(
+    before: Mapping[str, Mapping[str, Any]], records: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """Return how GPUs are to be set up, by UUID, and which devices have a daemon.
+
+    Args:
+        before: how they were set up before anything was prepared.
+        records: of the checkpoint.
+    """
+    wanted = {uuid: dict(copy.deepcopy(gpu)) for uuid, gpu in before.items()}
+    daemons: set[str] = set()
+    for record in records.values():
+        for setting in record.get("settings", ()):
+            gpu = wanted.setdefault(setting["uuid"], {})
+            if setting.get("mig"):
+                gpu["mig"] = True
+            if setting.get("timeSlice"):
+                gpu["slice"] = setting["timeSlice"]
+                if gpu.get("compute") != "exclusive-process":
+                    gpu["compute"] = "default"
+            if setting.get("daemon"):
+                gpu["compute"] = "exclusive-process"
+                daemons.add(setting["device"])
+        for device in record["devices"]:
+            if partition := device.get("partition"):
+                gpu = wanted.setdefault(device["uuid"], {})
+                place = [partition["profileId"], partition["start"], partition["size"]]
+                gpu["instances"] = [*gpu.get("instances", ()), place]
+                if partition.get("daemon"):
+                    daemons.add(device["device"])
+    return wanted, daemons
+
+
+def of_gpus(
+    wanted: Mapping[str, Mapping[str, Any]], found: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Return kind and text of every difference between GPUs as they are to be and as they are."""
+    for uuid in sorted(wanted.keys() | found.keys()):
+        yield from _of_gpu(uuid, {**_DEFAULTS, **wanted.get(uuid, {})}, {**_DEFAULTS, **found.get(uuid, {})})
+
+
+def of_daemons(wanted: Set[str], running: Set[str]) -> Iterator[tuple[str, str]]:
+    """Return the same for sharing daemons."""
+    if running - wanted:
+        yield "leaked daemons", f"{sorted(running - wanted)}"
+    if wanted - running:
+        yield "half-prepared claims", f"no daemons for {sorted(wanted - running)}"
 
 
 def _of_gpu(uuid: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PLAN = "CRASH_PLAN"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,18 +36,25 @@ class Plan:
     read_only: str = ""
 
 
-def metadata_folder(root: Path) -> Path:
+def metadata_folder(root: Path, driver: str) -> Path:
     """Where the agent of a world has the metadata files of containers."""
-    return root / "plugins/gpu.dra-driver.dev/dra-device-metadata"
+    return root / "plugins" / driver / "dra-device-metadata"
 
 
 class Injector:
-    """Counts steps and makes the plan come true. ``log`` gets one line a step."""
+    """Counts steps and makes the plan come true.
 
-    def __init__(self, plan: Plan, root: Path, log: Path) -> None:
+    Args:
+        log: gets one line a step.
+        driver: whose metadata files count.
+        disk: a file that makes steps fail while it is there, see ``live_faults``.
+    """
+
+    def __init__(self, plan: Plan, root: Path, log: Path, driver: str, disk: Path) -> None:
         self._plan = plan
         self._folders = {"state": f"{root}/state/", "cdi": f"{root}/cdi/"}
-        self._metadata = str(metadata_folder(root))
+        self._metadata = str(metadata_folder(root, driver))
+        self._disk = disk
         self._hardware = (
             f"{root}/state/.simulated-gpus.json",
             f"{root}/state/daemons/",
@@ -105,6 +110,16 @@ class Injector:
             if plan.error and here and plan.error_at <= number < plan.error_at + plan.error_count:
                 code = getattr(errno, plan.error)
                 raise OSError(code, os.strerror(code))
+            self._refuse(call, where)
+
+    def _refuse(self, call: str, where: str) -> None:
+        """Raise what the file ``disk`` says: an errno, a folder, and a call or ``all``."""
+        try:
+            error, folder, calls = self._disk.read_text().split()
+        except FileNotFoundError:
+            return
+        if folder == where and calls in ("all", call):
+            raise OSError(getattr(errno, error), os.strerror(getattr(errno, error)))
 
     def _by_path(self, call: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def function(path: Any, *more: Any, **named: Any) -> Any:

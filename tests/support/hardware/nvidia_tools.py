@@ -28,10 +28,11 @@ def record(*words):
 
 def alive():
     try:
-        os.kill(int(open(pid).read()), 0)
+        stat = open("/proc/%d/stat" % int(open(pid).read())).read()
     except (OSError, ValueError):
         return False
-    return True
+    # One that was killed and that nobody has waited for yet is none.
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 if sys.argv[1:2] in (["-d"], ["-f"]):
@@ -44,7 +45,7 @@ if sys.argv[1:2] in (["-d"], ["-f"]):
     with open(pid, "w") as file:
         file.write(str(os.getpid()))
     open(ready, "w").close()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while os.path.exists(ready) and time.monotonic() < end:
         time.sleep(0.02)
     sys.exit(0)

@@ -163,7 +163,7 @@ def test_a_write_that_hangs_is_refused_and_what_it_did_is_undone(tmp_path: Path,
         body = add_claim(kube, passed_through("gpu-0"))
         reference = ClaimReference("ns", body["metadata"]["name"], body["metadata"]["uid"])
         with ThreadPoolExecutor(2) as executor:
-            table = DeviceTable([machine], executor, passthrough=True)
+            table = DeviceTable([machine], passthrough=True)
             await table.scan()
             table.published({d.device.name: d.uuid for d in table.devices})
             disk = Disk()
