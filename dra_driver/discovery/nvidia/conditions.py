@@ -166,6 +166,11 @@ class Conditions:
 
     def _live(self, gpu: _Gpu) -> dict[str, _Entry]:
         now = self._now()
+        for entry in gpu.entries.values():
+            if entry.expires > now + entry.meaning.seconds:
+                # The clock was ahead when it was noted; it would last until that time comes.
+                entry.expires = now + entry.meaning.seconds
+                entry.since = min(entry.since, now)
         return {r: e for r, e in gpu.entries.items() if e.meaning.ends is not Ends.EXPIRY or e.expires > now}
 
     def _end(self, uuid: str, reason: str) -> None:

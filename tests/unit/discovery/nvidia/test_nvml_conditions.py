@@ -76,6 +76,16 @@ def test_an_unknown_xid_is_taken_seriously_for_a_while() -> None:
     assert world.reasons() == []
 
 
+def test_what_expires_does_so_though_the_clock_was_ahead_when_it_was_noted() -> None:
+    world = Scenario()
+    world.time += 365 * 86400.0
+    world.xid(999)
+    world.time -= 365 * 86400.0
+    assert world.reasons() == [("Xid999", "degraded")]
+    world.time += UNKNOWN_SECONDS
+    assert world.reasons() == []
+
+
 def test_what_needs_a_reset_stays_until_the_library_is_opened_anew() -> None:
     world = Scenario()
     world.xid(79)
