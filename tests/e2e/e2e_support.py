@@ -54,8 +54,11 @@ class Actions(Protocol):
     async def kill(self, part: str, node: str) -> None:
         """Kills ``plugin``, ``kubelet``, ``controller`` or ``runtime`` and sees that it starts again."""
 
-    async def reboot(self, node: str) -> None:
-        """Ends all processes of the node, empties its tmpfs, gives it another boot ID; it comes up again."""
+    async def reboot(self, node: str, change: Callable[[], None] = ...) -> None:
+        """Ends all processes of the node, empties its tmpfs, gives it another boot ID; it comes up again.
+
+        ``change`` is called in between: what a machine has may be other things after a reboot.
+        """
 
     def hardware(self, node: str) -> Path:
         """The profile of the node's simulated GPUs, which is read again and again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from node_traces import traces
@@ -36,8 +37,9 @@ class EmbeddedActions:
         await self._cluster.kill(process)
         await self._cluster.start_process(process)
 
-    async def reboot(self, node: str) -> None:
+    async def reboot(self, node: str, change: Callable[[], None] = lambda: None) -> None:
         """See ``Actions``."""
+        change()
         await self._cluster.reboot(node)
 
     def hardware(self, node: str) -> Path:

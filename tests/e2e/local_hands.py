@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,11 @@ class LocalActions:
         while len(processes(*words, f"--driver-name={DEFAULT_DRIVER_NAME}") - before) < len(before):
             await asyncio.sleep(0.1)
 
-    async def reboot(self, node: str) -> None:
+    async def reboot(self, node: str, change: Callable[[], None] = lambda: None) -> None:
         """See ``Actions``."""
-        await ask("reboot")
+        await ask("shut_down")
+        change()
+        await ask("boot")
 
     def hardware(self, node: str) -> Path:
         """See ``Actions``."""

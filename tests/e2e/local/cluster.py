@@ -26,7 +26,7 @@ NAMESPACE = "dra-driver"
 AGENT, CONTROLLER = "daemonset/dra-driver-kubelet-plugin", "deployment/dra-driver-controller"
 # On two cores that others use too, everything takes its time.
 PATIENCE_SECONDS = 180.0
-MOUNT_POINTS = ("/var/lib/kubelet", "/etc/cdi", "/var/log", "/dev/infiniband")
+MOUNT_POINTS = ("/var/lib/kubelet", "/etc/cdi", "/var/log", "/dev/infiniband", node_files.GPU_NODES)
 
 
 class LocalCluster:
@@ -155,12 +155,8 @@ class LocalCluster:
         self._start(name)
         self._wait(name)
 
-    def reboot(self) -> None:
-        """All that a reboot ends on a node ends, its tmpfs is empty, and the boot is another one.
-
-        Raises:
-            NotUpError: the node does not come back.
-        """
+    def shut_down(self) -> None:
+        """End what a reboot ends on a node, and empty its tmpfs."""
         for name in ("kubelet", "containerd"):
             self.processes.stop(name, signal.SIGKILL)
         host.kill_cgroup(self.node.name)
@@ -169,6 +165,13 @@ class LocalCluster:
             self._unmount(mount)
         for folder in map(Path, ("/run/containerd", "/run/netns", "/run/cdi")):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def boot(self) -> None:
+        """Bring the node up again, in another boot.
+
+        Raises:
+            NotUpError: it does not come back.
+        """
         self.files.boot()
         for name in ("containerd", "kubelet"):
             self._start(name)
@@ -229,6 +232,7 @@ class LocalCluster:
             own.mkdir(parents=True)
             self._run("mount", "--bind", str(own), place)
         self._run("mount", "--bind", str(self.files.rdma_nodes), "/dev/infiniband")
+        self._run("mount", "--bind", str(self.files.gpu_nodes), node_files.GPU_NODES)
         self._run("mount", "--bind", str(self.files.boot_id), str(node_files.BOOT_ID))
         # Volumes of pods are mounted below; containers that ask for propagation see them.
         self._run("mount", "--make-rshared", "/var/lib/kubelet")

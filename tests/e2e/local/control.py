@@ -17,7 +17,8 @@ class Control:
     def __init__(self, cluster: LocalCluster, path: Path) -> None:
         self._deeds: Mapping[str, Callable[..., object]] = {
             "restart": cluster.restart,
-            "reboot": cluster.reboot,
+            "shut_down": cluster.shut_down,
+            "boot": cluster.boot,
             "previous": cluster.install_previous,
             "current": cluster.install,
             "uninstall": cluster.uninstall,

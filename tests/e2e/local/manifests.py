@@ -44,7 +44,9 @@ def adapt(documents: Iterable[dict[str, Any]], image: str, node: NodeFiles) -> l
                 drivers += [a.partition("=")[2] for a in container["args"] if a.startswith("--driver-name=")]
                 container["args"] = [*container["args"], *node.arguments(drivers[-1])]
                 mount = {"name": "e2e-files", "mountPath": str(node.folder), "readOnly": True}
-                container["volumeMounts"] = [*container["volumeMounts"], mount]
+                # As the agent sees the host's files: the driver that a container brings lies there.
+                host = {**mount, "mountPath": f"/host{node.folder}"}
+                container["volumeMounts"] = [*container["volumeMounts"], mount, host]
                 volume = {"name": "e2e-files", "hostPath": {"path": str(node.folder), "type": "Directory"}}
                 pod["volumes"] = [*(v for v in pod["volumes"] if v["name"] != "e2e-files"), volume]
     if not drivers:

@@ -173,10 +173,10 @@ class Deeds:
     def restart(self, name: str) -> str:
         return f"restarted {name}"
 
-    def reboot(self) -> None:
+    def boot(self) -> None:
         raise NotUpError("no node")
 
-    install = install_previous = uninstall = add_agent_flag = scale_controller = reboot
+    install = install_previous = uninstall = add_agent_flag = scale_controller = shut_down = boot
 
 
 def test_the_suite_asks_the_harness_through_a_socket(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_suite_asks_the_harness_through_a_socket(tmp_path: Path) -> None:
         connection.connect(str(tmp_path / "s"))
         with connection.makefile("rwb") as stream:
             answers = []
-            for request in ({"do": "restart", "name": "kubelet"}, {"do": "reboot"}, {"do": "dance"}):
+            for request in ({"do": "restart", "name": "kubelet"}, {"do": "boot"}, {"do": "dance"}):
                 stream.write(json.dumps(request).encode() + b"\n")
                 stream.flush()
                 answers.append(json.loads(stream.readline()))
