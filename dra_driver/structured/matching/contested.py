@@ -57,18 +57,23 @@ def fits_beside(
         slices: of the pool, of any generation.
         results: of claims that hold nothing yet; what has admin access takes nothing.
     """
-    whole, shared = set(taken.devices), set(taken.shares)
-    users = {name: {"taken"} for name in (*whole, *shared)}
+    whole: set[str] = set()
+    shared: set[str] = set()
     for r in results:
         if r.admin_access:
             continue
-        if r.device in whole or (r.share_id is None and r.device in shared):
+        alone = r.share_id is None
+        if r.device in whole or r.device in taken.devices:
             return False
-        (whole if r.share_id is None else shared).add(r.device)
-        users.setdefault(r.device, set()).add("more")
+        if alone and (r.device in shared or r.device in taken.shares):
+            return False
+        (whole if alone else shared).add(r.device)
     counted = list(slices)
     if not any(slice_.spec.shared_counters for slice_ in counted):
         return True
+    users = {name: {"taken"} for name in (*taken.devices, *taken.shares)}
+    for name in whole | shared:
+        users[name] = users.get(name, set()) | {"more"}
     return not any("more" in takers for takers in _overdrawn(counted, users).values())
 
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import builders
 import pytest
 import virtual_time
 from controller_harness import NS, OURS, Harness, claim, cluster_of, inline, pod, pool, request, run
@@ -21,10 +22,11 @@ from dra_driver.api.resource import (
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     AllocationResult,
+    DeviceRequestAllocationResult,
     ResourceSlice,
 )
 from dra_driver.ownership import PoolID
-from dra_driver.structured import contested
+from dra_driver.structured import AllocatedState, DeviceID, contested, fits_beside
 
 EVERYTHING = [{"operator": "Exists"}]
 
@@ -262,3 +264,47 @@ def test_counters_are_those_of_the_newest_generation() -> None:
     holders = {"a": held("half-0"), "b": held("gpu-0")}
     slices = [gpu_slice(counters=8), gpu_slice(generation=2)]
     assert contested(POOL, slices, holders) == {}
+
+
+def _results(*devices: tuple[str, dict[str, Any]]) -> list[DeviceRequestAllocationResult]:
+    found = [{"request": "gpu", "driver": OURS, "pool": "n1", "device": d, **more} for d, more in devices]
+    return [codec.convert(DeviceRequestAllocationResult, r) for r in found]
+
+
+@pytest.mark.parametrize(
+    ("more", "fits"),
+    [
+        ([("free", {})], True),
+        ([("free", {}), ("free", {})], False),
+        ([("whole", {})], False),
+        ([("whole", {"shareID": "s2"})], False),
+        ([("whole", {"adminAccess": True})], True),
+        ([("shared", {"shareID": "s2"})], True),
+        ([("shared", {})], False),
+        ([("free", {"shareID": "s1"}), ("free", {"shareID": "s2"})], True),
+        ([("free", {"shareID": "s1"}), ("free", {})], False),
+        ([("half-2", {})], True),
+        ([("all", {})], False),
+        ([("half-2", {}), ("half-3", {})], False),
+    ],
+)
+def test_what_fits_beside_what_is_taken(more: list[tuple[str, dict[str, Any]]], fits: bool) -> None:
+    def part(name: str, amount: int) -> dict[str, Any]:
+        counters = [{"counterSet": "memory", "counters": {"gib": {"value": str(amount)}}}]
+        return builders.device(name, consumesCounters=counters)
+
+    counters = [{"name": "memory", "counters": {"gib": {"value": "2"}}}]
+    parts = [part("half-1", 1), part("half-2", 1), part("half-3", 1), part("all", 2)]
+    bodies = [
+        builders.resource_slice(
+            "n1", *map(builders.device, ("free", "whole", "shared")), driver=OURS, count=3
+        ),
+        builders.resource_slice("n1", *parts, driver=OURS, count=3),
+        builders.resource_slice("n1", driver=OURS, count=3, sharedCounters=counters),
+    ]
+    slices = [codec.convert(ResourceSlice, body) for body in bodies]
+    taken = AllocatedState().with_devices(
+        [(DeviceID(OURS, PoolName("n1"), name), "c") for name in ("whole", "half-1")],
+        [(DeviceID(OURS, PoolName("n1"), "shared"), "c")],
+    )
+    assert fits_beside(taken.pool(PoolID(OURS, PoolName("n1"))), slices, _results(*more)) is fits
