@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 # A group of 1,024 would hold the event loop for 0.1 s.
 _MEMBERS_AT_A_TIME: Final = 32
+# Until an answer may say that a pod is to be looked at again.
+_SOONEST_SECONDS: Final = 0.05
 
 
 class Allocator:
@@ -145,7 +147,8 @@ class Allocator:
             found = await self._decider.decide(pod, lane)
         if found is None:
             self._metrics.outdated_answers.inc()
-            self._wakeups.queue.add(key)
+            # Not at once: one outdated answer after the other would be asked for without a pause.
+            self._wakeups.queue.add_rate_limited(key)
             return
         answer, answered = found
         if not answer.remembered:
@@ -196,7 +199,7 @@ class Allocator:
         if group is not None and is_gated(pod):
             self._recorder.event(PODS, pod, "Normal", "WaitingForGroup", decision.reason)
         if decision.poll:
-            self._wakeups.queue.add_after(pod.key, decision.poll)
+            self._wakeups.queue.add_after(pod.key, max(decision.poll, _SOONEST_SECONDS))
 
     # --- nothing is left to be allocated --------------------------------------------------------------------
 
@@ -242,7 +245,7 @@ class Allocator:
         """Report why a pod waits, and note that it does; first of all, what holds it back is deallocated."""
         queue = self._wakeups.queue
         if answer.pause:
-            queue.add_after(pod.key, answer.pause)
+            queue.add_after(pod.key, max(answer.pause, _SOONEST_SECONDS))
             if answer.remembered and pod.key in self._wakeups.pending:
                 return
         if answer.pause and not answer.remembered:

@@ -417,7 +417,8 @@ def check_answer(answer: Answer, question: PodQuestion, known: int, version: int
     counts = answer.answers == given if is_fast else 0 <= answer.answers <= given
     if not (known if is_fast else 0) <= answer.version <= version or not counts:
         raise DecodeError(f"version {answer.version} and {answer.answers} answers, of {version} and {given}")
-    if answer.slow if is_fast else answer.allocates and not answer.slow:
+    of_fast = isinstance(answer.decision, _Hard) or (answer.allocates and not answer.slow)
+    if answer.slow if is_fast else of_fast:
         raise DecodeError("it is of the other lane")
     waits = [answer.pause, *(seconds for _, seconds in answer.avoided)]
     if isinstance(answer.decision, _Wait):

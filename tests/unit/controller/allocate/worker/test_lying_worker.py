@@ -97,6 +97,14 @@ def only(code: int, spoil: Spoil) -> Spoil:
     return lambda message: spoil(message) if message.code == code else whole(message)
 
 
+REFUSAL: Body = {
+    "type": "refuse",
+    "message": "no",
+    "claims": [],
+    "undo": [],
+    "elsewhere": False,
+    "signature": "",
+}
 LIES: dict[str, Callable[[], Spoil]] = {
     "noise": lambda: lambda m: b"\x00\x00\x00\x05" + bytes(range(60)),
     "half a message and no more": lambda: only(Code.ANSWER, lambda m: whole(m)[:-5]),
@@ -127,6 +135,10 @@ LIES: dict[str, Callable[[], Spoil]] = {
     "devices of others": lambda: set_result(driver="nic.example.com"),
     "the claims of others": other_claims,
     "allocations twice": twice_the_same,
+    "claims as they are not": lambda: on_writes(lambda ref, _: ref.__setitem__(2, "0")),
+    "everything is hard": lambda: on_answers(decision={"type": "hard"}),
+    "a wait that is over at once": lambda: on_answers(decision={"type": "wait", "reason": "", "poll": 1e-9}),
+    "a pause that is over at once": lambda: on_answers(decision=REFUSAL, pause=1e-9, avoided=[["n1", 1e-9]]),
     "no allocations": lambda: lambda m: changed(m, lambda b: b["decision"].get("writes", []).clear()),
     "something learned about others": lambda: on_answers(
         learned={"question": None, "namespace": {"namespace": "x", "number": 9, "since": 0}, "group": None}
