@@ -37,7 +37,8 @@ from dra_driver.wire import dra_v1_pb2
 NODE = "node-a"
 NAMESPACE = "default"
 START_SECONDS = 20.0
-STOP_SECONDS = 60.0
+# The DaemonSet's terminationGracePeriodSeconds.
+GRACE_SECONDS = 50.0
 EVENTUALLY_SECONDS = 40
 # Of runs that failed.
 KEPT = Path(__file__).parents[2] / "build/crash-test"
@@ -288,8 +289,13 @@ class World:
     async def stop(self, agent: Agent) -> None:
         """SIGTERM; the end must be orderly."""
         os.kill(agent.pid, signal.SIGTERM)
-        async with asyncio.timeout(STOP_SECONDS):
-            status = await agent.ended
+        try:
+            async with asyncio.timeout(GRACE_SECONDS):
+                status = await asyncio.shield(agent.ended)
+        except TimeoutError:
+            agent.kill()
+            await agent.ended
+            self.violate("no end", f"it runs on {GRACE_SECONDS:g} s after SIGTERM: {self.errors()}")
         await agent.channel.close(None)
         if status:
             self.violate("disorderly end", f"exit status {status} after SIGTERM: {self.errors()}")

@@ -46,6 +46,7 @@ SCENARIOS = (
     Scenario("reboot", reboots.with_other_numbers, (SimulatedMachine, NvmlMachine, RdmaMachine)),
     Scenario("clock-jumps", clocks.jump),
     Scenario("hung-hardware", hangs.while_calls_come, flags=("--rescan-interval=1",)),
+    Scenario("sigterm-while-hung", hangs.until_the_end, flags=("--rescan-interval=1",)),
     Scenario("xid-storm", storms.of_xids, (NvmlMachine,)),
     Scenario("expired-watches", watches.expire, (SimulatedMachine,)),
     Scenario("mps-daemons", daemons.die_too, (NvmlMachine,)),

@@ -36,6 +36,27 @@ async def while_calls_come(world: World, chance: random.Random) -> None:
     await life.finish()
 
 
+async def until_the_end(world: World, chance: random.Random) -> None:
+    """Tell an agent to end (SIGTERM) while the library hangs; it ends within its pod's grace period."""
+    populate(world)
+    hang = world.faults / "hang"
+    life = Life(world)
+    await life.begin()
+    for step in script_of(world, chance):
+        if chance.random() < 0.1:
+            world.figures.faults += 1
+            hang.touch()
+            # Time enough for a look at the hardware to begin.
+            await asyncio.sleep(1.5)
+            try:
+                await world.stop(life.agent)
+            finally:
+                hang.unlink()
+            await life.begin()
+        await life.do(step)
+    await life.finish()
+
+
 async def _begin_while_it_hangs(life: Life, hang: Path) -> None:
     """Start an agent on hardware that hangs: what it knows from before must be served all the same."""
     life.world.figures.faults += 1
