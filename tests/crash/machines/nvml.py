@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -44,7 +45,9 @@ _CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
 @functools.cache
 def library() -> Path:
     """Return the folder of the stub, compiled once."""
-    return stub.build(Path(tempfile.mkdtemp(prefix="dra-crash-nvml-")), stub.compiler())
+    folder = Path(tempfile.mkdtemp(prefix="dra-crash-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return stub.build(folder, stub.compiler())
 
 
 class NvmlMachine:
