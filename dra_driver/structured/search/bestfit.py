@@ -5,6 +5,11 @@ devices, once within each group of devices that are close to each other or that 
 ``matchAttribute``. Each run improves on the best answer so far until it has tried everything or used up its
 steps, so small nodes are solved exactly and large ones well.
 
+Before all of them comes what the user prefers: of the alternatives of ``firstAvailable`` the earliest that
+are possible are chosen, request by request in the order of the claims (``Score.ranks``). Only then costs are
+compared: until the alternatives are chosen, an allocation that leaves much unused may still be part of the
+best answer.
+
 Devices of pools that are used first-fit cost nothing here, so that the first of them in Kubernetes' order is
 taken.
 """
@@ -30,6 +35,8 @@ __all__ = ["Score", "Solution", "best_solution", "score_of"]
 
 # Steps of a run after its first solution, in search of better ones.
 IMPROVEMENT_STEPS: Final = 2_000
+# Steps, after the first solution, in search of earlier alternatives.
+RANK_STEPS: Final = 10_000
 # Steps that a score costs.
 _STEPS_PER_SOLUTION: Final = 10
 
@@ -39,7 +46,8 @@ class Score:
     """The quality of an allocation. Less is better; the fields are compared in their order.
 
     Attributes:
-        ranks: the alternative of ``firstAvailable`` that each request gets.
+        ranks: the alternative of ``firstAvailable`` that each request gets, in the order of claims and
+            requests. An earlier request's alternative is never given up for a later one's.
         binding: number of devices with binding conditions.
         preferred: topology groups beyond the first, on the levels that claims prefer.
         waste, destroyed, busy, other_waste: sums of ``DeviceCost``.
@@ -129,6 +137,8 @@ class _BestFit:
             and policy.strategy is Strategy.FIRST_FIT
         )
         self._best: Solution | None = None
+        # Whether the best solution has the earliest alternatives that are possible.
+        self._ranked = False
         self._single = _most_devices(problem) <= 1
         self._position = {
             entry: i for i, entry in enumerate(entry for pool in problem.pools for entry in pool.devices)
@@ -137,21 +147,64 @@ class _BestFit:
         self._best_fit_keys: dict[DeviceEntry, object] = {}
 
     def run(self) -> Solution | None:
-        everywhere = self._run(None, None)
-        if not self._single and everywhere:
+        self._run(None, None)
+        if self._best is not None and not self._single:
             try:
+                if not self._ranked:
+                    self._improve_ranks(self._best)
+                    self._run(None, IMPROVEMENT_STEPS)
                 for group in self._groups():
                     self._run(group, IMPROVEMENT_STEPS)
             except BudgetExhausted:
                 pass  # there is an answer; ``Budget.exhausted`` says that it may not be the best
         return self._best
 
-    def _run(self, within: Callable[[DeviceEntry], bool] | None, steps: int | None) -> bool:
-        """Run one search; return whether there is an answer by now.
+    def _improve_ranks(self, best: Solution) -> None:
+        """Find the earliest alternatives that are possible, request by request.
+
+        The first request has its earliest already: the search tries all devices for one of its alternatives
+        before the next one.
+
+        Raises:
+            BudgetExhausted: the question has no steps or no time left.
+        """
+        steps = RANK_STEPS
+        for i in range(1, len(best.score.ranks)):
+            for rank in range(best.score.ranks[i]):
+                ranks = (*best.score.ranks[:i], rank)
+                if too_few_devices(self._problem, ranks):
+                    continue
+                # Costs do not matter here, so devices are interchangeable that have different ones.
+                search = Search(
+                    self._problem,
+                    on_solution=self._keep,
+                    order=self._by_cost,
+                    interchange_key=self._problem.interchange_key,
+                    strict=False,
+                    max_steps=steps,
+                    ranks=ranks,
+                )
+                try:
+                    found = search.run()
+                except SearchLimitError:
+                    found = False
+                steps = search.steps_left
+                if found:
+                    assert self._best is not None
+                    best = self._best
+                    break
+        self._ranked = True
+
+    def _run(self, within: Callable[[DeviceEntry], bool] | None, steps: int | None) -> None:
+        """Run one search.
 
         Args:
             within: restricts the devices.
             steps: limit; if None, that of the budget.
+
+        Raises:
+            SearchLimitError: there are too many combinations, and none of those that were tried fits.
+            BudgetExhausted: likewise, and nothing is left for other nodes either.
         """
 
         def order(alternative: Alternative) -> Sequence[Candidate]:
@@ -166,13 +219,13 @@ class _BestFit:
             can_improve=self._can_improve,
             strict=False,
             max_steps=steps,
+            ranks=self._best.score.ranks if self._best is not None else (),
         )
         try:
             search.run()
         except (SearchLimitError, BudgetExhausted):
             if self._best is None:
                 raise
-        return self._best is not None
 
     def _by_cost(self, alternative: Alternative) -> list[Candidate]:
         """Return the candidates, cheapest first; without those that an allocation cannot carry."""
@@ -225,9 +278,9 @@ class _BestFit:
             return True
         best = self._best.score
         ranks = search.ranks()
-        # Only the requests served so far are compared, so equal ranks leave the decision to the other fields.
+        # The best solution has the earliest alternatives, so only equal ones leave the decision to costs.
         if ranks != best.ranks[: len(ranks)]:
-            return ranks < best.ranks[: len(ranks)]
+            return False
         binding = waste = 0
         for pick in _flat(search.picks):
             cost = self._cost(pick.alternative, pick.candidate)
@@ -237,17 +290,27 @@ class _BestFit:
 
     def _consider(self, search: Search) -> bool:
         """Keep the solution of the search if it is the best; return whether the search may stop."""
+        self._keep(search)
+        # Candidates are tried from the cheapest, so no better single device follows.
+        if self._single:
+            return True
+        if not self._ranked:
+            # Of no request but the first, for which every device has been tried with earlier alternatives.
+            self._ranked = not any(search.ranks()[1:])
+            if not self._ranked:
+                return True
+        search.limit(IMPROVEMENT_STEPS)
+        return False
+
+    def _keep(self, search: Search) -> bool:
+        """Keep the solution of the search if it is the best; return True."""
         self._problem.budget.spend(_STEPS_PER_SOLUTION)
         score = self.score(search.picks, search.ranks())
         if self._best is None or score < self._best.score:
             self._best = Solution(
                 score, tuple(tuple(p) for p in search.picks), tuple(tuple(c) for c in search.chosen)
             )
-        # Candidates are tried from the cheapest, so no better single device follows.
-        if self._single:
-            return True
-        search.limit(IMPROVEMENT_STEPS)
-        return False
+        return True
 
     def score(self, picks_of: Sequence[Sequence[Pick]], ranks: tuple[int, ...]) -> Score:
         """Return the score of picks, one list per claim."""

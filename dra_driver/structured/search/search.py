@@ -88,6 +88,7 @@ class Search:
         strict: whether a selector that fails, or a constraint that "all devices" violate, ends the search, as
             in Kubernetes; otherwise the device is unsuitable, or the set impossible.
         max_steps: limit; if None, that of the budget for one node.
+        ranks: the alternatives that the first requests have to get; all others may get any.
 
     Attributes:
         picks: the devices chosen so far, by claim.
@@ -104,6 +105,7 @@ class Search:
         can_improve: Callable[[Search], bool] | None = None,
         strict: bool = True,
         max_steps: int | None = None,
+        ranks: Sequence[int] = (),
     ) -> None:
         self._problem = problem
         self._claims = problem.claims
@@ -124,6 +126,8 @@ class Search:
         self._constraints: list[list[Constraint]] = [
             [make_constraint(c) for c in claim.constraints] for claim in problem.claims
         ]
+        requests = ((ci, ri) for ci, claim in enumerate(problem.claims) for ri in range(len(claim.requests)))
+        self._only = dict(zip(requests, ranks, strict=False))
         # The request that is being served: claim index, request index.
         self._at = (0, 0)
         self.picks: list[list[Pick]] = [[] for _ in problem.claims]
@@ -148,6 +152,11 @@ class Search:
         done = [rank for claim in self.chosen[:ci] for rank in claim]
         return (*done, *(self.chosen[ci][: ri + 1] if ci < len(self.chosen) else ()))
 
+    @property
+    def steps_left(self) -> int:
+        """Steps that the search may still take."""
+        return max(0, self._steps)
+
     def limit(self, steps: int) -> None:
         """Leave at most so many more steps."""
         self._steps = min(steps, self._steps)
@@ -159,7 +168,10 @@ class Search:
         if ci == len(self._claims):
             self._at = (ci, 0)
             return self._on_solution(self)
+        only = self._only.get((ci, ri))
         for index, alternative in enumerate(self._claims[ci].requests[ri].alternatives):
+            if only is not None and index != only:
+                continue
             self.chosen[ci][ri] = index
             self._at = (ci, ri)
             if alternative.count is None:

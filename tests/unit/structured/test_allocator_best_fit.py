@@ -198,6 +198,35 @@ def test_the_preferred_alternative_wins_over_everything_else() -> None:
     assert outcome.node == "n2"
 
 
+def test_an_earlier_alternative_is_worth_a_larger_device_for_another_request() -> None:
+    """With the H100 for the 80Gi, which leaves less unused, the other request would get the L4."""
+    models = {"L4": "24Gi", "H100": "80Gi", "H200": "141Gi"}
+    gpus = [device(m.lower(), size, attributes={"model": m}) for m, size in models.items()]
+
+    def of(model: str) -> dict[str, Any]:
+        expression = f'device.attributes["gpu.example.com"].model == "{model}"'
+        return {"name": model.lower(), **exactly(selectors=selector(expression))}
+
+    wanted = claim("c", exactly(memory="80Gi"), {"firstAvailable": [of("H100"), of("L4")]})
+    assert fit(snapshot(pool("n1", *gpus)), wanted) == ["n1/h200", "n1/h100"]
+
+
+def test_an_earlier_request_is_not_given_a_later_alternative_for_a_later_request() -> None:
+    """One large GPU for three requests that prefer it: the first of them gets it."""
+
+    def prefers_large() -> dict[str, Any]:
+        large, any_ = {"name": "large", **exactly(memory="64Gi")}, {"name": "any", **exactly()}
+        return {"firstAvailable": [large, any_]}
+
+    gpus = [device("a", "40Gi"), device("b", "80Gi"), device("c", "24Gi")]
+    wanted = claim("c", prefers_large(), prefers_large(), prefers_large())
+    outcome = allocate(snapshot(pool("n1", *gpus)), [wanted])
+    assert isinstance(outcome, Allocated)
+    served = [r.request for r in outcome.results[0].devices.results]
+    assert served == ["req-0/large", "req-1/any", "req-2/any"]
+    assert names(outcome.results[0])[0] == "n1/b"
+
+
 def test_devices_with_binding_conditions_come_last() -> None:
     slow = device("slow", "40Gi", bindingConditions=["example.com/Attached"])
     cluster = snapshot(pool("n1", slow, device("ready", "80Gi")))
