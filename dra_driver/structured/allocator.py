@@ -333,8 +333,7 @@ class _Question:
             entry, pool = devices[place.position]
             candidate = problem.look(alternative, entry, pool)
             assert isinstance(candidate, Candidate), candidate
-            consumed = candidate.consumption if entry.shareable else None
-            picks[place.claim].append(Pick(alternative, candidate, consumed))
+            picks[place.claim].append(Pick(alternative, candidate, problem.share(alternative, candidate)))
         return _Answer(problem, picks, choice.chosen)
 
     def _confirm_refusal(self, fleet: Fleet, request_class: RequestClass, refused: set[str]) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def run_case(case: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
         classes=[codec.convert(DeviceClass, c) for c in case["classes"] or []],
         nodes=[codec.convert(Node, n) for n in case["nodes"] or []],
         allocated=_state(case),
-        features=Features.from_names(case.get("features") or {}),
+        # What was recorded is what Kubernetes does.
+        features=replace(Features.from_names(case.get("features") or {}), admin_access_in_use=False),
     )
     pods: list[list[ResourceClaim]] = [[claims[i] for i in pod] for pod in case["pods"]]
     per_node = [

@@ -48,6 +48,8 @@ class Alternative:
         selectors: CEL expressions, those of the class first.
         class_selectors: how many of them are the class's.
         count: number of devices; None for all of them (allocation mode All).
+        consumes: whether it takes its devices from others. With admin access it does not: what is in use is
+            no obstacle for it, nor is it one for others (``Features.admin_access_in_use``).
         constraints: indices of the claim's constraints that cover it.
     """
 
@@ -60,6 +62,7 @@ class Alternative:
     class_selectors: int
     count: int | None
     admin: bool
+    consumes: bool
     tolerations: tuple[DeviceToleration, ...]
     capacity: Amounts
     constraints: tuple[int, ...]
@@ -184,6 +187,7 @@ def _alternative(
         class_selectors=len(class_expressions),
         count=_count(spec, where),
         admin=admin,
+        consumes=not (admin and features.admin_access_in_use),
         tolerations=spec.tolerations,
         capacity=spec.capacity.requests if spec.capacity is not None else {},
         constraints=tuple(

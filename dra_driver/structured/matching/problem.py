@@ -69,7 +69,7 @@ class Candidate:
 
     Attributes:
         allocated: allocated as a whole to another claim (admin access may have it all the same).
-        used: what other claims' shares consume of its capacity.
+        used: what other claims' shares consume of its capacity; nothing for a request that consumes nothing.
         counters: counters that it would consume; empty if it consumes none or no more of them.
         consumption: what a share would consume for this request.
         values: of the attributes that constraints of the claim compare, by index of the constraint.
@@ -206,8 +206,8 @@ class NodeProblem:
             entry,
             pool,
             state.allocated,
-            state.used,
-            state.counters,
+            state.used if alternative.consumes else _NONE,
+            state.counters if alternative.consumes else (),
             _NONE,
             self._values_of(alternative, entry),
         )
@@ -342,13 +342,20 @@ class NodeProblem:
         if entry.shareable:
             return None
         if entry not in self._interchange_keys:
+            # Whatever this request consumes of it: another one may get it as well.
+            state = self._state(entry, candidate.pool)
             self._interchange_keys[entry] = (
-                candidate.allocated,
-                tuple((key, amount) for key, amount, _ in candidate.counters),
+                state.allocated,
+                tuple((key, amount) for key, amount, _ in state.counters),
                 tuple(sorted_values(self._values_of_claim(claim, entry)) for claim in self.claims),
                 tuple(self._membership.get(entry, ())),
             )
         return self._interchange_keys[entry]
+
+    @staticmethod
+    def share(alternative: Alternative, candidate: Candidate) -> Amounts | None:
+        """Return what the request consumes of a device that is shared; None if it gets no share of it."""
+        return candidate.consumption if candidate.entry.shareable and alternative.consumes else None
 
     @cached_property
     def _membership(self) -> dict[DeviceEntry, list[tuple[int, bool]]]:

@@ -58,6 +58,9 @@ class Features:
 
     Attributes:
         admin_access: DRAAdminAccess.
+        admin_access_in_use: ours, not a gate. A request with admin access takes nothing: no counters of a
+            GPU, no capacity of a shared one, no device from another claim of the pod. If False, it needs
+            counters and capacity like any other, as in Kubernetes 1.36.
         consumable_capacity: DRAConsumableCapacity (capacity requests, devices allocated several times).
         device_binding_and_status: DRADeviceBindingConditions with the claim's device status.
         device_taints: DRADeviceTaints.
@@ -67,6 +70,7 @@ class Features:
     """
 
     admin_access: bool = True
+    admin_access_in_use: bool = True
     consumable_capacity: bool = True
     device_binding_and_status: bool = True
     device_taints: bool = True

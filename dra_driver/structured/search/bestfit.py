@@ -317,7 +317,7 @@ class _BestFit:
         picks = list(_flat(picks_of))
         counting = [p for p in picks if p.candidate.pool.id not in self._in_order]
         costs = [self._costs.of(p.alternative, p.candidate) for p in counting]
-        broken, remaining = self._node_use(counting)
+        broken, remaining = self._node_use([p for p in counting if p.alternative.consumes])
         return Score(
             ranks=ranks,
             binding=sum(c.binding for c in costs),

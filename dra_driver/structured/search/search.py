@@ -63,7 +63,7 @@ class _Usage:
 
     Attributes:
         whole: how often a device is chosen as a whole; more than once with admin access only.
-        by_claim: devices by index of the claim that chose them as a whole.
+        by_claim: devices by index of the claim that chose them, other than as shares.
         shares: what each share of a device consumes, as a stack.
         counters: by (pool, counter set, counter), in 1e-9 units.
     """
@@ -245,9 +245,12 @@ class Search:
         return False
 
     def _in_use(self, ci: int, alternative: Alternative, candidate: Candidate) -> bool:
+        entry = candidate.entry
+        # No claim has a device twice, whether or not it only looks at it once.
+        looked_at = (ci, entry) in self._used.by_claim
         if alternative.admin:
-            return (ci, candidate.entry) in self._used.by_claim
-        return candidate.allocated or self._used.whole[candidate.entry] > 0
+            return looked_at
+        return candidate.allocated or self._used.whole[entry] > 0 or (looked_at and not entry.shareable)
 
     def _take(self, ci: int, alternative: Alternative, candidate: Candidate, *, must: bool) -> bool:
         """Choose the device if nothing excludes it; otherwise return False and change nothing.
@@ -275,17 +278,17 @@ class Search:
                     f"{alternative}: asks for all devices, but a constraint of the claim excludes {entry.id}"
                 )
             return False
-        consumed = candidate.consumption if entry.shareable else None
+        consumed = self._problem.share(alternative, candidate)
         if consumed is not None and not self._share_fits(candidate, consumed):
             self._release(ci, alternative, candidate)
             return False
         if counts:
             for key, amount, _ in candidate.counters:
                 self._used.counters[key] += amount
-        if entry.shareable:
-            self._used.shares[entry].append(consumed or _NONE)
+        if consumed is not None:
+            self._used.shares[entry].append(consumed)
         else:
-            self._used.whole[entry] += 1
+            self._used.whole[entry] += alternative.consumes
             self._used.by_claim.add((ci, entry))
         self.picks[ci].append(Pick(alternative, candidate, consumed))
         return True
@@ -294,10 +297,10 @@ class Search:
         """Undo the last choice for a claim; the exact inverse of ``_take``."""
         pick = self.picks[ci].pop()
         entry = pick.entry
-        if entry.shareable:
+        if pick.consumed is not None:
             self._used.shares[entry].pop()
         else:
-            self._used.whole[entry] -= 1
+            self._used.whole[entry] -= pick.alternative.consumes
             self._used.by_claim.discard((ci, entry))
         if pick.candidate.counters and not (entry.shareable and self._used.shares[entry]):
             for key, amount, _ in pick.candidate.counters:
