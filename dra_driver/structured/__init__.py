@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
-from dra_driver.structured.groups import Domain, GroupAllocated, allocate_group
+from dra_driver.structured.groups import (
+    GroupAllocated,
+    GroupMember,
+    GroupRefused,
+    Level,
+    allocate_group,
+)
 from dra_driver.structured.index.room import Room, room
 from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
@@ -50,12 +56,14 @@ __all__ = [
     "Cluster",
     "DeviceID",
     "DoesNotFit",
-    "Domain",
     "Exclusion",
     "ExclusionReason",
     "Failed",
     "Features",
     "GroupAllocated",
+    "GroupMember",
+    "GroupRefused",
+    "Level",
     "NodePolicy",
     "NodeReasons",
     "Outcome",

@@ -13,8 +13,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from dra_driver.api import codec
+from dra_driver.api.core import Node
+from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.cli.allocator.stream import Service
-from dra_driver.structured import Strategy
+from dra_driver.structured import (
+    AllocatedState,
+    GroupAllocated,
+    GroupMember,
+    Snapshot,
+    Strategy,
+    allocate_group,
+)
 
 Row = dict[str, Any]
 GO = "kube-scheduler 1.36, all nodes, measured elsewhere"
@@ -177,6 +187,24 @@ def rate(kind: str, nodes: int, *, full: bool, claims: int, free: float = 0.5) -
     return claims / (time.perf_counter() - begin), loaded
 
 
+def group(members: int, nodes: int) -> float:
+    """Seconds for a group whose members want 8 GPUs each."""
+    names = [f"node-{i:05d}" for i in range(nodes)]
+    selectors = select(f'device.driver == "{DRIVER}"')
+    snapshot = Snapshot.build(
+        slices=[codec.convert(ResourceSlice, s) for i, n in enumerate(names) for s in gpu_slices(i, n)],
+        classes=[codec.convert(DeviceClass, {"metadata": {"name": "gpu"}, "spec": {"selectors": selectors}})],
+        nodes=[codec.convert(Node, {"metadata": {"name": n}}) for n in names],
+        allocated=AllocatedState(),
+    )
+    asked = {"count": 8, "capacity": {"requests": {"memory": "40Gi"}}}
+    claims = [codec.convert(ResourceClaim, claim(i, "one GPU", asked)) for i in range(members)]
+    begin = time.perf_counter()
+    outcome = allocate_group(snapshot, [GroupMember((c,)) for c in claims])
+    assert isinstance(outcome, GroupAllocated)
+    return time.perf_counter() - begin
+
+
 def run() -> list[Row]:
     """The rows of ``make bench``."""
     rows: list[Row] = []
@@ -201,6 +229,9 @@ def run() -> list[Row]:
     rows.append({"name": f"cost per claim, {NODES} nodes / the cheapest", "value": spread, "unit": "times"})
     filled, _ = rate("one GPU", NODES, full=False, claims=8 * NODES, free=0.0)
     rows.append({"name": f"fill {8 * NODES} GPUs, one claim each", "value": 8 * NODES / filled, "unit": "s"})
+    rows.append(
+        {"name": f"a group of 1000, 8 GPUs each, {NODES} nodes", "value": group(1000, NODES), "unit": "s"}
+    )
     rows.append({"name": f"load {NODES} nodes from JSON (slowest)", "value": loading, "unit": "s"})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append({"name": "peak memory, inputs and earlier runs included", "value": peak, "unit": "MiB"})

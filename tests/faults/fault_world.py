@@ -75,6 +75,7 @@ from dra_driver.structured import (
     Allocated,
     AllocatedState,
     GroupAllocated,
+    GroupMember,
     Snapshot,
     allocate,
     allocate_group,
@@ -754,7 +755,8 @@ class Scenario:
                 for i in self.server.store.list(DEVICE_INVENTORIES)
                 if i.status.publication.allocator == "controller"
             }
-            outcome = allocate_group(self.snapshot(ours), claims, ignore_taint=is_controller_taint)
+            asked = [GroupMember(tuple(c)) for c in claims]
+            outcome = allocate_group(self.snapshot(ours), asked, ignore_taint=is_controller_taint)
             if isinstance(outcome, GroupAllocated):
                 yield f"group {group} fits and waits"
 

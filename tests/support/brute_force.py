@@ -208,6 +208,41 @@ class Best:
     waste: int
 
 
+def random_group(random: Random) -> list[list[Wish]]:
+    """Return the claims of two to four pods, some of which want the same."""
+    kinds = []
+    for _ in range(random.choice((1, 2, 2, 3))):
+        number = random.choice((1, 1, 1, 2))
+        wants = tuple(_want(random) for _ in range(number))
+        rules = (Rule(_MODEL, same=True),) if random.random() < 0.15 else ()
+        kinds.append([Wish((wants,), rules)])
+    return [random.choice(kinds) for _ in range(random.choice((2, 3, 3, 4)))]
+
+
+def within(world: World, nodes: Sequence[str], model: str = "") -> World:
+    """Return the part of a cluster that has these nodes, and only devices of a model if one is named."""
+    things = [t for t in world.things if t.node in nodes and (not model or t.model == model)]
+    return World(things, [], world.units)
+
+
+def fewest_nodes(world: World, group: Sequence[Sequence[Wish]]) -> int | None:
+    """Return on how few nodes all members fit at the same time, by trying everything; None if they do not."""
+    known: dict[tuple[str, tuple[int, ...]], bool] = {}
+
+    def holds(node: str, members: tuple[int, ...]) -> bool:
+        if (node, members) not in known:
+            pod = [wish for m in members for wish in group[m]]
+            known[node, members] = _on_node(world, node, pod) is not None
+        return known[node, members]
+
+    best: int | None = None
+    for places in product(world.nodes, repeat=len(group)):
+        on = {n: tuple(m for m, place in enumerate(places) if place == n) for n in set(places)}
+        if (best is None or len(on) < best) and all(holds(n, ms) for n, ms in on.items()):
+            best = len(on)
+    return best
+
+
 def best_answer(world: World, pod: Sequence[Wish]) -> Best | None:
     """Return the best answer over all nodes, by trying everything; None if nothing fits."""
     found = [best for node in world.nodes if (best := _on_node(world, node, pod)) is not None]

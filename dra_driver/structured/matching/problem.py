@@ -42,12 +42,14 @@ class Options:
         pools: those that may be used, and how; if None, all of them, by ``default``.
         default: how pools are used if ``pools`` is None.
         withheld: why pools that ``pools`` lacks may not be used, for the reasons of a refusal.
+        left_out: devices that may not be used, as positions among all devices of the node.
     """
 
     ignore_taint: Callable[[DeviceTaint], bool] | None = None
     pools: Mapping[PoolID, PoolPolicy] | None = None
     default: PoolPolicy = DEFAULT_POLICY
     withheld: Mapping[PoolID, str] | None = None
+    left_out: frozenset[int] = frozenset()
 
     def policy(self, pool: PoolID) -> PoolPolicy | None:
         """Return how devices of a pool are chosen; None if it may not be used."""
@@ -121,6 +123,10 @@ class NodeProblem:
         pools = options.pools
         self.pools = view.pools if pools is None else tuple(p for p in view.pools if p.id in pools)
         self.unusable = () if pools is None else tuple(p for p in view.pools if p.id not in pools)
+        self._left_out: frozenset[DeviceEntry] = frozenset()
+        if options.left_out:
+            entries = (entry for pool in view.pools for entry in pool.devices)
+            self._left_out = frozenset(e for i, e in enumerate(entries) if i in options.left_out)
         self._states: dict[DeviceEntry, _State] = {}
         self._values: dict[tuple[int, DeviceEntry], Values] = {}
         self._candidates: dict[Alternative, list[Candidate]] = {}
@@ -228,7 +234,7 @@ class NodeProblem:
             where = f"class {alternative.device_class.metadata.name}" if of_class else str(alternative)
             candidate.error = f"{where}: selector fails on device {entry.id}: {result}"
             return candidate
-        if entry.id.device in pool.off_node:
+        if entry.id.device in pool.off_node or entry in self._left_out:
             return Verdict(ExclusionReason.NODE_SELECTOR)
         if not self._measure(alternative, candidate):
             return self._too_small(alternative, candidate)

@@ -31,7 +31,7 @@ from dra_driver.structured.search.bounds import too_few_devices
 from dra_driver.structured.search.cost import Costs, DeviceCost, topology_of, topology_spread
 from dra_driver.structured.search.search import Pick, Search, SearchLimitError
 
-__all__ = ["Score", "Solution", "best_solution", "score_of"]
+__all__ = ["Score", "Solution", "best_solution", "first_solution", "score_of"]
 
 # Steps of a run after its first solution, in search of better ones.
 IMPROVEMENT_STEPS: Final = 2_000
@@ -110,6 +110,18 @@ def best_solution(problem: NodeProblem) -> Solution | None:
     return _BestFit(problem).run()
 
 
+def first_solution(problem: NodeProblem) -> Solution | None:
+    """Return the first allocation that the search of best fit meets, or None if nothing fits.
+
+    Raises:
+        SearchLimitError, BudgetExhausted, FatalError: as for ``best_solution``.
+    """
+    problem.prepare(strict=False)
+    if too_few_devices(problem):
+        return None
+    return _BestFit(problem).first()
+
+
 def score_of(problem: NodeProblem, picks: Sequence[Sequence[Pick]], ranks: tuple[int, ...]) -> Score:
     """Return the score of an allocation that some search found; devices of first-fit pools count as well."""
     return _BestFit(problem, every=True).score(picks, ranks)
@@ -146,7 +158,20 @@ class _BestFit:
         self._ordered: dict[Alternative, list[Candidate]] = {}
         self._best_fit_keys: dict[DeviceEntry, object] = {}
 
+    def first(self) -> Solution | None:
+        """Return the first solution."""
+        search = Search(
+            self._problem,
+            on_solution=self._keep,
+            order=self._by_cost,
+            interchange_key=self._problem.interchange_key,
+            strict=False,
+        )
+        search.run()
+        return self._best
+
     def run(self) -> Solution | None:
+        """Return the best solution."""
         self._run(None, None)
         if self._best is not None and not self._single:
             try:

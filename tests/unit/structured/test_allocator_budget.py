@@ -13,9 +13,11 @@ from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured import (
     Allocated,
     DoesNotFit,
-    Domain,
     Failed,
     GroupAllocated,
+    GroupMember,
+    GroupRefused,
+    Level,
     Snapshot,
     Strategy,
     allocate,
@@ -216,15 +218,14 @@ def test_all_members_of_a_group_share_a_budget() -> None:
         nodes=[node(name, host=name) for name in names],
     )
 
-    def gang(size: int) -> Sequence[Sequence[ResourceClaim]]:
-        return [[claim(f"m{i}", exactly(1))] for i in range(size)]
+    def gang(size: int) -> Sequence[GroupMember]:
+        return [GroupMember((claim(f"m{i}", exactly(1)),)) for i in range(size)]
 
-    budget = Budget(5_000)
-    outcome = allocate_group(cluster, gang(9), domain=Domain(label="host"), budget=budget)
+    outcome = allocate_group(cluster, gang(9), levels=[Level(label="host")], budget=Budget(200))
     assert isinstance(outcome, Failed)
     assert outcome.gave_up
-    assert isinstance(allocate_group(cluster, gang(9), domain=Domain(label="host")), DoesNotFit)
-    assert isinstance(allocate_group(cluster, gang(8), domain=Domain(label="host")), GroupAllocated)
+    assert isinstance(allocate_group(cluster, gang(9), levels=[Level(label="host")]), GroupRefused)
+    assert isinstance(allocate_group(cluster, gang(8), levels=[Level(label="host")]), GroupAllocated)
 
 
 @pytest.mark.parametrize("strategy", Strategy)
