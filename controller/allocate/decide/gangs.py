@@ -14,17 +14,19 @@ Members are pods of one namespace that carry, themselves or on a claim that they
   the number of members is right again. Failed pods and pods that are being deleted do not count as members,
   pods that have succeeded do.
 * With the annotation ``dra-driver.dev/group-domain`` (a node label) all members go to nodes of one value of
-  the label: of those values that have room for all the one with the fewest nodes.
+  the label.
+* Members are decided as one question (``allocate_group`` of ``dra_driver.structured``), unless they have
+  claims of other drivers as well: those are decided one after the other.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from controller.allocate.decide.claims import ClaimView, node_of
+from controller.allocate.decide.group_bounds import Crowd, crowds, missing_in, state_of
 from controller.allocate.decide.messages import (
     GroupMembers,
     GroupWrite,
@@ -38,14 +40,13 @@ from controller.allocate.decide.messages import (
 from controller.allocate.decide.node_backoff import NodeBackoff
 from controller.allocate.decide.objects import CLAIM_INDEX, GROUP_INDEX, Objects, claims_of, is_finished
 from controller.allocate.decide.placement import NodeUsage
-from controller.allocate.decide.signatures import signature_of
-from controller.allocate.decide.solving import NoFit, PodDecider, Trial
+from controller.allocate.decide.solving import NoFit, PodDecider, Question, Trial
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.resourceclaim import foreign_gates, held_by, is_gated
-from dra_driver.structured import Budget, BudgetExhausted, Room
+from dra_driver.structured import Budget, Failed, GroupRefused, Level
 
 __all__ = ["LARGEST_GROUP", "Gang", "Gangs", "GroupKey", "GroupProblem", "signature_of_group"]
 
@@ -90,23 +91,6 @@ class GroupProblem:
 
     key: GroupKey
     message: str
-
-
-class _Crowd(NamedTuple):
-    """Members of a group that want the same.
-
-    Attributes:
-        number: of them.
-        room: for pods like them.
-        nodes: that can take them.
-    """
-
-    number: int
-    room: Room
-    nodes: Set[str]
-
-    def within(self, nodes: set[str] | None) -> Set[str]:
-        return self.nodes if nodes is None else nodes & self.nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +226,14 @@ class Gangs:
         if waiting:
             reason = f"group {gang.key[1]}: {len(waiting)} of {gang.size} pods are {held_by(waiting)}"
             return self._incomplete(gang, reason, now)
-        crowds = self._crowds(gang, budget)
-        state = self._state(gang, crowds)
+        of = self._crowds(gang, budget)
+        state = self._state(gang, of)
         known = self._refused.get(gang.key)
         if known is not None and state is not None and known.still_holds(self._rests_on(gang, now), state):
             # Something has changed, but nothing that helps.
             self._refused[gang.key] = replace(known, changes=changes)
             return known.refusal
-        answer = self._anywhere(gang, crowds, budget, now)
+        answer = self._anywhere(gang, of, budget, now)
         if isinstance(answer, NoFit):
             where = f" on nodes of one {gang.domain}" if gang.domain else ""
             text = f"group {gang.key[1]}, all {gang.size} pods together{where}: {answer.message}"
@@ -294,69 +278,98 @@ class Gangs:
         ]
         return gang.size, gang.domain, members
 
-    # --- before any search ----------------------------------------------------------------------------------
-
-    def _crowds(self, gang: Gang, budget: Budget) -> list[_Crowd]:
+    def _crowds(self, gang: Gang, budget: Budget) -> list[Crowd]:
         """Return the members that wait for devices, those of one signature together."""
-        users = Counter(key for pod in gang.members for key in claims_of(pod))
-        found: dict[bytes, list[Pod]] = {}
-        for pod in gang.members:
-            claims = self._claims_of(pod)
-            # A claim that members share is allocated once, wherever the first of them goes.
-            if not is_finished(pod) and claims and all(users[c.key] == 1 for c in claims):
-                found.setdefault(signature_of(pod, claims, ()), []).append(pod)
-        crowds: list[_Crowd] = []
-        for pods in found.values():
-            room = self._decider.room(pods[0], budget)
-            if room is not None:
-                crowds.append(_Crowd(len(pods), room, self._decider.nodes_for(pods[0])))
-        return crowds
+        return crowds(self._decider, [(pod, self._claims_of(pod)) for pod in gang.members], budget)
 
-    def _state(self, gang: Gang, crowds: Sequence[_Crowd]) -> object:
-        """Return what a refusal rests on besides the members; None where that is not known.
-
-        A device that none of them can use does not change it, nor does a node without free devices for them.
-        """
-        if sum(crowd.number for crowd in crowds) < sum(not is_finished(p) for p in gang.members):
+    def _state(self, gang: Gang, of: Sequence[Crowd]) -> object:
+        """Return what a refusal rests on besides the members; None where that is not known."""
+        if sum(crowd.number for crowd in of) < sum(not is_finished(p) for p in gang.members):
             return None
-        try:
-            domains = sorted(
-                tuple(crowd.room.state(crowd.within(nodes)) for crowd in crowds)
-                for nodes in self._domains(gang)
-            )
-        except BudgetExhausted:
-            return None
-        return self._decider.ownership_version, domains
-
-    def _missing(self, gang: Gang, crowds: Sequence[_Crowd]) -> list[tuple[set[str] | None, int]]:
-        """Return the domains, each with the number of members that it surely has no free devices for."""
-        domains = self._domains(gang)
-        try:
-            return [(d, sum(c.number - c.room.holds(c.number, c.within(d)) for c in crowds)) for d in domains]
-        except BudgetExhausted:
-            return [(nodes, 0) for nodes in domains]
+        nodes = set[str]().union(*(crowd.nodes for crowd in of))
+        state = state_of(of, self._domains(gang), self._decider.free(nodes, gang.members))
+        return None if state is None else (self._decider.ownership_version, state)
 
     # --- the search -----------------------------------------------------------------------------------------
 
     def _anywhere(
-        self, gang: Gang, crowds: Sequence[_Crowd], budget: Budget, now: float
+        self, gang: Gang, of: Sequence[Crowd], budget: Budget, now: float
     ) -> Wait | Proceed | NoFit | GroupWrite:
-        """Return the first answer of a domain; that of the last one that was tried where none has one."""
-        answer: Wait | Proceed | NoFit | GroupWrite = NoFit(f"no node has the label {gang.domain}")
-        least: int | None = None
+        """Return the answer in the best domain, if it is known to have devices enough."""
+        domains = missing_in(of, self._domains(gang))
+        if not domains:
+            return NoFit(f"no node has the label {gang.domain}")
+        fitting = [nodes for nodes, missing in domains if not missing]
+        if not fitting:
+            return self._too_little_room(gang, min(missing for _, missing in domains))
+        asked: list[tuple[Pod, Question]] = []
+        for pod in gang.members:
+            if is_finished(pod):
+                continue
+            found = self._decider.question(pod, self._backoff.nodes(pod.metadata.uid, now))
+            if isinstance(found, Wait | NoFit):
+                return found
+            if isinstance(found, Question):
+                if not found.placement.nodes:
+                    return NoFit(found.placement.summary(), found.ours)
+                asked.append((pod, found))
+        if any(question.with_others for _, question in asked):
+            return self._one_by_one(gang, fitting, budget, now)
+        return self._together(gang, asked, fitting, budget) if asked else Proceed()
+
+    def _together(
+        self,
+        gang: Gang,
+        asked: Sequence[tuple[Pod, Question]],
+        fitting: Sequence[set[str] | None],
+        budget: Budget,
+    ) -> NoFit | GroupWrite:
+        """Decide for all members that ask for something as one question."""
+        within = None if None in fitting else set[str]().union(*(nodes for nodes in fitting if nodes))
+        # One object for all members that can go to the same nodes: by that they are known to be alike.
+        allowed: dict[int, Set[str]] = {}
+        for _, question in asked:
+            nodes = question.placement.nodes
+            if id(nodes) not in allowed:
+                allowed[id(nodes)] = nodes if within is None else nodes & within
+        outcome = self._decider.solve_group(
+            [(pod, question, allowed[id(question.placement.nodes)]) for pod, question in asked],
+            [Level(label=gang.domain)] if gang.domain else [],
+            budget,
+        )
+        waiting = tuple({c.metadata.uid: c for _, q in asked for c in q.ours}.values())
+        if isinstance(outcome, GroupRefused):
+            return NoFit(outcome.summary, waiting)
+        if isinstance(outcome, Failed):
+            return NoFit(outcome.message, waiting, gave_up=outcome.gave_up)
+        left = {c.metadata.uid for c in waiting}
+        writes: list[tuple[PodID, Write]] = []
+        for (pod, question), answer in zip(asked, outcome.members, strict=True):
+            assert answer is not None
+            # A claim that members share is written with the first of them.
+            results = zip(question.claims, answer.results, strict=True)
+            mine = tuple((c, r) for c, r in results if c.metadata.uid in left)
+            left -= {c.metadata.uid for c, _ in mine}
+            if mine:
+                writes.append((_id(pod), Write(answer.node, mine)))
+        return GroupWrite(tuple(writes))
+
+    def _one_by_one(
+        self, gang: Gang, fitting: Sequence[set[str] | None], budget: Budget, now: float
+    ) -> Wait | Proceed | NoFit | GroupWrite:
+        """Decide for the members one after the other: some have claims of other drivers as well.
+
+        Their nodes must suit those, which is known for single pods only.
+        """
+        answer: Wait | Proceed | NoFit | GroupWrite = Proceed()
         by_demand = self._by_demand(gang.members)
         orders = (by_demand,) if by_demand == gang.members else (by_demand, gang.members)
-        # All of them before any search, which looks at the nodes as they would be then.
-        for within, missing in self._missing(gang, crowds):
-            if missing:
-                least = missing if least is None else min(least, missing)
-                continue
+        for within in fitting:
             for order in orders:
                 answer = self._try(order, within, budget, now)
                 if not isinstance(answer, NoFit) or budget.exhausted:
                     return answer
-            least = 0
-        return answer if not least else self._too_little_room(gang, least)
+        return answer
 
     def _too_little_room(self, gang: Gang, missing: int) -> NoFit:
         """Return the refusal where no domain has enough devices, ``missing`` in the best one."""

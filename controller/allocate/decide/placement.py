@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from controller.allocate.decide.objects import Objects, is_finished
 from controller.allocate.decide.signatures import digest
@@ -28,13 +28,14 @@ _RESOURCES = ("cpu", "memory")
 _AVOIDED: Final = "where kube-scheduler could not place it a short while ago"
 _MOST_KEPT: Final = 64
 _LONGEST_LOG: Final = 1_000
+# More than any group needs of any node, in 1e-9 of a byte.
+_PLENTY: Final = 10**30
 # Tolerations, and requirements of node affinity with their values: a pod may have a megabyte of them, and
 # each costs a comparison per node.
 _MOST_CONDITIONS: Final = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """CPU and memory, in 1e-9 of a core and of a byte, and pods."""
 
     cpu: int = 0
@@ -53,10 +54,12 @@ class Demand:
             amounts.append(max(running, starting))
         return cls(cpu=amounts[0], memory=amounts[1], pods=1)
 
-    def __add__(self, other: Demand) -> Demand:
+    def plus(self, other: Demand) -> Demand:
+        """Return both together."""
         return Demand(self.cpu + other.cpu, self.memory + other.memory, self.pods + other.pods)
 
-    def __sub__(self, other: Demand) -> Demand:
+    def minus(self, other: Demand) -> Demand:
+        """Return what is left without the other."""
         return Demand(self.cpu - other.cpu, self.memory - other.memory, self.pods - other.pods)
 
 
@@ -107,7 +110,7 @@ class NodeUsage:
             return
         if old is not None:
             del self._pods[uid]
-            left = self._nodes[old[0]] - old[1]
+            left = self._nodes[old[0]].minus(old[1])
             if left.pods:
                 self._nodes[old[0]] = left
             else:
@@ -115,7 +118,7 @@ class NodeUsage:
             self.changed(old[0])
         if entry is not None:
             self._pods[uid] = entry
-            self._nodes[entry[0]] = self.on(entry[0]) + entry[1]
+            self._nodes[entry[0]] = self.on(entry[0]).plus(entry[1])
             self.changed(entry[0])
 
 
@@ -230,10 +233,25 @@ class Placements:
                 continue
             reason = _AVOIDED
             if name not in avoid:
-                left = self._usage.on(name) - fit.demand
+                left = self._usage.on(name).minus(fit.demand)
                 reason = _rejection(pod, node, fit.demand, left, conditions=fit.conditions)
             mine.put(name, reason)
         return Placement(mine.fitting, mine.rejected)
+
+    def free(self, nodes: Iterable[str], pods: Iterable[Pod]) -> dict[str, Demand]:
+        """Return what is left of nodes for some pods, which do not count where they are expected."""
+        back: dict[str, Demand] = {}
+        for pod in pods:
+            place = self._usage.place_of(pod)
+            if place is not None and not pod.spec.node_name:
+                back[place] = back.get(place, Demand()).plus(Demand.of(pod))
+        found: dict[str, Demand] = {}
+        for name in nodes:
+            node = self._nodes.by_name(name)
+            if node is not None:
+                used = self._usage.on(name)
+                found[name] = _free(node, used.minus(back[name]) if name in back else used)
+        return found
 
     def _fit(self, pod: Pod) -> _NodeFit:
         spec = pod.spec
@@ -320,6 +338,21 @@ def _rejection(pod: Pod, node: Node, demand: Demand, used: Demand, *, conditions
     if required is not None and not selector_matches(required, node):
         return "not matching the required node affinity"
     return _shortage(node, demand, used)
+
+
+def _free(node: Node, used: Demand) -> Demand:
+    allocatable = node.status.allocatable
+    # What a node does not say (not initialised) is left to kube-scheduler.
+    return Demand(
+        *(
+            max(0, allocatable[name].nano // unit - taken) if name in allocatable else _PLENTY
+            for name, unit, taken in (
+                ("cpu", 1, used.cpu),
+                ("memory", 1, used.memory),
+                ("pods", 10**9, used.pods),
+            )
+        )
+    )
 
 
 def _shortage(node: Node, demand: Demand, used: Demand) -> str:

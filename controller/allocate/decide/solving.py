@@ -16,7 +16,7 @@ from controller.allocate.decide.claims import ClaimView, node_of
 from controller.allocate.decide.cluster_state import ClusterState
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
 from controller.allocate.decide.ownership import ClaimOwnership, OwnedClaim
-from controller.allocate.decide.placement import Placement, Placements
+from controller.allocate.decide.placement import Demand, Placement, Placements
 from controller.allocate.decide.pool_owners import Owner
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
@@ -29,6 +29,10 @@ from dra_driver.structured import (
     Budget,
     DoesNotFit,
     Failed,
+    GroupAllocated,
+    GroupMember,
+    GroupRefused,
+    Level,
     Outcome,
     PersistentMap,
     PoolPolicies,
@@ -36,11 +40,12 @@ from dra_driver.structured import (
     Room,
     Snapshot,
     allocate,
+    allocate_group,
     prepare,
     room,
 )
 
-__all__ = ["NoFit", "PodDecider", "PodDecision", "Trial"]
+__all__ = ["NoFit", "PodDecider", "PodDecision", "Question", "Trial"]
 
 _V = TypeVar("_V")
 
@@ -72,6 +77,23 @@ class NoFit:
 
 
 PodDecision = Wait | Proceed | NoFit | Write
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a pod asks for that has claims to be allocated.
+
+    Attributes:
+        claims: all of the pod's.
+        ours: those that wait for this controller.
+        with_others: whether claims of other drivers wait as well, so that its node must suit those.
+        placement: the nodes that can take the pod.
+    """
+
+    claims: tuple[ResourceClaim, ...]
+    ours: tuple[ResourceClaim, ...]
+    with_others: bool
+    placement: Placement
 
 
 @dataclass(slots=True)
@@ -200,6 +222,10 @@ class PodDecider:
         """Return the nodes that can take the pod, as far as devices do not matter."""
         return self._placements.candidates(pod).nodes & self._current().snapshot.nodes.keys()
 
+    def free(self, nodes: Collection[str], pods: Sequence[Pod]) -> Mapping[str, Demand]:
+        """Return what is left of nodes besides devices for some pods, which do not count there yet."""
+        return self._placements.free(nodes, pods)
+
     def decide(
         self,
         pod: Pod,
@@ -218,6 +244,29 @@ class PodDecider:
             trial: what is taken when other pods of its group are allocated; if None, what is taken now.
             within: only these nodes.
         """
+        question = self.question(pod, avoid, trial=trial)
+        if not isinstance(question, Question):
+            return question
+        claims, ours, placement = question.claims, question.ours, question.placement
+        nodes = placement.nodes if within is None else within & placement.nodes
+        decision: PodDecision
+        if nodes:
+            decision = self._solve(pod, claims, ours, placement, nodes, trial, budget)
+        else:
+            decision = NoFit(placement.summary(), ours, self._undo(pod, claims))
+        pending = [c for c in claims if c.status.allocation is None]
+        if (
+            isinstance(decision, NoFit)
+            and all(self._current().ownership.claim(c).elsewhere for c in pending)
+            and self._fit_elsewhere(pending, trial, budget)
+        ):
+            return replace(decision, elsewhere=True)
+        return decision
+
+    def question(
+        self, pod: Pod, avoid: Collection[str] = (), *, trial: Trial | None = None
+    ) -> Question | PodDecision:
+        """Return what a pod asks for, or what is decided without looking for devices; as for ``decide``."""
         claims = self._claims_of(pod, trial)
         if isinstance(claims, Wait):
             return claims
@@ -240,19 +289,35 @@ class PodDecider:
         if any(map(self._claims.is_assumed, claims)):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         placement = self._placements.candidates(pod, avoid)
-        nodes = placement.nodes if within is None else within & placement.nodes
-        decision: PodDecision
-        if nodes:
-            decision = self._solve(pod, claims, ours, placement, nodes, trial, budget)
-        else:
-            decision = NoFit(placement.summary(), tuple(ours), self._undo(pod, claims))
-        if (
-            isinstance(decision, NoFit)
-            and all(i.elsewhere for i in owned)
-            and self._fit_elsewhere(pending, trial, budget)
-        ):
-            return replace(decision, elsewhere=True)
-        return decision
+        return Question(tuple(claims), tuple(ours), len(pending) > len(ours), placement)
+
+    def solve_group(
+        self,
+        members: Sequence[tuple[Pod, Question, Set[str]]],
+        levels: Sequence[Level],
+        budget: Budget,
+    ) -> GroupAllocated | GroupRefused | Failed:
+        """Find nodes and devices for pods that have claims of this controller only, for all or for none.
+
+        Args:
+            members: with what they ask for, and the nodes that they may go to.
+            levels: of topology that they share.
+            budget: what the answer may cost.
+        """
+        nodes: set[str] = set()
+        for allowed in {id(n): n for _, _, n in members}.values():
+            nodes |= allowed
+        pods = [pod for pod, _, _ in members]
+        return allocate_group(
+            self._snapshot(None),
+            [GroupMember(q.claims, n, _needs(pod)) for pod, q, n in members],
+            levels=levels,
+            free=self.free(nodes, pods),
+            ignore_taint=is_controller_taint,
+            pools=self._ours,
+            withheld=self._withheld,
+            budget=budget,
+        )
 
     def _fit_elsewhere(self, claims: Sequence[ResourceClaim], trial: Trial | None, budget: Budget) -> bool:
         """Return whether kube-scheduler, to which our pools are tainted, has devices for the claims now.
@@ -375,6 +440,11 @@ class PodDecider:
             and not c.metadata.deletion_timestamp
             and self.is_ours(c.status.allocation)
         )
+
+
+def _needs(pod: Pod) -> tuple[int, ...]:
+    """Return what a pod takes of a node; nothing if it is bound, for then it counts there already."""
+    return (0, 0, 0) if pod.spec.node_name else Demand.of(pod)
 
 
 def _changed(

@@ -266,8 +266,9 @@ class Cells:
         try:
             problem = self._problem(cell, self._claims(load), self._snapshot, cell.node, self._budget)
             solution = first_solution(problem)
-        except SearchLimitError:
+        except SearchLimitError as e:
             self.cut = True
+            self._budget.cut = self._budget.cut or e.cut
             return None
         except FatalError:
             return None
@@ -307,8 +308,9 @@ class Cells:
 
     @property
     def shared(self) -> bool:
-        """Whether nodes may share devices."""
-        return bool(self._snapshot.index.cluster_wide.pools)
+        """Whether nodes may share devices that can be used."""
+        used = self._options.pools
+        return any(used is None or pool in used for pool in self._snapshot.index.cluster_wide.pools)
 
     def hold(self, placed: Sequence[Placed]) -> bool:
         """Return whether nodes that share devices hold these loads, one after the other.

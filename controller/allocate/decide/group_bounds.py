@@ -1,0 +1,93 @@
+"""Groups before any search: how many members have devices at all, and what a refusal rests on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
+
+from controller.allocate.decide.objects import claims_of, is_finished
+from controller.allocate.decide.placement import Demand
+from controller.allocate.decide.signatures import signature_of
+from controller.allocate.decide.solving import PodDecider
+from dra_driver.api.core import Pod
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.structured import Budget, BudgetExhausted, Room
+
+__all__ = ["Crowd", "crowds", "missing_in", "state_of"]
+
+
+class Crowd(NamedTuple):
+    """Members of a group that want the same.
+
+    Attributes:
+        number: of them.
+        room: for pods like them.
+        nodes: that can take one of them.
+        needs: what each takes of a node besides devices.
+    """
+
+    number: int
+    room: Room
+    nodes: Set[str]
+    needs: Demand
+
+    def within(self, nodes: set[str] | None) -> Set[str]:
+        """Return those of some nodes that can take them."""
+        return self.nodes if nodes is None else nodes & self.nodes
+
+
+def crowds(
+    decider: PodDecider, members: Sequence[tuple[Pod, Sequence[ResourceClaim]]], budget: Budget
+) -> list[Crowd]:
+    """Return the members that wait for devices, those of one signature together."""
+    users = Counter(key for pod, _ in members for key in claims_of(pod))
+    alike: dict[bytes, list[Pod]] = {}
+    for pod, claims in members:
+        # A claim that members share is allocated once, wherever the first of them goes.
+        if not is_finished(pod) and claims and all(users[c.key] == 1 for c in claims):
+            alike.setdefault(signature_of(pod, list(claims), ()), []).append(pod)
+    found: list[Crowd] = []
+    for pods in alike.values():
+        room = decider.room(pods[0], budget)
+        if room is not None:
+            found.append(Crowd(len(pods), room, decider.nodes_for(pods[0]), Demand.of(pods[0])))
+    return found
+
+
+def missing_in(of: Sequence[Crowd], domains: Sequence[set[str] | None]) -> list[tuple[set[str] | None, int]]:
+    """Return the domains, each with the number of members that it surely has no free devices for."""
+    try:
+        return [(d, sum(c.number - c.room.holds(c.number, c.within(d)) for c in of)) for d in domains]
+    except BudgetExhausted:
+        return [(nodes, 0) for nodes in domains]
+
+
+def state_of(
+    of: Sequence[Crowd], domains: Iterable[set[str] | None], free: Mapping[str, Demand]
+) -> object | None:
+    """Return what a refusal rests on besides the members; None if that is not known.
+
+    A device that none of them can use does not change it, nor does a node without free devices for them, nor
+    CPU and memory beyond what the members need that a node has devices for.
+    """
+    try:
+        devices = sorted(tuple(crowd.room.state(crowd.within(nodes)) for crowd in of) for nodes in domains)
+        return devices, _short(of, free)
+    except BudgetExhausted:
+        return None
+
+
+def _short(of: Sequence[Crowd], free: Mapping[str, Demand]) -> frozenset[tuple[str, tuple[int, ...]]]:
+    """Return what is left of nodes that have more devices for members than CPU, memory or room for pods."""
+    found: set[tuple[str, tuple[int, ...]]] = set()
+    for name, left in free.items():
+        most = Demand()
+        for crowd in of:
+            if name in crowd.nodes:
+                held = crowd.room.holds(crowd.number, [name])
+                most = most.plus(Demand(*(need * held for need in crowd.needs)))
+        short = tuple(map(min, left, most))
+        if short != most:
+            found.add((name, short))
+    return frozenset(found)

@@ -1,0 +1,202 @@
+"""Members of a group are decided together: what one takes is chosen with the others in view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import builders
+import pytest
+
+from controller.allocate.decide import (
+    ClaimSeen,
+    Decisions,
+    GroupWrite,
+    ObjectGone,
+    ObjectSeen,
+    PodAnswer,
+    PodID,
+    PodQuestion,
+    Refuse,
+    Settings,
+)
+from dra_driver.api import codec
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.meta import DriverName, ObjectKey, Uid
+from dra_driver.api.names import (
+    ALLOCATION_GATE,
+    CONTROLLER_TAINT,
+    GROUP_DOMAIN_ANNOTATION,
+    GROUP_LABEL,
+    GROUP_SIZE_LABEL,
+)
+from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+
+OURS = DriverName("gpu.example.com")
+NS = "default"
+TAINT = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
+
+
+class World:
+    """Nodes with GPUs, and the decisions about pods."""
+
+    def __init__(self) -> None:
+        self.decisions = Decisions(Settings(drivers=(OURS,)), lambda: 0.0)
+        self.now = 0.0
+        self.see(DeviceClass, builders.device_class("gpu"))
+
+    def see(self, kind: Any, body: dict[str, Any]) -> None:
+        self.decisions.apply(ObjectSeen(codec.convert(kind, body)))
+
+    def node(self, name: str, *models: str, cpu: str = "", rack: str = "") -> None:
+        """A node with GPUs: model and memory each, such as ``A100-80``."""
+        body = builders.node(name, labels={"rack": rack} if rack else {})
+        if cpu:
+            body["status"] = {"allocatable": {"cpu": cpu}}
+        self.see(Node, body)
+        devices = [
+            builders.device(f"gpu-{i}", m.partition("-")[2] + "Gi", attributes={"model": m}, taints=[TAINT])
+            for i, m in enumerate(models)
+        ]
+        self.see(ResourceSlice, builders.resource_slice(name, *devices, driver=OURS))
+
+    def member(self, name: str, size: int, *models: str, cpu: str = "", domain: str = "") -> None:
+        """A member of the group that wants one GPU of the first of these models that can be had."""
+
+        def one(model: str) -> dict[str, Any]:
+            expression = f'device.attributes["{OURS}"].model == "{model}"'
+            # The API server writes the count.
+            selectors = [{"cel": {"expression": expression}}]
+            return {"deviceClassName": "gpu", "count": 1, "selectors": selectors}
+
+        alternatives = [{"name": f"s{i}", **one(model)} for i, model in enumerate(models)]
+        of: dict[str, Any] = {"exactly": {"deviceClassName": "gpu"}}
+        if alternatives:
+            of = {"firstAvailable": alternatives} if len(models) > 1 else {"exactly": one(models[0])}
+        claim = builders.claim(name, uid=f"claim-{name}", requests=[{"name": "r", **of}])
+        self.decisions.apply(ClaimSeen(codec.convert(ResourceClaim, claim)))
+        container: dict[str, Any] = {"name": "main", "image": "x"}
+        if cpu:
+            container["resources"] = {"requests": {"cpu": cpu}}
+        self.see(
+            Pod,
+            {
+                "metadata": {
+                    "name": name,
+                    "namespace": NS,
+                    "uid": f"pod-{name}",
+                    "labels": {GROUP_LABEL: "g", GROUP_SIZE_LABEL: str(size)},
+                    "annotations": {GROUP_DOMAIN_ANNOTATION: domain} if domain else {},
+                },
+                "spec": {
+                    "schedulingGates": [{"name": ALLOCATION_GATE}],
+                    "containers": [container],
+                    "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+                },
+            },
+        )
+
+    def bound(self, name: str, node: str, cpu: str) -> None:
+        """A pod without claims that runs on a node."""
+        container = {"name": "main", "image": "x", "resources": {"requests": {"cpu": cpu}}}
+        metadata = {"name": name, "namespace": NS, "uid": f"pod-{name}"}
+        self.see(Pod, {"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}})
+
+    def gone(self, name: str) -> None:
+        self.decisions.apply(ObjectGone(Pod, ObjectKey(NS, name)))
+
+    def decide(self, name: str) -> PodAnswer:
+        self.now += 1000.0
+        return self.decisions.decide(PodQuestion(PodID(ObjectKey(NS, name), Uid(f"pod-{name}")), self.now))
+
+
+def nodes_of(answer: PodAnswer) -> dict[str, str]:
+    """Where each member goes."""
+    assert isinstance(answer.decision, GroupWrite), answer.decision
+    return {pod.key.name: write.node for pod, write in answer.decision.writes}
+
+
+def refusal(answer: PodAnswer) -> str:
+    assert isinstance(answer.decision, Refuse), answer.decision
+    return answer.decision.message
+
+
+@pytest.mark.parametrize(("large", "a100"), [("a", "b"), ("b", "a")])
+def test_a_member_leaves_the_only_device_of_another_to_it(large: str, a100: str) -> None:
+    """Whichever of them comes first by name."""
+    world = World()
+    world.node("n1", "A100-80")
+    world.node("n2", "H200-141")
+    world.member(large, 2, "A100-80", "H200-141")
+    world.member(a100, 2, "A100-80")
+    assert nodes_of(world.decide("a")) == {large: "n2", a100: "n1"}
+
+
+def test_the_domain_with_the_least_to_spare_is_taken() -> None:
+    """Not the scarcest GPUs because their rack has the fewest nodes, or the first name."""
+    world = World()
+    world.node("n1", "H200-141", "H200-141", rack="a")
+    for name in ("n2", "n3"):
+        world.node(name, "A100-80", "A100-80", rack="b")
+    for name in ("x", "y"):
+        world.member(name, 2, domain="rack")
+    assert set(nodes_of(world.decide("x")).values()) <= {"n2", "n3"}
+
+
+def test_members_share_the_cpu_of_nodes() -> None:
+    world = World()
+    for name in ("n1", "n2"):
+        world.node(name, *["A100-80"] * 4, cpu="8")
+    for i in range(4):
+        world.member(f"m{i}", 4, cpu="3")
+    assert sorted(nodes_of(world.decide("m0")).values()) == ["n1", "n1", "n2", "n2"]
+
+
+def test_a_refusal_says_how_many_members_fit() -> None:
+    world = World()
+    world.node("n1", *["A100-80"] * 4, cpu="8")
+    for i in range(3):
+        world.member(f"m{i}", 3, cpu="3")
+    assert "all 3 pods together: 2 of 3 members fit at the same time" in refusal(world.decide("m0"))
+
+
+def test_cpu_that_becomes_free_has_a_refused_group_looked_at_again() -> None:
+    """Although it changes nothing for a single member."""
+    world = World()
+    world.node("n1", *["A100-80"] * 4, cpu="8")
+    world.bound("other", "n1", "1")
+    for i in range(2):
+        world.member(f"m{i}", 2, cpu="4")
+    assert "1 of 2 members" in refusal(world.decide("m0"))
+    world.gone("other")
+    assert nodes_of(world.decide("m0")) == {"m0": "n1", "m1": "n1"}
+
+
+def test_members_with_claims_of_another_driver_go_where_those_can_go_too() -> None:
+    world = World()
+    for name in ("n1", "n2"):
+        world.node(name, "A100-80", "A100-80")
+    world.see(DeviceClass, builders.device_class("nic", 'device.driver == "nic.example.com"'))
+    nic = builders.device("nic-0")
+    world.see(ResourceSlice, builders.resource_slice("n2", nic, driver="nic.example.com"))
+    for name in ("a", "b"):
+        world.member(name, 2)
+    request = {"name": "r", "exactly": {"deviceClassName": "nic"}}
+    claim = builders.claim("nic", uid="claim-nic", requests=[request])
+    world.decisions.apply(ClaimSeen(codec.convert(ResourceClaim, claim)))
+    world.see(
+        Pod,
+        {
+            "metadata": {
+                "name": "a",
+                "namespace": NS,
+                "uid": "pod-a",
+                "labels": {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "2"},
+            },
+            "spec": {
+                "schedulingGates": [{"name": ALLOCATION_GATE}],
+                "containers": [{"name": "main", "image": "x"}],
+                "resourceClaims": [{"name": n, "resourceClaimName": n} for n in ("a", "nic")],
+            },
+        },
+    )
+    assert nodes_of(world.decide("a"))["a"] == "n2"
