@@ -209,13 +209,15 @@ class Best:
 
 
 def random_group(random: Random) -> list[list[Wish]]:
-    """Return the claims of two to four pods, some of which want the same."""
+    """Return the claims, mostly one, of two to four pods, some of which want the same."""
     kinds = []
     for _ in range(random.choice((1, 2, 2, 3))):
         number = random.choice((1, 1, 1, 2))
         wants = tuple(_want(random) for _ in range(number))
         rules = (Rule(_MODEL, same=True),) if random.random() < 0.15 else ()
         kinds.append([Wish((wants,), rules)])
+        if random.random() < 0.15:
+            kinds[-1].append(Wish(((_want(random),),)))
     return [random.choice(kinds) for _ in range(random.choice((2, 3, 3, 4)))]
 
 

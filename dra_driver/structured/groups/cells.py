@@ -17,14 +17,15 @@ from dra_driver.structured.groups.members import Level
 from dra_driver.structured.index.demand import DevicePosition
 from dra_driver.structured.index.equivalence import NodeClass
 from dra_driver.structured.index.fleet import Fleet
+from dra_driver.structured.index.several_devices import free_positions
 from dra_driver.structured.matching.constraints import attribute_of
 from dra_driver.structured.matching.plan import FatalError, compile_claims
 from dra_driver.structured.matching.problem import Candidate, NodeProblem, Options
 from dra_driver.structured.model import nodeselection
-from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.budget import Budget, BudgetExhausted
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.snapshot import Snapshot
-from dra_driver.structured.search.bestfit import Score, best_solution, first_solution
+from dra_driver.structured.search.bestfit import Score, Solution, best_solution, first_solution
 from dra_driver.structured.search.results import allocation_results
 from dra_driver.structured.search.search import Pick, SearchLimitError
 
@@ -82,8 +83,10 @@ class Cell:
         left_out: positions of devices that are of other domains.
         allowed: by kind, whether it can go there as far as devices do not matter.
         free: what is left besides devices, as far as members can use it.
+        devices: number of devices that are free; None if some of them can be shared.
         fits: loads that were tried; None for one that does not fit.
-        solved: the devices of loads, as far as they are known.
+        solved: the devices of loads that fit: the first that were found, or the best.
+        best: loads for which the best were looked for.
     """
 
     number: int
@@ -91,8 +94,10 @@ class Cell:
     left_out: frozenset[int]
     allowed: tuple[bool, ...]
     free: tuple[int, ...] | None
+    devices: int | None
     fits: dict[Load, Fit | None] = field(default_factory=dict)
     solved: dict[Load, _Solved] = field(default_factory=dict)
+    best: set[Load] = field(default_factory=set)
 
 
 class Placed(NamedTuple):
@@ -148,6 +153,7 @@ class Cells:
             self._class_of: dict[str, NodeClass] = {n: found.index.class_of(n) for n in names}
         finally:
             fleet.settle()
+        self._least = [_least(kind, snapshot) for kind in kinds]
         self._allowed = self._by_allowed(names)
         self._cells: dict[object, Cell] = {}
         self._left_out: dict[tuple[str, Within], frozenset[int]] = {}
@@ -204,8 +210,14 @@ class Cells:
         key = (nodes, allowed, free, left_out)
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = Cell(len(self._cells), name, left_out, allowed, free)
+            devices = self._devices(nodes, left_out)
+            cell = self._cells[key] = Cell(len(self._cells), name, left_out, allowed, free, devices)
         return cell
+
+    def _devices(self, nodes: NodeClass, left_out: frozenset[int]) -> int | None:
+        entries = [e for pool in nodes.view.pools for e in pool.devices]
+        free = [entries[i] for i in free_positions(nodes) if i not in left_out]
+        return None if any(e.shareable for e in free) else len(free)
 
     def _capped(self, name: str) -> tuple[int, ...] | None:
         """Return what is left besides devices; not more than the whole group needs."""
@@ -259,12 +271,16 @@ class Cells:
     def _try(self, cell: Cell, load: Load) -> Fit | None:
         if not all(cell.allowed[kind] for kind, _ in load):
             return None
+        if cell.devices is not None and sum(self._least[k] * n for k, n in load) > cell.devices:
+            return None
         if cell.free is not None:
             for i, free in enumerate(cell.free):
                 if sum(self._kinds[kind].of.needs[i] * number for kind, number in load) > free:
                     return None
+        claims = self._claims(load)
+        self._budget.spend(1 + len(claims))
         try:
-            problem = self._problem(cell, self._claims(load), self._snapshot, cell.node, self._budget)
+            problem = self._problem(cell, claims, self._snapshot, cell.node, self._budget)
             solution = first_solution(problem)
         except SearchLimitError as e:
             self.cut = True
@@ -272,7 +288,10 @@ class Cells:
             return None
         except FatalError:
             return None
-        return None if solution is None else Fit.of(solution.score)
+        if solution is None:
+            return None
+        cell.solved[load] = self._by_positions(cell, problem, solution)
+        return Fit.of(solution.score)
 
     def most(self, cell: Cell, load: Load, kind: int, limit: int) -> int:
         """Return how many more bundles of a kind a node of the cell holds beside a load, up to a limit.
@@ -359,8 +378,9 @@ class Cells:
         self, node: str, cell: Cell, load: Load, on_it: Sequence[Bundle]
     ) -> list[tuple[AllocationResult, ...]]:
         """Return the results of the bundles on a node, from the solution for a node of its cell."""
-        if load not in cell.solved:
-            cell.solved[load] = self._solve(cell, load)
+        if load not in cell.best:
+            cell.best.add(load)
+            self._improve(cell, load)
         solved = cell.solved[load]
         claims = [claim for bundle in on_it for claim in bundle.claims]
         # With steps of its own: an answer must not be lost because the search for it used up the budget.
@@ -375,12 +395,18 @@ class Cells:
             picks[place.claim].append(Pick(alternative, candidate, problem.share(alternative, candidate)))
         return _by_bundle(on_it, allocation_results(problem, picks, solved.chosen))
 
-    def _solve(self, cell: Cell, load: Load) -> _Solved:
-        """Return the best devices for a load, on a node of the cell."""
-        # Likewise with steps of its own.
-        problem = self._problem(cell, self._claims(load), self._snapshot, cell.node, Budget())
-        solution = best_solution(problem)
+    def _improve(self, cell: Cell, load: Load) -> None:
+        """Look for the best devices for a load that fits, as far as the budget goes."""
+        try:
+            problem = self._problem(cell, self._claims(load), self._snapshot, cell.node, self._budget)
+            solution = best_solution(problem)
+        except (SearchLimitError, BudgetExhausted):
+            return
         assert solution is not None  # it fits
+        cell.solved[load] = self._by_positions(cell, problem, solution)
+
+    def _by_positions(self, cell: Cell, problem: NodeProblem, solution: Solution) -> _Solved:
+        """Return a solution in a form that holds for all nodes of the cell."""
         number = {
             alternative: (ci, ri, ai)
             for ci, claim in enumerate(problem.claims)
@@ -395,6 +421,15 @@ class Cells:
             for p in picks
         )
         return _Solved(places, solution.chosen)
+
+
+def _least(kind: Kind, snapshot: Snapshot) -> int:
+    """Return the least number of devices that a bundle of a kind takes from others."""
+    return sum(
+        min(a.count if a.count is not None and a.consumes else 0 for a in request.alternatives)
+        for plan in compile_claims(kind.of.claims, snapshot.classes, snapshot.features)
+        for request in plan.requests
+    )
 
 
 def _by_bundle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class Bundle:
 
 @dataclass(slots=True, eq=False)
 class Kind:
-    """Bundles that ask for the same, in the order of their first members."""
+    """Bundles that ask for the same, in the order of their last members."""
 
     bundles: list[Bundle]
 
@@ -81,18 +82,18 @@ def _bundle(members: Sequence[GroupMember], numbers: Sequence[int]) -> Bundle:
 def kinds_of(of: Sequence[Bundle]) -> list[Kind]:
     """Return the bundles by what they ask for."""
     found: dict[object, Kind] = {}
-    for bundle in of:
+    for bundle in sorted(of, key=lambda b: max(b.members)):
         key = (tuple(map(_asked, bundle.claims)), _nodes_key(bundle.nodes), bundle.needs, len(bundle.members))
         found.setdefault(key, Kind([])).bundles.append(bundle)
     return list(found.values())
 
 
-def _asked(claim: ResourceClaim) -> object:
-    if claim.status.allocation is not None:
-        return codec.encode(claim.status.allocation)
+def _asked(claim: ResourceClaim) -> bytes:
     devices = claim.spec.devices
     topology = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
-    return codec.encode((devices.requests, devices.constraints, topology))
+    asked: object = claim.status.allocation or (devices.requests, devices.constraints, topology)
+    # A digest: claims may have a megabyte of selectors each.
+    return hashlib.blake2b(codec.encode(asked), digest_size=16).digest()
 
 
 def _nodes_key(nodes: Collection[str] | None) -> object:

@@ -23,6 +23,8 @@ __all__ = ["Improvement", "Packed", "Searching", "pack", "room_for"]
 _IMPROVEMENT_STEPS: Final = 2_000
 # On each set of nodes, so that the first solution there is compared with that of others.
 _LEAST_STEPS: Final = 50
+# Of so many kinds the first choices are not varied any more.
+_FEW_KINDS: Final = 100
 # What is known to lead to no better solution; beyond that the search does without.
 _MOST_KNOWN: Final = 20_000
 
@@ -133,11 +135,30 @@ class _Search:
     def run(self) -> Packed | None:
         """Return the best solution that is found."""
         try:
-            self._kind(0)
-        except BudgetExhausted:
+            self._first_choices()
+            if self._best is None or len(self._order) <= _FEW_KINDS:
+                self._kind(0)
+        except (BudgetExhausted, RecursionError):
             if self._best is None:
                 raise
         return self._best
+
+    def _first_choices(self) -> None:
+        """Place all kinds by the first options that there are; keep the solution if there is one."""
+        start = dict(self._groups)
+        for kind, wanted in self._order:
+            left = wanted
+            for (cell, load), number in self._options(kind, wanted):
+                nodes = min(self._groups.get((cell, load), 0), left // number)
+                if nodes:
+                    self._budget.spend()
+                    self._move((cell, load), (cell, added(load, kind, number)), nodes)
+                    left -= nodes * number
+            if left:
+                break
+        else:
+            self._keep()
+        self._groups = start
 
     def _kind(self, at: int) -> bool:
         """Place kinds from this one on; return whether the search may end."""
@@ -158,6 +179,7 @@ class _Search:
 
     def _has_room(self, kind: int, wanted: int) -> bool:
         """Return whether the nodes have room for the bundles of a kind beside what is on them."""
+        self._budget.spend(1 + len(self._groups) // 8)
         for (cell, load), number in self._groups.items():
             if number:
                 wanted -= number * self._cells.most(cell, load, kind, wanted)
@@ -179,7 +201,7 @@ class _Search:
                 key = (ranks, not load, -number, fit.cost, cell.number, load)
                 found.append((key, (cell, load), number))
         found.sort(key=lambda option: option[0])
-        self._budget.spend(1 + len(found) // 4)
+        self._budget.spend(1 + (len(found) + len(self._groups)) // 4)
         return [(group, number) for _, group, number in found]
 
     def _spread(

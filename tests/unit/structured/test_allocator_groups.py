@@ -314,6 +314,13 @@ def test_many_equal_members_cost_little_on_many_equal_nodes() -> None:
     assert budget.spent < 3_000
 
 
+def test_members_of_which_no_two_are_equal_are_served_as_well() -> None:
+    """So many that a search which nests once for each of them would nest too deep."""
+    cluster = snapshot(*(machine(f"n{i:03}", 8) for i in range(80)))
+    group = [GroupMember((claim(f"c{i}", exactly(memory=f"{i + 1}Mi")),)) for i in range(600)]
+    assert len(served(allocate_group(cluster, group)).nodes) == 75
+
+
 def test_a_group_ends_with_its_budget() -> None:
     cluster = snapshot(*(machine(f"n{i}", 8) for i in range(9)))
     outcome = allocate_group(cluster, members(*range(1, 9), *range(1, 9)), budget=Budget(500))
