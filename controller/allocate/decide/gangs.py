@@ -13,8 +13,8 @@ Members are pods of one namespace that carry, themselves or on a claim that they
   running and keep their devices. A pod that takes its place (same labels) is allocated by itself as soon as
   the number of members is right again. Failed pods and pods that are being deleted do not count as members,
   pods that have succeeded do.
-* With the annotation ``dra-driver.dev/group-domain`` (a node label) all members go to nodes of one value of
-  the label.
+* With the annotation ``dra-driver.dev/group-domain`` (``group_levels``) all members go to nodes of one value
+  of a label, or get devices of one value of an attribute.
 * Members are decided as one question (``allocate_group`` of ``dra_driver.structured``), unless they have
   claims of other drivers as well: those are decided one after the other.
 """
@@ -27,6 +27,7 @@ from typing import Final
 
 from controller.allocate.decide.claims import ClaimView, node_of
 from controller.allocate.decide.group_bounds import Crowd, crowds, missing_in, state_of
+from controller.allocate.decide.group_levels import described, levels_of, node_sets
 from controller.allocate.decide.messages import (
     GroupMembers,
     GroupWrite,
@@ -44,7 +45,7 @@ from controller.allocate.decide.solving import NoFit, PodDecider, Question, Tria
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
-from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.resourceclaim import foreign_gates, held_by, is_gated
 from dra_driver.structured import Budget, Failed, GroupRefused, Level
 
@@ -72,13 +73,18 @@ class Gang:
         key: namespace and name.
         size: number of members that there must be.
         members: that count, in the order of their names.
-        domain: a node label that is to have one value on all nodes of the group; empty: none.
+        levels: of topology that the group shares.
     """
 
     key: GroupKey
     size: int
     members: tuple[Pod, ...]
-    domain: str = ""
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def domain(self) -> str:
+        """The levels that all members must share, for people; empty if there is none."""
+        return described(self.levels)
 
     def described(self) -> GroupMembers:
         """Return what the answer says about the group."""
@@ -187,7 +193,10 @@ class Gangs:
             return GroupProblem(
                 key, f"group {key[1]}: its members name several {GROUP_DOMAIN_ANNOTATION}: {found}"
             )
-        return Gang(key, int(text), members, domains.pop() if domains else "")
+        levels = levels_of(domains.pop()) if domains else ()
+        if isinstance(levels, str):
+            return GroupProblem(key, f"group {key[1]}: {GROUP_DOMAIN_ANNOTATION}: {levels}")
+        return Gang(key, int(text), members, levels)
 
     def _members(self, key: GroupKey) -> tuple[Pod, ...]:
         found = {p.key: p for p in self._pods.by_index(GROUP_INDEX, key)}
@@ -276,7 +285,7 @@ class Gangs:
             )
             for p in gang.members
         ]
-        return gang.size, gang.domain, members
+        return gang.size, gang.levels, members
 
     def _crowds(self, gang: Gang, budget: Budget) -> list[Crowd]:
         """Return the members that wait for devices, those of one signature together."""
@@ -286,6 +295,8 @@ class Gangs:
         """Return what a refusal rests on besides the members; None where that is not known."""
         if sum(crowd.number for crowd in of) < sum(not is_finished(p) for p in gang.members):
             return None
+        if any(level.attribute for level in gang.levels):
+            return None  # claims do not see it, so it is no part of the state of their room
         nodes = set[str]().union(*(crowd.nodes for crowd in of))
         state = state_of(of, self._domains(gang), self._decider.free(nodes, gang.members))
         return None if state is None else (self._decider.ownership_version, state)
@@ -334,7 +345,7 @@ class Gangs:
                 allowed[id(nodes)] = nodes if within is None else nodes & within
         outcome = self._decider.solve_group(
             [(pod, question, allowed[id(question.placement.nodes)]) for pod, question in asked],
-            [Level(label=gang.domain)] if gang.domain else [],
+            self._pinned(gang),
             budget,
         )
         waiting = tuple({c.metadata.uid: c for _, q in asked for c in q.ours}.values())
@@ -362,6 +373,11 @@ class Gangs:
         Their nodes must suit those, which is known for single pods only.
         """
         answer: Wait | Proceed | NoFit | GroupWrite = Proceed()
+        attribute = next((at.name for at in gang.levels if at.attribute and at.required), "")
+        if attribute:
+            return NoFit(
+                f"members with claims of other drivers cannot be asked to share {attribute} of devices"
+            )
         by_demand = self._by_demand(gang.members)
         orders = (by_demand,) if by_demand == gang.members else (by_demand, gang.members)
         for within in fitting:
@@ -384,18 +400,32 @@ class Gangs:
 
     def _domains(self, gang: Gang) -> list[set[str] | None]:
         """Return sets of nodes of which one must hold the group, smallest first; None for all nodes."""
-        if not gang.domain:
+        if not gang.levels:
             return [None]
-        by_value = self._decider.nodes_by_label(gang.domain)
-        held = {
-            node
-            for pod in gang.members
-            for claim in self._claims_of(pod)
-            if claim.status.allocation is not None and (node := node_of(claim.status.allocation)) is not None
-        }
-        # Members that run already, or whose allocation was written before, decide for the others.
-        fitting = ((len(nodes), value) for value, nodes in by_value.items() if held <= nodes)
-        return [by_value[value] for _, value in sorted(fitting)]
+        return node_sets(gang.levels, self._decider.labels(), self._held_nodes(gang))
+
+    def _held_nodes(self, gang: Gang) -> set[str]:
+        """Return the nodes of members that run already, or whose allocation was written before."""
+        nodes = map(node_of, self._allocations(gang))
+        return {node for node in nodes if node is not None}
+
+    def _allocations(self, gang: Gang) -> list[AllocationResult]:
+        claims = (claim for pod in gang.members for claim in self._claims_of(pod))
+        return [claim.status.allocation for claim in claims if claim.status.allocation is not None]
+
+    def _pinned(self, gang: Gang) -> list[Level]:
+        """Return the levels, with their domains where members hold something already: they decide."""
+        held = self._held_nodes(gang)
+        if not held:
+            return list(gang.levels)
+        labels = self._decider.labels()
+        found: list[Level] = []
+        for level in gang.levels:
+            values = {labels.get(node, {}).get(level.label, "") for node in held}
+            if level.attribute:
+                values = self._decider.attribute_values(self._allocations(gang), level.attribute)
+            found.append(replace(level, value=values.pop()) if len(values) == 1 else level)
+        return found
 
     def _refusal(
         self, gang: Gang, message: str, claims: tuple[ResourceClaim, ...], undo: tuple[ResourceClaim, ...]

@@ -5,7 +5,7 @@ The claims of a pod are solved together, so that a pod never holds a part of wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -44,6 +44,7 @@ from dra_driver.structured import (
     prepare,
     room,
 )
+from dra_driver.structured.matching.constraints import attribute_of
 
 __all__ = ["NoFit", "PodDecider", "PodDecision", "Question", "Trial"]
 
@@ -197,13 +198,21 @@ class PodDecider:
         """Return whether every device of an allocation is from a pool of ours."""
         return self.are_ours([PoolID(r.driver, r.pool) for r in allocation.devices.results])
 
-    def nodes_by_label(self, label: str) -> dict[str, set[str]]:
-        """Return the nodes that have a label, by its value."""
-        found: dict[str, set[str]] = {}
-        for name, node in self._current().snapshot.nodes.items():
-            value = (node.metadata.labels or {}).get(label)
-            if value is not None:
-                found.setdefault(value, set()).add(name)
+    def labels(self) -> dict[str, Mapping[str, str]]:
+        """Return the labels of each node."""
+        nodes = self._current().snapshot.nodes
+        return {name: node.metadata.labels or {} for name, node in nodes.items()}
+
+    def attribute_values(self, allocations: Iterable[AllocationResult], name: str) -> set[str]:
+        """Return the values that allocated devices have for a qualified attribute of strings."""
+        index = self._current().snapshot.index
+        found: set[str] = set()
+        for result in (r for a in allocations for r in a.devices.results):
+            for entry in index.devices(PoolID(result.driver, result.pool)):
+                if entry.id.device == result.device:
+                    of = attribute_of(entry.device, entry.id.driver, name)
+                    if of is not None and of.string_value is not None:
+                        found.add(of.string_value)
         return found
 
     def room(self, pod: Pod, budget: Budget) -> Room | None:

@@ -243,17 +243,22 @@ class Cells:
         return known
 
     def values(self, name: str, level: Level) -> set[str]:
-        """Return the domains of a level that a node is in."""
+        """Return the domains of a level that a node is in.
+
+        Raises:
+            BudgetExhausted: the question has no steps or no time left.
+        """
         if level.label:
             value = (self._snapshot.nodes[name].metadata.labels or {}).get(level.label)
-            return set() if value is None else {value}
-        found = set()
+            return set() if value is None or level.value not in ("", value) else {value}
+        found: set[str] = set()
         for pool in self._snapshot.view(name).pools:
+            self._budget.spend(1 + len(pool.devices) // 8)
             for entry in pool.devices:
                 attribute = attribute_of(entry.device, entry.id.driver, level.attribute)
                 if attribute is not None and attribute.string_value is not None:
                     found.add(attribute.string_value)
-        return found
+        return found & {level.value} if level.value else found
 
     # --- what fits ------------------------------------------------------------------------------------------
 

@@ -38,12 +38,14 @@ class Level:
         required: whether the members must share the domain; if False, they do where that is possible.
         count: if set, members come in parts of so many, and each part shares a domain: of every domain a
             multiple of it is used. Members must ask for the same then.
+        value: the only domain that may be used; empty for any.
     """
 
     label: str = ""
     attribute: str = ""
     required: bool = True
     count: int = 0
+    value: str = ""
 
     @property
     def name(self) -> str:

@@ -141,6 +141,7 @@ class _Group:
         self._kind_of = {bundle: i for i, kind in enumerate(self._kinds) for bundle in kind.bundles}
         self._free = free
         self._improvement = Improvement()
+        self._known_domains: dict[tuple[Level, ...], list[Domain]] = {}
 
     def solve(self, least: int) -> GroupAllocated | GroupRefused | Failed:
         """Return the best answer for as many members as possible, ``least`` or more."""
@@ -188,11 +189,18 @@ class _Group:
             counts[kind] += max(bundle.members) < number
         return counts
 
+    def _domains(self, levels: Sequence[Level]) -> list[Domain]:
+        """Return the domains of these levels over all nodes."""
+        key = tuple(levels)
+        if key not in self._known_domains:
+            self._known_domains[key] = domains(self._cells, levels, self._cells.nodes)
+        return self._known_domains[key]
+
     def _anywhere(self, levels: Sequence[Level], number: int) -> _Found | None:
         """Return the best answer of all domains for so many members; None if no domain holds them."""
         best: _Found | None = None
         counts = self._counts(number)
-        for domain in domains(self._cells, [at for at in levels if not at.count], self._cells.nodes):
+        for domain in self._domains([at for at in levels if not at.count]):
             try:
                 found = self._in_domain(levels, domain, counts, None if best is None else best.score)
             except BudgetExhausted:
@@ -301,7 +309,7 @@ class _Group:
             held, more = self._most(levels, 0, least)
             where = self._where(levels, held) if held else ""
             level = levels[-1] if levels else None
-            there_are = len(domains(self._cells, levels, self._cells.nodes)) if levels else 0
+            there_are = len(self._domains(levels)) if levels else 0
             first = self._first() if not held else None
             return GroupRefused(least, held or 0, level, where, there_are, at_least=more, first=first)
         return _gave_up()

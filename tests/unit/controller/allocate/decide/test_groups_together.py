@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import builders
+import msgspec
 import pytest
 
 from controller.allocate.decide import (
@@ -140,6 +141,71 @@ def test_the_domain_with_the_least_to_spare_is_taken() -> None:
     for name in ("x", "y"):
         world.member(name, 2, domain="rack")
     assert set(nodes_of(world.decide("x")).values()) <= {"n2", "n3"}
+
+
+def two_zones() -> World:
+    """Racks of two GPUs in two zones; of each rack one GPU is of clique x, the other of y."""
+    world = World()
+    for i, (zone, rack) in enumerate([("z", "a"), ("z", "b"), ("w", "c")]):
+        body = builders.node(f"n{i}", labels={"zone": zone, "rack": rack})
+        world.see(Node, body)
+        devices = [
+            builders.device(f"gpu-{k}", "80Gi", attributes={"model": "A", "clique": clique}, taints=[TAINT])
+            for k, clique in enumerate("xy")
+        ]
+        world.see(ResourceSlice, builders.resource_slice(f"n{i}", *devices, driver=OURS))
+    return world
+
+
+@pytest.mark.parametrize(
+    ("size", "domain", "nodes"),
+    [
+        (2, "zone,preferred:rack", {"n2"}),
+        (4, "required:zone, preferred:rack", {"n0", "n1"}),
+        (2, f"attribute:{OURS}/clique", {"n0", "n1"}),
+        (3, f"preferred:attribute:{OURS}/clique", {"n0", "n1", "n2"}),
+        (4, f"preferred:attribute:{OURS}/clique", {"n0", "n1"}),
+    ],
+)
+def test_levels_are_required_or_preferred(size: int, domain: str, nodes: set[str]) -> None:
+    world = two_zones()
+    for i in range(size):
+        world.member(f"m{i}", size, domain=domain)
+    assert set(nodes_of(world.decide("m0")).values()) == nodes
+
+
+def test_a_required_level_that_fails_is_named() -> None:
+    world = two_zones()
+    for i in range(4):
+        world.member(f"m{i}", 4, domain=f"attribute:{OURS}/clique")
+    assert f"3 of 4 members fit in the best of 2 domains of {OURS}/clique (x)" in refusal(world.decide("m0"))
+
+
+@pytest.mark.parametrize(
+    "domain", ["often:rack", "required:", "a,b,c,d,e", "attribute:x/a,attribute:x/b", ","]
+)
+def test_a_domain_that_makes_no_sense_is_refused(domain: str) -> None:
+    world = two_zones()
+    world.member("m", 1, domain=domain)
+    assert "group g: dra-driver.dev/group-domain: " in refusal(world.decide("m"))
+
+
+@pytest.mark.parametrize("domain", ["preferred:rack", f"attribute:{OURS}/clique"])
+def test_members_that_hold_devices_decide_for_the_others(domain: str) -> None:
+    world = two_zones()
+    for name in ("m0", "m1"):
+        world.member(name, 2, domain=domain)
+    first = world.decide("m0").decision
+    assert isinstance(first, GroupWrite)
+    before = {pod.key.name: write for pod, write in first.writes}
+    # One allocation has been written when the controller is started anew.
+    for claim, allocation in before["m0"].allocations:
+        status = msgspec.structs.replace(claim.status, allocation=allocation)
+        world.decisions.apply(ClaimSeen(msgspec.structs.replace(claim, status=status)))
+    again = world.decide("m1").decision
+    assert isinstance(again, GroupWrite)
+    assert [(p.key.name, w.node) for p, w in again.writes] == [("m1", before["m1"].node)]
+    assert again.writes[0][1].allocations[0][1] == before["m1"].allocations[0][1]
 
 
 def test_members_share_the_cpu_of_nodes() -> None:
