@@ -152,22 +152,34 @@ class _Group:
             return Failed(problem)
         self._cells = Cells(self._snapshot, self._kinds, self._options, self._free, self._budget)
         total = len(self._members)
-        for levels in choices(self._levels):
-            found = self._anywhere(levels, total)
-            if found is not None:
-                return self._allocated(levels, found)
-        if least < total:
+        found = self._on_best_levels(total)
+        if found is None and least < total:
             number, _ = self._most([level for level in self._levels if level.required], least, total)
             if number is not None:
-                return self._elastic(number)
-        return self._refuse(least)
+                found = self._on_best_levels(number)
+        return self._refuse(least) if found is None else self._allocated(*found)
 
-    def _elastic(self, number: int) -> GroupAllocated | GroupRefused | Failed:
-        for levels in choices(self._levels):
-            found = self._anywhere(levels, number)
-            if found is not None:
-                return self._allocated(levels, found)
-        raise AssertionError("they fit on the required levels")
+    def _on_best_levels(self, number: int) -> tuple[Sequence[Level], _Found] | None:
+        """Return the answer for so many members on as many of the preferred levels as possible.
+
+        Those that are required come first: what is preferred must not use up the budget before there is an
+        answer.
+
+        Raises:
+            BudgetExhausted: there is no answer so far.
+        """
+        *preferred, required = choices(self._levels)
+        found = self._anywhere(required, number)
+        if found is None:
+            return None
+        for levels in preferred:
+            try:
+                better = self._anywhere(levels, number)
+            except BudgetExhausted:
+                break
+            if better is not None:
+                return levels, better
+        return required, found
 
     def _problem(self) -> str:
         """Return what makes no sense; empty if all does."""
