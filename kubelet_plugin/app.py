@@ -319,7 +319,7 @@ class Plugin:
 
     def _hold_hardware(self, held: bool) -> None:
         file = self._configuration.state / RELEASE_FILE
-        self._setup.hardware.released = f"an administrator has them released ({file})" if held else ""
+        self._setup.hardware.calls.released = f"an administrator has them released ({file})" if held else ""
 
     def _observe(self, operation: str, result: str, seconds: float) -> None:
         self.observation.call(operation, result, seconds)

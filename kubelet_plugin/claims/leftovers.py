@@ -91,7 +91,7 @@ class Leftovers:
         gpus = [d.uuid for d in self._table.devices if d.device.partitions]
         instances = {
             ("instance", f"{gpu}/{i.instance_id}/{i.uuid}"): (gpu, i)
-            for gpu, i in await self._hardware.unmanaged(gpus, records)
+            for gpu, i in await self._hardware.partitions.unmanaged(gpus, records)
         }
         daemons = {("daemon", device) for device in await self._hardware.idle_daemons(records)}
         now = instances.keys() | daemons
@@ -135,7 +135,7 @@ class Leftovers:
             return
         try:
             gpus = [d.uuid for d in self._table.devices if d.device.partitions]
-            found = await self._hardware.unmanaged(gpus, self._preparer.claims)
+            found = await self._hardware.partitions.unmanaged(gpus, self._preparer.claims)
         except (DraError, OSError) as e:
             log.warning("partitions that belong to no claim could not be looked for", error=str(e))
             return
@@ -154,7 +154,7 @@ class Leftovers:
         if owned:
             log.info("a partition is its administrator's", gpu=gpu, uuid=instance.uuid, why=owned)
             return
-        if await self._hardware.destroy_unmanaged(gpu, instance, lambda: self._preparer.claims):
+        if await self._hardware.partitions.destroy_unmanaged(gpu, instance, lambda: self._preparer.claims):
             self._report(
                 PARTITION_DESTROYED,
                 f"GPU {gpu}: partition {instance.uuid or instance.instance_id} at "

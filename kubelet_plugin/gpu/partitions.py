@@ -1,0 +1,223 @@
+"""Partitions of GPUs that claims hold: found, made and destroyed; instances of others are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from dra_driver import cdi
+from dra_driver.errors import PartitionAbsent, PrepareError
+from dra_driver.hardware import GpuInstance
+from dra_driver.ports import GpuControl
+from dra_driver.preparation import (
+    Holdings,
+    PartitionRecord,
+    PreparedClaim,
+    PreparedDevice,
+    annotated,
+    complete,
+    without_instances,
+)
+from kubelet_plugin.core.signals import Changes
+from kubelet_plugin.gpu.calls import GpuCalls
+
+__all__ = ["Partitions", "held_partitions"]
+
+log = structlog.get_logger(__name__)
+
+
+class Partitions:
+    """The partitions of the GPUs of a node. The methods that ``Hardware`` has as well are described there.
+
+    Args:
+        calls: to the GPUs.
+        changes: notified when there are other partitions than before.
+    """
+
+    def __init__(self, calls: GpuCalls, changes: Changes) -> None:
+        self._calls = calls
+        self._changes = changes
+
+    async def look(self, record: PreparedClaim, holdings: Holdings) -> None:
+        """Look whether the claim's partitions can be made, and whether those that it looks at are there.
+
+        Raises:
+            PrepareError: a place is taken by an instance that this driver did not make.
+            PartitionAbsent: there is no partition to look at.
+        """
+        for device, partition in held_partitions(record):
+            async with self._calls.alone(device.uuid):
+                await self._check_place(device, partition, holdings)
+        for device, partition in _watched_partitions(record):
+            async with self._calls.alone(device.uuid):
+                await self._existing(device, partition)
+
+    async def strike(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware.strike_partitions``."""
+        gone: set[str] = set()
+        for device, partition in held_partitions(record):
+            if not partition.uuid:
+                continue
+            async with self._calls.alone(device.uuid):
+                control = await self._calls.needed(partition.gpu, device.uuid)
+                there = await self._at(control, device, partition)
+            if there is None or not there.uuid:
+                gone.add(device.device)
+        return without_instances(record, gone) if gone else record
+
+    async def create(self, record: PreparedClaim) -> PreparedClaim:
+        """See ``Hardware.create_partitions``."""
+        made: dict[str, tuple[str, cdi.ContainerEdits]] = {}
+        for device, partition in held_partitions(record):
+            async with self._calls.alone(device.uuid):
+                instance = await self._create(device, partition)
+            made[device.device] = (instance.uuid, cdi.ContainerEdits(device_nodes=instance.device_nodes))
+        for device, partition in _watched_partitions(record):
+            async with self._calls.alone(device.uuid):
+                instance = await self._existing(device, partition)
+            made[device.device] = (instance.uuid, cdi.ContainerEdits(device_nodes=instance.device_nodes))
+        return annotated(complete(record, made)) if made else record
+
+    async def destroy(self, record: PreparedClaim) -> None:
+        """See ``Hardware.destroy_partitions``."""
+        for device, partition in held_partitions(record):
+            async with self._calls.alone(device.uuid):
+                await self._destroy(device, partition)
+
+    async def unmanaged(
+        self, gpus: Iterable[str], records: Iterable[PreparedClaim]
+    ) -> Sequence[tuple[str, GpuInstance]]:
+        """Return instances that no claim holds, on the GPUs with these UUIDs; they are left alone.
+
+        Raises:
+            DraError: a GPU cannot be asked.
+        """
+        ours = {(d.uuid, p.start, p.size) for r in records for d, p in held_partitions(r)}
+        found: list[tuple[str, GpuInstance]] = []
+        for gpu in gpus:
+            async with self._calls.alone(gpu):
+                control = await self._calls.control(gpu)
+                instances = await self._calls.call(control.instances, gpu) if control is not None else ()
+            found += [(gpu, i) for i in instances if (gpu, i.start, i.size) not in ours]
+        return found
+
+    async def destroy_unmanaged(
+        self, gpu: str, instance: GpuInstance, records: Callable[[], Iterable[PreparedClaim]]
+    ) -> bool:
+        """Destroy an instance if, when nothing else changes the GPU, it is still there and no claim holds it.
+
+        Args:
+            gpu: UUID of the GPU.
+            instance: as it was found.
+            records: the claims that hold something or are about to.
+
+        Raises:
+            DraError: the GPU cannot be asked, or does not let go of it.
+        """
+        async with self._calls.alone(gpu):
+            held = {(d.uuid, p.start, p.size) for r in records() for d, p in held_partitions(r)}
+            control = await self._calls.control(gpu)
+            if control is None or (gpu, instance.start, instance.size) in held:
+                return False
+            if instance not in await self._calls.call(control.instances, gpu):
+                return False
+            await self._calls.call(control.destroy_instance, gpu, instance.instance_id)
+            self._changes.notify()
+            return True
+
+    async def _check_place(
+        self, device: PreparedDevice, partition: PartitionRecord, holdings: Holdings
+    ) -> None:
+        control = await self._calls.needed(partition.gpu, device.uuid)
+        ours = {
+            d.partition.start
+            for d in holdings.partitions(device.uuid)
+            if d.device != device.device and d.partition
+        }
+        for instance in await self._calls.call(control.instances, device.uuid):
+            overlaps = (
+                instance.start < partition.start + partition.size
+                and partition.start < instance.start + instance.size
+            )
+            if overlaps and instance.start not in ours:
+                raise PrepareError(
+                    f"device {device.device}: its place {partition.start}:{partition.size} on "
+                    f"{partition.gpu} is taken by instance {instance.instance_id} "
+                    f"({instance.uuid or 'half made'}) at {instance.start}:{instance.size}, which this "
+                    "driver did not make"
+                )
+
+    async def _create(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance:
+        control = await self._calls.needed(partition.gpu, device.uuid)
+        if partition.uuid:
+            there = await self._at(control, device, partition)
+            if there is not None and there.uuid not in ("", partition.uuid):
+                raise PrepareError(
+                    f"device {device.device}: instance {partition.uuid} is gone, and an unmanaged one "
+                    f"({there.uuid}) is at its place"
+                )
+            if there is not None and there.uuid and there.device_nodes:
+                return there
+        instance = await self._calls.call(
+            control.create_instance, device.uuid, partition.profile_id, partition.start, partition.size
+        )
+        self._changes.notify()
+        return instance
+
+    async def _existing(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance:
+        """Return the instance that a claim with admin access looks at, whichever claim has made it.
+
+        Raises:
+            PartitionAbsent: there is none, or it is half made.
+        """
+        control = await self._calls.needed(partition.gpu, device.uuid)
+        there = await self._at(control, device, partition)
+        if there is None or not there.uuid or not (there.device_nodes or device.simulated):
+            raise PartitionAbsent(
+                f"device {device.device}: there is no such partition of {partition.gpu} now; admin access "
+                "attaches to a partition while a claim has it, and makes none",
+                retryable=True,
+            )
+        return there
+
+    async def _destroy(self, device: PreparedDevice, partition: PartitionRecord) -> None:
+        control = await self._calls.control(device.uuid)
+        if control is None:
+            log.warning("a GPU is gone; its instances went with it", device=device.device, uuid=device.uuid)
+            return
+        there = await self._at(control, device, partition)
+        if there is None:
+            return
+        if partition.uuid and there.uuid not in ("", partition.uuid):
+            log.warning(
+                "an instance of a claim was replaced by an unmanaged one, which is left alone",
+                device=device.device,
+                expected=partition.uuid,
+                found=there.uuid,
+            )
+            return
+        await self._calls.call(control.destroy_instance, device.uuid, there.instance_id)
+        self._changes.notify()
+
+    async def _at(
+        self, control: GpuControl, device: PreparedDevice, partition: PartitionRecord
+    ) -> GpuInstance | None:
+        place = (partition.profile_id, partition.start, partition.size)
+        instances = await self._calls.call(control.instances, device.uuid)
+        return next((i for i in instances if (i.profile_id, i.start, i.size) == place), None)
+
+
+def held_partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:
+    """Return the partitions that the claim holds: it makes and destroys them."""
+    return [(d, d.partition) for d in record.devices if d.partition is not None and not d.admin_access]
+
+
+def _watched_partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:
+    """Return the partitions that the claim has admin access to and does not hold itself."""
+    held = {d.device for d, _ in held_partitions(record)}
+    return [
+        (d, d.partition)
+        for d in record.devices
+        if d.partition is not None and d.admin_access and d.device not in held
+    ]
