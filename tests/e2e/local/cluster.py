@@ -227,6 +227,8 @@ class LocalCluster:
             self._unmount(inherited)
         for folder in runs:
             self._run("mount", "-t", "tmpfs", "-o", "mode=755", "dra-e2e", folder)
+            # As on machines with systemd: a driver container mounts its files below, and others see them.
+            self._run("mount", "--make-rshared", folder)
         for place in MOUNT_POINTS:
             own = root / "node" / place.strip("/")
             own.mkdir(parents=True)
