@@ -16,7 +16,18 @@ from typing import Final
 from dra_driver.discovery.core.pci import exists, read_sysfs
 from dra_driver.discovery.nvidia import ld_cache
 
-__all__ = ["AUTO", "LIBRARY", "DriverRoot", "HostFile", "candidates", "find_driver_root"]
+__all__ = [
+    "AUTO",
+    "LEADERS",
+    "LIBRARY",
+    "LIBRARY_FOLDERS",
+    "PROGRAM_FOLDERS",
+    "DriverRoot",
+    "HostFile",
+    "cached_folders",
+    "candidates",
+    "find_driver_root",
+]
 
 AUTO: Final = "auto"
 LIBRARY: Final = "libnvidia-ml.so.1"
@@ -35,8 +46,8 @@ _OPERATORS_CHOICE: Final = "run/nvidia/validations/driver-ready"
 _CHOICE: Final = re.compile(r"^NVIDIA_DRIVER_ROOT=[\"']?(/[A-Za-z0-9._/-]{1,255})[\"']?\s*$", re.MULTILINE)
 
 # Any of them shows where the others are.
-_LEADERS: Final = ("libnvidia-ml.so", "libcuda.so")
-_LIBRARY_FOLDERS: Final = (
+LEADERS: Final = ("libcuda.so", "libnvidia-ml.so")
+LIBRARY_FOLDERS: Final = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
@@ -52,7 +63,7 @@ _LIBRARY_FOLDERS: Final = (
     "usr/local/glibc/lib",
     "usr/local/lib",
 )
-_PROGRAM_FOLDERS: Final = ("usr/bin", "bin", "usr/sbin", "sbin", "opt/bin", "usr/local/bin")
+PROGRAM_FOLDERS: Final = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "bin", "sbin", "opt/bin")
 # Its presence shows that a folder has the driver's nodes: an unpacked image may have an empty ``/dev``.
 _DRIVER_NODE: Final = "nvidiactl"
 _DEV: Final = "/dev/"
@@ -117,14 +128,14 @@ class DriverRoot:
 
     def program(self, name: str) -> HostFile | None:
         """Return a program by its file name, such as ``nvidia-smi``; None if it is in no usual folder."""
-        return self._first(iter(_PROGRAM_FOLDERS), name)
+        return self._first(iter(PROGRAM_FOLDERS), name)
 
     def library_folders(self) -> Iterator[str]:
         """Yield the folders below the root that may have libraries, without a slash at the beginning.
 
         Those come first in which the linker's cache of the root lists libraries of the driver.
         """
-        yield from dict.fromkeys((*self._cached_folders(), *_LIBRARY_FOLDERS))
+        yield from dict.fromkeys((*cached_folders(self.here), *LIBRARY_FOLDERS))
 
     def device_node(self, path: str) -> HostFile:
         """Return a device node by its path in a container, such as ``/dev/nvidia0``; it need not exist.
@@ -147,15 +158,17 @@ class DriverRoot:
         found = (self.file(f"{folder}/{name}") for folder in folders)
         return next((f for f in found if f is not None), None)
 
-    def _cached_folders(self) -> Iterator[str]:
-        try:
-            data = (self.here / "etc/ld.so.cache").read_bytes()
-        except OSError:
-            return
-        for name, path in ld_cache.libraries(data):
-            folder = path.rpartition("/")[0].strip("/")
-            if name.startswith(_LEADERS) and path.startswith("/") and ".." not in folder.split("/"):
-                yield folder
+
+def cached_folders(root: Path) -> Iterator[str]:
+    """Yield the folders below a root in which the linker's cache there lists libraries of the driver."""
+    try:
+        data = (root / "etc/ld.so.cache").read_bytes()
+    except OSError:
+        return
+    for name, path in ld_cache.libraries(data):
+        folder = path.rpartition("/")[0].strip("/")
+        if name.startswith(LEADERS) and path.startswith("/") and ".." not in folder.split("/"):
+            yield folder
 
 
 def candidates(wanted: str, host_root: Path) -> tuple[str, ...]:

@@ -14,35 +14,24 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.core.host_view import HostView
-from dra_driver.discovery.nvidia import ld_cache
+from dra_driver.discovery.nvidia.driver_root import (
+    LEADERS,
+    LIBRARY_FOLDERS,
+    PROGRAM_FOLDERS,
+    cached_folders,
+)
 from dra_driver.discovery.nvidia.injection import capabilities
 from dra_driver.discovery.nvidia.injection.elf import read_library
 from dra_driver.discovery.nvidia.injection.versions import is_version, same_version
 
 __all__ = ["DriverFile", "DriverFiles", "DriverLibrary", "DriverPlace", "find_driver"]
 
-# Any of them shows where the others are.
-_LEADERS: Final = ("libcuda", "libnvidia-ml")
 _FOLDERS: Final = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "usr/lib",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "lib",
+    *LIBRARY_FOLDERS,
     "usr/lib/i386-linux-gnu",
     "usr/lib/i386-linux-gnu/nvidia/current",
     "usr/lib32",
-    # Talos, whose own C library is musl.
-    "usr/local/glibc/usr/lib",
-    "usr/local/glibc/lib",
-    "usr/local/lib",
 )
-_PROGRAM_FOLDERS: Final = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "bin", "sbin", "opt/bin")
 _CONFIGURATION_FOLDERS: Final = ("etc", "usr/local/share", "usr/share")
 _FIRMWARE_FOLDERS: Final = ("lib/firmware", "usr/lib/firmware")
 _X_FOLDERS: Final = tuple(
@@ -171,7 +160,7 @@ def find_driver(root: DriverPlace, version: str) -> DriverFiles | None:
 def _folders(root: Path) -> Iterator[str]:
     """Return the folders that there are, each under one of its names."""
     seen: set[tuple[int, int]] = set()
-    for folder in dict.fromkeys((*_FOLDERS, *_cached_folders(root))):
+    for folder in dict.fromkeys((*_FOLDERS, *cached_folders(root))):
         try:
             # A link may lead out of the root, to files of this process.
             inside = (root / folder).resolve().is_relative_to(root.resolve())
@@ -183,24 +172,12 @@ def _folders(root: Path) -> Iterator[str]:
             yield folder
 
 
-def _cached_folders(root: Path) -> Iterator[str]:
-    try:
-        data = (root / "etc/ld.so.cache").read_bytes()
-    except OSError:
-        return
-    for name, path in ld_cache.libraries(data):
-        if name.startswith(tuple(f"{leader}.so" for leader in _LEADERS)) and path.startswith("/"):
-            folder = path.rpartition("/")[0].strip("/")
-            if ".." not in folder.split("/"):
-                yield folder
-
-
 def _text(root: Path, folders: tuple[str, ...], version: str) -> str | None:
     """Return the version as it is written in the names of the libraries."""
     for folder in folders:
-        for leader in _LEADERS:
-            for file in sorted((root / folder).glob(f"{leader}.so.*")):
-                text = file.name.removeprefix(f"{leader}.so.")
+        for leader in LEADERS:
+            for file in sorted((root / folder).glob(f"{leader}.*")):
+                text = file.name.removeprefix(f"{leader}.")
                 if is_version(text) and same_version(text, version) and file.is_file():
                     return text
     return None
@@ -276,7 +253,7 @@ def _x_modules(root: Path, folders: tuple[str, ...], version: str) -> Iterator[D
 
 def _programs(root: DriverPlace) -> Iterator[DriverFile]:
     for program, capability in capabilities.PROGRAMS.items():
-        for folder in _PROGRAM_FOLDERS:
+        for folder in PROGRAM_FOLDERS:
             if root.has(f"{folder}/{program}"):
                 yield DriverFile(f"{folder}/{program}", f"/{folder}/{program}", frozenset({capability}))
                 break
