@@ -13,7 +13,7 @@ import pytest
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits
-from dra_driver.discovery.nvidia.material import NvidiaMaterial
+from dra_driver.discovery.nvidia.injection.material import NvidiaMaterial
 from dra_driver.hardware import DiscoveredDevice
 
 HOSTS = {

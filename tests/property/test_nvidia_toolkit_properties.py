@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver import cdi
-from dra_driver.discovery.nvidia.toolkit import OwnNodes, ToolkitDocument
+from dra_driver.discovery.nvidia.injection.toolkit import OwnNodes, ToolkitDocument
 
 OWN = OwnNodes("/dev/nvidia0", frozenset({"/dev/dri/card1", "/dev/dri/renderD128"}))
 SHARED = frozenset({"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset"})

@@ -26,13 +26,13 @@ from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.discovery.nvidia import products
 from dra_driver.discovery.nvidia.conditions import Conditions
 from dra_driver.discovery.nvidia.control import NvmlControl
-from dra_driver.discovery.nvidia.driver_root import AUTO, LIBRARY, DriverRoot
+from dra_driver.discovery.nvidia.driver.loading import Driver, module_loaded
+from dra_driver.discovery.nvidia.driver.root import AUTO, LIBRARY, DriverRoot
+from dra_driver.discovery.nvidia.driver.uvm import UvmNodes
 from dra_driver.discovery.nvidia.gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
 from dra_driver.discovery.nvidia.health import EventWatch
-from dra_driver.discovery.nvidia.loading import Driver, module_loaded
 from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.nvidia.samples import read_partition_samples, read_sample
-from dra_driver.discovery.nvidia.uvm import UvmNodes
 from dra_driver.errors import DiscoveryError
 from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent, PartitioningMode
 

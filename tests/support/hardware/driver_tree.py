@@ -8,7 +8,7 @@ from typing import Any
 from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode
-from dra_driver.discovery.nvidia.material import NvidiaMaterial
+from dra_driver.discovery.nvidia.injection.material import NvidiaMaterial
 from dra_driver.hardware import DiscoveredDevice
 
 LIB = "usr/lib/x86_64-linux-gnu"

@@ -1,1 +1,1 @@
-"""What a container gets of NVIDIA's driver where no document of NVIDIA's toolkit says it."""
+"""What a container gets of NVIDIA's driver: from the toolkit's document, else as the files are found."""

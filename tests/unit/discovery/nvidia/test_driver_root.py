@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.discovery.nvidia.driver_root import AUTO, LIBRARY, DriverRoot, candidates, find_driver_root
+from dra_driver.discovery.nvidia.driver.root import AUTO, LIBRARY, DriverRoot, candidates, find_driver_root
 
 VERSION = "570.148.08"
 

@@ -13,7 +13,7 @@ import yaml
 from driver_tree import LIB, complete, driver, gpu, mounted, seen, touch
 
 from dra_driver.cdi import DeviceNode
-from dra_driver.discovery.nvidia import ld_cache
+from dra_driver.discovery.nvidia.driver import ld_cache
 
 
 def test_without_libraries_a_container_gets_its_nodes(tmp_path: Path) -> None:

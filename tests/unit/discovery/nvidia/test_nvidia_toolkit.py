@@ -13,7 +13,7 @@ from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.names import PCI_BUS_ID
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode, character_device
-from dra_driver.discovery.nvidia.material import NvidiaMaterial
+from dra_driver.discovery.nvidia.injection.material import NvidiaMaterial
 from dra_driver.hardware import DiscoveredDevice
 
 HOOK = "/usr/bin/nvidia-cdi-hook"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.discovery.nvidia.uvm import UvmNodes
+from dra_driver.discovery.nvidia.driver.uvm import UvmNodes
 
 DEVICES = "Character devices:\n  1 mem\n195 nvidia-frontend\n{major} nvidia-uvm\n237 nvidia-caps\n"
 PARAMS = (

@@ -12,7 +12,7 @@ import pynvml
 from dra_driver.discovery.core import unserved
 from dra_driver.discovery.core.pci import NVIDIA, exists
 from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent
-from dra_driver.discovery.nvidia.driver_root import AUTO, LIBRARY, DriverRoot, candidates, find_driver_root
+from dra_driver.discovery.nvidia.driver.root import AUTO, LIBRARY, DriverRoot, candidates, find_driver_root
 
 __all__ = ["Driver", "module_loaded"]
 

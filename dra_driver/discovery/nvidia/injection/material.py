@@ -21,12 +21,17 @@ from dra_driver import cdi
 from dra_driver.api import names
 from dra_driver.discovery.core.host_view import HostView
 from dra_driver.discovery.core.pci import PciAddress, exists
-from dra_driver.discovery.nvidia.driver_root import AUTO, find_driver_root
+from dra_driver.discovery.nvidia.driver.root import AUTO, find_driver_root
 from dra_driver.discovery.nvidia.injection import capabilities, nodes
 from dra_driver.discovery.nvidia.injection.driver_files import DriverPlace, find_driver
 from dra_driver.discovery.nvidia.injection.edits import DriverEdits, driver_edits
 from dra_driver.discovery.nvidia.injection.hooks import HOOK_PROGRAM, HookProgram, HookPrograms
-from dra_driver.discovery.nvidia.toolkit import OwnNodes, ToolkitDocument, of_one_device, read_documents
+from dra_driver.discovery.nvidia.injection.toolkit import (
+    OwnNodes,
+    ToolkitDocument,
+    of_one_device,
+    read_documents,
+)
 from dra_driver.hardware import DiscoveredDevice
 
 __all__ = ["NvidiaMaterial"]

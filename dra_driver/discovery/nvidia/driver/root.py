@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.core.pci import exists, read_sysfs
-from dra_driver.discovery.nvidia import ld_cache
+from dra_driver.discovery.nvidia.driver import ld_cache
 
 __all__ = [
     "AUTO",
