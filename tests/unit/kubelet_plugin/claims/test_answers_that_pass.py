@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from fake_client import FakeClient
+from kubelet_calls import prepare
 from node_agent import add_claim, claim, device, running
-from test_kubelet_plugin_calls import prepare
 
 from dra_driver.errors import DecodeError, DraError, Forbidden, Invalid, NotFound
 

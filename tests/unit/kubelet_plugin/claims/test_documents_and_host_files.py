@@ -12,8 +12,8 @@ import hardware_support as hw
 import msgspec
 import pytest
 from fake_client import FakeClient
+from kubelet_calls import prepare, unprepare
 from node_agent import DRIVER, add_claim, claim, eventually, running
-from test_kubelet_plugin_calls import prepare, unprepare
 
 from dra_driver import cdi
 from dra_driver.api.inventory import InventoryDevice

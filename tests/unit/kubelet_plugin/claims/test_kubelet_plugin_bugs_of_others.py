@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
 from fake_client import FakeClient
+from kubelet_calls import checkpointed, prepare
 from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, running
-from test_kubelet_plugin_calls import checkpointed, prepare
 
 from dra_driver import cdi
 from dra_driver.api.meta import PoolName

@@ -3,56 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_client import FakeClient
+from kubelet_calls import VERSIONS, checkpointed, prepare, unprepare
 from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, inventory, next_health, running
 
 from dra_driver import cdi
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.wire import (
-    dra_v1_pb2,
-    dra_v1_pb2_grpc,
-    dra_v1beta1_pb2,
-    dra_v1beta1_pb2_grpc,
     health_v1alpha1_pb2,
     health_v1alpha1_pb2_grpc,
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
 from kubelet_plugin.claims.planning import Timing
-
-VERSIONS = {
-    "v1": (dra_v1_pb2, dra_v1_pb2_grpc),
-    "v1beta1": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
-}
-
-
-async def prepare(node: Any, *claims: dict[str, Any], version: str = "v1") -> Any:
-    pb, rpc = VERSIONS[version]
-    async with node.channel() as channel:
-        request = pb.NodePrepareResourcesRequest(claims=[_reference(pb, c) for c in claims])
-        return (await rpc.DRAPluginStub(channel).NodePrepareResources(request)).claims
-
-
-async def unprepare(node: Any, *claims: dict[str, Any], version: str = "v1") -> Any:
-    pb, rpc = VERSIONS[version]
-    async with node.channel() as channel:
-        request = pb.NodeUnprepareResourcesRequest(claims=[_reference(pb, c) for c in claims])
-        return (await rpc.DRAPluginStub(channel).NodeUnprepareResources(request)).claims
-
-
-def _reference(pb: Any, body: dict[str, Any]) -> Any:
-    meta = body["metadata"]
-    return pb.Claim(namespace=meta.get("namespace", ""), name=meta["name"], uid=meta["uid"])
-
-
-def checkpointed(node: Any) -> dict[str, Any]:
-    claims: dict[str, Any] = json.loads(node.config.checkpoint.read_bytes())["payload"]["claims"]
-    return claims
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from fake_client import FakeClient
+from kubelet_calls import checkpointed, prepare, unprepare
 from node_agent import DRIVER, NODE, add_claim, claim, configuration, device, eventually, inventory, running
-from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
 from dra_driver.errors import PrepareError
 from kubelet_plugin.claims.locks import StateLock

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fake_client import FakeClient
+from kubelet_calls import prepare
 from node_agent import add_claim, claim, configuration, device, eventually, running
-from test_kubelet_plugin_calls import prepare
 
 from dra_driver.api.core import EVENTS, Event
 from dra_driver.discovery import open_backend

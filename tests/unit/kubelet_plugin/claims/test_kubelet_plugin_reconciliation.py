@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
 from fake_client import FakeClient
+from kubelet_calls import checkpointed, prepare, unprepare
 from listing_kubelet import ListingKubelet, listing, process
 from node_agent import DRIVER, add_claim, claim, device, eventually, running
-from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
 from dra_driver.api.core import EVENTS
 from dra_driver.api.meta import PoolName, Uid

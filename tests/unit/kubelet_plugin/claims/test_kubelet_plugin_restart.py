@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import yaml
 from fake_client import FakeClient
+from kubelet_calls import checkpointed, prepare, unprepare
 from node_agent import (
     DRIVER,
     NODE,
@@ -25,7 +26,6 @@ from node_agent import (
     running,
 )
 from paths import PROJECT
-from test_kubelet_plugin_calls import checkpointed, prepare, unprepare
 
 from dra_driver.api.inventory import DeviceHealth, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.meta import DriverName

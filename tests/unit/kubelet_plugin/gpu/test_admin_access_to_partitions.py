@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fake_client import FakeClient
+from kubelet_calls import prepare, unprepare
 from node_agent import add_claim, claim, eventually, running
-from test_kubelet_plugin_calls import prepare, unprepare
 from test_sharing_end_to_end import GPU, Machine, container
 
 from kubelet_plugin.claims.leftovers import Leftovers

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 from fake_client import FakeClient
+from kubelet_calls import prepare, unprepare
 from node_agent import DRIVER, Backend, add_claim, claim, eventually, running
 from nvidia_tools import Tools
-from test_kubelet_plugin_calls import prepare, unprepare
 
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.discovery.core.control import ToolPaths
