@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -67,7 +68,8 @@ def test_without_a_controller_pods_get_devices_and_slices_come_back() -> None:
         inventory = await support.inventory(cluster, only(cluster))
         assert inventory.spec.publisher == "node"
         assert inventory.status.publication.allocator == "scheduler"
-        slices = await pool(cluster)
+        while not (slices := await pool(cluster)):
+            await asyncio.sleep(0.05)  # the kubelet may have deleted them at its start
         assert not tainted(slices)
         assert all(s.spec.node_name == only(cluster).name for s in slices)
         owners = [o for s in slices for o in s.metadata.owner_references or ()]
