@@ -191,8 +191,8 @@ async def machine(root: Path, library: Path) -> AsyncIterator[Machine]:
     "function",
     [
         "nvmlDeviceGetCount_v2",  # the look at the hardware
-        "nvmlDeviceGetTotalEccErrors",  # what it asks about health
-        "nvmlDeviceGetTemperature",  # samples
+        pytest.param("nvmlDeviceGetTotalEccErrors", marks=pytest.mark.long),  # what it asks about health
+        pytest.param("nvmlDeviceGetTemperature", marks=pytest.mark.long),  # samples
         "nvmlEventSetWait_v2",  # the wait for events
     ],
 )
@@ -234,7 +234,13 @@ def test_a_library_that_hangs_is_told_and_keeps_no_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceDestroy"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        pytest.param("nvmlGpuInstanceDestroy", marks=pytest.mark.long),
+    ],
+)
 def test_a_change_of_a_gpu_that_hangs_is_told_and_repeated(
     library: Path, tmp_path: Path, function: str
 ) -> None:
