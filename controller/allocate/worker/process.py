@@ -114,6 +114,8 @@ class WorkerProcess:
         # Of the fast lane in this life: the last version that was known, and answers with allocations.
         self._known = 0
         self._given = 0
+        # Whether it has given an answer in this life, and nothing was wrong with any.
+        self._answers = False
         self.restarts = 0
 
     # --- questions ------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class WorkerProcess:
         if self._child is not None:
             log.error("the worker that decides is replaced", reason=reason)
             # It is to blame, no question.
-            self._begun = None
+            self._begun, self._answers = None, False
             self._child.kill()
 
     def _write(self, data: bytes) -> None:
@@ -156,7 +158,8 @@ class WorkerProcess:
 
     async def run(self) -> None:
         """Keep a worker running until cancelled."""
-        backoff = Backoff(base=0.05, cap=10.0)
+        # One that has given no answer may be unable to; one that has and ends, by whatever hand, is missed.
+        useless, useful = Backoff(base=0.05, cap=10.0), Backoff(base=0.05, cap=0.5)
         while True:
             since = asyncio.get_running_loop().time()
             stopped = False
@@ -165,16 +168,21 @@ class WorkerProcess:
                 # For a question that was too much for it: the next one can work.
                 stopped = self._blamed is not None
             except (OSError, DecodeError) as e:
+                self._answers = False
                 reason = str(e)
             except Exception as e:
                 # Whatever a worker sends must not end the controller.
+                self._answers = False
                 log.exception("what the worker that decides has sent led to an error")
                 reason = f"{type(e).__name__}: {e}"
             self.restarts += 1
             self._report("limit" if stopped else "ended")
             if asyncio.get_running_loop().time() - since >= _STEADY_SECONDS:
-                backoff.reset()
-            delay = 0.0 if stopped else backoff.next()
+                useful.reset()
+                useless.reset()
+            elif self._answers:
+                useless.reset()
+            delay = 0.0 if stopped else (useful if self._answers else useless).next()
             log.warning("the worker that decides has ended", reason=reason, again_in=round(delay, 2))
             self._blamed = None
             await asyncio.sleep(delay)
@@ -185,6 +193,7 @@ class WorkerProcess:
         self._life += 1
         self._journal.freshness.begin(self._life)
         self._written = self._known = self._given = 0
+        self._answers = False
         watching = asyncio.get_running_loop().create_task(self._watch(child))
         try:
             await self._tell(child)
@@ -256,6 +265,7 @@ class WorkerProcess:
         if is_fast:
             self._begun, self._known = None, answer.version
             self._given += answer.allocates
+        self._answers = True
         del self._asked[number]
         if answer.learned is not None:
             self._journal.learn(asked.question.pod.key, answer.group, answer.learned)

@@ -342,3 +342,18 @@ def test_random_schedules_of_lies_delays_ends_and_changes(seed: int) -> None:
         await until(bench.is_clean)
 
     play(cluster, bench, scenario)
+
+
+def test_a_worker_that_has_answered_is_soon_replaced_however_often_it_ends() -> None:
+    cluster, bench = audited(cluster_of(n1=(40,) * 8, n2=(40,) * 8)), FakeBench()
+
+    async def scenario(h: Harness) -> None:
+        loop = asyncio.get_running_loop()
+        for i in range(12):
+            pods_with_claims(cluster, [f"p{i}"])
+            began = loop.time()
+            await until(lambda name=f"p{i}": served(h, [name]))  # type: ignore[misc]
+            assert loop.time() - began < 2.0  # of virtual time
+            bench.workers.last.kill()
+
+    play(cluster, bench, scenario)
