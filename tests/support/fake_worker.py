@@ -44,6 +44,7 @@ class FakeWorker:
         self.reads = self.works = True
         self.is_stopped = False
         self.cpu_seconds = 0.0
+        self.switches = 0
         self.has_ended = False
         self._unread: deque[bytes] = deque()
         self._taken = asyncio.Event()

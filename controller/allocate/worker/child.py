@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -37,6 +38,11 @@ class Child(Protocol):
     @property
     def is_stopped(self) -> bool:
         """Whether a signal has stopped it: it will not end by itself, nor answer."""
+        ...
+
+    @property
+    def switches(self) -> int:
+        """How often it has given up a processor, or was stopped."""
         ...
 
     @property
@@ -139,6 +145,16 @@ class WorkerChild:
     def is_stopped(self) -> bool:
         """See ``Child.is_stopped``."""
         return self._facts()[:1] == ["T"]
+
+    @property
+    def switches(self) -> int:
+        """See ``Child.switches``."""
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
+            return sum(
+                map(int, re.findall(r"^(?:non)?voluntary_ctxt_switches:\s+(\d+)$", text, re.MULTILINE))
+            )
+        return 0
 
     @property
     def cpu_seconds(self) -> float:

@@ -314,6 +314,7 @@ class WorkerProcess:
             unread=child.unread,
             cpu_seconds=child.cpu_seconds,
             is_stopped=child.is_stopped,
+            switches=child.switches,
         )
 
 

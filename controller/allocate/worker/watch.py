@@ -31,6 +31,7 @@ class Facts:
         unread: bytes that it has not taken.
         cpu_seconds: that it has worked.
         is_stopped: whether a signal has stopped it.
+        switches: how often it has given up a processor, or was stopped.
     """
 
     begun: int | None
@@ -40,6 +41,7 @@ class Facts:
     unread: int
     cpu_seconds: float
     is_stopped: bool
+    switches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Watch:
         asked = before is not None and now.fast == before.fast
         self._asked = self._asked + seconds if asked else 0.0
         self._slow = {n: self._slow.get(n, -seconds) + seconds for n in now.slow}
-        if now.is_stopped and before is not None and before.is_stopped:
+        if _stands_still(before, now):
             return Finding("a signal has stopped it")
         if now.begun is not None:
             return self._too_long(now, now.begun)
@@ -114,3 +116,8 @@ class Watch:
             if self._slow[question] >= _LOST_SECONDS + place * self._slow_seconds:
                 return Finding("it does not answer a question of the slow lane", question)
         return None
+
+
+def _stands_still(before: Facts | None, now: Facts) -> bool:
+    # One that was resumed and stopped again meanwhile works, if slowly, and to start another takes longer.
+    return before is not None and before.is_stopped and now.is_stopped and before.switches == now.switches
