@@ -17,8 +17,8 @@ __all__ = ["LastLook"]
 class LastLook:
     """Compares an answer with what is taken, whoever gave it and whatever that knew.
 
-    The rules are those by which double allocations are found afterwards: one device in two claims, partitions
-    over each other. How much of a shared device is left is not compared.
+    The rules are those by which double allocations are found afterwards, one device in two claims, partitions
+    over each other, and that shares fit into what their devices have left.
 
     Args:
         assume_cache: what is taken.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ from controller.allocate.worker.process import Limits, WorkerProcess
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import PoolName
-from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.kube import SystemClock
-from dra_driver.ownership import PoolID
+from dra_driver.ownership import PoolID, pool_of_slice
+from dra_driver.structured import AllocatedState, fits_beside
 
 __all__ = [
     "GPU_0",
@@ -62,12 +63,34 @@ class World:
         freed: Signal[[]] = Signal()
         freed.listen(self._count)
         self.worker = WorkerProcess(self.journal, settings, limits)
-        self.decider = Decider(self.journal, self.worker, SystemClock(), freed, lambda _: True)
+        self.decider = Decider(self.journal, self.worker, SystemClock(), freed, self._allows)
         self.pods: dict[str, Pod] = {}
         self.seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
 
     def _count(self) -> None:
         self.freed += 1
+
+    def _allows(self, allocations: Iterable[AllocationResult]) -> bool:
+        """What the journal says, in place of the controller's own view."""
+        known = list(self.journal.replay())
+        slices = [
+            c.object for c in known if isinstance(c, ObjectSeen) and isinstance(c.object, ResourceSlice)
+        ]
+        taken = AllocatedState.from_claims(c.claim for c in known if isinstance(c, ClaimSeen))
+        taken = taken.with_allocations(
+            (str(c.key), c.allocation)
+            for c in known
+            if isinstance(c, ClaimAssumed) and c.allocation is not None
+        )
+        results = [r for a in allocations for r in a.devices.results]
+        return all(
+            fits_beside(
+                taken.pool(pool),
+                [s for s in slices if pool_of_slice(s) == pool],
+                [r for r in results if PoolID(r.driver, r.pool) == pool],
+            )
+            for pool in {PoolID(r.driver, r.pool) for r in results}
+        )
 
     def seen(self, kind: type[Any], body: dict[str, Any]) -> Any:
         item = codec.convert(kind, body)

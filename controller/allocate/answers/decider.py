@@ -222,7 +222,7 @@ class Decider:
 
     def _may_undo(self, undo: Sequence[ResourceClaim], own: set[ObjectKey], knowledge: Knowledge) -> bool:
         held = (c.status.allocation for c in undo)
-        if not self._hold((a for a in held if a is not None), knowledge):
+        if not self._hold(_pools(a for a in held if a is not None), knowledge):
             return False
         if all(c.key in own and not c.status.reserved_for for c in undo):
             return True
@@ -235,15 +235,17 @@ class Decider:
         # Another allocation of the claim may be on its way to the API server, of another pool: decided for
         # another pod, or in the other lane. Its devices would not count as taken any more.
         free = all(self._journal.assumed(claim.metadata.uid) is None for claim, _ in pairs)
-        if not free or not self._hold((allocation for _, allocation in pairs), knowledge):
+        pools = _pools(allocation for _, allocation in pairs)
+        if not free or not self._hold(pools, knowledge):
             return False
         pods = [(self._journal.pod(pod.key), pod.uid, write) for pod, write in writes]
         if any(pod is None or pod.metadata.uid != uid for pod, uid, _ in pods):
             return False
         if self._are_possible([(pod, write) for pod, _, write in pods if pod is not None]):
             return True
-        # Nothing of what it rests on has changed: it was wrong from the beginning.
-        self._answers.mistrust("it allocates what is taken, or not there to be allocated")
+        if all(self._journal.freshness.knows_taken(pool, knowledge) for pool in pools):
+            # Nothing of what it rests on has changed: it was wrong from the beginning.
+            self._answers.mistrust("it allocates what is taken, or not there to be allocated")
         return False
 
     def _are_possible(self, writes: Sequence[tuple[Pod, Write]]) -> bool:
@@ -255,6 +257,9 @@ class Decider:
             and self._allows(allocation for _, write in writes for _, allocation in write.allocations)
         )
 
-    def _hold(self, allocations: Iterator[AllocationResult], knowledge: Knowledge) -> bool:
-        pools = {PoolID(r.driver, r.pool) for a in allocations for r in a.devices.results}
+    def _hold(self, pools: Iterable[PoolID], knowledge: Knowledge) -> bool:
         return all(self._journal.freshness.holds_for_pool(pool, knowledge) for pool in pools)
+
+
+def _pools(allocations: Iterable[AllocationResult]) -> set[PoolID]:
+    return {PoolID(r.driver, r.pool) for a in allocations for r in a.devices.results}

@@ -3,6 +3,10 @@
 Answers of the fast lane are worked out one after the other, and each knows those before it. So an answer that
 is put into effect spoils none that came after it from the same life of the worker. An answer of the slow lane
 knows only what there was when its copy of the worker was made.
+
+Devices that were taken from a pool since do not spoil an answer by themselves: whether its own are among them
+is looked at when it is put into effect. Otherwise an answer that takes long, over pools where much happens,
+would be dropped each time.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class Freshness:
 
     def __init__(self) -> None:
         self._pools: dict[PoolID, int] = {}
+        self._taken: dict[PoolID, int] = {}
         self._claims: dict[ObjectKey, int] = {}
         self._all = 0
         # Which answer last took devices of a pool: life and number.
@@ -62,6 +67,7 @@ class Freshness:
             if not self._awaited:
                 # No answer is awaited that could be older.
                 self._pools.clear()
+                self._taken.clear()
                 self._claims.clear()
                 self._own.clear()
 
@@ -103,13 +109,17 @@ class Freshness:
             if by is not None and by.life == self._life and not by.slow:
                 self._own[pool] = (by.life, by.answers + 1)
             else:
-                self._pools[pool] = version
+                self._taken[pool] = version
 
     # --- questions ------------------------------------------------------------------------------------------
 
     def holds_for_pool(self, pool: PoolID, knowledge: Knowledge) -> bool:
-        """Return whether an answer knows what there is to be known about a pool."""
-        if max(self._pools.get(pool, 0), self._all) > knowledge.version:
+        """Return whether an answer knows the devices of a pool, and its owner."""
+        return max(self._pools.get(pool, 0), self._all) <= knowledge.version
+
+    def knows_taken(self, pool: PoolID, knowledge: Knowledge) -> bool:
+        """Return whether an answer knows which devices of a pool are taken."""
+        if self._taken.get(pool, 0) > knowledge.version:
             return False
         own = self._own.get(pool)
         if own is None or own[0] < knowledge.life:

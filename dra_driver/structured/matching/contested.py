@@ -6,7 +6,7 @@ One allocator never does that. Two that decide on the same pool do, because each
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from dra_driver.api.resource import AllocationResult, DeviceRequestAllocationResult, ResourceSlice
@@ -43,14 +43,16 @@ def contested(
     users = {name: whole.get(name, set()) | shared.get(name, set()) for name in (*whole, *shared)}
     found = {f"device {name}": users[name] for name in whole if len(users[name]) > 1}
     return found | {
-        f"counters {set_}": claims for set_, claims in _overdrawn(slices, users).items() if len(claims) > 1
+        f"counters {set_}": claims
+        for set_, claims in _overdrawn(newest_generation(slices), users).items()
+        if len(claims) > 1
     }
 
 
 def fits_beside(
     taken: PoolState, slices: Iterable[ResourceSlice], results: Iterable[DeviceRequestAllocationResult]
 ) -> bool:
-    """Return whether results from one pool would leave nothing contested that is not so already.
+    """Return whether results from one pool contest nothing that is taken, and leave no capacity exceeded.
 
     Args:
         taken: what is held of the pool.
@@ -59,6 +61,7 @@ def fits_beside(
     """
     whole: set[str] = set()
     shared: set[str] = set()
+    consumed: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for r in results:
         if r.admin_access:
             continue
@@ -68,20 +71,40 @@ def fits_beside(
         if alone and (r.device in shared or r.device in taken.shares):
             return False
         (whole if alone else shared).add(r.device)
-    counted = list(slices)
-    if not any(slice_.spec.shared_counters for slice_ in counted):
+        for kind, amount in r.consumed_capacity.items():
+            consumed[r.device][kind] += amount.nano
+    current = newest_generation(slices)
+    if consumed and not _is_enough_left(current, taken, consumed):
+        return False
+    if not any(slice_.spec.shared_counters for slice_ in current):
         return True
     users = {name: {"taken"} for name in (*taken.devices, *taken.shares)}
     for name in whole | shared:
         users[name] = users.get(name, set()) | {"more"}
-    return not any("more" in takers for takers in _overdrawn(counted, users).values())
+    return not any("more" in takers for takers in _overdrawn(current, users).values())
 
 
-def _overdrawn(slices: Iterable[ResourceSlice], users: Mapping[str, set[H]]) -> dict[str, set[H]]:
+def _is_enough_left(
+    current: Iterable[ResourceSlice], taken: PoolState, consumed: Mapping[str, Mapping[str, int]]
+) -> bool:
+    """Return whether shared devices have the capacity for some more shares, in billionths.
+
+    Where a device, or a capacity of it, does not exist, nothing is left.
+    """
+    there = {d.name: d.capacity for s in current for d in s.spec.devices if d.name in consumed}
+    for name, amounts in consumed.items():
+        capacity, used = there.get(name, {}), taken.capacity.get(name, {})
+        for kind, amount in amounts.items():
+            before = used[kind].nano if kind in used else 0
+            if kind not in capacity or before + amount > capacity[kind].value.nano:
+                return False
+    return True
+
+
+def _overdrawn(current: Sequence[ResourceSlice], users: Mapping[str, set[H]]) -> dict[str, set[H]]:
     """Return the counter sets that are over-committed, with all claims whose devices consume them."""
     left: dict[tuple[str, str], int] = {}
     takers: dict[str, set[H]] = defaultdict(set)
-    current = newest_generation(slices)
     for slice_ in current:
         for set_ in slice_.spec.shared_counters:
             left.update(((set_.name, name), c.value.nano) for name, c in set_.counters.items())

@@ -308,3 +308,31 @@ def test_what_fits_beside_what_is_taken(more: list[tuple[str, dict[str, Any]]], 
         [(DeviceID(OURS, PoolName("n1"), "shared"), "c")],
     )
     assert fits_beside(taken.pool(PoolID(OURS, PoolName("n1"))), slices, _results(*more)) is fits
+
+
+@pytest.mark.parametrize(
+    ("more", "fits"),
+    [
+        ([("gpu", "2Gi")], True),
+        ([("gpu", "1Gi"), ("gpu", "1Gi")], True),
+        ([("gpu", "2Gi"), ("gpu", "1Gi")], False),
+        ([("gpu", "3Gi")], False),
+        ([("other", "5Gi")], True),
+        ([("other", "6Gi")], False),
+        ([("gone", "1Gi")], False),
+    ],
+)
+def test_shares_fit_into_what_is_left_of_their_device(more: list[tuple[str, str]], fits: bool) -> None:
+    def result(device: str, memory: str, share: int) -> dict[str, Any]:
+        facts = {"shareID": f"s{share}", "consumedCapacity": {"memory": memory}}
+        return {"request": "gpu", "driver": OURS, "pool": "n1", "device": device, **facts}
+
+    devices = [builders.device(name, "5Gi", allowMultipleAllocations=True) for name in ("gpu", "other")]
+    slices = [codec.convert(ResourceSlice, builders.resource_slice("n1", *devices, driver=OURS))]
+    before = codec.convert(AllocationResult, {"devices": {"results": [result("gpu", "3Gi", 0)]}})
+    taken = AllocatedState().with_allocations([("ns/before", before)])
+    results = [
+        codec.convert(DeviceRequestAllocationResult, result(device, memory, i))
+        for i, (device, memory) in enumerate(more, 1)
+    ]
+    assert fits_beside(taken.pool(PoolID(OURS, PoolName("n1"))), slices, results) is fits

@@ -96,7 +96,7 @@ def test_an_answer_that_does_not_know_what_has_changed_is_dropped(change: str) -
                     w.journal.apply(ObjectGone(ResourceSlice, ObjectKey("", f"n1-{DRIVER}")))
                 case _:
                     w.claim(builders.claim("a", uid="claim-a", metadata={"resourceVersion": "2"}))
-            assert w.journal.freshness.is_undecided(POOL) is (change != "claim")
+            assert w.journal.freshness.is_undecided(POOL) is (change in ("blocked", "slice"))
             await w.kill(signal.SIGCONT)
             assert await asking is None
             again, _ = await w.ask("a")
@@ -165,6 +165,25 @@ def test_an_answer_of_the_slow_lane_does_not_take_what_was_given_away_meanwhile(
                     w.accept(found)
                     taken += 1
             assert taken == 1
+
+    run(scenario)
+
+
+def test_an_answer_holds_although_another_device_of_its_pool_was_taken_meanwhile() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 8)
+            pod = w.pod("a")
+            w.decider.release((await w.ask("a"))[1])
+            await w.kill(signal.SIGSTOP)
+            asking = asyncio.create_task(w.decider.decide(pod, Lane.SLOW))
+            await asyncio.sleep(0.05)
+            last = builders.allocation(builders.result("n1", "gpu-7"))
+            w.claim(builders.claim("other", uid="claim-other", status=last))
+            await w.kill(signal.SIGCONT)
+            found = await asking
+            assert found is not None
+            assert device_of(found[0]) == "gpu-0"
 
     run(scenario)
 
