@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 # The event loop is held for so long at most while a new worker is told what there is.
 _SLICE_SECONDS: Final = 0.005
 # Looks at the worker in the time that a question may take.
-_LOOKS: Final = 4
+_LOOKS: Final = 8
 # By the clock, beyond what a question of the slow lane may take by its own count: see ``SlowLane``.
 _SLOW_FACTOR: Final = 5
 # A worker that has lived for so long is none that cannot work.
