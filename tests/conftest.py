@@ -1,11 +1,11 @@
 """Makes what tests share importable, settles how hypothesis searches, keeps paths of sockets short.
 
 A run finds the same on every machine: ``HYPOTHESIS_PROFILE=explore`` looks for new counterexamples instead.
+With ``HYPOTHESIS_PROFILE=thorough`` every test of a property tries all its examples and counts as long.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -14,12 +14,23 @@ import hypothesis
 import pytest
 
 # Of tests/support, and of the embedded cluster's tests what its rooms share.
-for folder in ("support", "support/hardware", "sim"):
-    sys.path.insert(0, str(Path(__file__).parent / folder))
+sys.path.extend(str(Path(__file__).parent / folder) for folder in ("support", "support/hardware", "sim"))
 
-hypothesis.settings.register_profile("default", derandomize=True, deadline=None)
+from examples import PROFILE, examples
+
+hypothesis.settings.register_profile("default", derandomize=True, deadline=None, max_examples=examples(100))
+hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+hypothesis.settings.load_profile(PROFILE)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Count tests of properties among the long ones where they try all their examples."""
+    if PROFILE == "thorough":
+        for item in items:
+            if isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.obj):
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture

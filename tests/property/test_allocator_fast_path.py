@@ -20,6 +20,7 @@ from allocator_world import (
     snapshot,
     takes,
 )
+from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -174,7 +175,7 @@ def same(now: Snapshot, pod: list[ResourceClaim], **how: Any) -> Outcome:
     return fast
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=examples(250), deadline=None, derandomize=True)
 @given(worlds(), st.data())
 def test_equal_nodes_solved_once_give_what_every_node_gives(
     world: list[list[ResourceSlice]], data: st.DataObject
@@ -215,7 +216,7 @@ def test_equal_nodes_solved_once_give_what_every_node_gives(
                     now = now.with_allocated(AllocatedState().with_allocations(held))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(worlds(), st.lists(claims("c"), min_size=1, max_size=4))
 def test_pools_of_one_strategy_are_that_strategy(
     world: list[list[ResourceSlice]], wanted: list[ResourceClaim]
@@ -229,7 +230,7 @@ def test_pools_of_one_strategy_are_that_strategy(
             assert seen(allocate(now, [one], pools=rules)) == seen(allocate(now, [one], strategy=strategy))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(worlds(), st.lists(claims("c"), min_size=1, max_size=5), st.lists(RULES, min_size=1, max_size=7))
 def test_what_fits_does_not_depend_on_the_strategies_of_pools(
     world: list[list[ResourceSlice]], wanted: list[ResourceClaim], cycle: list[PoolPolicy]
@@ -274,7 +275,7 @@ def rules_of(now: Snapshot, data: st.DataObject) -> dict[PoolID, PoolPolicy]:
     return {pool: data.draw(RULES) for pool in pools_of(now)}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(worlds(), st.lists(claims("c"), min_size=2, max_size=4))
 def test_an_older_snapshot_gives_its_own_answers(
     world: list[list[ResourceSlice]], wanted: list[ResourceClaim]

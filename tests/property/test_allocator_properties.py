@@ -16,6 +16,7 @@ from allocator_world import (
     snapshot,
     takes,
 )
+from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -102,7 +103,7 @@ def pods(draw: st.DrawFn) -> list[list[ResourceClaim]]:
     ]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(cluster(), pods(), st.sampled_from(Strategy))
 def test_every_allocation_is_valid(
     slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], strategy: Strategy
@@ -120,7 +121,7 @@ def test_every_allocation_is_valid(
         now = now.with_allocated(AllocatedState.from_claims(taken))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(cluster(), pods(), st.lists(st.sampled_from(Strategy), min_size=3, max_size=3))
 def test_pools_of_both_strategies_serve_what_one_strategy_serves(
     slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], strategies: list[Strategy]
@@ -146,7 +147,7 @@ def test_pools_of_both_strategies_serve_what_one_strategy_serves(
         now = now.with_allocated(AllocatedState.from_claims(taken))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(cluster(), pods())
 def test_best_fit_finds_something_wherever_first_fit_does(
     slices: list[ResourceSlice], arriving: list[list[ResourceClaim]]
@@ -166,7 +167,7 @@ def test_best_fit_finds_something_wherever_first_fit_does(
             now = now.with_allocated(now.allocated.with_allocations(made))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(cluster(), pods())
 def test_allocating_and_freeing_restores_the_state(
     slices: list[ResourceSlice], arriving: list[list[ResourceClaim]]
@@ -181,7 +182,7 @@ def test_allocating_and_freeing_restores_the_state(
     assert [o for o in before if isinstance(o, Allocated)] == [o for o in after if isinstance(o, Allocated)]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(cluster(), pods(), st.randoms(use_true_random=False))
 def test_the_order_in_which_objects_arrive_does_not_matter(
     slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], random: Any
@@ -195,7 +196,7 @@ def test_the_order_in_which_objects_arrive_does_not_matter(
             assert one == other
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(st.lists(st.tuples(MEMORY, st.booleans()), min_size=1, max_size=8), MEMORY)
 def test_a_single_device_is_the_smallest_that_fits(gpus: list[tuple[str, bool]], asked: str) -> None:
     def size(text: str) -> int:
@@ -218,7 +219,7 @@ def test_a_single_device_is_the_smallest_that_fits(gpus: list[tuple[str, bool]],
         assert isinstance(outcome, DoesNotFit)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(MEMORY, st.sampled_from("ab")), min_size=2, max_size=6),
     st.lists(MEMORY, min_size=2, max_size=3),
@@ -246,7 +247,7 @@ def test_several_devices_leave_as_little_unused_as_possible(
         assert sum(size(gpus[i][0]) for i in taken) == min(possible)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(cluster(), pods())
 def test_a_refusal_always_has_reasons(
     slices: list[ResourceSlice], arriving: list[list[ResourceClaim]]

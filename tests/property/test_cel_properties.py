@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +127,7 @@ def outcome(expression: str, device: cel.DeviceView) -> tuple[bool | str, object
         return "internal error" if "internal error" in str(e) else "no value", key
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(expressions, devices, devices)
 def test_equal_keys_mean_equal_outcomes(expression: str, one: cel.DeviceView, other: cel.DeviceView) -> None:
     try:
@@ -139,7 +140,7 @@ def test_equal_keys_mean_equal_outcomes(expression: str, one: cel.DeviceView, ot
     assert first_key != second_key or first == second
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(tests, tests, devices)
 def test_and_is_or_upside_down(left: str, right: str, device: cel.DeviceView) -> None:
     try:
@@ -151,7 +152,7 @@ def test_and_is_or_upside_down(left: str, right: str, device: cel.DeviceView) ->
     assert both == turned == swapped
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.one_of(
         st.text(max_size=40),

@@ -10,6 +10,7 @@ from typing import Any
 
 from crashing_gpus import Control, Gpu, Machine, MachineDaemons
 from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
+from examples import examples
 from fake_client import FakeClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,7 +204,7 @@ def play(script: Sequence[Call], **trouble: Any) -> tuple[Scenario, list[object]
         world.executor.shutdown()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(script=calls, data=st.data())
 def test_trouble_at_any_effect_changes_nothing_in_the_end(script: list[Call], data: st.DataObject) -> None:
     calm, expected = play(script)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def test_a_rate_is_positive_or_unknown(text: str) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from([10, 16]))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_number_fits_or_is_unknown(content: bytes, base: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from allocator_world import claim, device, exactly, pool, snapshot
+from examples import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -157,7 +158,7 @@ def a_view() -> cel.DeviceView:
     return cel.DeviceView(DRIVER, Device(name="gpu-0", attributes=attributes))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=HELD_BACK)
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=HELD_BACK)
 @given(SELECTORS)
 @example(
     'cel.bind(l, lists.range(3000).map(x, ""), cel.bind(m, [l], '
@@ -239,7 +240,7 @@ def claims(draw: st.DrawFn) -> Any:
     return claim("c", *requests, constraints=[{constraint: f"{DRIVER}/x"}] if constraint else [])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=HELD_BACK)
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=HELD_BACK)
 @given(claims(), st.sampled_from([500, 5_000, 20_000]))
 def test_a_question_does_no_more_work_than_its_budget(wanted: Any, steps: int) -> None:
     cluster = fleet()

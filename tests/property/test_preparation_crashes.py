@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
+from examples import examples
 from fake_client import FakeClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,7 +98,7 @@ def check_consistent(disk: Disk) -> None:
     assert len(held) == len(set(held))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(script=calls, data=st.data())
 def test_crash_at_any_effect(script: list[Call], data: st.DataObject) -> None:
     calm = Disk()
@@ -110,7 +111,7 @@ def test_crash_at_any_effect(script: list[Call], data: st.DataObject) -> None:
     assert (disk.claims(), disk.specs) == (calm.claims(), calm.specs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(script=calls, data=st.data())
 def test_error_at_any_effect(script: list[Call], data: st.DataObject) -> None:
     calm = Disk()
@@ -121,7 +122,7 @@ def test_error_at_any_effect(script: list[Call], data: st.DataObject) -> None:
 
 
 @given(script=calls, position=st.integers(0, 7))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_a_repeated_call_changes_nothing(script: list[Call], position: int) -> None:
     repeated = [c for i, c in enumerate(script) for c in [c] * (2 if i == position else 1)]
     once, twice = Disk(), Disk()

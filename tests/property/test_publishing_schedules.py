@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from builders import DRIVER
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,7 +184,7 @@ class Pool:
         self.set_status(publication=msgspec.structs.replace(self.publication, **values))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(by_node=st.booleans(), seed=st.integers(0, 10**9))
 def test_no_epoch_goes_backwards_and_no_dead_plugin_is_advertised(by_node: bool, seed: int) -> None:
     chance = random.Random(seed)
@@ -341,7 +342,7 @@ def slice_of(*, tainted: bool) -> ResourceSlice:
     return ResourceSlice(metadata=ObjectMeta(name="s"), spec=spec)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     record=st.sampled_from([r for r in AllocatorRecord if r is not AllocatorRecord.NONE]),
     seed=st.integers(0, 10**9),
@@ -384,7 +385,7 @@ def test_a_pool_that_changes_hands_is_never_allocated_by_both(record: AllocatorR
 # --- freeze -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 10**9))
 def test_a_frozen_pool_stays_blocked_until_the_informer_shows_what_was_written(seed: int) -> None:
     chance = random.Random(seed)

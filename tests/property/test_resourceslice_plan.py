@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ pools = st.lists(st.integers(0, 400), max_size=300, unique=True).map(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(before=pools, after=pools, stop=st.integers(0, 20))
 def test_a_reader_sees_the_old_pool_or_the_new_one_or_none_even_when_writing_stops_anywhere(
     before: DeviceInventory, after: DeviceInventory, stop: int
@@ -107,7 +108,7 @@ def test_a_reader_sees_the_old_pool_or_the_new_one_or_none_even_when_writing_sto
     assert plan_slices(cluster.values(), new, OWNER).empty
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(found=pools, allocator=st.sampled_from(PoolAllocator), taints=st.booleans())
 def test_slices_keep_the_limits_and_hold_every_device_once(
     found: DeviceInventory, allocator: PoolAllocator, taints: bool
@@ -128,7 +129,7 @@ def test_slices_keep_the_limits_and_hold_every_device_once(
 
 
 @given(pools, st.randoms(use_true_random=False))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_the_order_of_the_inventory_does_not_matter(found: DeviceInventory, random: Random) -> None:
     devices = list(found.spec.devices)
     random.shuffle(devices)

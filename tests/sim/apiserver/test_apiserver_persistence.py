@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 import yaml
 from apiserver_client import CONFIG_MAPS, Client, config_map
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,7 +106,7 @@ def test_a_namespace_that_was_being_deleted_goes_after_all(tmp_path: Path) -> No
     serve(tmp_path / "data", after)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cut=st.integers(min_value=0), edits=st.lists(st.integers(0, 4), min_size=1, max_size=12))
 def test_a_file_that_ends_anywhere_gives_the_changes_before(
     tmp_path_factory: pytest.TempPathFactory, cut: int, edits: list[int]

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from crashing_stores import Disk, DiskCheckpoints
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -303,7 +304,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steps=STEPS)
 def test_memory_and_checkpoint_agree_whatever_fails(
     steps: list[tuple[str, int, tuple[str, ...], bool]],

@@ -1,0 +1,15 @@
+"""How thoroughly hypothesis searches: the default run tries some of the examples, the long tests all."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "default")
+# The default run tries one of so many examples.
+_EACH: Final = 4
+
+
+def examples(count: int) -> int:
+    """Return how many examples to try where the long tests try so many."""
+    return count // _EACH if PROFILE == "default" else count
