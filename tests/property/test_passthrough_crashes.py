@@ -234,8 +234,15 @@ def test_a_life(policy: str) -> None:
     assert answers[6] == ["gpu-0"]
 
 
-@pytest.mark.parametrize("policy", ["LegacyOnly", "PreferIommuFD"])
-@pytest.mark.parametrize("error", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "error"),
+    [
+        ("PreferIommuFD", False),
+        ("LegacyOnly", True),
+        pytest.param("PreferIommuFD", True, marks=pytest.mark.long),
+        pytest.param("LegacyOnly", False, marks=pytest.mark.long),
+    ],
+)
 def test_every_write_of_a_life(policy: str, error: bool) -> None:
     calm, expected = play(policy)
     for trouble_at in range(calm.disk.effects):
