@@ -461,6 +461,7 @@ def test_on_a_bare_machine_the_command_says_what_it_looked_for(tmp_path: Path) -
     assert "cannot be loaded" in done.stderr
 
 
+@pytest.mark.long
 def test_the_stub_compiles_without_a_compiler_of_the_machine(tmp_path: Path) -> None:
     """The one that the dev extra brings is the fallback, and must not rot."""
     pytest.importorskip("ziglang", reason="not made for this architecture")
