@@ -1,6 +1,8 @@
-"""One life of a node agent on the NVML stub, as a process of its own: ``nvml_node.py ROOT STEPS [BACKEND]``.
+"""Lives of node agents on the NVML stub; see ``nvml_lives``.
 
-STEPS is a JSON list; the answers are a line each, but ``["restart"]`` has none. The API server is in memory,
+Imports once and forks one process for each line on stdin, JSON, ``{"root", "steps", "backend", "environment",
+"output", "errors"}``, and says the exit status when it has ended. The answers to the steps are a line each of
+the file ``output``, but ``["restart"]`` has none. The API server is in memory,
 so that it knows the same claims after a restart of the agent.
 
 ``["prepare" | "unprepare", CLAIM, DEVICE[,DEVICE…]]`` repeats the call until it succeeds, as the kubelet
@@ -13,6 +15,7 @@ GPUs behind the agent's back.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -22,6 +25,8 @@ from typing import Any
 from fake_client import FakeClient
 from node_agent import DRIVER, add_claim, claim, nvidia_nodes, running
 
+# Imported before the first fork; nothing here starts a thread.
+import dra_driver.discovery.nvidia.backend  # noqa: F401
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths, control_of
@@ -120,5 +125,22 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
                 sys.stdout.write(json.dumps(await call(node, verb, claims[name])) + "\n")
 
 
+def serve() -> None:
+    """Play one life after the other until stdin is closed; return in forked processes too."""
+    # The collector would write to the pages of everything that processes share with us.
+    gc.freeze()
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number, name in ((1, "output"), (2, "errors")):
+                os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+            os.environ.update(request["environment"])
+            asyncio.run(main(Path(request["root"]), request["steps"], request["backend"]))
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2]), (*sys.argv, "nvml")[3]))
+    serve()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nvml_stub_support as stub
 import pytest
 from nvidia_tools import Tools
-from paths import HARDWARE, SUPPORT
+from nvml_lives import Lives
 
-SCRIPT = HARDWARE / "nvml_node.py"
 H100, L4 = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
 CUT, WHOLE = "gpu-0000-07-00-0", "gpu-0000-08-00-0"
 BIG, SMALL = f"{CUT}-mig-3g-40gb-4", f"{CUT}-mig-1g-10gb-0"
@@ -22,15 +18,16 @@ GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    with Lives(tmp_path_factory.mktemp("nvml")) as made:
+        yield made
 
 
 class Machine:
     """An H100 in MIG mode with two instances, which nobody of ours has made, and an L4."""
 
-    def __init__(self, library: Path, root: Path) -> None:
-        self._library = library
+    def __init__(self, lives: Lives, root: Path) -> None:
+        self._lives = lives
         self.root = root
         Tools(root / "bin")
         load = ["used 8589934592", "utilization 40 10", "temperature 51", "power 300000"]
@@ -53,17 +50,7 @@ class Machine:
 
     def live(self, *steps: list[Any], backend: str = "nvml=mig") -> list[dict[str, Any]]:
         """Answers of the agent to the steps."""
-        env = {
-            **os.environ,
-            "LD_LIBRARY_PATH": str(self._library),
-            "NVML_STUB_CONFIG": str(self.root / "nvml.conf"),
-            "NVML_STUB_STATE": str(self.root / "state"),
-            "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
-        }
-        command = [sys.executable, str(SCRIPT), str(self.root), json.dumps(steps), backend]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return self._lives.live(self.root, *steps, backend=backend)
 
     @property
     def instances(self) -> list[list[str]]:
@@ -73,8 +60,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    return Machine(library, tmp_path)
+def machine(lives: Lives, tmp_path: Path) -> Machine:
+    return Machine(lives, tmp_path)
 
 
 def metric(text: str, name: str) -> dict[tuple[str, str], float]:

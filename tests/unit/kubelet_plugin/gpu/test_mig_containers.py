@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nvml_stub_support as stub
 import pytest
 from nvidia_tools import Tools
-from paths import HARDWARE, SUPPORT
+from nvml_lives import Lives
 
 from dra_driver.sim import cdi_reader
 
-SCRIPT = HARDWARE / "nvml_node.py"
 H100 = "GPU-11111111-0000-0000-0000-000000000000"
 GPU = "gpu-0000-07-00-0"
 BIG, SMALL = f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"
@@ -27,15 +24,16 @@ INSTANCES = f"mode {H100} 1 1 0 0\ninstance 0 {H100} 1 9 4 4 3 3 1\ninstance 1 {
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    with Lives(tmp_path_factory.mktemp("nvml")) as made:
+        yield made
 
 
 class Machine:
     """An H100; its capability nodes are in nobody's /dev."""
 
-    def __init__(self, library: Path, root: Path) -> None:
-        self._library = library
+    def __init__(self, lives: Lives, root: Path) -> None:
+        self._lives = lives
         self.root = root
         Tools(root / "bin")
         (root / "nvml.conf").write_text(stub.config([stub.Gpu("H100-80", "00000000:07:00.0", 0, H100)]))
@@ -75,17 +73,7 @@ class Machine:
 
     def live(self, *steps: list[Any], backend: str = "nvml") -> list[dict[str, Any]]:
         """Answers of the agent to the steps."""
-        env = {
-            **os.environ,
-            "LD_LIBRARY_PATH": str(self._library),
-            "NVML_STUB_CONFIG": str(self.root / "nvml.conf"),
-            "NVML_STUB_STATE": str(self.root / "state"),
-            "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
-        }
-        command = [sys.executable, str(SCRIPT), str(self.root), json.dumps(steps), backend]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return self._lives.live(self.root, *steps, backend=backend)
 
     def container(self, spec: dict[str, Any]) -> list[cdi_reader.DeviceView]:
         """Device nodes of a container with what the document gives; the host has no capability nodes."""
@@ -113,8 +101,8 @@ def named(spec: dict[str, Any]) -> set[str]:
 
 
 @pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    return Machine(library, tmp_path)
+def machine(lives: Lives, tmp_path: Path) -> Machine:
+    return Machine(lives, tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["nvml", "nvml=mig"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,19 @@ import nvml_stub_support as stub
 import pytest
 from driver_tree import driver
 from nvidia_tools import Tools
-from paths import HARDWARE, SUPPORT
+from nvml_lives import Lives
 
-SCRIPT = HARDWARE / "nvml_node.py"
 H100 = "GPU-11111111-0000-0000-0000-000000000000"
 GPU = "gpu-0000-07-00-0"
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    with Lives(tmp_path_factory.mktemp("nvml")) as made:
+        yield made
 
 
-def live(library: Path, root: Path, *steps: list[Any]) -> list[dict[str, Any]]:
+def live(lives: Lives, root: Path, *steps: list[Any]) -> list[dict[str, Any]]:
     """Answers of the agent to the steps."""
     (root / "nvml.conf").write_text(
         stub.config([stub.Gpu("H100-80", "00000000:07:00.0", 3, H100, extra=["compute 2"])])
@@ -36,29 +34,19 @@ def live(library: Path, root: Path, *steps: list[Any]) -> list[dict[str, Any]]:
         f"gpu3/gi{gi}/access {408 + 9 * gi}\ngpu3/gi{gi}/ci0/access {409 + 9 * gi}\n" for gi in range(15)
     ]
     (folder / "mig-minors").write_text("".join(minors))
-    env = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(library),
-        "NVML_STUB_CONFIG": str(root / "nvml.conf"),
-        "NVML_STUB_STATE": str(root / "state"),
-        "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
-    }
-    command = [sys.executable, str(SCRIPT), str(root), json.dumps(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return lives.live(root, *steps)
 
 
 NOT_LOADED = ["machine", "fail nvmlInitWithFlags 9"]
 
 
 def test_nothing_is_forgotten_while_the_library_is_gone_and_the_kernel_driver_is_not(
-    library: Path, tmp_path: Path
+    lives: Lives, tmp_path: Path
 ) -> None:
     """The instance is still on the GPU: the kubelet has to come back, and then it is destroyed."""
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     answers = live(
-        library,
+        lives,
         tmp_path,
         ["prepare", "one", f"{GPU}-mig-3g-40gb-4"],
         NOT_LOADED,
@@ -73,10 +61,10 @@ def test_nothing_is_forgotten_while_the_library_is_gone_and_the_kernel_driver_is
     assert not any(line.startswith("instance") for line in state(tmp_path))
 
 
-def test_what_went_with_the_kernel_driver_is_forgotten(library: Path, tmp_path: Path) -> None:
+def test_what_went_with_the_kernel_driver_is_forgotten(lives: Lives, tmp_path: Path) -> None:
     (tmp_path / "sys/module").mkdir(parents=True)
     steps = (["prepare", "one", f"{GPU}-mig-3g-40gb-4"], NOT_LOADED, ["restart"], ["kept", "one"])
-    assert live(library, tmp_path, *steps)[-1]["error"] == ""
+    assert live(lives, tmp_path, *steps)[-1]["error"] == ""
 
 
 def state(root: Path) -> list[str]:
@@ -84,11 +72,11 @@ def state(root: Path) -> list[str]:
     return (root / "state").read_text().splitlines() if (root / "state").exists() else []
 
 
-def test_partitions_over_a_restart(library: Path, tmp_path: Path) -> None:
+def test_partitions_over_a_restart(lives: Lives, tmp_path: Path) -> None:
     Tools(tmp_path / "bin")
     first, second = f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"
     answers = live(
-        library,
+        lives,
         tmp_path,
         ["prepare", "one", first],
         ["prepare", "two", second],
@@ -113,13 +101,13 @@ def test_partitions_over_a_restart(library: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_a_partition_and_a_whole_gpu_have_the_drivers_files(library: Path, tmp_path: Path) -> None:
+def test_a_partition_and_a_whole_gpu_have_the_drivers_files(lives: Lives, tmp_path: Path) -> None:
     Tools(tmp_path / "bin")
     files = ("libcuda.so.1", "libnvidia-ml.so.1")
     driver(tmp_path, "usr/lib64", "570.148.08")
     part = f"{GPU}-mig-3g-40gb-4"
     made = live(
-        library, tmp_path, ["prepare", "a", part], ["unprepare", "a"], ["prepare", "b", GPU], ["restart"],
+        lives, tmp_path, ["prepare", "a", part], ["unprepare", "a"], ["prepare", "b", GPU], ["restart"],
         ["prepare", "b", GPU],
     )  # fmt: skip
     for answer in (made[0], made[2], made[3]):
@@ -135,17 +123,17 @@ def test_a_partition_and_a_whole_gpu_have_the_drivers_files(library: Path, tmp_p
             )
 
 
-def test_the_last_partition_takes_the_mode_with_it(library: Path, tmp_path: Path) -> None:
+def test_the_last_partition_takes_the_mode_with_it(lives: Lives, tmp_path: Path) -> None:
     Tools(tmp_path / "bin")
     device = f"{GPU}-mig-7g-80gb-0"
-    made, gone = live(library, tmp_path, ["prepare", "one", device], ["unprepare", "one"])
+    made, gone = live(lives, tmp_path, ["prepare", "one", device], ["unprepare", "one"])
     assert (made["error"], gone) == ("", {"error": "", "spec": None})
     assert state(tmp_path) == [f"mode {H100} 0 0 2 0"]
 
 
-def test_a_time_slice_sets_the_compute_mode_and_back(library: Path, tmp_path: Path) -> None:
+def test_a_time_slice_sets_the_compute_mode_and_back(lives: Lives, tmp_path: Path) -> None:
     tools = Tools(tmp_path / "bin")
-    (made,) = live(library, tmp_path, ["prepare", "one", GPU, "slicing"])
+    (made,) = live(lives, tmp_path, ["prepare", "one", GPU, "slicing"])
     assert made["error"] == ""
     assert state(tmp_path) == [f"mode {H100} 0 0 0 0"]
     assert tools.asked("nvidia-smi") == [["compute-policy", "-i", H100, "--set-timeslice", "3"]]
