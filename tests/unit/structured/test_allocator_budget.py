@@ -67,7 +67,7 @@ def hard(requests: int = 8, alternatives: int = 8, **devices: Any) -> ResourceCl
 @pytest.mark.parametrize("nodes", [1, 10, 60])
 def test_a_question_costs_no_more_on_many_nodes_than_on_one(strategy: Strategy, nodes: int) -> None:
     cluster = fleet(nodes)
-    for _ in range(3):
+    for _ in ("anew", "again"):
         budget = Budget()
         outcome = allocate(cluster, [hard()], strategy=strategy, budget=budget)
         assert isinstance(outcome, Failed)
