@@ -27,7 +27,7 @@ def matrix(scripts: Sequence[Counted], kills: int, seed: int) -> list[tuple[str,
     for counted in scripts:
         runs += disturbed(counted, kills // len(scripts), chance)
     chance.shuffle(runs)
-    each = 25 if kills > 200 else 5
+    each = 25 if kills > 200 else 5 if kills > 20 else 2
     for i in range(max(2, kills * 45 // 100 // each)):
         killer = rolling if i % 3 == 1 else one_at_a_time
         hardware = i % 2 == 0
