@@ -83,12 +83,14 @@ def test_no_text_of_one_namespace_names_what_is_in_another() -> None:
         for name in (THEIRS, OURS):
             body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
             await api.create(NAMESPACES, body)
-        # They hold three of four devices; one of their claims tolerates what it should not.
+        # They hold three of four devices; one of their claims tolerates what it should not, so that kube-scheduler
+        # would not mind what the others are about to get.
+        held = []
         for i in range(3):
             sly = {"tolerations": TOLERATIONS} if i == 2 else {}
             await support.apply(cluster, claim(THEIRS, f"{SECRET}-c{i}", exactly=sly))
             await support.apply(cluster, pod(THEIRS, f"{SECRET}-p{i}", f"{SECRET}-c{i}"))
-        held = [await allocation(cluster, THEIRS, f"{SECRET}-c{i}") for i in range(3)]
+            held.append(await allocation(cluster, THEIRS, f"{SECRET}-c{i}"))
 
         # Too many; too many of one kind; too many for a group.
         same = [{"matchAttribute": f"{DEFAULT_DRIVER_NAME}/model", "requests": ["gpu"]}]
