@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dra_driver import cel
 from dra_driver.api.meta import DriverName
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Device, DeviceClass
@@ -140,6 +139,9 @@ def handed_out(
 
 def selected_by(class_: DeviceClass, driver: DriverName, device: Device) -> bool:
     """Whether all selectors of the class accept the device; one that fails selects nothing."""
+    # Imported here: a node agent whose slices the controller publishes never needs these 3 MiB.
+    from dra_driver import cel
+
     view = cel.DeviceView(driver, device)
     try:
         return all(

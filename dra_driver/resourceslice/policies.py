@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from dra_driver import cel
 from dra_driver.api.meta import DriverName
 from dra_driver.api.policy import DevicePolicy, HealthPolicy, PartitionPolicy, SharePolicy
 from dra_driver.api.resource import Device, DeviceAttribute, DeviceTaint
+
+if TYPE_CHECKING:
+    from dra_driver import cel
 
 __all__ = ["DeviceSettings", "Overridden", "PolicyOutcome", "PoolSettings", "merge_policies"]
 
@@ -99,6 +101,9 @@ def merge_policies(
         driver: policies for other drivers are left out.
         devices: as found on the node, before any policy.
     """
+    # Imported here: a node agent whose slices the controller publishes never needs these 3 MiB.
+    from dra_driver import cel
+
     ranked = sorted(
         (p for p in policies if p.spec.driver in ("", driver) and not p.metadata.deletion_timestamp),
         key=lambda p: p.rank,
@@ -140,6 +145,8 @@ def _matching(
     policy: DevicePolicy, views: Sequence[tuple[Device, cel.DeviceView]], notes: _Notes
 ) -> frozenset[str]:
     """Return the names of the devices that every selector matches; an error on a device counts as no."""
+    from dra_driver import cel
+
     selectors: list[Callable[[cel.DeviceView], bool]] = []
     for selector in policy.spec.device_selectors:
         if selector.cel is None:
