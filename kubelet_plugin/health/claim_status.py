@@ -45,9 +45,6 @@ class ClaimStatusWriter:
     Args:
         claims: what is prepared now.
         leads: whether this instance speaks for the node.
-
-    Attributes:
-        changes: notify it when claims were prepared.
     """
 
     def __init__(
@@ -68,7 +65,13 @@ class ClaimStatusWriter:
         self._leads = leads
         self._written: dict[Uid, _View] = {}
         self._refused: dict[Uid, str] = {}
-        self.changes = Changes()
+        self._changes = Changes()
+
+    def prepared(self) -> None:
+        """Note that claims were prepared: what has to be written about them is written at once."""
+        # Nearly always their devices are healthy, and nothing in the way of the next call is to be woken.
+        if self._due(frozenset()):
+            self._changes.notify()
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -77,16 +80,16 @@ class ClaimStatusWriter:
         # What a plugin before us wrote is not known: everything is looked at once.
         inherited: frozenset[Uid] = frozenset(c.uid for c in self._claims())
         while True:
-            seen = self._table.changes.count, self.changes.count
-            if self._leads():
-                await self.write(inherited)
+            seen = self._table.changes.count, self._changes.count
+            if (due := self._due(inherited)) and self._leads():
+                await self._write(due)
                 inherited = frozenset(self._refused.keys() & inherited)
             await self._wait(*seen)
 
     async def _wait(self, table: int, claims: int) -> None:
         waits = {
             asyncio.create_task(self._table.changes.wait_beyond(table)),
-            asyncio.create_task(self.changes.wait_beyond(claims)),
+            asyncio.create_task(self._changes.wait_beyond(claims)),
         }
         try:
             await asyncio.wait(waits, timeout=_RESYNC_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -94,24 +97,28 @@ class ClaimStatusWriter:
             for task in waits:
                 task.cancel()
 
-    async def write(self, look_at: frozenset[Uid] = frozenset()) -> None:
-        """Write the health of claims' devices once, where it has changed.
+    def _due(self, look_at: frozenset[Uid]) -> list[tuple[PreparedClaim, _View]]:
+        """Return the claims whose devices' health is to be written, with that health.
 
         Args:
             look_at: claims whose status is to be compared although there is nothing new about them.
         """
         found = {d.device.name: d for d in self._table.devices}
-        present = set()
-        for record in tuple(self._claims()):
+        due: list[tuple[PreparedClaim, _View]] = []
+        for record in self._claims():
             if record.state is not ClaimState.COMPLETED:
                 continue
-            present.add(record.uid)
             view = {(d.device, d.share_id): ailments(d, found) for d in record.devices}
             before = self._written.get(record.uid)
             sick = any(view.values())
-            if view == before or (before is None and not sick and record.uid not in look_at):
-                continue
+            if view != before and (before is not None or sick or record.uid in look_at):
+                due.append((record, view))
+        return due
+
+    async def _write(self, due: Iterable[tuple[PreparedClaim, _View]]) -> None:
+        for record, view in due:
             await self._write_one(record, view)
+        present = {c.uid for c in self._claims() if c.state is ClaimState.COMPLETED}
         self._written = {u: v for u, v in self._written.items() if u in present}
         self._refused = {u: v for u, v in self._refused.items() if u in present}
 

@@ -136,7 +136,7 @@ class Observation:
         """Note that a claim was prepared or unprepared."""
         self.metrics.call(operation, result, seconds)
         if operation == "prepare" and result == "success":
-            self._status.changes.notify()
+            self._status.prepared()
 
     async def run(self) -> None:
         """Run until cancelled.
