@@ -42,7 +42,7 @@ class CheckpointFile:
     ``FILE.previous`` is the version before the last write; ``FILE.corrupt`` is the last one that could not be
     read, for people to find out why.
 
-    Costs: one fsync for completions, and one more (of the directory) where something begins or is forgotten.
+    Costs: one fsync, and one more (of the directory) where something begins on hardware or is forgotten.
     """
 
     def __init__(self, path: Path, executor: Executor) -> None:
@@ -80,7 +80,7 @@ class CheckpointFile:
         """See ``reservations.Checkpoints.save``."""
         if claims:
             changes: dict[Uid, PreparedClaim | None] = {c.uid: c for c in claims}
-            lasting = any(c.state is not ClaimState.COMPLETED for c in claims)
+            lasting = any(_must_last(c) for c in claims)
             await self._commit(lambda c: c.changed(changes), lasting=lasting)
 
     async def booted(self, boot_id: str) -> None:
@@ -181,6 +181,15 @@ class CheckpointFile:
             return Checkpoint(), f"{problem}; there is no {self._previous}" if there else NO_CHECKPOINT
         except (OSError, DecodeError) as e:
             return Checkpoint(), f"{problem}; nor can {self._previous}: {e}"
+
+
+def _must_last(claim: PreparedClaim) -> bool:
+    """Return whether a power failure must not bring back what was recorded of the claim before.
+
+    It ends all containers, and of files without a record nothing is left after the next start: only what is
+    begun on hardware has to be known then, and which devices a claim was given that a reboot has ended.
+    """
+    return claim.ended or (claim.state is not ClaimState.COMPLETED and claim.touches_hardware)
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

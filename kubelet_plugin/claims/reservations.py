@@ -55,8 +55,9 @@ class Checkpoints(Protocol):
     async def save(self, *claims: PreparedClaim) -> None:
         """Write records; on return they survive the end of the process, however it ends.
 
-        A record that is not COMPLETED survives a power failure too. One that is may be found as it was
-        before: the reboot has ended whatever used the devices, and the kubelet prepares again.
+        A power failure may bring back what was recorded before, which ends whatever used the devices, and the
+        kubelet prepares again. Records of ended claims survive it, and so do those that are not COMPLETED and
+        touch hardware, because somebody has to undo that.
 
         Raises:
             OSError: ``current`` is as it was before.

@@ -29,6 +29,7 @@ from machines import Machine
 from machines.simulated import SimulatedMachine
 
 from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
+from dra_driver.preparation import Checkpoint, ClaimState
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.storage.store import Key
 from dra_driver.sim.assets import deploy_directory
@@ -149,8 +150,9 @@ class World:
     def power_failure(self, chance: random.Random) -> None:
         """Undoes what was not synced when the agent died, as a power failure may, and boots anew.
 
-        A checkpoint whose rename was not made durable may be the version before; of the CDI files, which are
-        never synced, anything may be left. No container has survived, so the kubelet prepares again.
+        A checkpoint whose rename was not made durable may be the version before, or the one before that; of
+        the CDI files, which are never synced, anything may be left. No container has survived, so the kubelet
+        prepares again.
         """
         # The step that is logged last did not happen any more.
         ours = [step for step in self.steps()[:-1] if step.startswith("state")]
@@ -159,6 +161,9 @@ class World:
         previous = self.state / "checkpoint.json.previous"
         if unsynced and previous.exists() and chance.random() < 0.7:
             data = previous.read_bytes()
+            both = len(renames) > 1 and ours[renames[-2] : renames[-1]].count("state fsync") == 1
+            if both and chance.random() < 0.5:
+                data = without_beginnings(data)
             checkpoint = self.state / "checkpoint.json"
             checkpoint.unlink()  # it may be another name of the same file
             checkpoint.write_bytes(data)
@@ -451,6 +456,15 @@ def definitions() -> list[dict[str, Any]]:
     """Our CRDs."""
     files = sorted((deploy_directory("manifests") / "crds").glob("*.yaml"))
     return [d for file in files for d in yaml.safe_load_all(file.read_text()) if d]
+
+
+def without_beginnings(data: bytes) -> bytes:
+    """Return the checkpoint as it was before claims were begun that change no hardware."""
+    checkpoint = Checkpoint.decode(data)
+    for record in checkpoint:
+        if record.standing is ClaimState.STARTED and not record.touches_hardware:
+            checkpoint = checkpoint.without(record.uid)
+    return checkpoint.encode()
 
 
 def _reference(claim: Claim) -> dra_v1_pb2.Claim:

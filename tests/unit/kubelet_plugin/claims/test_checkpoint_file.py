@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_driver.api.meta import Uid
-from dra_driver.preparation import Checkpoint, ClaimState, PreparedClaim
+from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim
 from kubelet_plugin.claims.checkpoint_file import CheckpointFile
 from kubelet_plugin.claims.reservations import NO_CHECKPOINT
+
+SETTING = DeviceSetting(device="gpu-0", uuid="GPU-0", time_slice="Short")
 
 
 def record(i: int) -> PreparedClaim:
@@ -56,6 +61,32 @@ def test_changes_that_come_during_a_write_are_written_together(tmp_path: Path) -
             assert executor.submitted == 2
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        (record(0), 0),
+        (msgspec.structs.replace(record(0), settings=(SETTING,)), 1),
+        (msgspec.structs.replace(record(0), settings=(SETTING,), state=ClaimState.COMPLETED), 0),
+        (msgspec.structs.replace(record(0), ended=True), 1),
+    ],
+    ids=["files", "hardware", "completion", "ended"],
+)
+def test_only_a_beginning_on_hardware_costs_a_sync_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claim: PreparedClaim, expected: int
+) -> None:
+    synced: list[bool] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with opened(tmp_path / "c.json") as store:
+        asyncio.run(store.save(claim))
+    assert synced == [False] + [True] * expected
 
 
 def test_an_error_is_everybodys_and_changes_nothing(tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ def test_a_reboot_ends_claims_whose_records_come_from_files(tmp_path: Path, lost
     asyncio.run(main())
 
 
-def test_a_prepare_costs_three_fsyncs_and_an_unprepare_two(
+def test_a_prepare_of_files_costs_two_fsyncs_and_an_unprepare_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: Counter[str] = Counter()
@@ -310,14 +310,14 @@ def test_a_prepare_costs_three_fsyncs_and_an_unprepare_two(
         async with running(tmp_path, kube, [device(i) for i in range(16)]) as node:
             counted.clear()
             await prepare(node, claims[0])
-            assert counted.pop("fsync") == 3  # intent: file and directory; completion: file
+            assert counted.pop("fsync") == 2  # intent and completion: the file
             await prepare(node, claims[0])
             assert counted["fsync"] == 0
             await unprepare(node, claims[0])
             assert counted.pop("fsync") == 2
             # Sixteen at once share them.
             await prepare(node, *claims)
-            assert counted["fsync"] < 16 * 3 / 2
+            assert counted["fsync"] < 16 * 2 / 2
 
     asyncio.run(main())
 
