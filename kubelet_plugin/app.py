@@ -424,7 +424,7 @@ class Plugin:
         await self._dra.stop(max(1.0, end - loop.time()))
         # What does not end by then ends with the process, and is finished or undone at the next start.
         await self._calls.drain(max(0.0, end - loop.time()))
-        await self._keeper.withdraw(min(5.0, max(1.0, end - loop.time())))
+        await self._keeper.withdraw(min(self._timings.withdrawal, max(1.0, end - loop.time())))
         log.info("stopped")
 
     async def _guard(self) -> None:

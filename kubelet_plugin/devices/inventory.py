@@ -150,7 +150,7 @@ class InventoryKeeper:
                 tasks.create_task(self._forward(self._activity.changes))
             tasks.create_task(self._loop())
 
-    async def withdraw(self, seconds: float = 5.0) -> None:
+    async def withdraw(self, seconds: float) -> None:
         """Note in the object that the plugin is gone; try again for so many seconds.
 
         Nothing is noted where another instance has taken over.

@@ -21,11 +21,13 @@ from dra_driver.hardware import DiscoveredDevice
 from dra_driver.wire import health_v1alpha1_pb2, pluginregistration_pb2, pluginregistration_pb2_grpc
 from kubelet_plugin.app import Plugin
 from kubelet_plugin.claims.planning import Timing
-from kubelet_plugin.config import Configuration
+from kubelet_plugin.config import Configuration, Timings
 
 NODE = "node-a"
 DRIVER = "gpu.dra-driver.dev"
 QUICK = Timing(budget=2.0, patience=0.6)
+# Many tests end while there is no API server.
+SOON_GONE = Timings(withdrawal=0.3)
 
 
 def device(index: int, *, uuid_: str = "", memory: str = "40Gi") -> DiscoveredDevice:
@@ -192,7 +194,7 @@ async def running(
         client=kube,
         backends=more.get("backends") or [more.get("backend") or Backend(devices)],
         timing=more.get("timing", QUICK),
-        timings=more.get("timings"),
+        timings=more.get("timings", SOON_GONE),
         intervals=more.get("intervals"),
         settle_seconds=0.05,
         functions=more.get("functions"),
