@@ -233,14 +233,9 @@ def test_a_library_that_hangs_is_told_and_keeps_no_process(
     asyncio.run(life())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "function",
-    [
-        "nvmlDeviceCreateGpuInstanceWithPlacement",
-        pytest.param("nvmlGpuInstanceDestroy", marks=pytest.mark.long),
-    ],
-)
+# The agent waits 25 s for a call; ``test_passthrough_forms.py`` tries one that hangs inside this process.
+@pytest.mark.long
+@pytest.mark.parametrize("function", ["nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceDestroy"])
 def test_a_change_of_a_gpu_that_hangs_is_told_and_repeated(
     library: Path, tmp_path: Path, function: str
 ) -> None:
