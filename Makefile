@@ -5,9 +5,9 @@ VENV := .venv
 # Not BIN: that is the folder of `make e2e CLUSTER=local BIN=DIR`.
 VENV_BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One more than processors, because tests of processes and sockets wait as long as they compute; yet more than 4 at
-# once slow each other down.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
+# Twice the processors where they are few, because tests of processes and sockets wait as long as they compute; yet more
+# than 4 at once slow each other down.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? 4 : 2)))
 
 # Container images like to set it. Each of the hundreds of processes that tests start would compile us again.
 unexport PYTHONDONTWRITEBYTECODE

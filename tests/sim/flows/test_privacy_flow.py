@@ -83,8 +83,8 @@ def test_no_text_of_one_namespace_names_what_is_in_another() -> None:
         for name in (THEIRS, OURS):
             body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
             await api.create(NAMESPACES, body)
-        # They hold three of four devices; one of their claims tolerates what it should not, so that kube-scheduler
-        # would not mind what the others are about to get.
+        # They hold three of four devices; one of their claims tolerates what it should not, so that
+        # kube-scheduler could give it what another is about to get.
         held = []
         for i in range(3):
             sly = {"tolerations": TOLERATIONS} if i == 2 else {}
