@@ -28,6 +28,7 @@ from controller.allocate.decide import (
     PoolChanged,
     QuestionHeavy,
     Watched,
+    changed_node,
     same_devices,
 )
 from dra_driver.api.core import Node, Pod
@@ -56,7 +57,8 @@ _KINDS: Final[tuple[type[Watched], ...]] = (
     DeviceInventory,
     Pod,
 )
-_MOST_TURNED_DOWN: Final = 32
+# Of one pod and node: doubling ends before that.
+_MOST_TURNED_DOWN: Final = 8
 _MOST_OVERRUNS: Final = 1_000
 _MOST_LEARNED: Final = 10_000
 
@@ -78,7 +80,7 @@ class Journal:
         self._assumed: dict[Uid, ClaimAssumed] = {}
         self._pools: dict[PoolID, PoolChanged] = {}
         self._expected: dict[Uid, PodExpected] = {}
-        self._turned_down: dict[Uid, list[NodeTurnedDown]] = {}
+        self._turned_down: dict[str, dict[Uid, list[NodeTurnedDown]]] = {}
         # Of pods that are gone as well: their namespaces go on.
         self._overran: OrderedDict[ObjectKey, DecisionOverran] = OrderedDict()
         self._heavy: dict[ObjectKey, QuestionHeavy] = {}
@@ -136,14 +138,16 @@ class Journal:
                 self._taken(before, self._held(key, uid))
             case PoolChanged(pool):
                 self._pools[pool] = change
+                self._turned_down.pop(pool.pool, None)
                 self.freshness.pool_changed(pool, self.version)
             case PodExpected(pod_id, node):
                 self._expected.pop(pod_id.uid, None)
                 known = self._objects[Pod].get(pod_id.key)
                 if node is not None and known is not None and known.metadata.uid == pod_id.uid:
                     self._expected[pod_id.uid] = change
-            case NodeTurnedDown(uid):
-                self._turned_down[uid] = [*self._turned_down.get(uid, ()), change][-_MOST_TURNED_DOWN:]
+            case NodeTurnedDown(uid, node_name):
+                pods = self._turned_down.setdefault(node_name, {})
+                pods[uid] = [*pods.get(uid, ()), change][-_MOST_TURNED_DOWN:]
             case DecisionOverran(key):
                 _keep(self._overran, key, change, _MOST_OVERRUNS)
             case QuestionHeavy(key):
@@ -168,6 +172,7 @@ class Journal:
         kind = type(item)
         old = self._objects[kind].get(item.key)
         self._objects[kind][item.key] = item
+        self._turned_down.pop(changed_node(old, item), None)
         if isinstance(item, ResourceSlice):
             self._slices_changed(s for s in (old, item) if s is not None)
         elif isinstance(item, DeviceTaintRule):
@@ -180,6 +185,7 @@ class Journal:
 
     def _gone(self, kind: type[Watched], key: ObjectKey) -> None:
         old = self._objects[kind].pop(key, None)
+        self._turned_down.pop(changed_node(old, None), None)
         if isinstance(old, ResourceSlice):
             self._slices_changed((old,))
         elif isinstance(old, DeviceTaintRule):
@@ -189,7 +195,8 @@ class Journal:
 
     def _forget_pod(self, pod: Pod) -> None:
         self._expected.pop(pod.metadata.uid, None)
-        self._turned_down.pop(pod.metadata.uid, None)
+        for pods in self._turned_down.values():
+            pods.pop(pod.metadata.uid, None)
         self._heavy.pop(pod.key, None)
 
     def _slices_changed(self, slices: Iterable[ResourceSlice]) -> None:
@@ -239,8 +246,9 @@ class Journal:
         yield from _each(self._struck)
         yield from _each(self._held_since)
         yield from _each(self._overran)
-        for downs in _each(self._turned_down):
-            yield from downs
+        for pods in _each(self._turned_down):
+            for downs in _each(pods):
+                yield from downs
 
 
 def _keep(values: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:

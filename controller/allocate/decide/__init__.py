@@ -41,6 +41,7 @@ from controller.allocate.decide.messages import (
     Watched,
     Write,
 )
+from controller.allocate.decide.node_backoff import changed_node
 from controller.allocate.decide.objects import (
     CLAIM_INDEX,
     GROUP_INDEX,
@@ -87,6 +88,7 @@ __all__ = [
     "Wait",
     "Watched",
     "Write",
+    "changed_node",
     "claims_of",
     "groups_of",
     "is_finished",

@@ -39,7 +39,7 @@ from controller.allocate.decide.messages import (
     Watched,
     Write,
 )
-from controller.allocate.decide.node_backoff import NodeBackoff
+from controller.allocate.decide.node_backoff import NodeBackoff, changed_node
 from controller.allocate.decide.objects import (
     CLAIM_INDEX,
     GROUP_INDEX,
@@ -105,6 +105,7 @@ class Decisions:
                 self._improved(self._claims.assume(key, uid, allocation))
             case PoolChanged(pool, blocked, policy):
                 self._decider.set_pool(pool, blocked=blocked, policy=policy)
+                self._backoff.reset(pool.pool)
                 self._improved(True)
             case PodExpected(pod_id, node_name):
                 self._pod_expected(pod_id, node_name)
@@ -144,12 +145,14 @@ class Decisions:
             return
         ends = is_finished(pod) and not is_finished(old)
         self._improved(ends)
+        self._backoff.reset(changed_node(old, pod))
         if ends or (pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp):
             self._forget_groups(pod)
 
     def _node_seen(self, node: Node) -> None:
         old = self._cluster.nodes.get(node.key)
         self._cluster.put(node)
+        self._backoff.reset(changed_node(old, node))
         if old is None or not same_for_pods(old, node):
             self._placements.changed(node.metadata.name)
             self._improved(True)
@@ -162,6 +165,7 @@ class Decisions:
                 self._backoff.forget(pod.metadata.uid)
                 self._forget_groups(pod)
                 self._improved(bool(pod.spec.node_name))
+                self._backoff.reset(changed_node(pod, None))
             return
         self._cluster.remove(kind, key.name)
         if kind is Node:

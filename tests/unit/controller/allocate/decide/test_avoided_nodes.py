@@ -1,20 +1,43 @@
 """For how long nodes are left out for a pod that kube-scheduler turned down."""
 
+import builders
 import pytest
 
-from controller.allocate.decide.node_backoff import NodeBackoff
+from controller.allocate.decide.node_backoff import NodeBackoff, changed_node
+from dra_driver.api import codec
+from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import Uid
 
 POD = Uid("p")
 
 
-def test_each_refusal_doubles_the_time_up_to_a_limit() -> None:
+def test_each_refusal_on_a_node_doubles_the_time_up_to_a_limit() -> None:
     nodes = NodeBackoff(15.0, 600.0)
-    assert nodes.add(POD, "a", 100.0) == 15.0
-    assert nodes.add(POD, "b", 100.0) == 30.0
-    assert nodes.nodes(POD, 101.0) == {"a": pytest.approx(14.0), "b": pytest.approx(29.0)}
-    assert set(nodes.nodes(POD, 115.0)) == {"b"}
-    assert max(nodes.add(POD, "a", 115.0) for _ in range(100)) == 600.0
+    assert [nodes.add(POD, "a", 100.0) for _ in range(3)] == [15.0, 30.0, 60.0]
+    assert nodes.nodes(POD, 101.0) == {"a": pytest.approx(59.0)}
+    assert nodes.nodes(POD, 160.0) == {}
+    assert max(nodes.add(POD, "a", 160.0) for _ in range(100)) == 600.0
+
+
+def test_other_nodes_that_were_tried_do_not_double_it() -> None:
+    nodes = NodeBackoff(15.0, 600.0)
+    assert [nodes.add(POD, f"n{i}", float(i)) for i in range(8)] == [15.0] * 8
+    assert set(nodes.nodes(POD, 16.5)) == {f"n{i}" for i in range(2, 8)}
+
+
+def test_what_changes_on_a_node_ends_its_avoidance_for_all_pods_and_no_other_one() -> None:
+    nodes = NodeBackoff(15.0, 600.0)
+    for pod in ("p", "q"):
+        for node in ("a", "b"):
+            nodes.add(Uid(pod), node, 0.0)
+            nodes.add(Uid(pod), node, 0.0)
+    nodes.reset("a")
+    assert set(nodes.nodes(Uid("p"), 0.0)) == set(nodes.nodes(Uid("q"), 0.0)) == {"b"}
+    assert nodes.add(POD, "a", 0.0) == 15.0
+    nodes.forget(POD)
+    nodes.reset("a")
+    nodes.reset("b")
+    assert nodes.nodes(Uid("q"), 0.0) == {}
 
 
 def test_pods_do_not_share_and_are_forgotten() -> None:
@@ -24,3 +47,33 @@ def test_pods_do_not_share_and_are_forgotten() -> None:
     nodes.forget(POD)
     assert nodes.nodes(POD, 0.0) == {}
     assert nodes.add(POD, "a", 0.0) == first
+
+
+def _pod(phase: str = "Running", node: str = "n1") -> Pod:
+    body = builders.pod("p", nodeName=node) if node else builders.pod("p")
+    return codec.convert(Pod, {**body, "status": {"phase": phase}})
+
+
+def _node(*, unschedulable: bool = False) -> Node:
+    return codec.convert(Node, builders.node("n1", unschedulable=unschedulable))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        (_pod(), None, "n1"),
+        (_pod(), _pod("Succeeded"), "n1"),
+        (_pod("Succeeded"), _pod("Succeeded"), ""),
+        (_pod(), _pod(), ""),
+        (_pod(node=""), None, ""),
+        (_pod("Pending", ""), _pod("Pending"), ""),
+        (_node(unschedulable=True), _node(), "n1"),
+        (_node(), _node(), ""),
+        (None, _node(), ""),
+        (None, None, ""),
+    ],
+)
+def test_a_pod_that_leaves_and_a_node_that_changes_are_changes_of_the_node(
+    old: Pod | Node | None, new: Pod | Node | None, changed: str
+) -> None:
+    assert changed_node(old, new) == changed
