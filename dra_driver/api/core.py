@@ -171,6 +171,7 @@ class PodStatus(Wire, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     conditions: tuple[Mapping[str, str | int | None], ...] = ()
+    nominated_node_name: str = ""
     resource_claim_statuses: tuple[PodResourceClaimStatus, ...] = ()
     extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
 

@@ -84,7 +84,7 @@ class Decisions:
         self._placements = Placements(self._cluster.nodes, self._usage)
         self._backoff = NodeBackoff(settings.avoid_seconds, settings.longest_avoid_seconds)
         self._heavy = HeavyQuestions(work)
-        self._decider = PodDecider(settings, self._cluster, self._claims, self._placements)
+        self._decider = PodDecider(settings, self._cluster, self._claims, self._pods, self._placements)
         self._gangs = Gangs(settings, self._pods, self._claims, self._decider, self._usage, self._backoff)
 
     # --- changes --------------------------------------------------------------------------------------------
@@ -144,7 +144,8 @@ class Decisions:
         if old is None:
             return
         ends = is_finished(pod) and not is_finished(old)
-        self._improved(ends)
+        nominated = bool(pod.status.nominated_node_name or pod.spec.node_name)
+        self._improved(ends or (bool(old.status.nominated_node_name) and not nominated))
         self._backoff.reset(changed_node(old, pod))
         if ends or (pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp):
             self._forget_groups(pod)

@@ -281,6 +281,7 @@ class Gangs:
                 p.metadata.uid,
                 p.spec.tolerations,
                 bool(foreign_gates(p)),
+                p.status.nominated_node_name,
                 sorted(self._backoff.nodes(p.metadata.uid, now)),
             )
             for p in gang.members

@@ -15,6 +15,7 @@ import msgspec
 from controller.allocate.decide.claims import ClaimView, node_of
 from controller.allocate.decide.cluster_state import ClusterState
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
+from controller.allocate.decide.objects import CLAIM_INDEX, Objects, is_finished
 from controller.allocate.decide.ownership import ClaimOwnership, OwnedClaim
 from controller.allocate.decide.placement import Demand, Placement, Placements
 from controller.allocate.decide.pool_owners import Owner
@@ -124,15 +125,22 @@ class PodDecider:
         settings: drivers, and the policy of pools that none was named for.
         cluster: slices, classes and nodes.
         claims: what is taken.
+        pods: with the index ``CLAIM_INDEX``.
         placements: where pods can go.
     """
 
     def __init__(
-        self, settings: Settings, cluster: ClusterState, claims: ClaimView, placements: Placements
+        self,
+        settings: Settings,
+        cluster: ClusterState,
+        claims: ClaimView,
+        pods: Objects[Pod],
+        placements: Placements,
     ) -> None:
         self._default = settings.policy
         self._cluster = cluster
         self._claims = claims
+        self._pods = pods
         self._placements = placements
         # Pools that are changing hands; pools with another policy than the default.
         self._blocked: set[PoolID] = set()
@@ -298,6 +306,12 @@ class PodDecider:
         if any(map(self._claims.is_assumed, claims)):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         placement = self._placements.candidates(pod, avoid)
+        nominated = {} if pod.spec.node_name else self._nominated(pending)
+        if nominated:
+            allowed = placement.nodes & nominated.keys() if len(nominated) == 1 else frozenset[str]()
+            if not allowed:
+                return NoFit(_why_nominated(nominated), tuple(ours), self._undo(pod, claims))
+            placement = replace(placement, nodes=allowed)
         return Question(tuple(claims), tuple(ours), len(pending) > len(ours), placement)
 
     def solve_group(
@@ -327,6 +341,22 @@ class PodDecider:
             withheld=self._withheld,
             budget=budget,
         )
+
+    def _nominated(self, pending: Sequence[ResourceClaim]) -> dict[str, str]:
+        """Return the nodes that pods which use these claims are nominated for, each with one of the pods.
+
+        kube-scheduler may be binding such a pod to that node, although the claims are not allocated any more.
+        It reserves a claim as it finds it (PreBind, after a conflict), so if the claim were allocated on
+        another node by then, the pod would be bound to a node without its devices.
+        """
+        return {
+            user.status.nominated_node_name: user.metadata.name
+            for claim in pending
+            for user in self._pods.by_index(CLAIM_INDEX, claim.key)
+            if user.status.nominated_node_name
+            and not (user.spec.node_name or user.spec.scheduling_gates or user.metadata.deletion_timestamp)
+            and not is_finished(user)
+        }
 
     def _fit_elsewhere(self, claims: Sequence[ResourceClaim], trial: Trial | None, budget: Budget) -> bool:
         """Return whether kube-scheduler, to which our pools are tainted, has devices for the claims now.
@@ -466,6 +496,11 @@ def _changed(
     set_ = {p: value for p, value in now.items() if known.get(p) != value}
     gone = [p for p in asked if p not in now and p in known]
     return known.updated(set_, gone) if set_ or gone else known
+
+
+def _why_nominated(nominated: Mapping[str, str]) -> str:
+    named = ", ".join(f"pod {pod} to node {node}" for node, pod in sorted(nominated.items()))
+    return f"kube-scheduler may be binding {named}, so its claims cannot be allocated elsewhere yet"
 
 
 def _why_withheld(owner: Owner | None) -> str:
