@@ -33,6 +33,17 @@ class _Turns(Generic[K]):
         self._keys.setdefault(self._tenant(key), deque()).append(key)
         self._some.put_nowait(None)
 
+    def put_first(self, key: K) -> None:
+        """Add a key, or move it, before all others."""
+        tenant = self._tenant(key)
+        keys = self._keys.setdefault(tenant, deque())
+        if key in keys:
+            keys.remove(key)
+        else:
+            self._some.put_nowait(None)
+        keys.appendleft(key)
+        self._keys.move_to_end(tenant, last=False)
+
     async def get(self) -> K:
         """Wait for a key and take it."""
         await self._some.get()
@@ -94,6 +105,12 @@ class WorkQueue(Generic[K]):
         elif key not in self._waiting:
             self._waiting.add(key)
             self._ready.put(key)
+
+    def add_first(self, key: K) -> None:
+        """Ask for the key to be worked on before all others; cancel a delay."""
+        self.add(key)
+        if key in self._waiting:
+            self._ready.put_first(key)
 
     def add_after(self, key: K, delay: float) -> None:
         """Ask for the key after ``delay`` seconds, or earlier where an earlier request stands."""

@@ -76,3 +76,18 @@ def test_tenants_take_turns_however_much_one_of_them_asks_for() -> None:
         assert [await queue.get() for _ in range(3)] == ["a5", "b2", "a6"]
 
     asyncio.run(main())
+
+
+def test_a_key_can_go_before_all_others_once() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue("first", tenant=lambda key: key[0])
+        for key in ("a1", "a2", "b1", "b2", "c1"):
+            queue.add(key)
+        queue.add_first("b2")
+        queue.add_first("new")
+        found = []
+        while len(queue):
+            found.append(await queue.get())
+        assert found == ["new", "b2", "a1", "c1", "b1", "a2"]
+
+    asyncio.run(scenario())
