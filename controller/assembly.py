@@ -15,6 +15,7 @@ import structlog
 from controller.allocate.answers.decider import Answers, Decider
 from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.attempts import Attempts
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import Settings
 from controller.allocate.doubles import DoubleAllocations
@@ -24,6 +25,7 @@ from controller.allocate.loop import Allocator
 from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.pool_states import PoolStates
 from controller.allocate.signal import Signal
+from controller.allocate.tentative import TentativeAllocations
 from controller.allocate.unused import UnusedAllocations
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.worker.process import Limits, WorkerProcess
@@ -58,6 +60,8 @@ log = structlog.get_logger(__name__)
 
 # One is worked on while another is written.
 _SLOW_WORKERS: Final = 2
+# Most looks find nothing to be done.
+_TENTATIVE_WORKERS: Final = 8
 
 AnswersOf = Callable[[Journal, Settings, ControllerConfig, Metrics], Answers]
 """Makes what answers questions about pods."""
@@ -239,6 +243,7 @@ class Allocation:
     wakeups: Wakeups
     allocator: Allocator
     unused: UnusedAllocations
+    tentative: TentativeAllocations
     doubles: DoubleAllocations
     workers: int
 
@@ -249,17 +254,19 @@ class Allocation:
         assume_cache, owners = state.assume_cache, state.owners
         writer = Writer(env.client, assume_cache, env.clock)
         deallocator = Deallocator(writer)
+        attempts = Attempts(config.binding_seconds)
 
         def mode() -> PoolAllocator:
             return publishing.publisher.allocator
 
-        wakeups = _wakeups(env, state, deallocator, mode)
+        wakeups = _wakeups(env, state, attempts, deallocator, mode)
         slices = informers.slices
         last_look = LastLook(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
         allocator = Allocator(
             Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows),
             state.journal,
             assume_cache,
+            attempts,
             wakeups,
             writer,
             deallocator,
@@ -267,13 +274,29 @@ class Allocation:
             metrics,
             env.clock,
             mode,
+            config.schedulers,
             informers.pods,
         )
-        unused = UnusedAllocations(config.drivers, informers.pods, assume_cache, owners, deallocator, wakeups)
+        unused = UnusedAllocations(
+            config.drivers, config.schedulers, informers.pods, assume_cache, owners, deallocator, wakeups
+        )
+        tentative = TentativeAllocations(
+            attempts,
+            state.journal,
+            assume_cache,
+            owners,
+            deallocator,
+            wakeups,
+            env.recorder,
+            metrics,
+            env.clock,
+            informers.pods,
+        )
+        metrics.watch_unbound(attempts.__len__)
         doubles = _doubles(env, state, deallocator)
-        for queue in (wakeups.queue, wakeups.slow, wakeups.unused, doubles.queue):
+        for queue in (wakeups.queue, wakeups.slow, wakeups.unused, wakeups.tentative, doubles.queue):
             metrics.watch_queue(queue.name, queue.__len__)
-        return cls(wakeups, allocator, unused, doubles, config.workers)
+        return cls(wakeups, allocator, unused, tentative, doubles, config.workers)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the loops. The informers must be synced: what is taken must be known."""
@@ -282,6 +305,8 @@ class Allocation:
         slowly = traced("allocate slowly", self.allocator.reconcile_slowly)
         tasks.create_task(self.wakeups.slow.process(slowly, workers=_SLOW_WORKERS))
         tasks.create_task(self.wakeups.unused.process(self.unused.reconcile))
+        tentative = traced("deallocate", self.tentative.reconcile)
+        tasks.create_task(self.wakeups.tentative.process(tentative, workers=_TENTATIVE_WORKERS))
         tasks.create_task(self.doubles.queue.process(self.doubles.reconcile))
 
     def close(self) -> None:
@@ -305,7 +330,11 @@ def _tolerators(env: Environment, state: State) -> Tolerators:
 
 
 def _wakeups(
-    env: Environment, state: State, deallocator: Deallocator, mode: Callable[[], PoolAllocator]
+    env: Environment,
+    state: State,
+    attempts: Attempts,
+    deallocator: Deallocator,
+    mode: Callable[[], PoolAllocator],
 ) -> Wakeups:
     """Return the allocator's queues, which the informers fill from now on."""
     informers = env.informers
@@ -317,6 +346,7 @@ def _wakeups(
         state.journal,
         state.owners,
         state.assume_cache,
+        attempts,
         deallocator,
         pods=informers.pods,
         claims=informers.claims,

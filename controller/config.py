@@ -10,7 +10,7 @@ from pathlib import Path
 
 from controller.admission.config import TIMEOUT_SECONDS, AdmissionConfig
 from dra_driver.api.meta import DriverName
-from dra_driver.api.names import DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.api.names import DEFAULT_DRIVER_NAME, DEFAULT_SCHEDULER, SYSTEM_NAMESPACE
 from dra_driver.errors import ConfigurationError
 from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
@@ -84,6 +84,9 @@ class ControllerConfig:
         node_labels: ``none``, ``own`` (under dra-driver.dev) or ``nvidia`` (NVIDIA's names as well).
         admission: webhooks; if None, they are not served.
         group_seconds: how long members of a group may hold devices while others of it are missing.
+        schedulers: ``spec.schedulerName`` of the pods that are served; others are left alone.
+        binding_seconds: for which kube-scheduler may say nothing about a pod whose claims are allocated; then
+            they are deallocated.
         workers: pods whose allocations are written at the same time.
         decision_seconds: CPU time that a decision about a pod may take.
         group_decision_seconds: likewise about all pods of a group.
@@ -108,6 +111,8 @@ class ControllerConfig:
     web_host: str = "127.0.0.1"
     http_authorization: str = "none"
     otlp_endpoint: str = ""
+    schedulers: tuple[str, ...] = (DEFAULT_SCHEDULER,)
+    binding_seconds: float = 60.0
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
@@ -149,6 +154,17 @@ class ControllerConfig:
                 findings.append(f"{flag} {seconds:g}: must be between 0.1 and 600 seconds")
         if not 16 << 20 <= self.decision_memory <= 1 << 40:
             findings.append(f"--decision-memory {self.decision_memory >> 20}: must be at least 16 MiB")
+        if not 5 <= self.binding_seconds <= 86_400:
+            findings.append(
+                f"--binding-timeout {self.binding_seconds:g}: must be between 5 and 86400 seconds"
+            )
+        findings += [
+            f"--scheduler-name {name!r}: must be a DNS name in lower case, such as default-scheduler"
+            for name in self.schedulers
+            if not _SUBDOMAIN.fullmatch(name)
+        ]
+        if not self.schedulers:
+            findings.append("--scheduler-name: at least one is needed")
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -11,6 +11,7 @@ import structlog
 from controller.allocate.answers.decider import Answered, Decider
 from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.attempts import Attempt, Attempts
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
     GroupMembers,
@@ -24,7 +25,9 @@ from controller.allocate.decide import (
     Refuse,
     Wait,
     Write,
+    claims_of,
     is_finished,
+    node_of,
 )
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
@@ -38,7 +41,7 @@ from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer
 from dra_driver.ownership import PoolAllocator
 from dra_driver.ports import Clock
-from dra_driver.resourceclaim import foreign_gates, is_gated, uses_claims
+from dra_driver.resourceclaim import foreign_gates, is_gated, is_served, uses_claims
 
 __all__ = ["Allocator"]
 
@@ -58,6 +61,7 @@ class Allocator:
         decider: Decider,
         journal: Journal,
         assume_cache: AssumeCache,
+        attempts: Attempts,
         wakeups: Wakeups,
         writer: Writer,
         deallocator: Deallocator,
@@ -65,6 +69,7 @@ class Allocator:
         metrics: Metrics,
         clock: Clock,
         mode: Callable[[], PoolAllocator],
+        schedulers: Collection[str],
         pods: Informer[Pod],
     ) -> None:
         """Connect the parts.
@@ -73,6 +78,7 @@ class Allocator:
             decider: asked what is to be done about a pod.
             journal: learns where pods will run.
             assume_cache: what is decided is assumed at once.
+            attempts: the pods that are with kube-scheduler.
             wakeups: pods to be looked at, and those that wait.
             writer: of allocations and gates.
             deallocator: for allocations that pin a pod.
@@ -80,11 +86,14 @@ class Allocator:
             metrics: to report to.
             clock: for the time in which pods are allocated.
             mode: who allocates at present; SCHEDULER: gates are removed, nothing is allocated.
+            schedulers: whose pods are served.
             pods: all namespaces.
         """
         self._decider = decider
         self._journal = journal
         self._assume_cache = assume_cache
+        self._attempts = attempts
+        self._schedulers = schedulers
         self._wakeups = wakeups
         self._writer = writer
         self._deallocator = deallocator
@@ -114,7 +123,10 @@ class Allocator:
         Raises:
             ApiError: a write was refused.
         """
-        await self._look(key, Lane.FAST)
+        try:
+            await self._look(key, Lane.FAST)
+        finally:
+            self._wakeups.next_turns()
 
     async def reconcile_slowly(self, key: ObjectKey) -> None:
         """Do what ``reconcile`` does where the question takes much work.
@@ -122,7 +134,10 @@ class Allocator:
         Raises:
             ApiError: a write was refused.
         """
-        await self._look(key, Lane.SLOW)
+        try:
+            await self._look(key, Lane.SLOW)
+        finally:
+            self._wakeups.next_turns()
 
     async def _look(self, key: ObjectKey, lane: Lane) -> None:
         pod = self._pods.get(key)
@@ -141,7 +156,12 @@ class Allocator:
                 self._wakeups.passed.add(key)
             await self._proceed(pod)
             return
+        if not (pod.spec.node_name or is_served(pod, self._schedulers)):
+            await self._proceed(pod)
+            return
         self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())
+        if not self._may_be_allocated(pod):
+            return
         progress = self._wakeups.progress
         with span("decide"):
             found = await self._decider.decide(pod, lane)
@@ -161,6 +181,20 @@ class Allocator:
         await self._carry_out(pod, answer, answered)
         if self._wakeups.progress != progress:
             self._look_again(pod, answer)
+
+    def _may_be_allocated(self, pod: Pod) -> bool:
+        """Return whether claims of a pod may be allocated now; see to it that it is looked at again."""
+        if pod.spec.node_name or not self._wakeups.lacks_devices(pod):
+            return True
+        now = self._clock.monotonic()
+        left = self._attempts.look(pod.metadata.uid, now)
+        if left > 0:
+            self._wakeups.queue.add_after(pod.key, left)
+            return False
+        if self._attempts.room(now) <= 0:
+            self._attempts.wait(pod.key)
+            return False
+        return True
 
     def _look_again(self, pod: Pod, answer: PodAnswer) -> None:
         """Look again at a pod that waits although something that the answer did not know may help it."""
@@ -214,8 +248,36 @@ class Allocator:
         await self._proceed(pod)
 
     async def _proceed(self, pod: Pod) -> None:
+        """Hand a pod over to kube-scheduler, if that has not been done."""
         self._wakeups.served(pod.key)
+        attempt = self._attempts.get(pod.metadata.uid) or self._begin(pod)
+        if attempt is None or attempt.handed_over:
+            await self._ungate(pod)
+            return
+        nominated = await self._nominate(self._pods.get(pod.key) or pod, attempt.node)
         await self._ungate(pod)
+        self._attempts.handed_over(pod.metadata.uid, self._clock.monotonic(), nominated)
+        self._wakeups.tentative.add(pod.key)
+
+    def _begin(self, pod: Pod) -> Attempt | None:
+        """Begin the attempt of a pod whose claims are allocated already: shared ones, or after a restart."""
+        claims = [self._assume_cache.get(key) for key in claims_of(pod)]
+        allocations = [c.status.allocation for c in claims if c is not None]
+        nodes = [node_of(a) for a in allocations if a is not None]
+        complete = len(nodes) == len(claims) and not self._wakeups.lacks_devices(pod)
+        node = next((n for n in nodes if n is not None), None)
+        if pod.spec.node_name or node is None or not complete or not is_served(pod, self._schedulers):
+            return None
+        handed_over = not is_gated(pod)
+        self._attempts.begin(pod, node, self._clock.monotonic(), handed_over=handed_over)
+        if handed_over:
+            self._wakeups.tentative.add(pod.key)
+        return self._attempts.get(pod.metadata.uid)
+
+    async def _nominate(self, pod: Pod, node: str) -> str:
+        if pod.status.nominated_node_name == node:
+            return pod.metadata.resource_version
+        return await self._writer.nominate(pod, node)
 
     async def _proceed_all(self, pods: Iterable[PodID]) -> None:
         for pod_id in pods:
@@ -317,7 +379,7 @@ class Allocator:
                 log.info("allocated", claim=str(claim.key), node=decision.node, devices=devices)
         except ApiError as e:
             self._failed(e)
-            self._expect(pod, None)
+            self._give_up(pod)
             if e.code not in (404, 409):
                 text = f"the allocation of claim {left[0][0].key} was refused: {e}"
                 self._recorder.event(PODS, pod, "Warning", "FailedAllocation", text)
@@ -353,7 +415,7 @@ class Allocator:
         )
         if problems:
             for pod, _ in writes:
-                self._expect(pod, None)
+                self._give_up(pod)
             self._failed(problems[0])
             raise problems[0]
         for pod, write in writes:
@@ -383,7 +445,14 @@ class Allocator:
         for claim, allocation in write.allocations:
             self._assume_cache.assume(claim, allocation)
         self._expect(pod, write.node)
+        if not pod.spec.node_name:
+            self._attempts.begin(self._pods.get(pod.key) or pod, write.node, self._clock.monotonic())
         self._wakeups.served(pod.key)
+
+    def _give_up(self, pod: Pod) -> None:
+        """Expect a pod nowhere, because a claim of it could not be written."""
+        self._expect(pod, None)
+        self._attempts.cancel(pod.metadata.uid)
 
     def _allocated(self, pod: Pod) -> None:
         self._metrics.allocations.labels("allocated").inc()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import structlog
 
 from controller.allocate.assume_cache import AssumeCache
@@ -12,7 +14,7 @@ from controller.allocate.wakeups import Wakeups
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.kube import Informer
-from dra_driver.resourceclaim import foreign_gates
+from dra_driver.resourceclaim import foreign_gates, is_served
 
 __all__ = ["UnusedAllocations"]
 
@@ -29,6 +31,7 @@ class UnusedAllocations:
     def __init__(
         self,
         drivers: tuple[DriverName, ...],
+        schedulers: Collection[str],
         pods: Informer[Pod],
         assume_cache: AssumeCache,
         owners: CurrentOwners,
@@ -39,6 +42,7 @@ class UnusedAllocations:
 
         Args:
             drivers: ours.
+            schedulers: whose pods are served.
             pods: with the index ``CLAIM_INDEX``.
             assume_cache: the newest version of each claim.
             owners: know whose a pool is.
@@ -46,6 +50,7 @@ class UnusedAllocations:
             wakeups: claims that are looked at again when something changes.
         """
         self._drivers = frozenset(drivers)
+        self._schedulers = schedulers
         self._pods = pods
         self._assume_cache = assume_cache
         self._owners = owners
@@ -68,7 +73,7 @@ class UnusedAllocations:
         ):
             return
         users = self._pods.by_index(CLAIM_INDEX, key)
-        if any(not (is_finished(pod) or foreign_gates(pod)) for pod in users):
+        if any(self._may_use(pod) for pod in users):
             return
         allocation = claim.status.allocation
         if not (self._owners.are_ours(allocation) or self._owners.are_left_to_scheduler(allocation)):
@@ -78,3 +83,10 @@ class UnusedAllocations:
             return
         log.info("deallocating a claim that no pod uses", claim=str(key))
         await self._deallocator.deallocate(claim)
+
+    def _may_use(self, pod: Pod) -> bool:
+        """Return whether a pod runs, or may be placed: an API server binds none that is being deleted."""
+        if is_finished(pod) or foreign_gates(pod):
+            return False
+        unbound = not pod.spec.node_name
+        return not (unbound and (pod.metadata.deletion_timestamp or not is_served(pod, self._schedulers)))

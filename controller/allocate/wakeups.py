@@ -10,6 +10,7 @@ import structlog
 
 from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.attempts import Attempts
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
     CLAIM_INDEX,
@@ -46,6 +47,7 @@ class Wakeups:
         queue: pods to be looked at; namespaces take turns.
         slow: pods whose questions belong into the slow lane; likewise.
         unused: claims that perhaps no pod uses.
+        tentative: pods not bound yet that kube-scheduler has said something about, or nothing for long.
         pending: pods that could not be served; the first of each signature is tried when something changes.
         passed: pods left to kube-scheduler with claims that are not allocated: what is not ours now may
             become it.
@@ -60,6 +62,7 @@ class Wakeups:
         journal: Journal,
         owners: CurrentOwners,
         assume_cache: AssumeCache,
+        attempts: Attempts,
         deallocator: Deallocator,
         *,
         pods: Informer[Pod],
@@ -76,6 +79,7 @@ class Wakeups:
             journal: learns which nodes kube-scheduler turned down.
             owners: know whether pools have changed hands.
             assume_cache: the newest version of each claim.
+            attempts: the pods that are with kube-scheduler.
             deallocator: knows which deallocations are ours.
             pods: with the indices ``CLAIM_INDEX`` and ``GROUP_INDEX``.
             claims: all namespaces.
@@ -89,6 +93,7 @@ class Wakeups:
         self._owners = owners
         self._changes = 0
         self._assume_cache = assume_cache
+        self._attempts = attempts
         self._deallocator = deallocator
         self._informer = pods
         self._passed_at = (PoolAllocator.CONTROLLER, -1)
@@ -99,6 +104,7 @@ class Wakeups:
         self.queue: WorkQueue[ObjectKey] = WorkQueue("allocator", max_delay=30.0, tenant=_namespace)
         self.slow: WorkQueue[ObjectKey] = WorkQueue("slow decisions", max_delay=30.0, tenant=_namespace)
         self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
+        self.tentative: WorkQueue[ObjectKey] = WorkQueue("tentative allocations", max_delay=5.0)
         self.pending = PendingPods()
         self.passed: set[ObjectKey] = set()
         self.unused_later: set[ObjectKey] = set()
@@ -117,6 +123,7 @@ class Wakeups:
         self.queue.close()
         self.slow.close()
         self.unused.close()
+        self.tentative.close()
         for timer in (self._timer, self._groups_timer):
             if timer is not None:
                 timer.cancel()
@@ -161,19 +168,43 @@ class Wakeups:
         if following is not None:
             self.queue.add(following)
 
+    def next_turns(self) -> None:
+        """Look at pods that waited until kube-scheduler has less to do."""
+        for key in self._attempts.next(self._clock.monotonic()):
+            self.queue.add(key)
+
     # --- pods -----------------------------------------------------------------------------------------------
 
     def _pod_added(self, pod: Pod) -> None:
         if uses_claims(pod) or is_gated(pod):
             self.queue.add(pod.key)
 
+    def lacks_devices(self, pod: Pod) -> bool:
+        """Return whether a claim of the pod is not allocated, nor being written."""
+        claims = map(self._assume_cache.get, claims_of(pod))
+        return not is_finished(pod) and any(
+            c is not None and c.status.allocation is None and not self._assume_cache.is_assumed(c)
+            for c in claims
+        )
+
+    def _look_first(self, pod: Pod) -> None:
+        """Look at a pod that kube-scheduler bound before all others if it has no devices: its kubelet waits.
+
+        A pod that was made with a node waits for its turn: anybody can make any number of those.
+        """
+        if pod.spec.node_name and self.lacks_devices(pod):
+            self.queue.add_first(pod.key)
+
     def _pod_updated(self, old: Pod, pod: Pod) -> None:
         self._pod_added(pod)
+        if not old.spec.node_name:
+            self._look_first(pod)
         if is_finished(pod) and not is_finished(old):
             self.wake()
             self._check_claims(pod)
             self._check_group(pod)
         elif pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp:
+            self._check_claims(pod)
             self._check_group(pod)
 
     def _pod_deleted(self, pod: Pod) -> None:
@@ -213,21 +244,32 @@ class Wakeups:
             self.queue.add(pod.key)
 
     def _claim_updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
-        gone = old.status.allocation is not None and claim.status.allocation is None
-        if gone and not self._deallocator.take_note(old.metadata.uid):
-            self._turned_down(old)
+        if old.status.allocation is not None and claim.status.allocation is None:
+            ours = self._deallocator.take_note(old.metadata.uid)
+            now = self._clock.monotonic()
+            users = self._informer.by_index(CLAIM_INDEX, claim.key)
+            attempts = [self._attempts.end(p.metadata.uid, now) for p in users]
+            if not ours:
+                # Where an attempt has failed, its node is noted already.
+                pairs = zip(users, attempts, strict=True)
+                self._turned_down(old, [p for p, a in pairs if a is None or not a.failed])
+            self.next_turns()
+            self._claim_seen(claim)
+            for pod in users:
+                self._look_first(pod)
+            return
         self._claim_seen(claim)
 
     def _claim_deleted(self, claim: ResourceClaim) -> None:
         self._deallocator.forget(claim.metadata.uid)
         self._claim_seen(claim)
 
-    def _turned_down(self, claim: ResourceClaim) -> None:
-        """Avoid the node of an allocation that kube-scheduler has deallocated: it does not suit the pod."""
+    def _turned_down(self, claim: ResourceClaim, users: list[Pod]) -> None:
+        """Avoid the node of an allocation that kube-scheduler has deallocated: it does not suit the pods."""
         assert claim.status.allocation is not None
         node = node_of(claim.status.allocation)
         holders = {r.uid for r in claim.status.reserved_for}
-        for pod in self._informer.by_index(CLAIM_INDEX, claim.key):
+        for pod in users:
             uid = pod.metadata.uid
             waits = not (pod.spec.node_name or pod.spec.scheduling_gates or is_finished(pod))
             # Where the claim was reserved for others only, the controller-manager took it from those.

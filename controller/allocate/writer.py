@@ -159,6 +159,31 @@ class Writer:
         except (NotFound, Conflict):
             log.debug("pod is gone", pod=str(pod.key))
 
+    async def nominate(self, pod: Pod, node: str) -> str:
+        """Write the node that a pod is meant for: kube-scheduler tries it first, and does not write it.
+
+        A pod that kube-scheduler sees is written under its resourceVersion: it may have said something about
+        the pod in the meantime. Without the nomination it finds the node all the same.
+
+        Returns:
+            The resourceVersion of the pod with the nomination; empty where it was not written.
+        """
+        meta: dict[str, str] = {"uid": pod.metadata.uid}
+        if not pod.spec.scheduling_gates:
+            meta["resourceVersion"] = pod.metadata.resource_version
+        patch = {"metadata": meta, "status": {"nominatedNodeName": node}}
+        key = pod.key
+        try:
+            written = await self._client.merge_patch(
+                PODS, key.name, patch, key.namespace, subresource="status"
+            )
+        except (NotFound, Conflict):
+            return ""
+        except (ApiError, ApiUnavailable) as e:
+            log.warning("the node of a pod cannot be nominated", pod=str(key), node=node, error=str(e))
+            return ""
+        return written.metadata.resource_version
+
     async def note_limit(self, pod: Pod, message: str) -> None:
         """Set or clear the condition of a pod whose decision meets a limit; a pod that is gone needs nothing.
 

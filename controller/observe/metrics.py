@@ -90,6 +90,13 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.deallocations = Counter(
+            f"{prefix}_tentative_deallocations",
+            "Pods that were not bound, so that their claims were deallocated: unschedulable (kube-scheduler "
+            "could not place them), timeout (it said nothing).",
+            ["reason"],
+            registry=self.registry,
+        )
         self.outdated_answers = Counter(
             f"{prefix}_outdated_answers",
             "Decisions that were not put into effect because what they rest on had changed.",
@@ -127,6 +134,11 @@ class Metrics:
             "Claims and templates for which kube-scheduler could allocate the controller's devices.",
             registry=self.registry,
         )
+        self._unbound = Gauge(
+            f"{prefix}_unbound_pods",
+            "Pods whose claims are allocated, and which kube-scheduler has not bound yet.",
+            registry=self.registry,
+        )
         self._depth = Gauge(
             f"{prefix}_queue_depth", "Keys that wait for a worker.", ["queue"], registry=self.registry
         )
@@ -159,6 +171,10 @@ class Metrics:
     def watch_queue(self, name: str, depth: Callable[[], float]) -> None:
         """Read the length of a queue whenever metrics are read."""
         self._depth.labels(queue=name).set_function(depth)
+
+    def watch_unbound(self, count: Callable[[], float]) -> None:
+        """Read how many pods are allocated and not bound whenever metrics are read."""
+        self._unbound.set_function(count)
 
     def watch_leader(self, leads: Callable[[], bool]) -> None:
         """Read whether this process works whenever metrics are read."""

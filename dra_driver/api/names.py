@@ -12,6 +12,7 @@ __all__ = [
     "CONTROLLER_TAINT",
     "DECISION_LIMIT_CONDITION",
     "DEFAULT_DRIVER_NAME",
+    "DEFAULT_SCHEDULER",
     "EXTENDED_RESOURCE_ANNOTATION",
     "GROUP_DOMAIN_ANNOTATION",
     "GROUP_LABEL",
@@ -45,6 +46,9 @@ CONTROLLER_TAINT: Final = "dra-driver.dev/controller"
 # (value "controller").
 ALLOCATION_GATE: Final = "dra-driver.dev/allocation"
 ALLOCATOR_LABEL: Final = "dra-driver.dev/allocator"
+
+# ``spec.schedulerName`` of pods that do not say otherwise.
+DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 # Condition of a pod: the decision about its claims takes more work or memory than one may take.
 DECISION_LIMIT_CONDITION: Final = "dra-driver.dev/DecisionLimit"

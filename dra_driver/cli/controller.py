@@ -15,7 +15,12 @@ from controller.admission.config import OBJECT_NAME, AdmissionConfig
 from controller.app import Controller
 from controller.config import ControllerConfig, Timings, identity_of
 from dra_driver.api.meta import DriverName
-from dra_driver.api.names import CONTROLLER_FIELD_MANAGER, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.api.names import (
+    CONTROLLER_FIELD_MANAGER,
+    DEFAULT_DRIVER_NAME,
+    DEFAULT_SCHEDULER,
+    SYSTEM_NAMESPACE,
+)
 from dra_driver.cli import common
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolAllocator
@@ -36,6 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         metavar="SECONDS",
         help="how long pods of a group may hold devices while others of it are missing; default: 30",
+    )
+    parser.add_argument(
+        "--scheduler-name",
+        action="append",
+        metavar="NAME",
+        help=f"schedulerName of the pods that are served; may be repeated; default: {DEFAULT_SCHEDULER}",
+    )
+    parser.add_argument(
+        "--binding-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long kube-scheduler may say nothing about a pod whose claims are allocated, before "
+        "they are deallocated; default: 60",
     )
     parser.add_argument(
         "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
@@ -209,6 +228,8 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
         otlp_endpoint=args.otlp_endpoint,
         web_port=args.web_port,
         web_host=args.web_host,
+        schedulers=tuple(args.scheduler_name or [DEFAULT_SCHEDULER]),
+        binding_seconds=args.binding_timeout,
         workers=args.workers,
         group_seconds=args.group_timeout,
         decision_seconds=args.decision_seconds,

@@ -29,7 +29,7 @@ from dra_driver.resourceclaim.extended import (
     is_extended_resource,
     shares,
 )
-from dra_driver.resourceclaim.gates import foreign_gates, held_by, is_gated
+from dra_driver.resourceclaim.gates import foreign_gates, held_by, is_gated, is_served
 from dra_driver.resourceclaim.pods import (
     PodClaim,
     claim_name,
@@ -64,6 +64,7 @@ __all__ = [
     "is_gated",
     "is_generated",
     "is_reserved_for",
+    "is_served",
     "join_request",
     "own_results",
     "pod_claims",

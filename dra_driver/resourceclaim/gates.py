@@ -1,14 +1,14 @@
-"""Scheduling gates of pods (KEP-3521): ours, and those by which others, such as Kueue, hold a pod back."""
+"""By whom a pod is placed, and its scheduling gates (KEP-3521): ours, and those of others, such as Kueue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from dra_driver.api.core import Pod
-from dra_driver.api.names import ALLOCATION_GATE
+from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_SCHEDULER
 
-__all__ = ["foreign_gates", "held_by", "is_gated"]
+__all__ = ["foreign_gates", "held_by", "is_gated", "is_served"]
 
 # Gates that a message names; a pod's author can write any number of them.
 _NAMED: Final = 3
@@ -25,6 +25,11 @@ def foreign_gates(pod: Pod) -> tuple[str, ...]:
     As long as there is one, the pod cannot be scheduled, so it must not hold devices that others could use.
     """
     return tuple(gate.name for gate in pod.spec.scheduling_gates if gate.name != ALLOCATION_GATE)
+
+
+def is_served(pod: Pod, schedulers: Collection[str]) -> bool:
+    """Return whether one of these schedulers is to place the pod (``spec.schedulerName``, immutable)."""
+    return (pod.spec.scheduler_name or DEFAULT_SCHEDULER) in schedulers
 
 
 def held_by(pods: Iterable[Pod]) -> str:

@@ -19,8 +19,9 @@ from controller.app import Controller
 from controller.assembly import AnswersOf
 from controller.config import ControllerConfig
 from dra_driver.api.core import EVENTS, NODES, PODS
-from dra_driver.api.meta import DriverName
+from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
+from dra_driver.resourceclaim import pod_claims
 
 __all__ = [
     "NS",
@@ -53,7 +54,7 @@ class Clock:
         return 1_800_000_000.0 + self.time
 
     def monotonic(self) -> float:
-        return self.time
+        return self.time + asyncio.get_running_loop().time()
 
 
 def node(cluster: FakeClient, name: str, *, cpu: str = "8", labels: Mapping[str, str] | None = None) -> None:
@@ -134,8 +135,39 @@ class Harness:
         return [e.message for e in self.cluster.all(EVENTS) if e.reason == reason]
 
     def deallocate(self, name: str) -> None:
-        """Do as kube-scheduler when the pod cannot go to the allocation's node."""
+        """Do as kube-scheduler when the pods that use a claim cannot go to the allocation's node."""
         self.cluster.edit(RESOURCE_CLAIMS, name, {"status": {"allocation": None, "reservedFor": None}}, NS)
+        for pod in self.cluster.all(PODS):
+            unbound = not (pod.spec.node_name or pod.spec.scheduling_gates)
+            if unbound and any(used.key == ObjectKey(NS, name) for used in pod_claims(pod)):
+                self.report(pod.metadata.name, "0/1 nodes are available")
+
+    def report(self, name: str, message: str, reason: str = "Unschedulable", *, nominated: str = "") -> None:
+        """Do as kube-scheduler when it cannot place a pod: report, and clear the nominated node in one write.
+
+        Args:
+            name: of the pod.
+            message: of the condition.
+            reason: of the condition.
+            nominated: the node for which it preempts other pods.
+        """
+        condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+        others = [dict(c) for c in self.cluster.obj(PODS, name, NS).status.conditions]
+        conditions = [c for c in others if c["type"] != "PodScheduled"] + [condition]
+        status = {"conditions": conditions, "nominatedNodeName": nominated or None}
+        self.cluster.edit(PODS, name, {"status": status}, NS)
+
+    def bind(self, name: str, node_name: str) -> None:
+        """Do as kube-scheduler: reserve the claims of a pod, then bind it."""
+        pod = self.cluster.obj(PODS, name, NS)
+        reference = {"resource": "pods", "name": name, "uid": pod.metadata.uid}
+        for used in pod_claims(pod):
+            assert used.key is not None
+            claim = self.cluster.raw(RESOURCE_CLAIMS, used.key.name, NS)
+            reserved = [*claim["status"].get("reservedFor", ()), reference]
+            self.cluster.edit(RESOURCE_CLAIMS, used.key.name, {"status": {"reservedFor": reserved}}, NS)
+        bound = {"spec": {"nodeName": node_name}, "status": {"nominatedNodeName": None}}
+        self.cluster.edit(PODS, name, bound, NS)
 
     def held(self) -> list[tuple[str, str]]:
         return [d for c in self.cluster.all(RESOURCE_CLAIMS) for d in self.devices(c.metadata.name)]

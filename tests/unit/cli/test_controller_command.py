@@ -31,6 +31,9 @@ from dra_driver.errors import ConfigurationError
         ({"health_port": 70000}, "70000"),
         ({"workers": 0}, "--workers"),
         ({"group_seconds": -1.0}, "--group-timeout -1"),
+        ({"binding_seconds": 1.0}, "--binding-timeout 1"),
+        ({"schedulers": ()}, "--scheduler-name"),
+        ({"schedulers": ("A",)}, "--scheduler-name 'A'"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], finding: str) -> None:

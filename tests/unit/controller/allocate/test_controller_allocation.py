@@ -32,6 +32,8 @@ from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SL
 from dra_driver.errors import Conflict, Invalid
 from dra_driver.ownership import PoolAllocator
 
+# Seconds after which a pod that could not be placed is served anew.
+SETTLED = 1.5
 EIGHT_CORES = [container(cpu="8")]
 
 
@@ -54,7 +56,9 @@ def test_a_gated_pod_gets_its_device_and_loses_the_gate() -> None:
         assert h.claim("c").metadata.finalizers == (CLAIM_FINALIZER,)
         assert h.gates("p") == []
         order = [(kind, sub) for _, kind, _, sub in cluster.writes if kind in ("ResourceClaim", "Pod")]
-        assert order == [("ResourceClaim", ""), ("ResourceClaim", "status"), ("Pod", "")]
+        assert order == [("ResourceClaim", ""), ("ResourceClaim", "status"), ("Pod", "status"), ("Pod", "")]
+        # Before the gate was lifted: kube-scheduler tries this node first, and has nothing to write.
+        assert cluster.obj(PODS, "p", NS).status.nominated_node_name == "n1"
 
     run(cluster, scenario)
 
@@ -367,10 +371,10 @@ def test_when_the_scheduler_deallocates_another_node_is_tried() -> None:
     async def scenario(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
         h.deallocate("c")
-        await h.quiet()
+        await h.quiet(SETTLED)
         assert h.devices("c") == [("n2", "gpu-0")]
         h.deallocate("c")
-        await h.quiet()
+        await h.quiet(SETTLED)
         assert h.devices("c") == []
         assert "could not place it a short while ago" in h.events("FailedAllocation")[0]
         h.clock.time += 1000
@@ -743,7 +747,7 @@ def test_who_could_not_take_an_allocation_back_knows_the_schedulers_work_by_itse
         await h.quiet()
         assert h.devices("c") == before
         h.deallocate("c")  # by kube-scheduler: the pod cannot go there
-        await h.quiet()
+        await h.quiet(SETTLED)
         assert h.devices("c") not in ([], before)
 
     run(cluster, scenario)

@@ -1,0 +1,125 @@
+"""What kube-scheduler has said about a pod since its claims were allocated, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from dra_driver.api.core import Pod
+from dra_driver.ownership import is_newer
+
+__all__ = ["Attempt", "Bound", "Deallocate", "Hold", "Report", "judge", "report_of"]
+
+_FAILURES: Final = ("Unschedulable", "SchedulerError")
+# kube-scheduler's words for a claim that is not allocated (plugin DynamicResources). A cycle that ends so
+# began before it could see the allocation, however late its report comes.
+_LOOKED_TOO_EARLY: Final = "cannot allocate all claims"
+
+
+class Report(NamedTuple):
+    """The condition PodScheduled=False as kube-scheduler wrote it. Two cycles may report the same.
+
+    Attributes:
+        reason: ``Unschedulable`` or ``SchedulerError``.
+        message: for people.
+        generation: of the pod that it is about (``observedGeneration``, from Kubernetes 1.34 on); else 0.
+    """
+
+    reason: str
+    message: str
+    generation: int = 0
+
+
+def report_of(pod: Pod) -> Report | None:
+    """Return why kube-scheduler could not place the pod; None where it has not said that it could not."""
+    for condition in pod.status.conditions:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            reason = str(condition.get("reason") or "")
+            if reason in _FAILURES:
+                observed = condition.get("observedGeneration")
+                generation = observed if isinstance(observed, int) else 0
+                return Report(reason, str(condition.get("message") or ""), generation)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A pod with all its claims allocated, handed to kube-scheduler.
+
+    Attributes:
+        node: where its claims are allocated.
+        before: the last report when the claims were allocated: it says nothing about this attempt.
+        sign: the last report and nominated node that were seen.
+        since: when that was, or when the pod was handed over, whichever is later.
+        seconds: without a sign after which the claims are deallocated.
+        handed_over: kube-scheduler can see the pod: our gate is off.
+        nominated: resourceVersion of the pod at which ``status.nominatedNodeName`` was written for this
+            attempt; empty: it was not.
+        failed: evidence was found; allocations that are left are used by other pods, or being deallocated.
+    """
+
+    node: str
+    before: Report | None
+    sign: tuple[Report | None, str]
+    since: float
+    seconds: float
+    handed_over: bool = False
+    nominated: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The pod has a node: its allocations are tentative no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """There is no evidence against the allocations.
+
+    Attributes:
+        seconds: after which to look again if nothing happens.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Deallocate:
+    """The claims are to be deallocated, as far as nobody has reserved them and no other pod needs them.
+
+    Attributes:
+        reason: ``unschedulable`` or ``timeout``, for metrics.
+        message: for people.
+    """
+
+    reason: str
+    message: str
+
+
+def judge(attempt: Attempt, pod: Pod, now: float) -> Bound | Hold | Deallocate:
+    """Decide what becomes of the allocations of a pod.
+
+    kube-scheduler clears ``nominatedNodeName`` in the same write in which it reports a failure, except while
+    it preempts other pods for this one, and sets it while it binds. So a report counts only where no node is
+    nominated, and where it is newer than the allocation: it differs from the one before, or our nomination is
+    gone.
+
+    Args:
+        attempt: what is known of it.
+        pod: as it is now.
+        now: the time.
+    """
+    if pod.spec.node_name:
+        return Bound()
+    report = report_of(pod)
+    if report is not None and not pod.status.nominated_node_name:
+        cleared = bool(attempt.nominated) and is_newer(pod.metadata.resource_version, attempt.nominated)
+        if (cleared or report != attempt.before) and _LOOKED_TOO_EARLY not in report.message:
+            return Deallocate("unschedulable", f"{report.reason}: {report.message}")
+    if not attempt.handed_over:
+        return Hold(attempt.seconds)
+    left = attempt.since + attempt.seconds - now
+    if left > 0:
+        return Hold(left)
+    return Deallocate("timeout", f"kube-scheduler has not said anything about it for {attempt.seconds:g} s")

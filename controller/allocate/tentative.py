@@ -1,0 +1,143 @@
+"""Deallocates claims of pods that kube-scheduler cannot place, before it has reserved them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from controller.allocate.answers.journal import Journal
+from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.attempts import Attempt, Attempts, Bound, Deallocate, Hold
+from controller.allocate.deallocation import Deallocator
+from controller.allocate.decide import CLAIM_INDEX, NodeTurnedDown, PodExpected, PodID, claims_of, is_finished
+from controller.allocate.pool_owners import CurrentOwners
+from controller.allocate.wakeups import Wakeups
+from controller.observe.metrics import Metrics
+from dra_driver.api.core import PODS, Pod
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.kube import EventRecorder, Handler, Informer
+from dra_driver.ports import Clock
+
+__all__ = ["TentativeAllocations"]
+
+log = structlog.get_logger(__name__)
+
+# An allocation that is being written cannot be deallocated yet.
+_WRITING_SECONDS: Final = 0.2
+_LONGEST_MESSAGE: Final = 300
+
+
+class TentativeAllocations:
+    """Follows pods from the allocation of their claims to their being bound.
+
+    A claim is deallocated only while nobody has reserved it, under its resourceVersion. Where kube-scheduler
+    is about to reserve it all the same, its write fails and it tries the pod again.
+    """
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        journal: Journal,
+        assume_cache: AssumeCache,
+        owners: CurrentOwners,
+        deallocator: Deallocator,
+        wakeups: Wakeups,
+        recorder: EventRecorder,
+        metrics: Metrics,
+        clock: Clock,
+        pods: Informer[Pod],
+    ) -> None:
+        """Connect the parts, and follow the pods from now on.
+
+        Args:
+            attempts: the pods that are with kube-scheduler.
+            journal: learns which nodes do not suit a pod.
+            assume_cache: the newest version of each claim.
+            owners: know whose a pool is.
+            deallocator: does it.
+            wakeups: pods to be served anew, or whose turn has come.
+            recorder: for Events.
+            metrics: to report to.
+            clock: for time-outs.
+            pods: with the index ``CLAIM_INDEX``.
+        """
+        self._attempts = attempts
+        self._journal = journal
+        self._assume_cache = assume_cache
+        self._owners = owners
+        self._deallocator = deallocator
+        self._wakeups = wakeups
+        self._recorder = recorder
+        self._metrics = metrics
+        self._clock = clock
+        self._pods = pods
+        pods.add_handler(Handler(updated=self._updated, deleted=self._gone))
+
+    def _updated(self, _: Pod, pod: Pod) -> None:
+        now = self._clock.monotonic()
+        if pod.spec.node_name:
+            self._attempts.bound(pod.metadata.uid, now)
+            self._wakeups.next_turns()
+        elif is_finished(pod) or pod.metadata.deletion_timestamp:
+            self._gone(pod)
+        elif self._attempts.seen(pod, now):
+            self._wakeups.tentative.add(pod.key)
+
+    def _gone(self, pod: Pod) -> None:
+        self._attempts.forget(pod.metadata.uid)
+        self._wakeups.next_turns()
+
+    async def reconcile(self, key: ObjectKey) -> None:
+        """Look at what kube-scheduler says about a pod, and deallocate its claims on evidence.
+
+        Raises:
+            ApiError: a claim cannot be deallocated now: it was reserved, perhaps.
+        """
+        pod = self._pods.get(key)
+        if pod is None:
+            return
+        match self._attempts.judge(pod, self._clock.monotonic()):
+            case None | Bound():
+                pass
+            case Hold(seconds):
+                self._wakeups.tentative.add_after(key, seconds)
+            case Deallocate() as verdict:
+                await self._deallocate(pod, verdict)
+
+    async def _deallocate(self, pod: Pod, verdict: Deallocate) -> None:
+        claims = [c for k in claims_of(pod) if (c := self._assume_cache.get(k)) is not None]
+        if any(map(self._assume_cache.is_assumed, claims)):
+            self._wakeups.tentative.add_after(pod.key, _WRITING_SECONDS)
+            return
+        attempt = self._attempts.fail(pod.metadata.uid, timeout=verdict.reason == "timeout")
+        if attempt is not None:
+            self._turn_down(pod, attempt, verdict)
+        for claim in [c for c in claims if self._is_tentative(c, pod)]:
+            await self._deallocator.deallocate(claim)
+        self._wakeups.queue.add(pod.key)
+        self._wakeups.next_turns()
+
+    def _turn_down(self, pod: Pod, attempt: Attempt, verdict: Deallocate) -> None:
+        # Before the devices are free: else the same pod is the first to get them.
+        self._journal.apply(NodeTurnedDown(pod.metadata.uid, attempt.node, self._clock.monotonic()))
+        self._journal.apply(PodExpected(PodID(pod.key, pod.metadata.uid), None))
+        self._metrics.deallocations.labels(verdict.reason).inc()
+        log.info("deallocating", pod=str(pod.key), node=attempt.node, reason=verdict.message)
+        text = f"not placed on node {attempt.node}, so its devices there are given back: {verdict.message}"
+        self._recorder.event(PODS, pod, "Normal", "Deallocated", text[:_LONGEST_MESSAGE])
+
+    def _is_tentative(self, claim: ResourceClaim, pod: Pod) -> bool:
+        """Return whether nothing but this pod, which cannot be placed, keeps a claim allocated."""
+        return (
+            claim.status.allocation is not None
+            and not claim.status.reserved_for
+            and not claim.metadata.deletion_timestamp
+            and self._owners.are_ours(claim.status.allocation)
+            and not any(
+                self._attempts.is_live(other.metadata.uid)
+                for other in self._pods.by_index(CLAIM_INDEX, claim.key)
+                if other.metadata.uid != pod.metadata.uid
+            )
+        )

@@ -1,0 +1,147 @@
+"""What kube-scheduler says about a pod, and what follows from it for the pod's allocations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import builders
+import pytest
+
+from controller.allocate.attempts import Attempts, BindingWindow, Bound, Deallocate, Hold, report_of
+from controller.allocate.attempts.window import LEAST
+from dra_driver.api import codec
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey, Uid
+
+P = Uid("uid-p")
+NO_ROOM = "0/2 nodes are available: 1 Insufficient cpu."
+
+
+def pod(
+    message: str = "", nominated: str = "", *, version: int = 1, reason: str = "Unschedulable", **spec: Any
+) -> Pod:
+    body = builders.pod("p", "c", uid=P, metadata={"resourceVersion": str(version)}, **spec)
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    body["status"] = {"conditions": [condition] if message else [], "nominatedNodeName": nominated}
+    return codec.convert(Pod, body)
+
+
+def handed_over(before: Pod, *, nominated: str = "", known: bool = True) -> Attempts:
+    attempts = Attempts(60.0)
+    if known:
+        attempts.look(P, 0.0)
+    attempts.begin(before, "n1", 0.0)
+    attempts.handed_over(P, 0.0, nominated)
+    return attempts
+
+
+@pytest.mark.parametrize("reason", ["Unschedulable", "SchedulerError"])
+def test_a_report_without_a_nominated_node_is_evidence(reason: str) -> None:
+    attempts = handed_over(pod())
+    verdict = attempts.judge(pod(NO_ROOM, reason=reason), 1.0)
+    assert verdict == Deallocate("unschedulable", f"{reason}: {NO_ROOM}")
+
+
+def test_a_gated_pod_has_not_been_looked_at() -> None:
+    gated = pod("Scheduling is blocked due to non-empty scheduling gates", reason="SchedulingGated")
+    assert report_of(gated) is None
+    attempts = Attempts(60.0)
+    attempts.begin(gated, "n1", 0.0)
+    assert attempts.judge(gated, 1000.0) == Hold(60.0)
+
+
+def test_while_a_node_is_nominated_it_preempts_or_binds() -> None:
+    assert handed_over(pod()).judge(pod(NO_ROOM, "n1"), 1.0) == Hold(59.0)
+
+
+def test_the_report_before_the_allocation_counts_only_when_our_nomination_is_gone() -> None:
+    old = pod(NO_ROOM, version=5)
+    assert isinstance(handed_over(old).judge(old, 1.0), Hold)
+    attempts = handed_over(old, nominated="7")
+    # The informer is behind our own write.
+    assert isinstance(attempts.judge(pod(NO_ROOM, version=6), 1.0), Hold)
+    assert isinstance(attempts.judge(pod(NO_ROOM, "n1", version=7), 1.0), Hold)
+    assert isinstance(attempts.judge(pod(NO_ROOM, version=8), 1.0), Deallocate)
+
+
+def test_a_cycle_that_could_not_see_the_allocation_is_no_evidence() -> None:
+    early = pod("0/2 nodes are available: 2 cannot allocate all claims.")
+    assert isinstance(handed_over(pod(NO_ROOM)).judge(early, 1.0), Hold)
+
+
+def test_who_has_just_started_takes_what_it_finds_for_evidence() -> None:
+    found = pod(NO_ROOM)
+    assert isinstance(handed_over(found, known=False).judge(found, 1.0), Deallocate)
+    assert isinstance(handed_over(found, known=True).judge(found, 1.0), Hold)
+
+
+def test_every_sign_begins_the_time_anew() -> None:
+    attempts = handed_over(pod())
+    assert attempts.judge(pod(), 59.0) == Hold(1.0)
+    attempts.seen(pod(NO_ROOM, "n1"), 50.0)
+    assert attempts.judge(pod(NO_ROOM, "n1"), 59.0) == Hold(51.0)
+    attempts.seen(pod(NO_ROOM, "n1", version=2), 58.0)  # nothing of kube-scheduler's
+    assert attempts.judge(pod(NO_ROOM, "n1"), 59.0) == Hold(51.0)
+    verdict = attempts.judge(pod(NO_ROOM, "n1"), 110.0)
+    assert isinstance(verdict, Deallocate)
+    assert verdict.reason == "timeout"
+
+
+def test_a_bound_pod_is_settled() -> None:
+    assert handed_over(pod()).judge(pod(NO_ROOM, nodeName="n1"), 1000.0) == Bound()
+
+
+def test_a_pod_that_failed_is_live_again_when_it_is_nominated() -> None:
+    attempts = handed_over(pod())
+    attempts.seen(pod(NO_ROOM), 1.0)
+    assert attempts.fail(P, timeout=False) is not None
+    assert attempts.fail(P, timeout=False) is None
+    assert (attempts.is_live(P), len(attempts)) == (False, 0)
+    attempts.seen(pod(NO_ROOM, "n1"), 2.0)
+    assert (attempts.is_live(P), len(attempts)) == (True, 1)
+
+
+def test_claims_are_allocated_anew_only_when_a_cycle_under_way_would_show() -> None:
+    attempts = handed_over(pod())
+    attempts.end(P, 10.0)
+    assert attempts.look(P, 10.25) == 0.75
+    assert attempts.look(P, 11.0) == 0.0
+
+
+def test_a_pod_that_is_gone_leaves_nothing_behind() -> None:
+    attempts = handed_over(pod())
+    attempts.fail(P, timeout=True)
+    attempts.end(P, 1.0)
+    attempts.forget(P)
+    fresh = Attempts(60.0)
+    kept = ("_attempts", "_failed", "_timeouts", "_settled", "_known")
+    assert [getattr(attempts, name) for name in kept] == [getattr(fresh, name) for name in kept]
+
+
+# --- the window ---------------------------------------------------------------------------------------------
+
+
+def test_the_window_follows_the_rate_of_bindings() -> None:
+    window = BindingWindow(60.0)
+    assert window.size(0.0) == LEAST
+    for i in range(500):
+        window.bound(i / 50)  # 50 a second: 20 seconds of them
+    assert window.size(10.0) == pytest.approx(1000, abs=5)
+    assert window.size(15.0) == pytest.approx(500, abs=5)
+    assert window.size(30.0) == LEAST
+
+
+def test_pods_have_their_turns_in_the_order_in_which_they_came() -> None:
+    attempts = Attempts(60.0)
+    for i in range(LEAST):
+        uid = Uid(f"u{i}")
+        attempts.begin(codec.convert(Pod, builders.pod(f"p{i}", uid=uid)), "n1", 0.0)
+    keys = [ObjectKey("default", name) for name in ("z", "a", "m")]
+    for key in keys:
+        attempts.wait(key)
+    assert (attempts.room(0.0), attempts.next(0.0)) == (0, [])
+    attempts.bound(Uid("u0"), 0.0)
+    attempts.fail(Uid("u1"), timeout=False)
+    assert attempts.next(0.0) == keys[:2]
+    attempts.end(Uid("u1"), 0.0)  # was counted when it failed
+    assert attempts.room(0.0) == 2

@@ -1,0 +1,444 @@
+"""Allocations of pods that kube-scheduler has not bound: kept, or deallocated on evidence. It is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import virtual_time
+from builders import container
+from controller_harness import NS, Harness, claim, cluster_of, controlling, node, pod, pool, request, run
+from fake_client import FakeClient
+
+from controller.allocate.attempts.window import LEAST
+from controller.config import Timings
+from dra_driver.api.core import NODES, PODS
+from dra_driver.api.names import ALLOCATION_GATE
+from dra_driver.api.resource import RESOURCE_CLAIMS
+
+TYPO = '0/2 nodes are available: persistentvolumeclaim "data-o" not found.'
+TOO_EARLY = "0/2 nodes are available: 2 cannot allocate all claims."
+# Seconds: between the evidence and the next allocation, and much longer than any reaction takes.
+SETTLED, LATER = 1.5, 5.0
+
+
+def nominated(h: Harness, name: str) -> str:
+    return h.cluster.obj(PODS, name, NS).status.nominated_node_name
+
+
+def writes(cluster: FakeClient, kind: str) -> int:
+    return sum(w.kind == kind for w in cluster.writes)
+
+
+def metric(h: Harness, name: str, **labels: str) -> float:
+    registry = h.controller.metrics.registry
+    return registry.get_sample_value(f"dra_driver_controller_{name}", labels) or 0.0
+
+
+def waiting(**nodes: tuple[int, ...]) -> FakeClient:
+    """Two pods that want one device each; the first is served first."""
+    cluster = cluster_of(**nodes)
+    for name in ("a", "b"):
+        claim(cluster, name)
+        pod(cluster, name, name, metadata={"creationTimestamp": f"2026-01-01T00:00:0{name == 'b':d}Z"})
+    return cluster
+
+
+# --- evidence -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["Unschedulable", "SchedulerError"])
+def test_a_pod_that_cannot_be_placed_gives_its_devices_to_one_that_waits(reason: str) -> None:
+    cluster = waiting(n1=(40,))
+
+    async def scenario(h: Harness) -> None:
+        assert (h.devices("a"), h.devices("b")) == ([("n1", "gpu-0")], [])
+        h.report("a", TYPO, reason)
+        await h.quiet()
+        assert (h.devices("a"), h.devices("b")) == ([], [("n1", "gpu-0")])
+        assert TYPO in h.events("Deallocated")[0]
+        assert metric(h, "tentative_deallocations_total", reason="unschedulable") == 1
+        # The pod that is placed keeps them, whatever is said about the other one.
+        h.bind("b", "n1")
+        h.report("a", TYPO + " Again.", reason)
+        await asyncio.sleep(LATER)
+        assert (h.devices("a"), h.devices("b")) == ([], [("n1", "gpu-0")])
+
+    run(cluster, scenario)
+
+
+def test_it_is_served_again_on_another_node_although_its_gate_is_off() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        assert (h.devices("c"), nominated(h, "p")) == ([("n1", "gpu-0")], "n1")
+        h.report("p", TYPO)
+        await h.quiet(SETTLED)
+        assert (h.devices("c"), nominated(h, "p")) == ([("n2", "gpu-0")], "n2")
+        # The same words again: that the nomination is gone is the news.
+        h.report("p", TYPO)
+        await h.quiet(SETTLED)
+        assert h.devices("c") == []
+
+    run(cluster, scenario)
+
+
+def test_while_other_pods_are_preempted_for_it_a_pod_keeps_its_devices() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        h.report("p", "0/2 nodes are available: 1 Insufficient cpu.", nominated="n1")
+        await asyncio.sleep(8)
+        assert h.devices("c") == [("n1", "gpu-0")]
+        h.bind("p", "n1")
+        await asyncio.sleep(15)
+        assert h.devices("c") == [("n1", "gpu-0")]
+
+    run(cluster, scenario, binding_seconds=10.0)
+
+
+def test_what_was_said_before_the_allocation_is_no_evidence() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "other", request(memory="100Gi"))
+    claim(cluster, "c")
+    pod(cluster, "p", "c", "other", gated=False)
+
+    async def scenario(h: Harness) -> None:
+        h.report("p", TYPO)
+        await h.quiet()
+        pool(cluster, "n1", 40, 100)
+        await h.quiet()
+        allocated = h.devices("c")
+        assert allocated
+        # A cycle that began before it could see the allocation ends.
+        h.report("p", TOO_EARLY)
+        await asyncio.sleep(20)
+        assert h.devices("c") == allocated
+
+    run(cluster, scenario)
+
+
+def test_a_claim_that_is_reserved_in_the_last_moment_stays() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        def reserve(verb: str, kind: str, name: str, subresource: str) -> None:
+            if kind == "ResourceClaim" and subresource == "status":
+                cluster.before = lambda *_: None
+                h.bind("p", "n1")
+
+        cluster.before = reserve
+        h.report("p", TYPO)
+        await asyncio.sleep(LATER)
+        assert h.devices("c") == [("n1", "gpu-0")]
+        assert cluster.obj(PODS, "p", NS).spec.node_name == "n1"
+
+    run(cluster, scenario)
+
+
+def test_all_claims_of_a_pod_are_given_back_before_it_is_tried_elsewhere() -> None:
+    cluster = cluster_of(n1=(40, 40), n2=(80, 80))
+    claim(cluster, "a")
+    claim(cluster, "b")
+    pod(cluster, "p", "a", "b")
+
+    async def scenario(h: Harness) -> None:
+        assert {n for n, _ in h.devices("a") + h.devices("b")} == {"n1"}
+        h.report("p", TYPO)
+        await h.quiet()
+        assert h.held() == []
+        await h.quiet(SETTLED)
+        assert {n for n, _ in h.devices("a") + h.devices("b")} == {"n2"}
+        # As kube-scheduler does where other nodes were ruled out: one claim, then the report.
+        cluster.edit(RESOURCE_CLAIMS, "a", {"status": {"allocation": None}}, NS)
+        h.report("p", TYPO)
+        await h.quiet(SETTLED)
+        assert h.held() == []
+
+    run(cluster, scenario)
+
+
+# --- shared claims ------------------------------------------------------------------------------------------
+
+
+def test_a_shared_claim_stays_while_one_of_its_pods_may_still_be_placed() -> None:
+    cluster = cluster_of(n1=(40, 40), n2=(80,))
+    claim(cluster, "shared")
+    claim(cluster, "own")
+    pod(cluster, "p", "shared", "own")
+    pod(cluster, "q", "shared")
+
+    async def scenario(h: Harness) -> None:
+        assert len(h.held()) == 2
+        h.report("p", TYPO)
+        await h.quiet(SETTLED)
+        # What only the first pod uses is given back; it goes where the shared claim is, or nowhere.
+        assert h.devices("own") == []
+        assert h.devices("shared")
+        h.report("q", TYPO)
+        await h.quiet()
+        assert h.devices("shared") == []
+
+    run(cluster, scenario)
+
+
+def test_a_shared_claim_of_which_one_pod_is_bound_is_kept_for_it() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "shared")
+    pod(cluster, "p", "shared")
+    pod(cluster, "q", "shared")
+
+    async def scenario(h: Harness) -> None:
+        h.bind("q", "n1")
+        h.report("p", TYPO)
+        await asyncio.sleep(LATER)
+        assert h.devices("shared") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+# --- never elsewhere while it may be bound here -------------------------------------------------------------
+
+
+def test_a_claim_goes_to_no_other_node_while_its_pod_is_nominated() -> None:
+    """kube-scheduler reserves a claim as it finds it, so the pod would be bound to the wrong node."""
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"allocation": None}}, NS)
+        await asyncio.sleep(10)
+        assert h.devices("c") == []
+        assert "may be binding pod p to node n1" in h.events("FailedAllocation")[0]
+        h.report("p", 'running PreBind plugin "DynamicResources": claim c got deallocated', "SchedulerError")
+        await h.quiet(SETTLED)
+        assert h.devices("c") == [("n2", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_shared_claim_goes_nowhere_else_while_any_of_its_pods_is_nominated() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    pod(cluster, "q", "c")
+
+    async def scenario(h: Harness) -> None:
+        cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"allocation": None}}, NS)
+        h.report("p", TYPO)
+        await asyncio.sleep(10)
+        assert h.devices("c") == []
+        h.report("q", TYPO)
+        await h.quiet(SETTLED)
+        assert h.devices("c") == [("n2", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+# --- without a sign -----------------------------------------------------------------------------------------
+
+
+def test_a_pod_that_kube_scheduler_says_nothing_about_loses_its_devices_after_a_time() -> None:
+    cluster = waiting(n1=(40,))
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(9)
+        assert h.devices("a") == [("n1", "gpu-0")]
+        await asyncio.sleep(2)
+        assert (h.devices("a"), h.devices("b")) == ([], [("n1", "gpu-0")])
+        assert metric(h, "tentative_deallocations_total", reason="timeout") == 1
+
+    run(cluster, scenario, binding_seconds=10.0)
+
+
+def test_each_time_doubles_for_the_same_pod() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(6)
+        assert h.devices("c") == []
+        await asyncio.sleep(2)  # its node is left out for 2 s
+        assert h.devices("c") == [("n1", "gpu-0")]
+        await asyncio.sleep(8)
+        assert h.devices("c") == [("n1", "gpu-0")]
+        await asyncio.sleep(2)
+        assert h.devices("c") == []
+
+    run(cluster, scenario, binding_seconds=5.0, timings=Timings(avoid=2.0))
+
+
+# --- pods that are gone, or of others -----------------------------------------------------------------------
+
+
+def test_a_pod_that_is_being_deleted_before_it_is_bound_holds_nothing() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c", metadata={"finalizers": ["example.com/late"]})
+
+    async def scenario(h: Harness) -> None:
+        cluster.edit(PODS, "p", {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, NS)
+        await asyncio.sleep(3)
+        assert h.devices("c") == []
+
+    run(cluster, scenario)
+
+
+def test_a_pod_of_another_scheduler_is_left_alone_and_loses_the_gate() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c", schedulerName="volcano")
+
+    async def scenario(h: Harness) -> None:
+        assert (h.devices("c"), h.gates("p"), nominated(h, "p")) == ([], [], "")
+
+    async def served(h: Harness) -> None:
+        assert h.devices("c") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+    run(cluster, served, schedulers=("default-scheduler", "volcano"))
+    # What it was given before is taken from it when it is not served any more.
+    run(cluster, lambda h: _sleep_then(h, lambda: h.devices("c") == []))
+
+
+async def _sleep_then(h: Harness, condition: Callable[[], bool]) -> None:
+    await asyncio.sleep(3)
+    assert condition()
+
+
+# --- after a restart ----------------------------------------------------------------------------------------
+
+
+def test_a_controller_that_starts_knows_which_pods_could_not_be_placed() -> None:
+    cluster = waiting(n1=(40,))
+
+    async def main() -> None:
+        async with controlling(cluster) as h:
+            assert h.devices("a") == [("n1", "gpu-0")]
+        h.report("a", TYPO)
+        async with controlling(cluster) as h:
+            await h.quiet()
+            assert (h.devices("a"), h.devices("b")) == ([], [("n1", "gpu-0")])
+
+    virtual_time.run(main())
+
+
+def test_a_controller_that_starts_keeps_what_is_being_bound() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def main() -> None:
+        async with controlling(cluster):
+            pass
+        async with controlling(cluster) as h:
+            await asyncio.sleep(30)
+            assert h.devices("c") == [("n1", "gpu-0")]
+            h.report("p", TYPO)
+            await h.quiet(SETTLED)
+            assert h.devices("c") == [("n2", "gpu-0")]
+
+    virtual_time.run(main())
+
+
+# --- bound without devices ----------------------------------------------------------------------------------
+
+
+def test_a_bound_pod_whose_claim_is_not_allocated_is_served_before_anything_else() -> None:
+    cluster = cluster_of(n1=(40,))
+    for i in range(30):
+        claim(cluster, f"c{i}", request(memory="100Gi"))
+        pod(cluster, f"p{i}", f"c{i}")
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        h.bind("p", "n1")
+        h.cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"allocation": None, "reservedFor": None}}, NS)
+        cluster.edit(NODES, "n1", {"metadata": {"labels": {"changed": "yes"}}})  # everybody is looked at
+        await h.quiet()
+        assert h.devices("c") == [("n1", "gpu-0")]
+        assert [r.name for r in h.claim("c").status.reserved_for] == ["p"]
+
+    run(cluster, scenario)
+
+
+# --- a node that is freed, and the window -------------------------------------------------------------------
+
+
+def test_a_node_that_a_pod_leaves_is_tried_within_two_seconds() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    cluster.put(PODS, {**_running("old", "n1")})
+
+    async def scenario(h: Harness) -> None:
+        for _ in range(2):
+            h.report("p", TYPO)
+            await h.quiet(SETTLED)
+        assert h.devices("c") == []
+        await asyncio.sleep(4)
+        cluster.remove(PODS, "old", NS)
+        await asyncio.sleep(1.9)
+        assert h.devices("c") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def _running(name: str, on: str) -> dict[str, object]:
+    meta = {"name": name, "namespace": NS}
+    spec = {"nodeName": on, "containers": [container()]}
+    return {"metadata": meta, "spec": spec, "status": {"phase": "Running"}}
+
+
+def test_no_more_pods_are_allocated_than_kube_scheduler_binds() -> None:
+    number = LEAST + 40
+    cluster = cluster_of()
+    for i in range(number):
+        node(cluster, f"n{i}")
+        pool(cluster, f"n{i}", 40)
+        claim(cluster, f"c{i:03}")
+        pod(cluster, f"p{i:03}", f"c{i:03}")
+
+    def served(h: Harness) -> list[str]:
+        return [p.metadata.name for p in cluster.all(PODS) if ALLOCATION_GATE not in h.gates(p.metadata.name)]
+
+    async def scenario(h: Harness) -> None:
+        first = served(h)
+        assert LEAST <= len(first) <= LEAST + 16  # several are decided side by side
+        assert len(h.held()) == len(first)
+        for name in first[:10]:
+            h.bind(name, h.devices(name.replace("p", "c"))[0][0])
+        await h.quiet()
+        assert len(served(h)) == len(first) + 10 - (len(first) - LEAST)
+        # One that cannot be placed makes room as well.
+        h.report(first[-1], TYPO)
+        await h.quiet()
+        assert metric(h, "unbound_pods") == LEAST
+        for name in served(h):
+            if not cluster.obj(PODS, name, NS).spec.node_name and h.devices(name.replace("p", "c")):
+                h.bind(name, h.devices(name.replace("p", "c"))[0][0])
+        await h.quiet(SETTLED)
+        assert len(h.held()) == number
+
+    run(cluster, scenario)
+
+
+def test_pods_of_unlabelled_namespaces_are_nominated_too() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c", gated=False)
+
+    async def scenario(h: Harness) -> None:
+        assert nominated(h, "p") == "n1"
+
+    run(cluster, scenario)
