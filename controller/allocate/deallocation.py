@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controller.allocate.signal import Signal
 from controller.allocate.writer import Writer
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import ResourceClaim
@@ -11,9 +12,14 @@ __all__ = ["Deallocator"]
 
 
 class Deallocator:
-    """Deallocates claims, and knows which it has deallocated."""
+    """Deallocates claims, and knows which it has deallocated.
+
+    Attributes:
+        deallocated: sent with each claim at once; the informer shows it later.
+    """
 
     def __init__(self, writer: Writer) -> None:
+        self.deallocated: Signal[[ResourceClaim]] = Signal()
         self._writer = writer
         self._own: set[Uid] = set()
 
@@ -29,6 +35,7 @@ class Deallocator:
         except ApiError:
             self._own.discard(claim.metadata.uid)
             raise
+        self.deallocated.send(claim)
 
     def take_note(self, claim: Uid) -> bool:
         """Return whether the deallocation that was seen is ours, and forget it."""

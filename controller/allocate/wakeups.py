@@ -108,6 +108,7 @@ class Wakeups:
         self.pending = PendingPods()
         self.passed: set[ObjectKey] = set()
         self.unused_later: set[ObjectKey] = set()
+        deallocator.deallocated.listen(self._deallocated)
         pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
         claims.add_handler(Handler(self._claim_seen, self._claim_updated, self._claim_deleted))
         for informer in others:
@@ -244,21 +245,23 @@ class Wakeups:
             self.queue.add(pod.key)
 
     def _claim_updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
-        if old.status.allocation is not None and claim.status.allocation is None:
-            ours = self._deallocator.take_note(old.metadata.uid)
-            now = self._clock.monotonic()
-            users = self._informer.by_index(CLAIM_INDEX, claim.key)
-            attempts = [self._attempts.end(p.metadata.uid, now) for p in users]
-            if not ours:
-                # Where an attempt has failed, its node is noted already.
-                pairs = zip(users, attempts, strict=True)
-                self._turned_down(old, [p for p, a in pairs if a is None or not a.failed])
-            self.next_turns()
-            self._claim_seen(claim)
-            for pod in users:
-                self._look_first(pod)
-            return
+        gone = old.status.allocation is not None and claim.status.allocation is None
+        if gone and not self._deallocator.take_note(old.metadata.uid):
+            self._turned_down(old, self._end_attempts(claim))
         self._claim_seen(claim)
+        for pod in self._informer.by_index(CLAIM_INDEX, claim.key) if gone else ():
+            self._look_first(pod)
+
+    def _deallocated(self, claim: ResourceClaim) -> None:
+        self._end_attempts(claim)
+
+    def _end_attempts(self, claim: ResourceClaim) -> list[Pod]:
+        """Note that a claim was deallocated; return its pods whose nodes are not noted as unsuitable yet."""
+        now = self._clock.monotonic()
+        users = self._informer.by_index(CLAIM_INDEX, claim.key)
+        attempts = [self._attempts.end(pod.metadata.uid, now) for pod in users]
+        self.next_turns()
+        return [p for p, a in zip(users, attempts, strict=True) if a is None or not a.failed]
 
     def _claim_deleted(self, claim: ResourceClaim) -> None:
         self._deallocator.forget(claim.metadata.uid)

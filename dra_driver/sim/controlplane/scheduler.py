@@ -3,8 +3,10 @@
 It allocates first-fit with our own allocator, respects taints (so it leaves a pool that our controller
 allocates), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
 one: when no node fits and one was ruled out by the allocation of a claim that no other pod uses. Extended
-resources of device classes get a claim. There are no priorities, preemption, scores beyond "fewest pods", or
-volumes.
+resources of device classes get a claim. Of a pod whose claims others have allocated the binding cycle goes on
+beside other pods: it nominates the node, reserves the claims as it finds them, and binds; a failure clears
+the nominated node in the write that reports it. There are no priorities, preemption, scores beyond "fewest
+pods", and of volumes only that a PersistentVolumeClaim must exist.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import structlog
 
 from dra_driver import resourceclaim, structured
 from dra_driver.api import codec
-from dra_driver.api.core import NODES, PODS, Node, Pod
+from dra_driver.api.core import NODES, PODS, Node
 from dra_driver.api.meta import ObjectKey, Resource
 from dra_driver.api.names import CLAIM_FINALIZER
 from dra_driver.api.resource import (
@@ -39,7 +41,7 @@ from dra_driver.ports import KubeClient
 from dra_driver.sim.controlplane import node_filters
 from dra_driver.sim.controlplane.extended_resources import ExtendedResources, owner_uids, served_by_classes
 from dra_driver.sim.controlplane.followed import FollowedCluster
-from dra_driver.sim.objects import MetaObject
+from dra_driver.sim.objects import SCHEDULED_PODS, VOLUME_CLAIMS, MetaObject, ScheduledPod
 from dra_driver.structured.model.nodeselection import selector_matches
 
 __all__ = ["Scheduler"]
@@ -53,12 +55,18 @@ STILL = "still not schedulable"
 # Changes come in bursts (the slices of a pool, the pods that waited for them): one round handles them all.
 DEBOUNCE = 0.01
 RETRY = 1.0
+# Writes of one reservation that may meet a conflict: client-go's DefaultRetry.
+ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Unschedulable:
     message: str
     reason: str = "Unschedulable"
+
+
+class _PreBindError(DraError):
+    """A claim cannot be reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class _Round:
     """The state of one round, with bindings and claims that the watches have not shown yet."""
 
     nodes: Sequence[Node]
-    by_node: dict[str, list[Pod]] = field(default_factory=lambda: defaultdict(list))
+    by_node: dict[str, list[ScheduledPod]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Scheduler:
@@ -86,18 +94,23 @@ class Scheduler:
         name: ``schedulerName`` of its pods; the default one also schedules pods without a name.
         backoff: seconds before a pod that did not fit is tried again, whatever changes; they double up to ten
             times that. The real scheduler begins with one second.
+
+    Attributes:
+        slow_binding: seconds between the decision about a pod whose claims are allocated and PreBind.
     """
 
     def __init__(self, api: KubeClient, *, name: str = "default-scheduler", backoff: float = 0.05) -> None:
+        self.slow_binding = 0.0
         self._api = api
         self._name = name
         self._backoff = backoff
         self._not_before: dict[str, tuple[float, float]] = {}  # pod UID → monotonic time, last delay
-        self._pods = Informer(api, PODS)
+        self._pods = Informer(api, SCHEDULED_PODS)
         self._claims = Informer(api, RESOURCE_CLAIMS, indices={"owner": owner_uids})
         self._slices = Informer(api, RESOURCE_SLICES)
         self._classes = Informer(api, DEVICE_CLASSES)
         self._nodes = Informer(api, NODES)
+        self._volumes = Informer(api, VOLUME_CLAIMS)
         self._extended = ExtendedResources(api, self._classes, self._claims)
         self._recorder = EventRecorder(api, name, SystemClock())
         self._dirty = asyncio.Event()
@@ -115,6 +128,7 @@ class Scheduler:
             self._slices,
             self._classes,
             self._nodes,
+            self._volumes,
         )
         for informer in informers:
             informer.add_handler(_on_any(self._dirty.set))
@@ -128,11 +142,11 @@ class Scheduler:
                 await self._dirty.wait()
                 await asyncio.sleep(DEBOUNCE)
                 self._dirty.clear()
-                await self._round()
+                await self._round(group)
 
     # --- one round ------------------------------------------------------------------------------------------
 
-    async def _round(self) -> None:
+    async def _round(self, binding: asyncio.TaskGroup) -> None:
         self._forget_what_is_seen()
         this = _Round(sorted(self._nodes.items(), key=lambda n: n.metadata.name))
         for pod in self._pods.items():
@@ -148,7 +162,7 @@ class Scheduler:
             if now < self._not_before.get(pod.metadata.uid, (0.0, 0.0))[0]:
                 continue  # a timer wakes the next round
             try:
-                await self._schedule(this, pod)
+                await self._schedule(this, pod, binding)
             except (Conflict, NotFound) as e:
                 log.debug("somebody was faster", pod=str(pod.key), error=str(e))
                 self._again()
@@ -159,7 +173,7 @@ class Scheduler:
     def _again(self) -> None:
         asyncio.get_running_loop().call_later(RETRY, self._dirty.set)
 
-    def _is_waiting(self, pod: Pod) -> bool:
+    def _is_waiting(self, pod: ScheduledPod) -> bool:
         return (
             not pod.spec.node_name
             and pod.metadata.uid not in self._bound
@@ -171,7 +185,7 @@ class Scheduler:
 
     def _forget_what_is_seen(self) -> None:
         self._cluster.forget_what_is_seen()
-        pods: dict[str, Pod] = {p.metadata.uid: p for p in self._pods.items()}
+        pods: dict[str, ScheduledPod] = {p.metadata.uid: p for p in self._pods.items()}
         for uid in list(self._bound):
             if uid not in pods or pods[uid].spec.node_name:
                 del self._bound[uid]
@@ -182,7 +196,7 @@ class Scheduler:
 
     # --- one pod --------------------------------------------------------------------------------------------
 
-    async def _schedule(self, this: _Round, pod: Pod) -> None:
+    async def _schedule(self, this: _Round, pod: ScheduledPod, binding: asyncio.TaskGroup) -> None:
         claims: list[ResourceClaim] = []
         for used in resourceclaim.pod_claims(pod):
             if not used.entry:
@@ -195,26 +209,72 @@ class Scheduler:
         if isinstance(decision, _Unschedulable):
             await self._refuse(pod, decision)
             return
+        if claims and decision.share is None and all(c.status.allocation is not None for c in claims):
+            self._bound[pod.metadata.uid] = decision.node
+            this.by_node[decision.node].append(pod)
+            binding.create_task(self._binding_cycle(pod, claims, decision))
+            return
         try:
             if decision.share is not None:
                 claims.append(await self._extended.create(pod, decision.share.requests))
             for claim, allocation in zip(claims, decision.allocations, strict=True):
                 await self._reserve(pod, claim, allocation)
-        except Invalid as e:
-            text = f'running PreBind plugin "DynamicResources": {e}'
-            await self._refuse(pod, _Unschedulable(text, "SchedulerError"))
+        except (Invalid, _PreBindError) as e:
+            await self._refuse(pod, _failed_to_reserve(e))
             return
         if decision.share is not None:
             await self._extended.tell(pod, claims[-1], decision.share)
         await self._bind(pod, decision.node)
         this.by_node[decision.node].append(pod)
 
+    async def _binding_cycle(
+        self, pod: ScheduledPod, claims: Sequence[ResourceClaim], decision: _Placement
+    ) -> None:
+        """Bind a pod whose claims are allocated, beside other pods."""
+        reserved: list[ResourceClaim] = []
+        bound = False
+        try:
+            await self._nominate(pod, decision.node)
+            await asyncio.sleep(self.slow_binding)
+            for claim, allocation in zip(claims, decision.allocations, strict=True):
+                reserved.append(await self._reserve(pod, claim, allocation))
+            await self._bind(pod, decision.node)
+            bound = True
+        except (Invalid, _PreBindError) as e:
+            await self._unreserve(pod, reserved)
+            await self._refuse(pod, _failed_to_reserve(e))
+        except DraError as e:
+            log.warning("pod not bound, will be tried again", pod=str(pod.key), error=str(e))
+            await self._unreserve(pod, reserved)
+            self._again()
+        finally:
+            if not bound:
+                self._bound.pop(pod.metadata.uid, None)
+                self._dirty.set()
+
+    async def _nominate(self, pod: ScheduledPod, node: str) -> None:
+        """Write the node for which the binding cycle begins (KEP-5278)."""
+        known = self._pods.get(pod.key) or pod
+        if known.status.nominated_node_name != node:
+            patch = {"metadata": {"uid": pod.metadata.uid}, "status": {"nominatedNodeName": node}}
+            await self._api.merge_patch(
+                PODS, pod.metadata.name, patch, pod.metadata.namespace, subresource="status"
+            )
+
+    async def _unreserve(self, pod: ScheduledPod, claims: Sequence[ResourceClaim]) -> None:
+        for claim in claims:
+            others = [r for r in claim.status.reserved_for if r.uid != pod.metadata.uid]
+            try:
+                await self._patch_claim(claim, {"status": {"reservedFor": _raw(others) or None}}, "status")
+            except DraError as e:
+                log.warning("claim stays reserved", claim=str(claim.key), error=str(e))
+
     async def _decide(
-        self, this: _Round, pod: Pod, claims: Sequence[ResourceClaim]
+        self, this: _Round, pod: ScheduledPod, claims: Sequence[ResourceClaim]
     ) -> _Placement | _Unschedulable:
         wanted = self._extended.wanted(pod)
         left_over = self._extended.left_over(pod) if wanted else None
-        problem = self._prefilter(claims)
+        problem = self._prefilter(pod, claims)
         if problem:
             total = len(this.nodes)
             return _Unschedulable(
@@ -235,7 +295,10 @@ class Scheduler:
                 reasons[node.metadata.name] = reason
             else:
                 candidates.append(node)
-        candidates.sort(key=lambda n: (len(this.by_node[n.metadata.name]), n.metadata.name))
+        nominated = pod.status.nominated_node_name
+        candidates.sort(
+            key=lambda n: (n.metadata.name != nominated, len(this.by_node[n.metadata.name]), n.metadata.name)
+        )
         chosen = self._allocate(pod, claims, wanted, candidates, reasons)
         if chosen is not None:
             return chosen
@@ -250,7 +313,11 @@ class Scheduler:
         ordered = [reasons[n.metadata.name] for n in this.nodes]
         return _Unschedulable(node_filters.summary(ordered, after))
 
-    def _prefilter(self, claims: Sequence[ResourceClaim]) -> str:
+    def _prefilter(self, pod: ScheduledPod, claims: Sequence[ResourceClaim]) -> str:
+        for volume in pod.spec.volumes:
+            used = volume.persistent_volume_claim
+            if used and self._volumes.get(ObjectKey(pod.metadata.namespace, used.claim_name)) is None:
+                return f'persistentvolumeclaim "{used.claim_name}" not found'
         for claim in claims:
             if claim.metadata.deletion_timestamp is not None:
                 return f'resourceclaim "{claim.metadata.name}" is being deleted'
@@ -264,7 +331,7 @@ class Scheduler:
 
     def _allocate(
         self,
-        pod: Pod,
+        pod: ScheduledPod,
         claims: Sequence[ResourceClaim],
         wanted: Mapping[str, DeviceClass],
         candidates: Sequence[Node],
@@ -290,7 +357,28 @@ class Scheduler:
 
     # --- writing --------------------------------------------------------------------------------------------
 
-    async def _reserve(self, pod: Pod, claim: ResourceClaim, allocation: AllocationResult) -> None:
+    async def _reserve(
+        self, pod: ScheduledPod, claim: ResourceClaim, allocation: AllocationResult
+    ) -> ResourceClaim:
+        """Reserve a claim for a pod. After a conflict it is read again, and reserved as it is then.
+
+        Raises:
+            _PreBindError: it was allocated, or deallocated, by another in the meantime.
+        """
+        allocated = claim.status.allocation is not None
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._reserve_once(pod, claim, allocation)
+            except Conflict:
+                claim = await self._api.get(RESOURCE_CLAIMS, claim.metadata.name, claim.metadata.namespace)
+                if (claim.status.allocation is not None) != allocated:
+                    what = "deallocated" if allocated else "allocated"
+                    raise _PreBindError(f"claim {claim.key} got {what} elsewhere in the meantime") from None
+        raise _PreBindError(f"claim {claim.key} changes all the time")
+
+    async def _reserve_once(
+        self, pod: ScheduledPod, claim: ResourceClaim, allocation: AllocationResult
+    ) -> ResourceClaim:
         if claim.status.allocation is None and CLAIM_FINALIZER not in (claim.metadata.finalizers or ()):
             claim = await self._patch_claim(
                 claim, {"metadata": {"finalizers": [*(claim.metadata.finalizers or ()), CLAIM_FINALIZER]}}
@@ -304,15 +392,15 @@ class Scheduler:
             reserved = [*claim.status.reserved_for, resourceclaim.pod_reference(pod)]
             status["reservedFor"] = _raw(reserved)
         elif claim.status.allocation is not None:
-            return
+            return claim
         try:
-            await self._patch_claim(claim, {"status": status}, "status")
+            return await self._patch_claim(claim, {"status": status}, "status")
         except Invalid as e:
             raise Invalid(
                 f"add reservation to claim {claim.key}: {e}", code=e.code, reason=e.reason, causes=e.causes
             ) from e
 
-    async def _deallocated(self, pod: Pod, claim: ResourceClaim) -> bool:
+    async def _deallocated(self, pod: ScheduledPod, claim: ResourceClaim) -> bool:
         """Deallocate a claim (PostFilter) that no other pod has reserved, whoever allocated it."""
         if any(ref.uid != pod.metadata.uid for ref in claim.status.reserved_for):
             return False
@@ -335,7 +423,7 @@ class Scheduler:
         self._cluster.assume(changed)
         return changed
 
-    async def _bind(self, pod: Pod, node: str) -> None:
+    async def _bind(self, pod: ScheduledPod, node: str) -> None:
         binding: Resource[MetaObject] = Resource(
             "", "v1", f"pods/{pod.metadata.name}/binding", "Binding", MetaObject, namespaced=True
         )
@@ -355,14 +443,15 @@ class Scheduler:
         message = f"Successfully assigned {pod.key} to {node}"
         self._recorder.event(PODS, pod, "Normal", "Scheduled", message)
 
-    async def _refuse(self, pod: Pod, why: _Unschedulable) -> None:
+    async def _refuse(self, pod: ScheduledPod, why: _Unschedulable) -> None:
         uid = pod.metadata.uid
         loop = asyncio.get_running_loop()
         delay = min(self._not_before.get(uid, (0.0, self._backoff / 2))[1] * 2, self._backoff * 10)
         self._not_before[uid] = (loop.time() + delay, delay)
         loop.call_later(delay, self._dirty.set)
         said = self._reported.get(uid)
-        if said == why.message:
+        known = self._pods.get(pod.key) or pod
+        if said == why.message and not known.status.nominated_node_name:
             return
         condition = {
             "type": "PodScheduled",
@@ -371,11 +460,14 @@ class Scheduler:
             "message": why.message,
             "lastTransitionTime": rfc3339(time.time()),
         }
-        others = [dict(c) for c in pod.status.conditions if c.get("type") != "PodScheduled"]
+        others = [dict(c) for c in known.status.conditions if c.get("type") != "PodScheduled"]
         await self._api.merge_patch(
             PODS,
             pod.metadata.name,
-            {"metadata": {"uid": uid}, "status": {"conditions": [*others, condition]}},
+            {
+                "metadata": {"uid": uid},
+                "status": {"conditions": [*others, condition], "nominatedNodeName": None},
+            },
             pod.metadata.namespace,
             subresource="status",
         )
@@ -383,6 +475,10 @@ class Scheduler:
         if said is None:
             # Later events are counted in the first one, whose text stays.
             self._recorder.event(PODS, pod, "Warning", "FailedScheduling", why.message)
+
+
+def _failed_to_reserve(error: DraError) -> _Unschedulable:
+    return _Unschedulable(f'running PreBind plugin "DynamicResources": {error}', "SchedulerError")
 
 
 def _allows(claim: ResourceClaim, node: Node) -> bool:

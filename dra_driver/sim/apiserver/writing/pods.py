@@ -47,6 +47,7 @@ def bind(registry: Registry, kind: Kind, namespace: str, name: str, body: Any, o
     status = dict(raw.get("status") or {})
     conditions = [c for c in status.get("conditions") or [] if c.get("type") != "PodScheduled"]
     status["conditions"] = [*conditions, scheduled]
+    status.pop("nominatedNodeName", None)  # ClearingNominatedNodeNameAfterBinding
     metadata = dict(raw["metadata"])
     annotations = (body.get("metadata") or {}).get("annotations")
     if annotations:

@@ -1,0 +1,140 @@
+"""Allocations that are tentative, beside a kube-scheduler: the stand-in, and the real one.
+
+The real one needs no root and no kubelet, only a folder with etcd, kube-apiserver and kube-scheduler that the
+variable ``DRA_K8S_BIN`` names. ``SLOW_BINDING_SECONDS`` is how slow a binding cycle is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from builders import container
+from placement_judge import judging
+from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
+
+from dra_driver.api.core import PODS
+from dra_driver.api.resource import RESOURCE_CLAIMS
+
+pytestmark = pytest.mark.slow
+
+KINDS = ["embedded", pytest.param("real", marks=pytest.mark.long)]
+SLOW = float(os.environ.get("SLOW_BINDING_SECONDS") or 7.0)
+# A volume claim with a typo: kube-scheduler cannot place such a pod, and the allocator does not look at it.
+TYPO = "data-o"
+
+Scenario = Callable[[SchedulingWorld], Awaitable[None]]
+
+
+def run(kind: str, scenario: Scenario) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(240), scheduling_world(kind) as world:
+            async with judging(world.api, NAMESPACE) as judge:
+                await scenario(world)
+            print(kind, {what: round(seconds, 2) for what, seconds in judge.longest.items()})
+
+    asyncio.run(main())
+
+
+def storage(amount: str) -> list[dict[str, Any]]:
+    return [{**container(), "resources": {"requests": {"ephemeral-storage": amount}}}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_that_cannot_be_placed_keep_nothing_from_those_that_can(kind: str) -> None:
+    async def scenario(world: SchedulingWorld) -> None:
+        for i in range(3):
+            await world.node(f"n{i}", gpus=1)
+        async with world.controller():
+            for i in range(4):
+                await world.claim(f"typo-{i}")
+                await world.pod(f"typo-{i}", f"typo-{i}", volume=TYPO)
+            await asyncio.sleep(1)
+            healthy = [f"healthy-{i}" for i in range(3)]
+            for name in healthy:
+                await world.claim(name)
+                await world.pod(name, name)
+            await world.until_bound(healthy)
+            await asyncio.sleep(2)
+        held = [
+            c.metadata.name
+            for c in (await world.api.list(RESOURCE_CLAIMS, NAMESPACE)).items
+            if c.status.allocation is not None
+        ]
+        assert sorted(held) == healthy
+
+    run(kind, scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_node_is_nominated_before_kube_scheduler_sees_the_pod(kind: str) -> None:
+    async def scenario(world: SchedulingWorld) -> None:
+        await world.node("n0", gpus=1)
+        async with world.controller():
+            world.scheduler.slow_binding = 3.0
+            await world.claim("c")
+            await world.pod("p", "c")
+            await asyncio.sleep(1.5)
+            pod = await world.get("p")
+            assert (pod.status.nominated_node_name, pod.spec.scheduling_gates) == ("n0", ())
+            await world.until_bound(["p"])
+            assert (await world.get("p")).status.nominated_node_name == ""
+
+    run(kind, scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_with_room_again_is_used_within_two_seconds(kind: str) -> None:
+    """Without room for what the allocator does not count, each node is tried and left out for a while."""
+
+    async def scenario(world: SchedulingWorld) -> None:
+        for i in range(3):
+            await world.node(f"n{i}", gpus=1)
+            await world.pod(f"old-{i}", gated=False, nodeName=f"n{i}", containers=storage("8Gi"))
+        async with world.controller():
+            await world.claim("c")
+            await world.pod("p", "c", containers=storage("8Gi"))
+            await asyncio.sleep(14)
+            assert not (await world.get("p")).spec.node_name
+            await world.api.delete(PODS, "old-1", NAMESPACE, grace_period_seconds=0)
+            took = await world.until_bound(["p"])
+            assert (await world.get("p")).spec.node_name == "n1"
+            print(f"{kind}: bound {took:.2f} s after the node had room")
+            # kube-scheduler itself may wait for its own back-off of up to ten seconds.
+            assert took < (2 if kind == "embedded" else 12)
+
+    run(kind, scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("timeout", [5.0, 60.0], ids=["timeout shorter than binding", "longer"])
+def test_slow_bindings_meet_deallocations_and_ends_of_the_controller(kind: str, timeout: float) -> None:
+    """A device is never in two claims, and no pod is bound without its devices on its node."""
+
+    async def scenario(world: SchedulingWorld) -> None:
+        for i in range(3):
+            await world.node(f"n{i}", gpus=2)
+        world.scheduler.slow_binding = SLOW
+        names = [f"p{i}" for i in range(6)]
+        async with world.controller(binding_seconds=timeout):
+            for i in range(6):
+                await world.claim(f"c{i}")
+            for i, name in enumerate(names):
+                await world.pod(name, f"c{i % 4}", gated=i % 3 > 0)  # two claims are shared
+            await world.pod("typo", "c1", volume=TYPO)
+            await world.pod("alone", "c5", volume=TYPO)
+            await asyncio.sleep(SLOW / 2)
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            async with world.controller(binding_seconds=timeout):
+                await asyncio.sleep(SLOW * 0.8)
+        world.scheduler.slow_binding = 0.0
+        async with world.controller(binding_seconds=timeout):
+            await world.until_bound(names, 120)
+            await asyncio.sleep(6)
+        assert not (await world.get("typo")).spec.node_name
+
+    run(kind, scenario)

@@ -1,0 +1,129 @@
+"""Watches a cluster, and says what must never be seen of allocations, whoever places the pods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+from dra_driver.api.core import PODS, Pod
+from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
+from dra_driver.kube import Handler, Informer, KubeApi
+from dra_driver.resourceclaim import pod_claims
+
+__all__ = ["PlacementJudge", "judging"]
+
+WITHOUT_DEVICES_SECONDS = 5.0
+HELD_SECONDS = 3.0
+
+
+class PlacementJudge:
+    """What was found so far.
+
+    Attributes:
+        violations: a device in two claims; a pod bound for more than five seconds without its devices on its
+            node; devices that a pod holds for more than three seconds after kube-scheduler has reported that
+            it cannot place the pod, preemption under way excepted.
+        longest: seconds for which a pod was bound without its devices, and held devices after such a report.
+    """
+
+    def __init__(self, pods: Informer[Pod], claims: Informer[ResourceClaim]) -> None:
+        self.violations: list[str] = []
+        self.longest = {"without devices": 0.0, "held": 0.0}
+        self._pods = pods
+        self._claims = claims
+        self._since: dict[tuple[str, str], float] = {}
+        self._holders: dict[tuple[str, str, str], str] = {}
+        self._held: dict[str, set[tuple[str, str, str]]] = {}
+        claims.add_handler(Handler(self._saw, lambda _, c: self._saw(c), self._gone))
+
+    def _gone(self, claim: ResourceClaim) -> None:
+        self._hold(claim, None)
+
+    def _saw(self, claim: ResourceClaim) -> None:
+        self._hold(claim, claim.status.allocation)
+
+    def _hold(self, claim: ResourceClaim, allocation: AllocationResult | None) -> None:
+        """Follow the order of writes: one claim has given a device back before another one has it."""
+        results = allocation.devices.results if allocation is not None else ()
+        now = {(str(r.driver), str(r.pool), r.device) for r in results}
+        before = self._held.get(claim.metadata.uid, set())
+        for device in before - now:
+            self._holders.pop(device, None)
+        for device in now - before:
+            other = self._holders.get(device)
+            if other is not None:
+                self.violations.append(f"{'/'.join(device)} is held by {other} and {claim.key}")
+            self._holders[device] = str(claim.key)
+        self._held[claim.metadata.uid] = now
+
+    def look(self, now: float) -> None:
+        """Look at how things are, and for how long they have been so."""
+        found = dict(self._findings())
+        self._since = {key: self._since.get(key, now) for key in found}
+        for (kind, name), since in self._since.items():
+            lasted = now - since
+            self.longest[kind] = max(self.longest[kind], lasted)
+            limit = WITHOUT_DEVICES_SECONDS if kind == "without devices" else HELD_SECONDS
+            if lasted > limit:
+                self.violations.append(f"{name}: {kind} for {lasted:.1f} s: {found[kind, name]}")
+                self._since[kind, name] = now
+
+    def _findings(self) -> Iterator[tuple[tuple[str, str], str]]:
+        for pod in self._pods.items():
+            if pod.status.phase in ("Succeeded", "Failed") or pod.metadata.deletion_timestamp:
+                continue
+            claims = [self._claims.get(used.key) for used in pod_claims(pod) if used.key is not None]
+            name = str(pod.key)
+            if pod.spec.node_name:
+                missing = [c for c in claims if c is None or not _is_on(c, pod)]
+                if missing:
+                    yield ("without devices", name), f"on node {pod.spec.node_name}"
+            elif (report := _report(pod)) and any(c is not None and self._is_held(c) for c in claims):
+                yield ("held", name), report
+
+    def _is_held(self, claim: ResourceClaim) -> bool:
+        users = [p for p in self._pods.items() if any(u.key == claim.key for u in pod_claims(p))]
+        hopeless = all(_report(p) and not p.spec.node_name for p in users)
+        return claim.status.allocation is not None and not claim.status.reserved_for and hopeless
+
+
+def _report(pod: Pod) -> str:
+    """Return why the pod cannot be placed, where that is about what it has been allocated."""
+    for condition in pod.status.conditions:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            message = str(condition.get("message"))
+            failed = condition.get("reason") in ("Unschedulable", "SchedulerError")
+            if failed and not pod.status.nominated_node_name and "cannot allocate all claims" not in message:
+                return message
+    return ""
+
+
+def _is_on(claim: ResourceClaim, pod: Pod) -> bool:
+    allocation = claim.status.allocation
+    here = allocation is not None and all(r.pool == pod.spec.node_name for r in allocation.devices.results)
+    return here and any(r.uid == pod.metadata.uid for r in claim.status.reserved_for)
+
+
+@contextlib.asynccontextmanager
+async def judging(api: KubeApi, namespace: str) -> AsyncIterator[PlacementJudge]:
+    """Watch until the block ends; fail where something was found that must never be."""
+    pods, claims = Informer(api, PODS, namespace=namespace), Informer(api, RESOURCE_CLAIMS)
+    judge = PlacementJudge(pods, claims)
+    tasks = [asyncio.create_task(i.run()) for i in (pods, claims)]
+
+    async def look() -> None:
+        while True:
+            judge.look(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.1)
+
+    try:
+        await pods.synced.wait()
+        await claims.synced.wait()
+        tasks.append(asyncio.create_task(look()))
+        yield judge
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert not judge.violations, judge.violations
