@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from controller.allocate.decide import CLAIM_INDEX, GROUP_INDEX, claims_of, groups_of
+from controller.allocate.decide import CLAIM_INDEX, GROUP_INDEX, NODE_INDEX, claims_of, groups_of, nodes_of
 from controller.allocate.doubles import HELD_INDEX, pools_held
 from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
 from controller.publish.publisher import POOL_INDEX, pool_of
@@ -61,7 +61,11 @@ class Informers:
             classes=Informer(client, DEVICE_CLASSES),
             claims=Informer(client, RESOURCE_CLAIMS, indices={HELD_INDEX: pools_held}),
             templates=Informer(client, RESOURCE_CLAIM_TEMPLATES),
-            pods=Informer(client, PODS, indices={CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of}),
+            pods=Informer(
+                client,
+                PODS,
+                indices={CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of, NODE_INDEX: nodes_of},
+            ),
             taint_rules=await informer_of_rules(client),
         )
 

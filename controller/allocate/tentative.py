@@ -10,7 +10,16 @@ from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.attempts import Attempt, Attempts, Bound, Deallocate, Hold
 from controller.allocate.deallocation import Deallocator
-from controller.allocate.decide import CLAIM_INDEX, NodeTurnedDown, PodExpected, PodID, claims_of, is_finished
+from controller.allocate.decide import (
+    CLAIM_INDEX,
+    EVERYWHERE,
+    NODE_INDEX,
+    NodeTurnedDown,
+    PodExpected,
+    PodID,
+    claims_of,
+    is_finished,
+)
 from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
 from controller.observe.metrics import Metrics
@@ -61,7 +70,7 @@ class TentativeAllocations:
             recorder: for Events.
             metrics: to report to.
             clock: for time-outs.
-            pods: with the index ``CLAIM_INDEX``.
+            pods: with the indices ``CLAIM_INDEX`` and ``NODE_INDEX``.
         """
         self._attempts = attempts
         self._journal = journal
@@ -98,13 +107,23 @@ class TentativeAllocations:
         pod = self._pods.get(key)
         if pod is None:
             return
-        match self._attempts.judge(pod, self._clock.monotonic()):
+        preempting = self._is_preempted_for(pod.status.nominated_node_name)
+        match self._attempts.judge(pod, self._clock.monotonic(), preempting=preempting):
             case None | Bound():
                 pass
             case Hold(seconds):
                 self._wakeups.tentative.add_after(key, seconds)
             case Deallocate() as verdict:
                 await self._deallocate(pod, verdict)
+
+    def _is_preempted_for(self, node: str) -> bool:
+        """Return whether kube-scheduler evicts pods from a nominated node (KEP-3329, DisruptionTarget)."""
+        return bool(node) and any(
+            condition.get("type") == "DisruptionTarget" and condition.get("reason") == "PreemptionByScheduler"
+            for victim in self._pods.by_index(NODE_INDEX, node)
+            for condition in victim.status.conditions
+            if not is_finished(victim)
+        )
 
     async def _deallocate(self, pod: Pod, verdict: Deallocate) -> None:
         claims = [c for k in claims_of(pod) if (c := self._assume_cache.get(k)) is not None]
@@ -121,7 +140,8 @@ class TentativeAllocations:
 
     def _turn_down(self, pod: Pod, attempt: Attempt, verdict: Deallocate) -> None:
         # Before the devices are free: else the same pod is the first to get them.
-        self._journal.apply(NodeTurnedDown(pod.metadata.uid, attempt.node, self._clock.monotonic()))
+        node = EVERYWHERE if verdict.everywhere else attempt.node
+        self._journal.apply(NodeTurnedDown(pod.metadata.uid, node, self._clock.monotonic()))
         self._journal.apply(PodExpected(PodID(pod.key, pod.metadata.uid), None))
         self._metrics.deallocations.labels(verdict.reason).inc()
         log.info("deallocating", pod=str(pod.key), node=attempt.node, reason=verdict.message)

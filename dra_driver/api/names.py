@@ -7,6 +7,7 @@ from typing import Final
 __all__ = [
     "ALLOCATION_GATE",
     "ALLOCATOR_LABEL",
+    "CANNOT_ALLOCATE",
     "CLAIM_FINALIZER",
     "CONTROLLER_FIELD_MANAGER",
     "CONTROLLER_TAINT",
@@ -18,6 +19,7 @@ __all__ = [
     "GROUP_LABEL",
     "GROUP_SIZE_LABEL",
     "IMPLICIT_RESOURCE_PREFIX",
+    "NOT_ON_NODE",
     "NUMA_NODE",
     "NVIDIA_DRIVER_NAME",
     "PASSTHROUGH",
@@ -46,6 +48,12 @@ CONTROLLER_TAINT: Final = "dra-driver.dev/controller"
 # (value "controller").
 ALLOCATION_GATE: Final = "dra-driver.dev/allocation"
 ALLOCATOR_LABEL: Final = "dra-driver.dev/allocator"
+
+# What kube-scheduler says of a node (condition PodScheduled, plugin DynamicResources) where a claim of the
+# pod is not allocated, or is allocated on another node. All other filters come first, so without that the
+# node would suit the pod.
+CANNOT_ALLOCATE: Final = "cannot allocate all claims"
+NOT_ON_NODE: Final = "resourceclaim not available on the node"
 
 # ``spec.schedulerName`` of pods that do not say otherwise.
 DEFAULT_SCHEDULER: Final = "default-scheduler"

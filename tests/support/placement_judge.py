@@ -35,6 +35,9 @@ class PlacementJudge:
         self._since: dict[tuple[str, str], float] = {}
         self._holders: dict[tuple[str, str, str], str] = {}
         self._held: dict[str, set[tuple[str, str, str]]] = {}
+        # When kube-scheduler said something else about a pod, and when a claim got other devices.
+        self._reported: dict[str, tuple[str, float]] = {}
+        self._allocated: dict[str, float] = {}
         claims.add_handler(Handler(self._saw, lambda _, c: self._saw(c), self._gone))
 
     def _gone(self, claim: ResourceClaim) -> None:
@@ -55,10 +58,15 @@ class PlacementJudge:
             if other is not None:
                 self.violations.append(f"{'/'.join(device)} is held by {other} and {claim.key}")
             self._holders[device] = str(claim.key)
+        if now != before:
+            self._allocated[claim.metadata.uid] = asyncio.get_running_loop().time()
         self._held[claim.metadata.uid] = now
 
     def look(self, now: float) -> None:
         """Look at how things are, and for how long they have been so."""
+        for pod in self._pods.items():
+            if self._reported.get(pod.metadata.uid, ("", 0.0))[0] != (report := _report(pod)):
+                self._reported[pod.metadata.uid] = (report, now)
         found = dict(self._findings())
         self._since = {key: self._since.get(key, now) for key in found}
         for (kind, name), since in self._since.items():
@@ -79,13 +87,23 @@ class PlacementJudge:
                 missing = [c for c in claims if c is None or not _is_on(c, pod)]
                 if missing:
                     yield ("without devices", name), f"on node {pod.spec.node_name}"
-            elif (report := _report(pod)) and any(c is not None and self._is_held(c) for c in claims):
-                yield ("held", name), report
+            elif any(c is not None and self._is_held(c) for c in claims):
+                yield ("held", name), _report(pod)
 
     def _is_held(self, claim: ResourceClaim) -> bool:
+        """Return whether a claim stays allocated although none of its pods can be placed with it."""
         users = [p for p in self._pods.items() if any(u.key == claim.key for u in pod_claims(p))]
-        hopeless = all(_report(p) and not p.spec.node_name for p in users)
+        hopeless = all(self._is_hopeless(p, claim) for p in users)
         return claim.status.allocation is not None and not claim.status.reserved_for and hopeless
+
+    def _is_hopeless(self, pod: Pod, claim: ResourceClaim) -> bool:
+        """Return whether kube-scheduler has failed since the claim was allocated; nothing is preempted here.
+
+        It clears the nominated node, but not where it fails before it looks at claims.
+        """
+        report, since = self._reported.get(pod.metadata.uid, ("", 0.0))
+        newer = since >= self._allocated.get(claim.metadata.uid, 0.0)
+        return bool(report) and not pod.spec.node_name and (newer or not pod.status.nominated_node_name)
 
 
 def _report(pod: Pod) -> str:
@@ -94,7 +112,7 @@ def _report(pod: Pod) -> str:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             message = str(condition.get("message"))
             failed = condition.get("reason") in ("Unschedulable", "SchedulerError")
-            if failed and not pod.status.nominated_node_name and "cannot allocate all claims" not in message:
+            if failed and "cannot allocate all claims" not in message:
                 return message
     return ""
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from controller.allocate.answers.freshness import Freshness
 from controller.allocate.decide import (
+    EVERYWHERE,
     Change,
     ClaimAssumed,
     ClaimGone,
@@ -29,6 +30,7 @@ from controller.allocate.decide import (
     QuestionHeavy,
     Watched,
     changed_node,
+    has_node,
     same_devices,
 )
 from dra_driver.api.core import Node, Pod
@@ -80,7 +82,7 @@ class Journal:
         self._assumed: dict[Uid, ClaimAssumed] = {}
         self._pools: dict[PoolID, PoolChanged] = {}
         self._expected: dict[Uid, PodExpected] = {}
-        self._turned_down: dict[str, dict[Uid, list[NodeTurnedDown]]] = {}
+        self._turned_down: dict[str | None, dict[Uid, list[NodeTurnedDown]]] = {}
         # Of pods that are gone as well: their namespaces go on.
         self._overran: OrderedDict[ObjectKey, DecisionOverran] = OrderedDict()
         self._heavy: dict[ObjectKey, QuestionHeavy] = {}
@@ -172,7 +174,9 @@ class Journal:
         kind = type(item)
         old = self._objects[kind].get(item.key)
         self._objects[kind][item.key] = item
-        self._turned_down.pop(changed_node(old, item), None)
+        self._turned_down.pop(changed_node(old, item) or None, None)
+        if has_node(old, item):
+            self._turned_down.get(EVERYWHERE, {}).pop(item.metadata.uid, None)
         if isinstance(item, ResourceSlice):
             self._slices_changed(s for s in (old, item) if s is not None)
         elif isinstance(item, DeviceTaintRule):
@@ -185,7 +189,7 @@ class Journal:
 
     def _gone(self, kind: type[Watched], key: ObjectKey) -> None:
         old = self._objects[kind].pop(key, None)
-        self._turned_down.pop(changed_node(old, None), None)
+        self._turned_down.pop(changed_node(old, None) or None, None)
         if isinstance(old, ResourceSlice):
             self._slices_changed((old,))
         elif isinstance(old, DeviceTaintRule):

@@ -106,10 +106,10 @@ class Attempts:
             self._put(pod.metadata.uid, replace(attempt, sign=sign, since=now, failed=failed))
         return True
 
-    def judge(self, pod: Pod, now: float) -> Bound | Hold | Deallocate | None:
+    def judge(self, pod: Pod, now: float, *, preempting: bool = False) -> Bound | Hold | Deallocate | None:
         """Decide what becomes of a pod's allocations; None where it has none that are tentative."""
         attempt = self._attempts.get(pod.metadata.uid)
-        return None if attempt is None else judge(attempt, pod, now)
+        return None if attempt is None else judge(attempt, pod, now, preempting=preempting)
 
     def bound(self, pod: Uid, now: float) -> None:
         """Note that a pod is bound."""

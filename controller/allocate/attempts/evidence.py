@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from dra_driver.api.core import Pod
+from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
 from dra_driver.ownership import is_newer
 
 __all__ = ["Attempt", "Bound", "Deallocate", "Hold", "Report", "judge", "report_of"]
 
 _FAILURES: Final = ("Unschedulable", "SchedulerError")
-# kube-scheduler's words for a claim that is not allocated (plugin DynamicResources). A cycle that ends so
-# began before it could see the allocation, however late its report comes.
-_LOOKED_TOO_EARLY: Final = "cannot allocate all claims"
+# Until victims of a preemption show after the report.
+_PREEMPTION_SECONDS: Final = 1.5
 
 
 class Report(NamedTuple):
@@ -91,35 +91,51 @@ class Deallocate:
     Attributes:
         reason: ``unschedulable`` or ``timeout``, for metrics.
         message: for people.
+        everywhere: no node suits the pod, whatever devices it has there.
     """
 
     reason: str
     message: str
+    everywhere: bool = False
 
 
-def judge(attempt: Attempt, pod: Pod, now: float) -> Bound | Hold | Deallocate:
+def judge(attempt: Attempt, pod: Pod, now: float, *, preempting: bool = False) -> Bound | Hold | Deallocate:
     """Decide what becomes of the allocations of a pod.
 
-    kube-scheduler clears ``nominatedNodeName`` in the same write in which it reports a failure, except while
-    it preempts other pods for this one, and sets it while it binds. So a report counts only where no node is
-    nominated, and where it is newer than the allocation: it differs from the one before, or our nomination is
-    gone.
+    A report counts where it is newer than the allocation: it differs from the one before, or our nomination
+    is gone. kube-scheduler clears ``nominatedNodeName`` in the write in which it reports a failure, but not
+    while it preempts other pods for this one, and not where it fails before it looks at claims (a claim of a
+    volume that does not exist). Victims of a preemption tell the two apart.
 
     Args:
         attempt: what is known of it.
         pod: as it is now.
         now: the time.
+        preempting: kube-scheduler evicts pods from the nominated node.
     """
     if pod.spec.node_name:
         return Bound()
     report = report_of(pod)
-    if report is not None and not pod.status.nominated_node_name:
-        cleared = bool(attempt.nominated) and is_newer(pod.metadata.resource_version, attempt.nominated)
-        if (cleared or report != attempt.before) and _LOOKED_TOO_EARLY not in report.message:
-            return Deallocate("unschedulable", f"{report.reason}: {report.message}")
+    if report is not None and not preempting and _is_new(report, attempt, pod):
+        wait = attempt.since + _PREEMPTION_SECONDS - now if pod.status.nominated_node_name else 0.0
+        if wait > 0:
+            return Hold(wait)
+        everywhere = report.reason == "Unschedulable" and NOT_ON_NODE not in report.message
+        return Deallocate("unschedulable", f"{report.reason}: {report.message}", everywhere)
     if not attempt.handed_over:
         return Hold(attempt.seconds)
     left = attempt.since + attempt.seconds - now
     if left > 0:
         return Hold(left)
     return Deallocate("timeout", f"kube-scheduler has not said anything about it for {attempt.seconds:g} s")
+
+
+def _is_new(report: Report, attempt: Attempt, pod: Pod) -> bool:
+    """Return whether a report is about the allocations of an attempt.
+
+    A cycle that found a claim not allocated began before it could see the allocation, however late its report
+    comes.
+    """
+    seen = bool(attempt.nominated) and is_newer(pod.metadata.resource_version, attempt.nominated)
+    cleared = seen and not pod.status.nominated_node_name
+    return (cleared or report != attempt.before) and CANNOT_ALLOCATE not in report.message

@@ -41,21 +41,25 @@ from controller.allocate.decide.messages import (
     Watched,
     Write,
 )
-from controller.allocate.decide.node_backoff import changed_node
+from controller.allocate.decide.node_backoff import EVERYWHERE, changed_node, has_node
 from controller.allocate.decide.objects import (
     CLAIM_INDEX,
     GROUP_INDEX,
+    NODE_INDEX,
     claims_of,
     groups_of,
     is_finished,
+    nodes_of,
 )
 from controller.allocate.decide.placement import same_for_pods
 from controller.allocate.decide.pool_owners import Owner, PoolOwners
 
 __all__ = [
     "CLAIM_INDEX",
+    "EVERYWHERE",
     "GROUP_INDEX",
     "LONGEST_LEARNED",
+    "NODE_INDEX",
     "Change",
     "ClaimAssumed",
     "ClaimGone",
@@ -91,8 +95,10 @@ __all__ = [
     "changed_node",
     "claims_of",
     "groups_of",
+    "has_node",
     "is_finished",
     "node_of",
+    "nodes_of",
     "same_devices",
     "same_for_pods",
 ]

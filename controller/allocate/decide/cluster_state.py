@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterable, Set
 
 from controller.allocate.decide.activity import BusyDevices
 from controller.allocate.decide.objects import Collected, Objects
@@ -47,6 +47,11 @@ class ClusterState:
     def pools(self) -> Set[PoolID]:
         """All pools with devices."""
         return self._owners.pools
+
+    @property
+    def node_names(self) -> Iterable[str]:
+        """Names of all nodes."""
+        return (node.metadata.name for node in self.nodes)
 
     # --- changes --------------------------------------------------------------------------------------------
 

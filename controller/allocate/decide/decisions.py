@@ -39,7 +39,7 @@ from controller.allocate.decide.messages import (
     Watched,
     Write,
 )
-from controller.allocate.decide.node_backoff import NodeBackoff, changed_node
+from controller.allocate.decide.node_backoff import NodeBackoff, changed_node, has_node
 from controller.allocate.decide.objects import (
     CLAIM_INDEX,
     GROUP_INDEX,
@@ -85,7 +85,7 @@ class Decisions:
         self._backoff = NodeBackoff(settings.avoid_seconds, settings.longest_avoid_seconds)
         self._heavy = HeavyQuestions(work)
         self._decider = PodDecider(settings, self._cluster, self._claims, self._pods, self._placements)
-        self._gangs = Gangs(settings, self._pods, self._claims, self._decider, self._usage, self._backoff)
+        self._gangs = Gangs(settings, self._pods, self._claims, self._decider, self._usage, self._avoided)
 
     # --- changes --------------------------------------------------------------------------------------------
 
@@ -147,6 +147,8 @@ class Decisions:
         nominated = bool(pod.status.nominated_node_name or pod.spec.node_name)
         self._improved(ends or (bool(old.status.nominated_node_name) and not nominated))
         self._backoff.reset(changed_node(old, pod))
+        if has_node(old, pod):
+            self._backoff.has_node(pod.metadata.uid)
         if ends or (pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp):
             self._forget_groups(pod)
 
@@ -240,7 +242,7 @@ class Decisions:
         group = self._gangs.of(pod)
         assert not isinstance(group, GroupProblem)
         budget = self._budget(question, is_group=group is not None)
-        avoid = self._backoff.nodes(pod.metadata.uid, now)
+        avoid = self._avoided(pod, now)
         decision: Decision
         gave_up = False
         if group is not None:
@@ -365,6 +367,9 @@ class Decisions:
             decision.elsewhere,
             signature_of(pod, decision.claims if alone else (), avoid),
         )
+
+    def _avoided(self, pod: Pod, now: float) -> Collection[str]:
+        return self._backoff.avoided(pod, self._cluster.node_names, now)
 
     def _serves_another(self, claim: ResourceClaim, pod: Pod) -> bool:
         """Return whether another pod that has everything it needs is about to run with the claim."""

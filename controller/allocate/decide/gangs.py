@@ -21,7 +21,7 @@ Members are pods of one namespace that carry, themselves or on a claim that they
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -38,7 +38,6 @@ from controller.allocate.decide.messages import (
     Wait,
     Write,
 )
-from controller.allocate.decide.node_backoff import NodeBackoff
 from controller.allocate.decide.objects import CLAIM_INDEX, GROUP_INDEX, Objects, claims_of, is_finished
 from controller.allocate.decide.placement import NodeUsage
 from controller.allocate.decide.solving import NoFit, PodDecider, Question, Trial
@@ -127,7 +126,7 @@ class Gangs:
         claims: what is taken.
         decider: for single pods.
         usage: while a group is tried, its members count where they would go.
-        backoff: nodes that are left out, by pod.
+        avoided: nodes that are left out for a pod at a time.
     """
 
     def __init__(
@@ -137,14 +136,14 @@ class Gangs:
         claims: ClaimView,
         decider: PodDecider,
         usage: NodeUsage,
-        backoff: NodeBackoff,
+        avoided: Callable[[Pod, float], Collection[str]],
     ) -> None:
         self._timeout = settings.group_seconds
         self._pods = pods
         self._claims = claims
         self._decider = decider
         self._usage = usage
-        self._backoff = backoff
+        self._avoided = avoided
         self._partial_since: dict[GroupKey, float] = {}
         self._refused: dict[GroupKey, _Refused] = {}
 
@@ -282,7 +281,7 @@ class Gangs:
                 p.spec.tolerations,
                 bool(foreign_gates(p)),
                 p.status.nominated_node_name,
-                sorted(self._backoff.nodes(p.metadata.uid, now)),
+                sorted(self._avoided(p, now)),
             )
             for p in gang.members
         ]
@@ -318,7 +317,7 @@ class Gangs:
         for pod in gang.members:
             if is_finished(pod):
                 continue
-            found = self._decider.question(pod, self._backoff.nodes(pod.metadata.uid, now))
+            found = self._decider.question(pod, self._avoided(pod, now))
             if isinstance(found, Wait | NoFit):
                 return found
             if isinstance(found, Question):
@@ -500,7 +499,7 @@ class Gangs:
             for pod in members:
                 if is_finished(pod):
                     continue
-                avoid = self._backoff.nodes(pod.metadata.uid, now)
+                avoid = self._avoided(pod, now)
                 decision = self._decider.decide(pod, budget, avoid, trial=trial, within=within)
                 if isinstance(decision, Wait | NoFit):
                     return decision

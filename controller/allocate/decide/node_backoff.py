@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
 
 from controller.allocate.decide.objects import is_finished
 from controller.allocate.decide.placement import same_for_pods
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import Uid, WireObject
+from dra_driver.api.names import CANNOT_ALLOCATE
 
-__all__ = ["NodeBackoff", "changed_node"]
+__all__ = ["EVERYWHERE", "NodeBackoff", "changed_node", "has_node"]
+
+EVERYWHERE: Final = ""
+"""In place of a node: kube-scheduler has no node for the pod, whatever devices it has there."""
 
 
 class _TurnedDown(NamedTuple):
@@ -35,11 +40,25 @@ def changed_node(old: WireObject | None, new: WireObject | None) -> str:
             return ""
 
 
+def has_node(old: WireObject | None, new: WireObject | None) -> bool:
+    """Return whether kube-scheduler says from now on that a node would suit a pod, but for its claims."""
+    said = isinstance(old, Pod) and _misses_only_claims(old)
+    return isinstance(new, Pod) and _misses_only_claims(new) and not said
+
+
+def _misses_only_claims(pod: Pod) -> bool:
+    return any(
+        c.get("type") == "PodScheduled" and CANNOT_ALLOCATE in str(c.get("message") or "")
+        for c in pod.status.conditions
+    )
+
+
 class NodeBackoff:
     """Nodes to avoid, by pod. Each time that a pod is turned down on a node, it is avoided for twice as long.
 
     Other nodes do not count: eight nodes that are tried in turn are each tried for the first time. What
-    changes on a node ends its avoidance.
+    changes on a node ends its avoidance. A pod that no node suits is left out ``EVERYWHERE``, but on nodes
+    that have changed since, and until kube-scheduler says that a node would suit it.
 
     Args:
         seconds: for which a node is avoided the first time.
@@ -51,14 +70,20 @@ class NodeBackoff:
         self._longest = longest
         self._nodes: dict[Uid, dict[str, _TurnedDown]] = {}
         self._pods: dict[str, set[Uid]] = {}
+        # Of pods that are left out everywhere: nodes that have changed since.
+        self._changed: dict[Uid, set[str]] = {}
 
     def add(self, pod: Uid, node: str, now: float) -> float:
         """Note that a node does not suit a pod; return the seconds for which it is avoided."""
         known = self._nodes.setdefault(pod, {})
         self._pods.setdefault(node, set()).add(pod)
         times = known[node].times if node in known else 0
-        seconds = min(self._seconds * float(1 << min(times, 16)), self._longest)
+        # kube-scheduler looks at the pod again when something changes, and says so.
+        first = self._longest if node == EVERYWHERE else self._seconds
+        seconds = min(first * float(1 << min(times, 16)), self._longest)
         known[node] = _TurnedDown(now + seconds, times + 1)
+        if node == EVERYWHERE:
+            self._changed[pod] = set()
         return seconds
 
     def nodes(self, pod: Uid, now: float) -> dict[str, float]:
@@ -68,8 +93,33 @@ class NodeBackoff:
             return {}
         return {node: entry.until - now for node, entry in known.items() if entry.until > now}
 
+    def avoided(self, pod: Pod, nodes: Iterable[str], now: float) -> Collection[str]:
+        """Return the names of all nodes that are avoided now, of those that there are.
+
+        A pod that is nominated although no node suits it has failed before kube-scheduler looked at nodes:
+        those that have changed are none the better for it.
+        """
+        uid = pod.metadata.uid
+        found = self.nodes(uid, now).keys()
+        if EVERYWHERE not in found:
+            return found
+        known = set() if pod.status.nominated_node_name else self._changed.get(uid, set())
+        changed = known - found
+        return {node for node in nodes if node not in changed}
+
+    def has_node(self, pod: Uid) -> None:
+        """Note that some node may suit a pod now."""
+        known = self._nodes.get(pod, {})
+        if known.pop(EVERYWHERE, None) is not None:
+            self._changed.pop(pod, None)
+            self._pods[EVERYWHERE].discard(pod)
+
     def reset(self, node: str) -> None:
         """Note that something on a node has changed: it may suit all pods now."""
+        if not node:
+            return
+        for pod in self._pods.get(EVERYWHERE, ()):
+            self._changed[pod].add(node)
         for pod in self._pods.pop(node, ()):
             known = self._nodes[pod]
             del known[node]
@@ -78,6 +128,7 @@ class NodeBackoff:
 
     def forget(self, pod: Uid) -> None:
         """Forget a pod that is gone."""
+        self._changed.pop(pod, None)
         for node in self._nodes.pop(pod, ()):
             pods = self._pods[node]
             pods.discard(pod)

@@ -11,12 +11,23 @@ from dra_driver.api.names import GROUP_LABEL
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.resourceclaim import pod_claims
 
-__all__ = ["CLAIM_INDEX", "GROUP_INDEX", "Collected", "Objects", "claims_of", "groups_of", "is_finished"]
+__all__ = [
+    "CLAIM_INDEX",
+    "GROUP_INDEX",
+    "NODE_INDEX",
+    "Collected",
+    "Objects",
+    "claims_of",
+    "groups_of",
+    "is_finished",
+    "nodes_of",
+]
 
 T = TypeVar("T", bound=WireObject)
 
 CLAIM_INDEX: Final = "claim"
 GROUP_INDEX: Final = "group"
+NODE_INDEX: Final = "node"
 
 
 def is_finished(pod: Pod) -> bool:
@@ -34,6 +45,12 @@ def groups_of(item: Pod | ResourceClaim) -> Iterable[tuple[str, str]]:
     name = (item.metadata.labels or {}).get(GROUP_LABEL, "")
     if name:
         yield (item.metadata.namespace, name)
+
+
+def nodes_of(pod: Pod) -> Iterable[str]:
+    """Yield the node that a pod is bound to, if it is: the function of ``NODE_INDEX``."""
+    if pod.spec.node_name:
+        yield pod.spec.node_name
 
 
 class Objects(Generic[T]):

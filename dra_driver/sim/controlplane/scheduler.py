@@ -25,7 +25,7 @@ from dra_driver import resourceclaim, structured
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS, Node
 from dra_driver.api.meta import ObjectKey, Resource
-from dra_driver.api.names import CLAIM_FINALIZER
+from dra_driver.api.names import CANNOT_ALLOCATE, CLAIM_FINALIZER, NOT_ON_NODE
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
@@ -48,8 +48,6 @@ __all__ = ["Scheduler"]
 
 log = structlog.get_logger(__name__)
 
-NOT_ON_NODE = "resourceclaim not available on the node"
-CANNOT_ALLOCATE = "cannot allocate all claims"
 LEFT_OVER = "cannot schedule extended resource claim"
 STILL = "still not schedulable"
 # Changes come in bursts (the slices of a pool, the pods that waited for them): one round handles them all.
@@ -61,8 +59,11 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class _Unschedulable:
+    """Why a pod cannot be placed; ``early``: it was found before claims were looked at."""
+
     message: str
     reason: str = "Unschedulable"
+    early: bool = False
 
 
 class _PreBindError(DraError):
@@ -274,7 +275,12 @@ class Scheduler:
     ) -> _Placement | _Unschedulable:
         wanted = self._extended.wanted(pod)
         left_over = self._extended.left_over(pod) if wanted else None
-        problem = self._prefilter(pod, claims)
+        volume = self._missing_volume(pod)
+        if volume:
+            # PostFilter of DynamicResources finds no state of its PreFilter then, and clears nothing.
+            missing = f'persistentvolumeclaim "{volume}" not found. not found'
+            return _Unschedulable(f"0/{len(this.nodes)} nodes are available: {missing}", early=True)
+        problem = self._prefilter(claims)
         if problem:
             total = len(this.nodes)
             return _Unschedulable(
@@ -313,11 +319,15 @@ class Scheduler:
         ordered = [reasons[n.metadata.name] for n in this.nodes]
         return _Unschedulable(node_filters.summary(ordered, after))
 
-    def _prefilter(self, pod: ScheduledPod, claims: Sequence[ResourceClaim]) -> str:
+    def _missing_volume(self, pod: ScheduledPod) -> str:
+        """Return the name of a PersistentVolumeClaim of the pod that does not exist; empty where all do."""
         for volume in pod.spec.volumes:
             used = volume.persistent_volume_claim
             if used and self._volumes.get(ObjectKey(pod.metadata.namespace, used.claim_name)) is None:
-                return f'persistentvolumeclaim "{used.claim_name}" not found'
+                return used.claim_name
+        return ""
+
+    def _prefilter(self, claims: Sequence[ResourceClaim]) -> str:
         for claim in claims:
             if claim.metadata.deletion_timestamp is not None:
                 return f'resourceclaim "{claim.metadata.name}" is being deleted'
@@ -451,7 +461,7 @@ class Scheduler:
         loop.call_later(delay, self._dirty.set)
         said = self._reported.get(uid)
         known = self._pods.get(pod.key) or pod
-        if said == why.message and not known.status.nominated_node_name:
+        if said == why.message and (why.early or not known.status.nominated_node_name):
             return
         condition = {
             "type": "PodScheduled",
@@ -461,13 +471,13 @@ class Scheduler:
             "lastTransitionTime": rfc3339(time.time()),
         }
         others = [dict(c) for c in known.status.conditions if c.get("type") != "PodScheduled"]
+        status: dict[str, Any] = {"conditions": [*others, condition]}
+        if not why.early:
+            status["nominatedNodeName"] = None
         await self._api.merge_patch(
             PODS,
             pod.metadata.name,
-            {
-                "metadata": {"uid": uid},
-                "status": {"conditions": [*others, condition], "nominatedNodeName": None},
-            },
+            {"metadata": {"uid": uid}, "status": status},
             pod.metadata.namespace,
             subresource="status",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import virtual_time
@@ -17,7 +18,11 @@ from dra_driver.api.core import NODES, PODS
 from dra_driver.api.names import ALLOCATION_GATE
 from dra_driver.api.resource import RESOURCE_CLAIMS
 
-TYPO = '0/2 nodes are available: persistentvolumeclaim "data-o" not found.'
+# One node does not suit the pod; the other one would, but its claim is allocated here.
+NOT_HERE = "0/2 nodes are available: 1 Too many pods, 1 resourceclaim not available on the node."
+NOWHERE = "0/2 nodes are available: 2 node(s) didn't match pod affinity rules."
+# Found before claims were looked at: the nomination stays.
+VOLUME = '0/2 nodes are available: persistentvolumeclaim "data-o" not found. not found'
 TOO_EARLY = "0/2 nodes are available: 2 cannot allocate all claims."
 # Seconds: between the evidence and the next allocation, and much longer than any reaction takes.
 SETTLED, LATER = 1.5, 5.0
@@ -54,14 +59,14 @@ def test_a_pod_that_cannot_be_placed_gives_its_devices_to_one_that_waits(reason:
 
     async def scenario(h: Harness) -> None:
         assert (h.devices("a"), h.devices("b")) == ([("n1", "gpu-0")], [])
-        h.report("a", TYPO, reason)
+        h.report("a", NOT_HERE, reason)
         await h.quiet()
         assert (h.devices("a"), h.devices("b")) == ([], [("n1", "gpu-0")])
-        assert TYPO in h.events("Deallocated")[0]
+        assert NOT_HERE in h.events("Deallocated")[0]
         assert metric(h, "tentative_deallocations_total", reason="unschedulable") == 1
         # The pod that is placed keeps them, whatever is said about the other one.
         h.bind("b", "n1")
-        h.report("a", TYPO + " Again.", reason)
+        h.report("a", NOT_HERE + " Again.", reason)
         await asyncio.sleep(LATER)
         assert (h.devices("a"), h.devices("b")) == ([], [("n1", "gpu-0")])
 
@@ -75,13 +80,51 @@ def test_it_is_served_again_on_another_node_although_its_gate_is_off() -> None:
 
     async def scenario(h: Harness) -> None:
         assert (h.devices("c"), nominated(h, "p")) == ([("n1", "gpu-0")], "n1")
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await h.quiet(SETTLED)
         assert (h.devices("c"), nominated(h, "p")) == ([("n2", "gpu-0")], "n2")
         # The same words again: that the nomination is gone is the news.
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await h.quiet(SETTLED)
         assert h.devices("c") == []
+
+    run(cluster, scenario)
+
+
+def test_a_pod_that_suits_no_node_is_tried_again_when_kube_scheduler_says_that_one_would() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        h.report("p", NOWHERE)
+        before = len(cluster.writes)
+        await asyncio.sleep(20)
+        assert h.devices("c") == []
+        assert len(cluster.writes) - before <= 4  # the deallocation, and Events
+        h.report("p", "0/2 nodes are available: 1 Too many pods, 1 cannot allocate all claims.")
+        await h.quiet()
+        assert h.devices("c")
+
+    run(cluster, scenario)
+
+
+def test_a_report_that_leaves_the_nomination_is_evidence_where_nothing_is_preempted() -> None:
+    cluster = waiting(n1=(40,))
+
+    async def scenario(h: Harness) -> None:
+        h.report("a", VOLUME, nominated="n1")
+        await asyncio.sleep(2)
+        assert (h.devices("a"), h.devices("b")) == ([], [("n1", "gpu-0")])
+        # A change of the node is none for the volume.
+        h.bind("b", "n1")
+        cluster.remove(PODS, "b", NS)
+        cluster.remove(RESOURCE_CLAIMS, "b", NS)
+        await asyncio.sleep(5)
+        assert h.devices("a") == []
+        h.report("a", TOO_EARLY)
+        await h.quiet()
+        assert h.devices("a") == [("n1", "gpu-0")]
 
     run(cluster, scenario)
 
@@ -92,7 +135,12 @@ def test_while_other_pods_are_preempted_for_it_a_pod_keeps_its_devices() -> None
     pod(cluster, "p", "c")
 
     async def scenario(h: Harness) -> None:
+        victim = _running("victim", "n1")
+        evicted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        victim["status"] = {"phase": "Running", "conditions": [evicted]}
         h.report("p", "0/2 nodes are available: 1 Insufficient cpu.", nominated="n1")
+        await asyncio.sleep(1)  # victims show later than the report
+        cluster.put(PODS, victim)
         await asyncio.sleep(8)
         assert h.devices("c") == [("n1", "gpu-0")]
         h.bind("p", "n1")
@@ -109,7 +157,7 @@ def test_what_was_said_before_the_allocation_is_no_evidence() -> None:
     pod(cluster, "p", "c", "other", gated=False)
 
     async def scenario(h: Harness) -> None:
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await h.quiet()
         pool(cluster, "n1", 40, 100)
         await h.quiet()
@@ -135,7 +183,7 @@ def test_a_claim_that_is_reserved_in_the_last_moment_stays() -> None:
                 h.bind("p", "n1")
 
         cluster.before = reserve
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await asyncio.sleep(LATER)
         assert h.devices("c") == [("n1", "gpu-0")]
         assert cluster.obj(PODS, "p", NS).spec.node_name == "n1"
@@ -151,14 +199,14 @@ def test_all_claims_of_a_pod_are_given_back_before_it_is_tried_elsewhere() -> No
 
     async def scenario(h: Harness) -> None:
         assert {n for n, _ in h.devices("a") + h.devices("b")} == {"n1"}
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await h.quiet()
         assert h.held() == []
         await h.quiet(SETTLED)
         assert {n for n, _ in h.devices("a") + h.devices("b")} == {"n2"}
         # As kube-scheduler does where other nodes were ruled out: one claim, then the report.
         cluster.edit(RESOURCE_CLAIMS, "a", {"status": {"allocation": None}}, NS)
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await h.quiet(SETTLED)
         assert h.held() == []
 
@@ -177,12 +225,12 @@ def test_a_shared_claim_stays_while_one_of_its_pods_may_still_be_placed() -> Non
 
     async def scenario(h: Harness) -> None:
         assert len(h.held()) == 2
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await h.quiet(SETTLED)
         # What only the first pod uses is given back; it goes where the shared claim is, or nowhere.
         assert h.devices("own") == []
         assert h.devices("shared")
-        h.report("q", TYPO)
+        h.report("q", NOT_HERE)
         await h.quiet()
         assert h.devices("shared") == []
 
@@ -197,7 +245,7 @@ def test_a_shared_claim_of_which_one_pod_is_bound_is_kept_for_it() -> None:
 
     async def scenario(h: Harness) -> None:
         h.bind("q", "n1")
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await asyncio.sleep(LATER)
         assert h.devices("shared") == [("n1", "gpu-0")]
 
@@ -233,10 +281,10 @@ def test_a_shared_claim_goes_nowhere_else_while_any_of_its_pods_is_nominated() -
 
     async def scenario(h: Harness) -> None:
         cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"allocation": None}}, NS)
-        h.report("p", TYPO)
+        h.report("p", NOT_HERE)
         await asyncio.sleep(10)
         assert h.devices("c") == []
-        h.report("q", TYPO)
+        h.report("q", NOT_HERE)
         await h.quiet(SETTLED)
         assert h.devices("c") == [("n2", "gpu-0")]
 
@@ -324,7 +372,7 @@ def test_a_controller_that_starts_knows_which_pods_could_not_be_placed() -> None
     async def main() -> None:
         async with controlling(cluster) as h:
             assert h.devices("a") == [("n1", "gpu-0")]
-        h.report("a", TYPO)
+        h.report("a", NOT_HERE)
         async with controlling(cluster) as h:
             await h.quiet()
             assert (h.devices("a"), h.devices("b")) == ([], [("n1", "gpu-0")])
@@ -343,7 +391,7 @@ def test_a_controller_that_starts_keeps_what_is_being_bound() -> None:
         async with controlling(cluster) as h:
             await asyncio.sleep(30)
             assert h.devices("c") == [("n1", "gpu-0")]
-            h.report("p", TYPO)
+            h.report("p", NOT_HERE)
             await h.quiet(SETTLED)
             assert h.devices("c") == [("n2", "gpu-0")]
 
@@ -375,15 +423,16 @@ def test_a_bound_pod_whose_claim_is_not_allocated_is_served_before_anything_else
 # --- a node that is freed, and the window -------------------------------------------------------------------
 
 
-def test_a_node_that_a_pod_leaves_is_tried_within_two_seconds() -> None:
+@pytest.mark.parametrize("messages", [(NOT_HERE, NOT_HERE), (NOWHERE,)], ids=["one by one", "nowhere"])
+def test_a_node_that_a_pod_leaves_is_tried_within_two_seconds(messages: tuple[str, ...]) -> None:
     cluster = cluster_of(n1=(40,), n2=(80,))
     claim(cluster, "c")
     pod(cluster, "p", "c")
     cluster.put(PODS, {**_running("old", "n1")})
 
     async def scenario(h: Harness) -> None:
-        for _ in range(2):
-            h.report("p", TYPO)
+        for message in messages:
+            h.report("p", message)
             await h.quiet(SETTLED)
         assert h.devices("c") == []
         await asyncio.sleep(4)
@@ -394,7 +443,7 @@ def test_a_node_that_a_pod_leaves_is_tried_within_two_seconds() -> None:
     run(cluster, scenario)
 
 
-def _running(name: str, on: str) -> dict[str, object]:
+def _running(name: str, on: str) -> dict[str, Any]:
     meta = {"name": name, "namespace": NS}
     spec = {"nodeName": on, "containers": [container()]}
     return {"metadata": meta, "spec": spec, "status": {"phase": "Running"}}
@@ -421,7 +470,7 @@ def test_no_more_pods_are_allocated_than_kube_scheduler_binds() -> None:
         await h.quiet()
         assert len(served(h)) == len(first) + 10 - (len(first) - LEAST)
         # One that cannot be placed makes room as well.
-        h.report(first[-1], TYPO)
+        h.report(first[-1], NOT_HERE)
         await h.quiet()
         assert metric(h, "unbound_pods") == LEAST
         for name in served(h):

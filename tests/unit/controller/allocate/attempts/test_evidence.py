@@ -39,7 +39,15 @@ def handed_over(before: Pod, *, nominated: str = "", known: bool = True) -> Atte
 def test_a_report_without_a_nominated_node_is_evidence(reason: str) -> None:
     attempts = handed_over(pod())
     verdict = attempts.judge(pod(NO_ROOM, reason=reason), 1.0)
-    assert verdict == Deallocate("unschedulable", f"{reason}: {NO_ROOM}")
+    assert verdict == Deallocate(
+        "unschedulable", f"{reason}: {NO_ROOM}", everywhere=reason == "Unschedulable"
+    )
+
+
+def test_a_node_that_would_suit_the_pod_is_another_attempt() -> None:
+    verdict = handed_over(pod()).judge(pod(NO_ROOM + " 1 resourceclaim not available on the node."), 1.0)
+    assert isinstance(verdict, Deallocate)
+    assert not verdict.everywhere
 
 
 def test_a_gated_pod_has_not_been_looked_at() -> None:
@@ -50,8 +58,12 @@ def test_a_gated_pod_has_not_been_looked_at() -> None:
     assert attempts.judge(gated, 1000.0) == Hold(60.0)
 
 
-def test_while_a_node_is_nominated_it_preempts_or_binds() -> None:
-    assert handed_over(pod()).judge(pod(NO_ROOM, "n1"), 1.0) == Hold(59.0)
+def test_while_a_node_is_nominated_victims_of_a_preemption_may_still_show() -> None:
+    attempts = handed_over(pod())
+    attempts.seen(pod(NO_ROOM, "n1"), 10.0)
+    assert attempts.judge(pod(NO_ROOM, "n1"), 11.0) == Hold(0.5)
+    assert attempts.judge(pod(NO_ROOM, "n1"), 11.5, preempting=True) == Hold(58.5)
+    assert isinstance(attempts.judge(pod(NO_ROOM, "n1"), 11.5), Deallocate)
 
 
 def test_the_report_before_the_allocation_counts_only_when_our_nomination_is_gone() -> None:
@@ -78,11 +90,12 @@ def test_who_has_just_started_takes_what_it_finds_for_evidence() -> None:
 def test_every_sign_begins_the_time_anew() -> None:
     attempts = handed_over(pod())
     assert attempts.judge(pod(), 59.0) == Hold(1.0)
-    attempts.seen(pod(NO_ROOM, "n1"), 50.0)
-    assert attempts.judge(pod(NO_ROOM, "n1"), 59.0) == Hold(51.0)
+    preempting = pod(NO_ROOM, "n1")
+    attempts.seen(preempting, 50.0)
+    assert attempts.judge(preempting, 59.0, preempting=True) == Hold(51.0)
     attempts.seen(pod(NO_ROOM, "n1", version=2), 58.0)  # nothing of kube-scheduler's
-    assert attempts.judge(pod(NO_ROOM, "n1"), 59.0) == Hold(51.0)
-    verdict = attempts.judge(pod(NO_ROOM, "n1"), 110.0)
+    assert attempts.judge(preempting, 59.0, preempting=True) == Hold(51.0)
+    verdict = attempts.judge(preempting, 110.0, preempting=True)
     assert isinstance(verdict, Deallocate)
     assert verdict.reason == "timeout"
 

@@ -3,7 +3,7 @@
 import builders
 import pytest
 
-from controller.allocate.decide.node_backoff import NodeBackoff, changed_node
+from controller.allocate.decide.node_backoff import EVERYWHERE, NodeBackoff, changed_node
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import Uid
@@ -38,6 +38,22 @@ def test_what_changes_on_a_node_ends_its_avoidance_for_all_pods_and_no_other_one
     nodes.reset("a")
     nodes.reset("b")
     assert nodes.nodes(Uid("q"), 0.0) == {}
+
+
+def test_a_pod_that_no_node_suits_is_left_out_but_on_nodes_that_change() -> None:
+    nodes = NodeBackoff(15.0, 600.0)
+    pod = _pod("Pending", "")
+    uid = pod.metadata.uid
+    assert nodes.add(uid, EVERYWHERE, 0.0) == 600.0
+    assert nodes.avoided(pod, ["a", "b", "c"], 0.0) == {"a", "b", "c"}
+    nodes.reset("b")
+    assert nodes.avoided(pod, ["a", "b", "c"], 0.0) == {"a", "c"}
+    nodes.add(uid, "b", 1.0)
+    assert nodes.avoided(pod, ["a", "b", "c"], 1.0) == {"a", "b", "c"}
+    nodes.has_node(uid)
+    assert set(nodes.avoided(pod, ["a", "b", "c"], 1.0)) == {"b"}
+    nodes.forget(uid)
+    assert nodes.avoided(pod, ["a", "b", "c"], 1.0) == {}.keys()
 
 
 def test_pods_do_not_share_and_are_forgotten() -> None:
