@@ -41,7 +41,8 @@ class Timings:
     Attributes:
         wake: between a change and the next look at waiting pods, so that a burst of changes costs one look.
         unused: until a claim that no pod uses and that is not reserved is deallocated.
-        avoid: for which a node is left out where kube-scheduler could not place a pod; doubled each time.
+        avoid: for which a node is left out where kube-scheduler could not place a pod; doubled each time that
+            it could not place the pod there again.
         longest_avoid: the most that doubling leads to.
         drain: between the last decision of one allocator in a pool and the first of the other. kube-scheduler
             writes an allocation in its binding cycle, usually within a second of the decision; a busy API

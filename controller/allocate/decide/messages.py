@@ -80,7 +80,7 @@ class Settings:
         policy: how to choose the devices of a pool, where ``PoolChanged`` has named no other policy.
         group_seconds: for which members of a group may hold devices while others of it are missing.
         avoid_seconds: for which a node is left out where kube-scheduler could not place a pod; doubled each
-            time.
+            time that it could not place the pod there again.
         longest_avoid_seconds: the most that doubling leads to.
         decision_seconds: CPU time that a decision for a pod may take in the slow lane.
         group_decision_seconds: likewise for all pods of a group.
@@ -175,7 +175,7 @@ class PodExpected:
 
 @dataclass(frozen=True, slots=True)
 class NodeTurnedDown:
-    """kube-scheduler could not place a pod on the node of its allocation."""
+    """kube-scheduler could not place a pod on the node of its allocation; ``EVERYWHERE``: on no node."""
 
     pod: Uid
     node: str

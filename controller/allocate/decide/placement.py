@@ -2,8 +2,8 @@
 
 kube-scheduler decides in the end. Here the most important of its conditions are looked at, so that devices
 are mostly chosen where the pod can go: node selector, required node affinity, taints, unschedulable nodes,
-free CPU and memory, the number of pods. A wrong choice is not a loss: kube-scheduler deallocates, and another
-node is tried.
+free CPU and memory, the number of pods. A wrong choice costs a second or two in which the devices are held in
+vain: kube-scheduler reports that it cannot place the pod, and another node is tried.
 """
 
 from __future__ import annotations
