@@ -27,7 +27,8 @@ class PlacementJudge:
         longest: seconds for which a pod was bound without its devices, and held devices after such a report.
     """
 
-    def __init__(self, pods: Informer[Pod], claims: Informer[ResourceClaim]) -> None:
+    def __init__(self, pods: Informer[Pod], claims: Informer[ResourceClaim], held_seconds: float) -> None:
+        self._limits = {"without devices": WITHOUT_DEVICES_SECONDS, "held": held_seconds}
         self.violations: list[str] = []
         self.longest = {"without devices": 0.0, "held": 0.0}
         self._pods = pods
@@ -72,8 +73,7 @@ class PlacementJudge:
         for (kind, name), since in self._since.items():
             lasted = now - since
             self.longest[kind] = max(self.longest[kind], lasted)
-            limit = WITHOUT_DEVICES_SECONDS if kind == "without devices" else HELD_SECONDS
-            if lasted > limit:
+            if lasted > self._limits[kind]:
                 self.violations.append(f"{name}: {kind} for {lasted:.1f} s: {found[kind, name]}")
                 self._since[kind, name] = now
 
@@ -124,10 +124,18 @@ def _is_on(claim: ResourceClaim, pod: Pod) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def judging(api: KubeApi, namespace: str) -> AsyncIterator[PlacementJudge]:
-    """Watch until the block ends; fail where something was found that must never be."""
+async def judging(
+    api: KubeApi, namespace: str, held_seconds: float = HELD_SECONDS
+) -> AsyncIterator[PlacementJudge]:
+    """Watch until the block ends; fail where something was found that must never be.
+
+    Args:
+        api: for the watches.
+        namespace: of the pods.
+        held_seconds: more where no controller leads for a while.
+    """
     pods, claims = Informer(api, PODS, namespace=namespace), Informer(api, RESOURCE_CLAIMS)
-    judge = PlacementJudge(pods, claims)
+    judge = PlacementJudge(pods, claims, held_seconds)
     tasks = [asyncio.create_task(i.run()) for i in (pods, claims)]
 
     async def look() -> None:
