@@ -36,8 +36,9 @@ class PlacementJudge:
         self._since: dict[tuple[str, str], float] = {}
         self._holders: dict[tuple[str, str, str], str] = {}
         self._held: dict[str, set[tuple[str, str, str]]] = {}
-        # When kube-scheduler said something else about a pod, and when a claim got other devices.
-        self._reported: dict[str, tuple[str, float]] = {}
+        # When kube-scheduler said something else about a pod, or ended its nomination, and when a claim got
+        # other devices.
+        self._reported: dict[str, tuple[tuple[str, bool], float]] = {}
         self._allocated: dict[str, float] = {}
         claims.add_handler(Handler(self._saw, lambda _, c: self._saw(c), self._gone))
 
@@ -66,8 +67,11 @@ class PlacementJudge:
     def look(self, now: float) -> None:
         """Look at how things are, and for how long they have been so."""
         for pod in self._pods.items():
-            if self._reported.get(pod.metadata.uid, ("", 0.0))[0] != (report := _report(pod)):
-                self._reported[pod.metadata.uid] = (report, now)
+            said = (_report(pod), bool(pod.status.nominated_node_name))
+            before, since = self._reported.get(pod.metadata.uid, (("", False), 0.0))
+            begins = said == (before[0], True)  # it binds
+            if said != before:
+                self._reported[pod.metadata.uid] = (said, since if begins else now)
         found = dict(self._findings())
         self._since = {key: self._since.get(key, now) for key in found}
         for (kind, name), since in self._since.items():
@@ -101,9 +105,9 @@ class PlacementJudge:
 
         It clears the nominated node, but not where it fails before it looks at claims.
         """
-        report, since = self._reported.get(pod.metadata.uid, ("", 0.0))
+        (report, _), since = self._reported.get(pod.metadata.uid, (("", False), 0.0))
         newer = since >= self._allocated.get(claim.metadata.uid, 0.0)
-        return bool(report) and not pod.spec.node_name and (newer or not pod.status.nominated_node_name)
+        return bool(report) and not pod.spec.node_name and newer
 
 
 def _report(pod: Pod) -> str:

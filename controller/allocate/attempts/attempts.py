@@ -92,6 +92,7 @@ class Attempts:
         """
         attempt = self._attempts.get(pod)
         if attempt is not None:
+            nominated = nominated or attempt.nominated
             self._put(pod, replace(attempt, since=now, handed_over=True, nominated=nominated))
 
     def seen(self, pod: Pod, now: float) -> bool:
@@ -102,8 +103,13 @@ class Attempts:
         sign = (report_of(pod), pod.status.nominated_node_name)
         if sign != attempt.sign:
             # It nominates a node while it binds the pod to it.
-            failed = attempt.failed and not pod.status.nominated_node_name
-            self._put(pod.metadata.uid, replace(attempt, sign=sign, since=now, failed=failed))
+            binds = bool(pod.status.nominated_node_name)
+            nominated = attempt.nominated or (pod.metadata.resource_version if binds else "")
+            failed = attempt.failed and not binds
+            self._put(
+                pod.metadata.uid,
+                replace(attempt, sign=sign, since=now, nominated=nominated, failed=failed),
+            )
         return True
 
     def judge(self, pod: Pod, now: float, *, preempting: bool = False) -> Bound | Hold | Deallocate | None:

@@ -54,7 +54,7 @@ class Attempt:
         seconds: without a sign after which the claims are deallocated.
         handed_over: kube-scheduler can see the pod: our gate is off.
         nominated: resourceVersion of the pod at which ``status.nominatedNodeName`` was written for this
-            attempt; empty: it was not.
+            attempt, by us or by kube-scheduler; empty: it was not.
         failed: evidence was found; allocations that are left are used by other pods, or being deallocated.
     """
 
@@ -102,10 +102,10 @@ class Deallocate:
 def judge(attempt: Attempt, pod: Pod, now: float, *, preempting: bool = False) -> Bound | Hold | Deallocate:
     """Decide what becomes of the allocations of a pod.
 
-    A report counts where it is newer than the allocation: it differs from the one before, or our nomination
-    is gone. kube-scheduler clears ``nominatedNodeName`` in the write in which it reports a failure, but not
-    while it preempts other pods for this one, and not where it fails before it looks at claims (a claim of a
-    volume that does not exist). Victims of a preemption tell the two apart.
+    A report counts where it is newer than the allocation: it differs from the one before, or the nomination
+    is gone again. kube-scheduler clears ``nominatedNodeName`` in the write in which it reports a failure, but
+    not while it preempts other pods for this one, and not where it fails before it looks at claims (a claim
+    of a volume that does not exist). Victims of a preemption tell the two apart.
 
     Args:
         attempt: what is known of it.

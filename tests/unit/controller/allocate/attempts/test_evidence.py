@@ -76,6 +76,15 @@ def test_the_report_before_the_allocation_counts_only_when_our_nomination_is_gon
     assert isinstance(attempts.judge(pod(NO_ROOM, version=8), 1.0), Deallocate)
 
 
+def test_a_nomination_by_kube_scheduler_that_is_gone_again_is_news_too() -> None:
+    old = pod(NO_ROOM, version=5)
+    attempts = handed_over(old)
+    attempts.seen(pod(NO_ROOM, "n1", version=6), 1.0)
+    assert isinstance(attempts.judge(pod(NO_ROOM, "n1", version=6), 20.0), Hold)
+    attempts.seen(pod(NO_ROOM, version=7), 20.0)
+    assert isinstance(attempts.judge(pod(NO_ROOM, version=7), 20.0), Deallocate)
+
+
 def test_a_cycle_that_could_not_see_the_allocation_is_no_evidence() -> None:
     early = pod("0/2 nodes are available: 2 cannot allocate all claims.")
     assert isinstance(handed_over(pod(NO_ROOM)).judge(early, 1.0), Hold)
