@@ -28,6 +28,7 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import EventRecorder, Handler, Informer
 from dra_driver.ports import Clock
+from dra_driver.resourceclaim import is_reserved_for
 
 __all__ = ["TentativeAllocations"]
 
@@ -35,6 +36,8 @@ log = structlog.get_logger(__name__)
 
 # An allocation that is being written cannot be deallocated yet.
 _WRITING_SECONDS: Final = 0.2
+# kube-scheduler has reserved claims, and binds the pod next or gives them back.
+_BINDING_SECONDS: Final = 5.0
 _LONGEST_MESSAGE: Final = 300
 
 
@@ -130,6 +133,13 @@ class TentativeAllocations:
         if any(map(self._assume_cache.is_assumed, claims)):
             self._wakeups.tentative.add_after(pod.key, _WRITING_SECONDS)
             return
+        if not any(map(self._is_ours, claims)):
+            self._attempts.cancel(pod.metadata.uid)
+            return
+        if any(is_reserved_for(claim, pod.metadata.uid) for claim in claims):
+            # The reservation is its word that it binds the pod; if it cannot, it takes it back.
+            self._wakeups.tentative.add_after(pod.key, _BINDING_SECONDS)
+            return
         attempt = self._attempts.fail(pod.metadata.uid, timeout=verdict.reason == "timeout")
         if attempt is not None:
             self._turn_down(pod, attempt, verdict)
@@ -148,13 +158,15 @@ class TentativeAllocations:
         text = f"not placed on node {attempt.node}, so its devices there are given back: {verdict.message}"
         self._recorder.event(PODS, pod, "Normal", "Deallocated", text[:_LONGEST_MESSAGE])
 
+    def _is_ours(self, claim: ResourceClaim) -> bool:
+        return claim.status.allocation is not None and self._owners.are_ours(claim.status.allocation)
+
     def _is_tentative(self, claim: ResourceClaim, pod: Pod) -> bool:
         """Return whether nothing but this pod, which cannot be placed, keeps a claim allocated."""
         return (
-            claim.status.allocation is not None
+            self._is_ours(claim)
             and not claim.status.reserved_for
             and not claim.metadata.deletion_timestamp
-            and self._owners.are_ours(claim.status.allocation)
             and not any(
                 self._attempts.is_live(other.metadata.uid)
                 for other in self._pods.by_index(CLAIM_INDEX, claim.key)

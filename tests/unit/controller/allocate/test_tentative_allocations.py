@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import virtual_time
-from builders import container
+from builders import allocation, container, result
 from controller_harness import NS, Harness, claim, cluster_of, controlling, node, pod, pool, request, run
 from fake_client import FakeClient
 
@@ -323,6 +323,45 @@ def test_each_time_doubles_for_the_same_pod() -> None:
         assert h.devices("c") == []
 
     run(cluster, scenario, binding_seconds=5.0, timings=Timings(avoid=2.0))
+
+
+def test_a_pod_whose_claim_is_reserved_is_being_bound_however_long_that_takes() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        holder = {"resource": "pods", "name": "p", "uid": cluster.raw(PODS, "p", NS)["metadata"]["uid"]}
+        cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"reservedFor": [holder]}}, NS)
+        await asyncio.sleep(12)
+        assert h.devices("c") == [("n1", "gpu-0")]
+        assert h.events("Deallocated") == []
+        # It could not bind the pod after all.
+        cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"reservedFor": None}}, NS)
+        h.report("p", NOT_HERE, "SchedulerError")
+        await h.quiet(SETTLED)
+        assert h.devices("c") == [("n2", "gpu-0")]
+
+    run(cluster, scenario, binding_seconds=5.0)
+
+
+def test_claims_of_kube_schedulers_own_pools_are_none_of_ours() -> None:
+    cluster = cluster_of()
+    node(cluster, "n1")
+    pool(cluster, "n1", 40, protected=False)
+    claim(cluster, "c")
+    on = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    selector = {"nodeSelector": {"nodeSelectorTerms": [on]}}
+    cluster.edit(RESOURCE_CLAIMS, "c", {"status": allocation(result("n1", "gpu-0"), **selector)}, NS)
+    pod(cluster, "p", "c", gated=False)
+
+    async def scenario(h: Harness) -> None:
+        h.report("p", NOT_HERE)
+        await asyncio.sleep(12)
+        assert h.devices("c") == [("n1", "gpu-0")]
+        assert h.events("Deallocated") == []
+
+    run(cluster, scenario, binding_seconds=5.0)
 
 
 # --- pods that are gone, or of others -----------------------------------------------------------------------
