@@ -117,10 +117,10 @@ def judge(attempt: Attempt, pod: Pod, now: float, *, preempting: bool = False) -
         return Bound()
     report = report_of(pod)
     if report is not None and not preempting and _is_new(report, attempt, pod):
+        everywhere = report.reason == "Unschedulable" and NOT_ON_NODE not in report.message
         wait = attempt.since + _PREEMPTION_SECONDS - now if pod.status.nominated_node_name else 0.0
         if wait > 0:
             return Hold(wait)
-        everywhere = report.reason == "Unschedulable" and NOT_ON_NODE not in report.message
         return Deallocate("unschedulable", f"{report.reason}: {report.message}", everywhere)
     if not attempt.handed_over:
         return Hold(attempt.seconds)
@@ -137,5 +137,8 @@ def _is_new(report: Report, attempt: Attempt, pod: Pod) -> bool:
     comes.
     """
     seen = bool(attempt.nominated) and is_newer(pod.metadata.resource_version, attempt.nominated)
-    cleared = seen and not pod.status.nominated_node_name
+    nominated = bool(pod.status.nominated_node_name)
+    if nominated and (report.reason == "SchedulerError" or NOT_ON_NODE in report.message):
+        return False  # claims were looked at, so it cleared the nomination: this is a later one
+    cleared = seen and not nominated
     return (cleared or report != attempt.before) and CANNOT_ALLOCATE not in report.message

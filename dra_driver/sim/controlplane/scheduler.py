@@ -241,17 +241,23 @@ class Scheduler:
                 reserved.append(await self._reserve(pod, claim, allocation))
             await self._bind(pod, decision.node)
             bound = True
-        except (Invalid, _PreBindError) as e:
-            await self._unreserve(pod, reserved)
-            await self._refuse(pod, _failed_to_reserve(e))
         except DraError as e:
-            log.warning("pod not bound, will be tried again", pod=str(pod.key), error=str(e))
-            await self._unreserve(pod, reserved)
-            self._again()
+            log.debug("pod not bound", pod=str(pod.key), error=str(e))
+            await self._not_bound(pod, reserved, e)
         finally:
             if not bound:
                 self._bound.pop(pod.metadata.uid, None)
                 self._dirty.set()
+
+    async def _not_bound(self, pod: ScheduledPod, reserved: Sequence[ResourceClaim], error: DraError) -> None:
+        """Give reservations back, and report what is not for the next round to find out."""
+        await self._unreserve(pod, reserved)
+        try:
+            if isinstance(error, Invalid | _PreBindError):
+                await self._refuse(pod, _failed_to_reserve(error))
+        except DraError as e:
+            log.debug("pod is gone, or the server is", pod=str(pod.key), error=str(e))
+        self._again()
 
     async def _nominate(self, pod: ScheduledPod, node: str) -> None:
         """Write the node for which the binding cycle begins (KEP-5278)."""

@@ -96,6 +96,16 @@ def test_who_has_just_started_takes_what_it_finds_for_evidence() -> None:
     assert isinstance(handed_over(found, known=True).judge(found, 1.0), Hold)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_nomination_after_claims_were_looked_at_is_a_later_attempt(known: bool) -> None:
+    for message, reason in (
+        (NO_ROOM + " 1 resourceclaim not available on the node.", "Unschedulable"),
+        ("claim c got deallocated elsewhere in the meantime", "SchedulerError"),
+    ):
+        found = pod(message, "n1", reason=reason)
+        assert isinstance(handed_over(found, known=known).judge(found, 30.0), Hold)
+
+
 def test_every_sign_begins_the_time_anew() -> None:
     attempts = handed_over(pod())
     assert attempts.judge(pod(), 59.0) == Hold(1.0)
