@@ -281,7 +281,9 @@ class Allocation:
             config.drivers, config.schedulers, informers.pods, assume_cache, owners, deallocator, wakeups
         )
         tentative = TentativeAllocations(
+            config.binding_seconds,
             attempts,
+            writer,
             state.journal,
             assume_cache,
             owners,

@@ -188,6 +188,8 @@ class Allocator:
             return True
         now = self._clock.monotonic()
         left = self._attempts.look(pod.metadata.uid, now)
+        if pod.status.nominated_node_name:
+            self._wakeups.tentative.add(pod.key)
         if left > 0:
             self._wakeups.queue.add_after(pod.key, left)
             return False

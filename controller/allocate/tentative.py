@@ -8,7 +8,7 @@ import structlog
 
 from controller.allocate.answers.journal import Journal
 from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.attempts import Attempt, Attempts, Bound, Deallocate, Hold
+from controller.allocate.attempts import Attempt, Attempts, Bound, Deallocate, Hold, failed_before_claims
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
     CLAIM_INDEX,
@@ -22,9 +22,10 @@ from controller.allocate.decide import (
 )
 from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
+from controller.allocate.writer import Writer
 from controller.observe.metrics import Metrics
 from dra_driver.api.core import PODS, Pod
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import EventRecorder, Handler, Informer
 from dra_driver.ports import Clock
@@ -50,7 +51,9 @@ class TentativeAllocations:
 
     def __init__(
         self,
+        seconds: float,
         attempts: Attempts,
+        writer: Writer,
         journal: Journal,
         assume_cache: AssumeCache,
         owners: CurrentOwners,
@@ -64,7 +67,9 @@ class TentativeAllocations:
         """Connect the parts, and follow the pods from now on.
 
         Args:
+            seconds: in which a cycle of kube-scheduler has ended, whatever it does.
             attempts: the pods that are with kube-scheduler.
+            writer: of nominations.
             journal: learns which nodes do not suit a pod.
             assume_cache: the newest version of each claim.
             owners: know whose a pool is.
@@ -75,7 +80,9 @@ class TentativeAllocations:
             clock: for time-outs.
             pods: with the indices ``CLAIM_INDEX`` and ``NODE_INDEX``.
         """
+        self._seconds = seconds
         self._attempts = attempts
+        self._writer = writer
         self._journal = journal
         self._assume_cache = assume_cache
         self._owners = owners
@@ -85,6 +92,8 @@ class TentativeAllocations:
         self._metrics = metrics
         self._clock = clock
         self._pods = pods
+        # Pods without devices whose nomination kube-scheduler has left, with the time from which they are so.
+        self._left: dict[Uid, float] = {}
         pods.add_handler(Handler(updated=self._updated, deleted=self._gone))
 
     def _updated(self, _: Pod, pod: Pod) -> None:
@@ -94,10 +103,11 @@ class TentativeAllocations:
             self._wakeups.next_turns()
         elif is_finished(pod) or pod.metadata.deletion_timestamp:
             self._gone(pod)
-        elif self._attempts.seen(pod, now):
+        elif self._attempts.seen(pod, now) or pod.metadata.uid in self._left:
             self._wakeups.tentative.add(pod.key)
 
     def _gone(self, pod: Pod) -> None:
+        self._left.pop(pod.metadata.uid, None)
         self._attempts.forget(pod.metadata.uid)
         self._wakeups.next_turns()
 
@@ -112,12 +122,30 @@ class TentativeAllocations:
             return
         preempting = self._is_preempted_for(pod.status.nominated_node_name)
         match self._attempts.judge(pod, self._clock.monotonic(), preempting=preempting):
-            case None | Bound():
+            case None:
+                await self._end_nomination(pod)
+            case Bound():
                 pass
             case Hold(seconds):
                 self._wakeups.tentative.add_after(key, seconds)
             case Deallocate() as verdict:
                 await self._deallocate(pod, verdict)
+
+    async def _end_nomination(self, pod: Pod) -> None:
+        """Clear the nomination of a pod without devices that kube-scheduler leaves as it is.
+
+        It would keep claims that the pod shares with others from every other node. A cycle that began before
+        they were deallocated has ended by then.
+        """
+        uid, now = pod.metadata.uid, self._clock.monotonic()
+        if not (failed_before_claims(pod) and self._wakeups.lacks_devices(pod)):
+            self._left.pop(uid, None)
+            return
+        left = self._left.setdefault(uid, now) + self._seconds - now
+        if left > 0:
+            self._wakeups.tentative.add_after(pod.key, left)
+        else:
+            await self._writer.nominate(pod, "")
 
     def _is_preempted_for(self, node: str) -> bool:
         """Return whether kube-scheduler evicts pods from a nominated node (KEP-3329, DisruptionTarget)."""

@@ -200,6 +200,8 @@ class Wakeups:
         self._pod_added(pod)
         if not old.spec.node_name:
             self._look_first(pod)
+        if old.status.nominated_node_name and not pod.status.nominated_node_name:
+            self.look_again()  # pods that share its claims may go elsewhere now
         if is_finished(pod) and not is_finished(old):
             self.wake()
             self._check_claims(pod)

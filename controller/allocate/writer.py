@@ -165,13 +165,17 @@ class Writer:
         A pod that kube-scheduler sees is written under its resourceVersion: it may have said something about
         the pod in the meantime. Without the nomination it finds the node all the same.
 
+        Args:
+            pod: as it was last seen.
+            node: empty: the nomination is cleared.
+
         Returns:
             The resourceVersion of the pod with the nomination; empty where it was not written.
         """
         meta: dict[str, str] = {"uid": pod.metadata.uid}
         if not pod.spec.scheduling_gates:
             meta["resourceVersion"] = pod.metadata.resource_version
-        patch = {"metadata": meta, "status": {"nominatedNodeName": node}}
+        patch = {"metadata": meta, "status": {"nominatedNodeName": node or None}}
         key = pod.key
         try:
             written = await self._client.merge_patch(

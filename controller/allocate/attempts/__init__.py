@@ -8,7 +8,16 @@ that are passed in.
 from __future__ import annotations
 
 from controller.allocate.attempts.attempts import Attempts
-from controller.allocate.attempts.evidence import Attempt, Bound, Deallocate, Hold, Report, judge, report_of
+from controller.allocate.attempts.evidence import (
+    Attempt,
+    Bound,
+    Deallocate,
+    Hold,
+    Report,
+    failed_before_claims,
+    judge,
+    report_of,
+)
 from controller.allocate.attempts.window import BindingWindow
 
 __all__ = [
@@ -19,6 +28,7 @@ __all__ = [
     "Deallocate",
     "Hold",
     "Report",
+    "failed_before_claims",
     "judge",
     "report_of",
 ]

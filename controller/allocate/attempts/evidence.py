@@ -9,7 +9,7 @@ from dra_driver.api.core import Pod
 from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
 from dra_driver.ownership import is_newer
 
-__all__ = ["Attempt", "Bound", "Deallocate", "Hold", "Report", "judge", "report_of"]
+__all__ = ["Attempt", "Bound", "Deallocate", "Hold", "Report", "failed_before_claims", "judge", "report_of"]
 
 _FAILURES: Final = ("Unschedulable", "SchedulerError")
 # Until victims of a preemption show after the report.
@@ -97,6 +97,19 @@ class Deallocate:
     reason: str
     message: str
     everywhere: bool = False
+
+
+def failed_before_claims(pod: Pod) -> bool:
+    """Return whether kube-scheduler failed before it looked at claims, and so left the nomination."""
+    report = report_of(pod)
+    return (
+        report is not None
+        and report.reason == "Unschedulable"
+        and bool(pod.status.nominated_node_name)
+        and not (pod.spec.node_name or pod.spec.scheduling_gates)
+        and CANNOT_ALLOCATE not in report.message
+        and NOT_ON_NODE not in report.message
+    )
 
 
 def judge(attempt: Attempt, pod: Pod, now: float, *, preempting: bool = False) -> Bound | Hold | Deallocate:

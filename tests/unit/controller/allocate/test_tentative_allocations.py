@@ -291,6 +291,24 @@ def test_a_shared_claim_goes_nowhere_else_while_any_of_its_pods_is_nominated() -
     run(cluster, scenario)
 
 
+def test_a_nomination_that_kube_scheduler_leaves_keeps_a_shared_claim_nowhere_for_ever() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "typo", "c")
+    pod(cluster, "q", "c")
+
+    async def scenario(h: Harness) -> None:
+        h.report("typo", VOLUME, nominated="n1")
+        h.report("q", NOT_HERE)
+        await asyncio.sleep(4)
+        assert h.devices("c") == []
+        await asyncio.sleep(6)
+        assert nominated(h, "typo") == ""
+        assert h.devices("c") == [("n2", "gpu-0")]
+
+    run(cluster, scenario, binding_seconds=5.0)
+
+
 # --- without a sign -----------------------------------------------------------------------------------------
 
 
