@@ -18,7 +18,7 @@ from inline_answers import inline
 from controller.app import Controller
 from controller.assembly import AnswersOf
 from controller.config import ControllerConfig
-from dra_driver.api.core import EVENTS, NODES, PODS
+from dra_driver.api.core import EVENTS, NODES, PODS, Pod
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.resourceclaim import pod_claims
@@ -30,6 +30,7 @@ __all__ = [
     "Clock",
     "GoingClock",
     "Harness",
+    "bind_pods",
     "claim",
     "classes",
     "cluster_of",
@@ -101,6 +102,37 @@ def cluster_of(**nodes: tuple[int, ...]) -> FakeClient:
     return cluster
 
 
+def bind(cluster: FakeClient, pod: Pod, node_name: str) -> None:
+    """Do as kube-scheduler: reserve the claims of a pod, then bind it."""
+    reference = {"resource": "pods", "name": pod.metadata.name, "uid": pod.metadata.uid}
+    for used in pod_claims(pod):
+        assert used.key is not None
+        claim = cluster.raw(RESOURCE_CLAIMS, used.key.name, NS)
+        reserved = [*claim["status"].get("reservedFor", ()), reference]
+        cluster.edit(RESOURCE_CLAIMS, used.key.name, {"status": {"reservedFor": reserved}}, NS)
+    bound = {"spec": {"nodeName": node_name}, "status": {"nominatedNodeName": None}}
+    cluster.edit(PODS, pod.metadata.name, bound, NS)
+
+
+def bind_pods(cluster: FakeClient) -> None:
+    """Do as a kube-scheduler that has room everywhere: bind pods that are not gated and have devices."""
+    for pod in cluster.all(PODS):
+        if pod.spec.node_name or pod.spec.scheduling_gates:
+            continue
+        keys = [used.key for used in pod_claims(pod)]
+        claims = [cluster.find(RESOURCE_CLAIMS, key.name, NS) if key is not None else None for key in keys]
+        nodes = {_pool(claim) for claim in claims}
+        if len(nodes) == 1 and (on := nodes.pop()):
+            bind(cluster, pod, on)
+
+
+def _pool(claim: dict[str, Any] | None) -> str:
+    """Return the pool of a claim's first device, which is named after its node; empty: it has none."""
+    status = (claim or {}).get("status", {})
+    results = status.get("allocation", {}).get("devices", {}).get("results", [])
+    return str(results[0]["pool"]) if results else ""
+
+
 class Harness:
     """What a test asks and does while the controller runs."""
 
@@ -159,15 +191,7 @@ class Harness:
 
     def bind(self, name: str, node_name: str) -> None:
         """Do as kube-scheduler: reserve the claims of a pod, then bind it."""
-        pod = self.cluster.obj(PODS, name, NS)
-        reference = {"resource": "pods", "name": name, "uid": pod.metadata.uid}
-        for used in pod_claims(pod):
-            assert used.key is not None
-            claim = self.cluster.raw(RESOURCE_CLAIMS, used.key.name, NS)
-            reserved = [*claim["status"].get("reservedFor", ()), reference]
-            self.cluster.edit(RESOURCE_CLAIMS, used.key.name, {"status": {"reservedFor": reserved}}, NS)
-        bound = {"spec": {"nodeName": node_name}, "status": {"nominatedNodeName": None}}
-        self.cluster.edit(PODS, name, bound, NS)
+        bind(self.cluster, self.cluster.obj(PODS, name, NS), node_name)
 
     def held(self) -> list[tuple[str, str]]:
         return [d for c in self.cluster.all(RESOURCE_CLAIMS) for d in self.devices(c.metadata.name)]

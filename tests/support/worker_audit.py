@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from controller_harness import bind_pods
 from fake_client import FakeClient
 
 from controller.allocate.answers.decider import Answers
@@ -49,7 +50,7 @@ class Bench:
 
 
 def audited(cluster: FakeClient) -> FakeClient:
-    """Have each write looked at: no device in two claims, at any time."""
+    """Have each write looked at: no device in two claims, at any time. Pods are bound at once."""
 
     def after(*_: str) -> None:
         held = [
@@ -59,6 +60,7 @@ def audited(cluster: FakeClient) -> FakeClient:
             for r in c.status.allocation.devices.results
         ]
         assert len(held) == len(set(held)), held
+        bind_pods(cluster)
 
     cluster.after = after
     return cluster
