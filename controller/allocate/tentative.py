@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 
 # An allocation that is being written cannot be deallocated yet.
 _WRITING_SECONDS: Final = 0.2
+# Until a pod is looked at again at the soonest.
+_SOONEST_SECONDS: Final = 0.05
 # kube-scheduler has reserved claims, and binds the pod next or gives them back.
 _BINDING_SECONDS: Final = 5.0
 _LONGEST_MESSAGE: Final = 300
@@ -127,7 +129,7 @@ class TentativeAllocations:
             case Bound():
                 pass
             case Hold(seconds):
-                self._wakeups.tentative.add_after(key, seconds)
+                self._wakeups.tentative.add_after(key, max(seconds, _SOONEST_SECONDS))
             case Deallocate() as verdict:
                 await self._deallocate(pod, verdict)
 
@@ -143,7 +145,7 @@ class TentativeAllocations:
             return
         left = self._left.setdefault(uid, now) + self._seconds - now
         if left > 0:
-            self._wakeups.tentative.add_after(pod.key, left)
+            self._wakeups.tentative.add_after(pod.key, max(left, _SOONEST_SECONDS))
         else:
             await self._writer.nominate(pod, "")
 

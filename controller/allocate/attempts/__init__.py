@@ -13,10 +13,8 @@ from controller.allocate.attempts.evidence import (
     Bound,
     Deallocate,
     Hold,
-    Report,
     failed_before_claims,
     judge,
-    report_of,
 )
 from controller.allocate.attempts.window import BindingWindow
 
@@ -27,8 +25,6 @@ __all__ = [
     "Bound",
     "Deallocate",
     "Hold",
-    "Report",
     "failed_before_claims",
     "judge",
-    "report_of",
 ]

@@ -6,8 +6,9 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final
 
-from controller.allocate.attempts.evidence import Attempt, Bound, Deallocate, Hold, judge, report_of
+from controller.allocate.attempts.evidence import Attempt, Bound, Deallocate, Hold, judge
 from controller.allocate.attempts.window import BindingWindow
+from controller.allocate.decide import report_of
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 

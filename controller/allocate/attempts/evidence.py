@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
+from controller.allocate.decide import Report, report_of
 from dra_driver.api.core import Pod
 from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
 from dra_driver.ownership import is_newer
 
-__all__ = ["Attempt", "Bound", "Deallocate", "Hold", "Report", "failed_before_claims", "judge", "report_of"]
+__all__ = ["Attempt", "Bound", "Deallocate", "Hold", "failed_before_claims", "judge"]
 
-_FAILURES: Final = ("Unschedulable", "SchedulerError")
 # Until victims of a preemption show after the report.
 _PREEMPTION_SECONDS: Final = 1.5
-
-
-class Report(NamedTuple):
-    """The condition PodScheduled=False as kube-scheduler wrote it. Two cycles may report the same.
-
-    Attributes:
-        reason: ``Unschedulable`` or ``SchedulerError``.
-        message: for people.
-        generation: of the pod that it is about (``observedGeneration``, from Kubernetes 1.34 on); else 0.
-    """
-
-    reason: str
-    message: str
-    generation: int = 0
-
-
-def report_of(pod: Pod) -> Report | None:
-    """Return why kube-scheduler could not place the pod; None where it has not said that it could not."""
-    for condition in pod.status.conditions:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            reason = str(condition.get("reason") or "")
-            if reason in _FAILURES:
-                observed = condition.get("observedGeneration")
-                generation = observed if isinstance(observed, int) else 0
-                return Report(reason, str(condition.get("message") or ""), generation)
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from controller.allocate.decide.messages import (
     Watched,
     Write,
 )
-from controller.allocate.decide.node_backoff import EVERYWHERE, changed_node, has_node
+from controller.allocate.decide.node_backoff import EVERYWHERE, changed_node
 from controller.allocate.decide.objects import (
     CLAIM_INDEX,
     GROUP_INDEX,
@@ -53,6 +53,7 @@ from controller.allocate.decide.objects import (
 )
 from controller.allocate.decide.placement import same_for_pods
 from controller.allocate.decide.pool_owners import Owner, PoolOwners
+from controller.allocate.decide.reports import Report, has_more_nodes, has_node, misses_only_claims, report_of
 
 __all__ = [
     "CLAIM_INDEX",
@@ -88,6 +89,7 @@ __all__ = [
     "Proceed",
     "QuestionHeavy",
     "Refuse",
+    "Report",
     "Settings",
     "Wait",
     "Watched",
@@ -95,10 +97,13 @@ __all__ = [
     "changed_node",
     "claims_of",
     "groups_of",
+    "has_more_nodes",
     "has_node",
     "is_finished",
+    "misses_only_claims",
     "node_of",
     "nodes_of",
+    "report_of",
     "same_devices",
     "same_for_pods",
 ]

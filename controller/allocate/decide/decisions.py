@@ -39,7 +39,7 @@ from controller.allocate.decide.messages import (
     Watched,
     Write,
 )
-from controller.allocate.decide.node_backoff import NodeBackoff, changed_node, has_node
+from controller.allocate.decide.node_backoff import NodeBackoff, changed_node
 from controller.allocate.decide.objects import (
     CLAIM_INDEX,
     GROUP_INDEX,
@@ -49,6 +49,7 @@ from controller.allocate.decide.objects import (
     is_finished,
 )
 from controller.allocate.decide.placement import NodeUsage, Placements, same_for_pods
+from controller.allocate.decide.reports import has_more_nodes, has_node
 from controller.allocate.decide.signatures import requests_of, signature_of
 from controller.allocate.decide.solving import NoFit, PodDecider
 from dra_driver.api.core import Node, Pod
@@ -147,7 +148,9 @@ class Decisions:
         nominated = bool(pod.status.nominated_node_name or pod.spec.node_name)
         self._improved(ends or (bool(old.status.nominated_node_name) and not nominated))
         self._backoff.reset(changed_node(old, pod))
-        if has_node(old, pod):
+        if has_more_nodes(old, pod):
+            self._backoff.forget(pod.metadata.uid)
+        elif has_node(old, pod):
             self._backoff.has_node(pod.metadata.uid)
         if ends or (pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp):
             self._forget_groups(pod)

@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 from controller.allocate.decide.objects import is_finished
 from controller.allocate.decide.placement import same_for_pods
+from controller.allocate.decide.reports import failed_before_nodes
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import Uid, WireObject
-from dra_driver.api.names import CANNOT_ALLOCATE
 
-__all__ = ["EVERYWHERE", "NodeBackoff", "changed_node", "has_node"]
+__all__ = ["EVERYWHERE", "NodeBackoff", "changed_node"]
 
 EVERYWHERE: Final = ""
 """In place of a node: kube-scheduler has no node for the pod, whatever devices it has there."""
@@ -38,19 +38,6 @@ def changed_node(old: WireObject | None, new: WireObject | None) -> str:
             return new.metadata.name
         case _:
             return ""
-
-
-def has_node(old: WireObject | None, new: WireObject | None) -> bool:
-    """Return whether kube-scheduler says from now on that a node would suit a pod, but for its claims."""
-    said = isinstance(old, Pod) and _misses_only_claims(old)
-    return isinstance(new, Pod) and _misses_only_claims(new) and not said
-
-
-def _misses_only_claims(pod: Pod) -> bool:
-    return any(
-        c.get("type") == "PodScheduled" and CANNOT_ALLOCATE in str(c.get("message") or "")
-        for c in pod.status.conditions
-    )
 
 
 class NodeBackoff:
@@ -96,15 +83,16 @@ class NodeBackoff:
     def avoided(self, pod: Pod, nodes: Iterable[str], now: float) -> Collection[str]:
         """Return the names of all nodes that are avoided now, of those that there are.
 
-        A pod that is nominated although no node suits it has failed before kube-scheduler looked at nodes:
-        those that have changed are none the better for it.
+        All are for a pod with which kube-scheduler fails before it looks at nodes: what changes on those does
+        not help it.
         """
+        if failed_before_nodes(pod):
+            return set(nodes)
         uid = pod.metadata.uid
         found = self.nodes(uid, now).keys()
         if EVERYWHERE not in found:
             return found
-        known = set() if pod.status.nominated_node_name else self._changed.get(uid, set())
-        changed = known - found
+        changed = self._changed.get(uid, set()) - found
         return {node for node in nodes if node not in changed}
 
     def has_node(self, pod: Uid) -> None:

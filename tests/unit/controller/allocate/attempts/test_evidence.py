@@ -7,8 +7,9 @@ from typing import Any
 import builders
 import pytest
 
-from controller.allocate.attempts import Attempts, BindingWindow, Bound, Deallocate, Hold, report_of
+from controller.allocate.attempts import Attempts, BindingWindow, Bound, Deallocate, Hold
 from controller.allocate.attempts.window import LEAST
+from controller.allocate.decide import report_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid

@@ -1,0 +1,84 @@
+"""What kube-scheduler reports about a pod that it cannot place: the condition ``PodScheduled=False``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from dra_driver.api.core import Pod
+from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
+
+__all__ = ["Report", "failed_before_nodes", "has_more_nodes", "has_node", "misses_only_claims", "report_of"]
+
+_FAILURES: Final = ("Unschedulable", "SchedulerError")
+# FitError gives reasons with their numbers of nodes, or what PreFilter said, without a number.
+_BEFORE_NODES: Final = re.compile(r"\d+ nodes are available: (?!\d+ )")
+_SUITABLE: Final = re.compile(rf"(\d+) (?:{CANNOT_ALLOCATE}|{NOT_ON_NODE})")
+
+
+class Report(NamedTuple):
+    """The condition PodScheduled=False as kube-scheduler wrote it. Two cycles may report the same.
+
+    Attributes:
+        reason: ``Unschedulable`` or ``SchedulerError``.
+        message: for people.
+        generation: of the pod that it is about (``observedGeneration``, from Kubernetes 1.34 on); else 0.
+    """
+
+    reason: str
+    message: str
+    generation: int = 0
+
+
+def report_of(pod: Pod) -> Report | None:
+    """Return why kube-scheduler could not place the pod; None where it has not said that it could not."""
+    for condition in pod.status.conditions:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            reason = str(condition.get("reason") or "")
+            if reason in _FAILURES:
+                observed = condition.get("observedGeneration")
+                generation = observed if isinstance(observed, int) else 0
+                return Report(reason, str(condition.get("message") or ""), generation)
+    return None
+
+
+def failed_before_nodes(pod: Pod) -> bool:
+    """Return whether kube-scheduler failed before it looked at any node (``PreFilter``).
+
+    So it does for a volume that does not exist, whatever devices the pod has where. It looks again when that
+    changes, and reports something else then.
+    """
+    if pod.spec.node_name or pod.spec.scheduling_gates:
+        return False
+    report = report_of(pod)
+    if report is None or report.reason != "Unschedulable":
+        return False
+    return _BEFORE_NODES.search(report.message) is not None
+
+
+def has_node(old: Pod, new: Pod) -> bool:
+    """Return whether kube-scheduler says from now on that a node would suit a pod, but for its claims."""
+    return misses_only_claims(new) and not misses_only_claims(old)
+
+
+def has_more_nodes(old: Pod, new: Pod) -> bool:
+    """Return whether more nodes would suit a pod from now on, but for its claims: something has changed.
+
+    That is how changes of volumes show, and of anything else that only kube-scheduler looks at.
+    """
+    if not misses_only_claims(new):
+        return False
+    before, after = report_of(old), report_of(new)
+    if before is None or after is None or before.reason != "Unschedulable":
+        return False
+    return _suitable_nodes(after) > _suitable_nodes(before)
+
+
+def misses_only_claims(pod: Pod) -> bool:
+    """Return whether kube-scheduler says that a node would suit a pod, but for its claims."""
+    report = report_of(pod)
+    return report is not None and CANNOT_ALLOCATE in report.message
+
+
+def _suitable_nodes(report: Report) -> int:
+    return sum(int(number) for number in _SUITABLE.findall(report.message))
