@@ -14,6 +14,7 @@ from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.attempts import Attempt, Attempts
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
+    CLAIM_INDEX,
     GroupMembers,
     GroupWrite,
     Hard,
@@ -35,7 +36,7 @@ from controller.observe.metrics import Metrics
 from controller.observe.tracing import span
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.names import DECISION_LIMIT_CONDITION
+from dra_driver.api.names import CLAIM_FINALIZER, DECISION_LIMIT_CONDITION
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer
@@ -49,7 +50,9 @@ log = structlog.get_logger(__name__)
 
 # A group of 1,024 would hold the event loop for 0.1 s.
 _MEMBERS_AT_A_TIME: Final = 32
-# Until an answer may say that a pod is to be looked at again.
+# Until the users of a claim that was deallocated are looked at again: what is reported about them ends that.
+_SETTLING_SECONDS: Final = 1.0
+# Until a pod is looked at again at the soonest.
 _SOONEST_SECONDS: Final = 0.05
 
 
@@ -187,16 +190,25 @@ class Allocator:
         if pod.spec.node_name or not self._wakeups.lacks_devices(pod):
             return True
         now = self._clock.monotonic()
-        left = self._attempts.look(pod.metadata.uid, now)
         if pod.status.nominated_node_name:
             self._wakeups.tentative.add(pod.key)
+        left = self._unsettled(pod, now)
         if left > 0:
-            self._wakeups.queue.add_after(pod.key, left)
+            self._wakeups.queue.add_after(pod.key, min(max(left, _SOONEST_SECONDS), _SETTLING_SECONDS))
             return False
         if self._attempts.room(now) <= 0:
             self._attempts.wait(pod.key)
             return False
         return True
+
+    def _unsettled(self, pod: Pod, now: float) -> float:
+        """Return for how many seconds kube-scheduler may be binding a pod that uses one of these claims."""
+        claims = [c for key in claims_of(pod) if (c := self._assume_cache.get(key)) is not None]
+        pending = [c for c in claims if c.status.allocation is None]
+        was_allocated = any(CLAIM_FINALIZER in (c.metadata.finalizers or ()) for c in pending)
+        self._attempts.look(pod, now, was_allocated=was_allocated)
+        users = (user for c in pending for user in self._pods.by_index(CLAIM_INDEX, c.key))
+        return max((self._attempts.unsettled(user, now) for user in users), default=0.0)
 
     def _look_again(self, pod: Pod, answer: PodAnswer) -> None:
         """Look again at a pod that waits although something that the answer did not know may help it."""

@@ -261,7 +261,7 @@ class Wakeups:
         """Note that a claim was deallocated; return its pods whose nodes are not noted as unsuitable yet."""
         now = self._clock.monotonic()
         users = self._informer.by_index(CLAIM_INDEX, claim.key)
-        attempts = [self._attempts.end(pod.metadata.uid, now) for pod in users]
+        attempts = [self._attempts.end(pod, now) for pod in users]
         self.next_turns()
         return [p for p, a in zip(users, attempts, strict=True) if a is None or not a.failed]
 

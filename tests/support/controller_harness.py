@@ -15,11 +15,13 @@ from builders import PROTECTED, request
 from fake_client import FakeClient
 from inline_answers import inline
 
+from controller.allocate.decide import report_of
 from controller.app import Controller
 from controller.assembly import AnswersOf
 from controller.config import ControllerConfig
 from dra_driver.api.core import EVENTS, NODES, PODS, Pod
 from dra_driver.api.meta import DriverName, ObjectKey
+from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.resourceclaim import pod_claims
 
@@ -193,6 +195,24 @@ class Harness:
         """Do as kube-scheduler: reserve the claims of a pod, then bind it."""
         bind(self.cluster, self.cluster.obj(PODS, name, NS), node_name)
 
+    def see_deallocations(self) -> None:
+        """Do as kube-scheduler from now on: look again at pods whose claims were deallocated, and report."""
+        before = self.cluster.after
+
+        def after(verb: str, kind: str, name: str, subresource: str) -> None:
+            before(verb, kind, name, subresource)
+            if (kind, subresource) != ("ResourceClaim", "status") or self.devices(name):
+                return
+            for pod in self.cluster.all(PODS):
+                report = report_of(pod)
+                uses = any(used.key == ObjectKey(NS, name) for used in pod_claims(pod))
+                if not uses or report is None or pod.spec.node_name or pod.status.nominated_node_name:
+                    continue
+                if NOT_ON_NODE in report.message:
+                    self.report(pod.metadata.name, report.message.replace(NOT_ON_NODE, CANNOT_ALLOCATE))
+
+        self.cluster.after = after
+
     def held(self) -> list[tuple[str, str]]:
         return [d for c in self.cluster.all(RESOURCE_CLAIMS) for d in self.devices(c.metadata.name)]
 
@@ -218,6 +238,7 @@ async def controlling(
     task = asyncio.create_task(controller.run())
     harness = Harness(cluster, clock, controller)
     try:
+        harness.see_deallocations()
         await controller.ready.wait()
         await harness.quiet()
         yield harness

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from controller.allocate.attempts.evidence import Attempt, Bound, Deallocate, Hold, judge
 from controller.allocate.attempts.window import BindingWindow
-from controller.allocate.decide import report_of
+from controller.allocate.decide import Report, misses_only_claims, report_of
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 
 __all__ = ["Attempts"]
 
 _LONGEST_SECONDS: Final = 600.0
-# After a deallocation a cycle of kube-scheduler may still be under way that saw the allocation. Within this
-# time it has nominated the node, which keeps the claims from being allocated elsewhere.
-_SETTLING_SECONDS: Final = 1.0
+# Until kube-scheduler's watch shows it a deallocation.
+_WATCH_SECONDS: Final = 1.0
+# Of the time-out: until its requests are sent, by the measure of the window.
+_SHARE: Final = 1 / 3
+
+
+class _Settling(NamedTuple):
+    """A claim of a pod was deallocated, and a cycle of kube-scheduler may be under way that saw it allocated.
+
+    Attributes:
+        since: when that was.
+        sign: the last report and nominated node by then.
+    """
+
+    since: float
+    sign: tuple[Report | None, str]
 
 
 class Attempts:
@@ -34,7 +47,8 @@ class Attempts:
         self._attempts: dict[Uid, Attempt] = {}
         self._failed = 0
         self._timeouts: dict[Uid, int] = {}
-        self._settled: dict[Uid, float] = {}
+        self._settling: dict[Uid, _Settling] = {}
+        self._started: float | None = None
         # Pods that were looked at while their claims were not allocated.
         self._known: set[Uid] = set()
         self._waiting: OrderedDict[ObjectKey, None] = OrderedDict()
@@ -54,14 +68,41 @@ class Attempts:
 
     # --- from the allocation to the binding -----------------------------------------------------------------
 
-    def look(self, pod: Uid, now: float) -> float:
+    def look(self, pod: Pod, now: float, *, was_allocated: bool) -> None:
         """Note that a pod is looked at whose claims are not allocated: reports until now are about that.
 
-        Returns:
-            Seconds after which the claims may be allocated anew; 0: now.
+        Args:
+            pod: as it was last seen.
+            now: the time.
+            was_allocated: a claim of it has been allocated before, perhaps by a process that has ended since.
         """
-        self._known.add(pod)
-        return max(0.0, self._settled.get(pod, now) - now)
+        uid = pod.metadata.uid
+        if self._started is None:
+            self._started = now
+        is_recent = now < self._started + self._seconds * _SHARE
+        if was_allocated and is_recent and uid not in self._known and not misses_only_claims(pod):
+            self._settle(pod, self._started)
+        self._known.add(uid)
+
+    def unsettled(self, pod: Pod, now: float) -> float:
+        """Return for how many seconds claims of a pod must not be allocated anew; 0: they may be now.
+
+        A cycle of kube-scheduler that began before it saw the deallocation may bind the pod to the node where
+        it was allocated before, although it has not nominated it yet: its requests wait for their turn. What
+        it reports ends that cycle, and the next one sees the deallocation, at the latest a moment later.
+        """
+        uid = pod.metadata.uid
+        entry = self._settling.get(uid)
+        if entry is None or pod.status.nominated_node_name:
+            return 0.0  # a nomination keeps the claims on its node by itself
+        seconds = self._seconds * _SHARE
+        if _sign(pod) != entry.sign:
+            seconds = 0.0 if misses_only_claims(pod) else min(seconds, _WATCH_SECONDS)
+        left = entry.since + seconds - now
+        if left > 0:
+            return left
+        del self._settling[uid]
+        return 0.0
 
     def begin(self, pod: Pod, node: str, now: float, *, handed_over: bool = False) -> None:
         """Note that all claims of a pod are allocated on a node, or are being written.
@@ -78,7 +119,7 @@ class Attempts:
         uid = pod.metadata.uid
         report = report_of(pod)
         seconds = min(self._seconds * float(1 << min(self._timeouts.get(uid, 0), 10)), _LONGEST_SECONDS)
-        sign = (report, pod.status.nominated_node_name)
+        sign = _sign(pod)
         before = report if uid in self._known else None
         seconds = max(seconds, self._seconds)
         self._put(uid, Attempt(node, before, sign, now, seconds, handed_over=handed_over))
@@ -101,7 +142,7 @@ class Attempts:
         attempt = self._attempts.get(pod.metadata.uid)
         if attempt is None:
             return False
-        sign = (report_of(pod), pod.status.nominated_node_name)
+        sign = _sign(pod)
         if sign != attempt.sign:
             # It nominates a node while it binds the pod to it.
             binds = bool(pod.status.nominated_node_name)
@@ -123,7 +164,7 @@ class Attempts:
         if self._remove(pod) is not None:
             self._window.bound(now)
         self._timeouts.pop(pod, None)
-        self._settled.pop(pod, None)
+        self._settling.pop(pod, None)
 
     def fail(self, pod: Uid, *, timeout: bool) -> Attempt | None:
         """Note that there is evidence against an attempt; return it the first time."""
@@ -138,18 +179,23 @@ class Attempts:
         """Note that claims of a pod could not be written."""
         self._remove(pod)
 
-    def end(self, pod: Uid, now: float) -> Attempt | None:
+    def end(self, pod: Pod, now: float) -> Attempt | None:
         """Note that a claim of a pod is not allocated any more; return the pod's attempt, if it had one."""
-        attempt = self._remove(pod)
-        if attempt is not None:
-            self._settled[pod] = now + _SETTLING_SECONDS
+        attempt = self._remove(pod.metadata.uid)
+        self._known.add(pod.metadata.uid)
+        if attempt is not None and attempt.handed_over:
+            self._settle(pod, now)
         return attempt
+
+    def _settle(self, pod: Pod, since: float) -> None:
+        if not (pod.spec.node_name or pod.spec.scheduling_gates):
+            self._settling[pod.metadata.uid] = _Settling(since, _sign(pod))
 
     def forget(self, pod: Uid) -> None:
         """Forget a pod that is gone or has ended."""
         self._remove(pod)
         self._timeouts.pop(pod, None)
-        self._settled.pop(pod, None)
+        self._settling.pop(pod, None)
         self._known.discard(pod)
 
     def _put(self, pod: Uid, attempt: Attempt) -> None:
@@ -176,3 +222,8 @@ class Attempts:
         """Return the pods whose turn it is; they wait no longer."""
         number = max(0, min(self.room(now), len(self._waiting)))
         return [self._waiting.popitem(last=False)[0] for _ in range(number)]
+
+
+def _sign(pod: Pod) -> tuple[Report | None, str]:
+    """Return what kube-scheduler has said about a pod."""
+    return report_of(pod), pod.status.nominated_node_name

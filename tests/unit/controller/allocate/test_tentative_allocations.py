@@ -199,11 +199,18 @@ def test_all_claims_of_a_pod_are_given_back_before_it_is_tried_elsewhere() -> No
 
     async def scenario(h: Harness) -> None:
         assert {n for n, _ in h.devices("a") + h.devices("b")} == {"n1"}
+        before, held = cluster.after, []
+
+        def after(*call: str) -> None:
+            held.append({node for node, _ in h.held()})
+            before(*call)
+
+        cluster.after = after
         h.report("p", NOT_HERE)
-        await h.quiet()
-        assert h.held() == []
         await h.quiet(SETTLED)
         assert {n for n, _ in h.devices("a") + h.devices("b")} == {"n2"}
+        assert set() in held
+        assert {"n1", "n2"} not in held
         # As kube-scheduler does where other nodes were ruled out: one claim, then the report.
         cluster.edit(RESOURCE_CLAIMS, "a", {"status": {"allocation": None}}, NS)
         h.report("p", NOT_HERE)
@@ -231,8 +238,8 @@ def test_a_shared_claim_stays_while_one_of_its_pods_may_still_be_placed() -> Non
         assert h.devices("own") == []
         assert h.devices("shared")
         h.report("q", NOT_HERE)
-        await h.quiet()
-        assert h.devices("shared") == []
+        await h.quiet(SETTLED)
+        assert h.devices("shared") == [("n2", "gpu-0")]
 
     run(cluster, scenario)
 
@@ -269,6 +276,93 @@ def test_a_claim_goes_to_no_other_node_while_its_pod_is_nominated() -> None:
         h.report("p", 'running PreBind plugin "DynamicResources": claim c got deallocated', "SchedulerError")
         await h.quiet(SETTLED)
         assert h.devices("c") == [("n2", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_claim_goes_to_no_other_node_while_a_nomination_may_be_on_its_way() -> None:
+    """A cycle that has seen the allocation sends its nomination when its turn comes, seconds later."""
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        h.report("p", "no answer from the API server", "SchedulerError")
+        await asyncio.sleep(LATER)
+        assert h.devices("c") == []
+        cluster.edit(PODS, "p", {"status": {"nominatedNodeName": "n1"}}, NS)
+        await asyncio.sleep(LATER)
+        assert h.devices("c") == []
+        h.report("p", 'running PreBind plugin "DynamicResources": claim c got deallocated', "SchedulerError")
+        await h.quiet(SETTLED)
+        assert h.devices("c") == [("n2", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_controller_that_starts_does_not_know_whether_a_nomination_is_on_its_way() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def main() -> None:
+        async with controlling(cluster) as h:
+            h.report("p", "no answer from the API server", "SchedulerError")
+            await h.quiet()
+            assert h.devices("c") == []
+        async with controlling(cluster) as h:
+            await asyncio.sleep(LATER)
+            assert h.devices("c") == []
+            h.report("p", TOO_EARLY)
+            await h.quiet()
+            assert h.devices("c")
+
+    virtual_time.run(main())
+
+
+def test_a_pod_with_which_kube_scheduler_fails_before_it_looks_at_nodes_is_not_tried_again() -> None:
+    """It reports the same again, which nobody sees, so its devices would be held until the time-out."""
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    for name in ("n1", "n2"):
+        cluster.put(PODS, _running(f"old-{name}", name))
+
+    async def main() -> None:
+        async with controlling(cluster, binding_seconds=5.0) as h:
+            h.report("p", VOLUME, nominated="n1")
+            await asyncio.sleep(8)
+            assert nominated(h, "p") == ""
+            cluster.remove(PODS, "old-n2", NS)
+            await asyncio.sleep(LATER)
+            assert h.devices("c") == []
+        async with controlling(cluster, binding_seconds=5.0) as h:
+            cluster.remove(PODS, "old-n1", NS)
+            await asyncio.sleep(LATER)
+            assert h.devices("c") == []
+            h.report("p", TOO_EARLY)
+            await h.quiet()
+            assert h.devices("c")
+
+    virtual_time.run(main())
+
+
+def test_what_changes_for_kube_scheduler_alone_ends_the_back_off_of_all_nodes() -> None:
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        for _ in range(2):
+            h.report("p", NOT_HERE)
+            await h.quiet(SETTLED)
+        assert h.devices("c") == []
+        h.report("p", "0/2 nodes are available: 1 Too many pods, 1 cannot allocate all claims. Again.")
+        await asyncio.sleep(2)
+        assert h.devices("c") == []  # as many nodes as before
+        h.report("p", TOO_EARLY)
+        await h.quiet()
+        assert h.devices("c")
 
     run(cluster, scenario)
 
@@ -497,7 +591,7 @@ def test_a_node_that_a_pod_leaves_is_tried_within_two_seconds(messages: tuple[st
         await asyncio.sleep(1.9)
         assert h.devices("c") == [("n1", "gpu-0")]
 
-    run(cluster, scenario)
+    run(cluster, scenario, binding_seconds=9.0)
 
 
 def _running(name: str, on: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def pod(
 def handed_over(before: Pod, *, nominated: str = "", known: bool = True) -> Attempts:
     attempts = Attempts(60.0)
     if known:
-        attempts.look(P, 0.0)
+        attempts.look(before, 0.0, was_allocated=False)
     attempts.begin(before, "n1", 0.0)
     attempts.handed_over(P, 0.0, nominated)
     return attempts
@@ -134,20 +134,49 @@ def test_a_pod_that_failed_is_live_again_when_it_is_nominated() -> None:
     assert (attempts.is_live(P), len(attempts)) == (True, 1)
 
 
-def test_claims_are_allocated_anew_only_when_a_cycle_under_way_would_show() -> None:
+def test_claims_are_allocated_anew_when_kube_scheduler_has_seen_the_deallocation() -> None:
+    failed = pod(NO_ROOM)
     attempts = handed_over(pod())
-    attempts.end(P, 10.0)
-    assert attempts.look(P, 10.25) == 0.75
-    assert attempts.look(P, 11.0) == 0.0
+    attempts.end(failed, 10.0)
+    assert attempts.unsettled(failed, 10.25) == 19.75  # a third of the time-out
+    assert attempts.unsettled(pod("got deallocated", reason="SchedulerError"), 10.25) == 0.75
+    assert attempts.unsettled(pod(NO_ROOM, "n1"), 10.25) == 0.0  # which keeps them there
+    assert attempts.unsettled(failed, 10.25) == 19.75
+    assert attempts.unsettled(pod("0/1 nodes are available: 1 cannot allocate all claims."), 10.25) == 0.0
+    assert attempts.unsettled(failed, 10.25) == 0.0  # it does not come back
+
+
+def test_without_a_word_claims_are_allocated_anew_when_no_request_can_be_left() -> None:
+    attempts = handed_over(pod())
+    attempts.end(pod(NO_ROOM), 10.0)
+    assert attempts.unsettled(pod(NO_ROOM), 29.9) > 0
+    assert attempts.unsettled(pod(NO_ROOM), 30.1) == 0.0
+
+
+def test_who_has_just_started_does_not_know_what_was_deallocated_before() -> None:
+    attempts = Attempts(60.0)
+    attempts.look(pod(NO_ROOM), 100.0, was_allocated=True)
+    assert attempts.unsettled(pod(NO_ROOM), 110.0) == 10.0
+    fresh = Attempts(60.0)
+    fresh.look(pod(NO_ROOM), 100.0, was_allocated=False)
+    assert fresh.unsettled(pod(NO_ROOM), 100.0) == 0.0
+
+
+def test_a_pod_that_kube_scheduler_has_not_seen_is_not_being_bound() -> None:
+    gated = pod(schedulingGates=[{"name": "example.com/gate"}])
+    attempts = Attempts(60.0)
+    attempts.begin(gated, "n1", 0.0)
+    attempts.end(gated, 1.0)
+    assert attempts.unsettled(gated, 1.0) == 0.0
 
 
 def test_a_pod_that_is_gone_leaves_nothing_behind() -> None:
     attempts = handed_over(pod())
     attempts.fail(P, timeout=True)
-    attempts.end(P, 1.0)
+    attempts.end(pod(), 1.0)
     attempts.forget(P)
     fresh = Attempts(60.0)
-    kept = ("_attempts", "_failed", "_timeouts", "_settled", "_known")
+    kept = ("_attempts", "_failed", "_timeouts", "_settling", "_known")
     assert [getattr(attempts, name) for name in kept] == [getattr(fresh, name) for name in kept]
 
 
@@ -176,5 +205,5 @@ def test_pods_have_their_turns_in_the_order_in_which_they_came() -> None:
     attempts.bound(Uid("u0"), 0.0)
     attempts.fail(Uid("u1"), timeout=False)
     assert attempts.next(0.0) == keys[:2]
-    attempts.end(Uid("u1"), 0.0)  # was counted when it failed
+    attempts.end(codec.convert(Pod, builders.pod("p1", uid="u1")), 0.0)  # was counted when it failed
     assert attempts.room(0.0) == 2
