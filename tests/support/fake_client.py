@@ -37,7 +37,7 @@ from dra_driver.sim.apiserver.writing.registry import DeleteOptions, Registry
 from dra_driver.sim.apiserver.writing.reviews import Review, Reviews
 from dra_driver.sim.assets import deploy_directory
 
-__all__ = ["Call", "FakeClient", "unreachable"]
+__all__ = ["Call", "FakeClient", "error_of", "unreachable"]
 
 T = TypeVar("T", bound=WireObject)
 
@@ -217,7 +217,7 @@ class FakeClient:
         try:
             found = self.registry.get(self._kind(resource), namespace, name)
         except StatusError as e:
-            raise _error(e) from None
+            raise error_of(e) from None
         return codec.decode(resource.type, found.encoded)
 
     async def list(
@@ -233,7 +233,7 @@ class FakeClient:
         try:
             page = list_page(self.registry, Route(self._kind(resource), namespace, "", ""), query)
         except StatusError as e:
-            raise _error(e) from None
+            raise error_of(e) from None
         items = tuple(codec.decode(resource.type, s.encoded) for s in page.items)
         return ObjectList(items, page.metadata["resourceVersion"])
 
@@ -260,7 +260,7 @@ class FakeClient:
                 self.registry, Route(self._kind(resource), namespace, "", ""), query, Accept("json", "")
             )
         except StatusError as e:
-            raise _error(e) from None
+            raise error_of(e) from None
         async for chunk in watch.lines(lambda: self._down):
             while resource.kind in self.quiet and not self._down:
                 await self._woken()
@@ -348,7 +348,7 @@ class FakeClient:
         try:
             self.registry.delete(self._kind(resource), namespace, name, options)
         except StatusError as e:
-            raise _error(e) from None
+            raise error_of(e) from None
         self._done(Call("delete", resource.kind, name, ""))
 
     async def served(self, group: str, version: str) -> frozenset[str]:
@@ -384,7 +384,7 @@ class FakeClient:
         try:
             raw = write(self._kind(resource), options)
         except StatusError as e:
-            raise _error(e) from None
+            raise error_of(e) from None
         if not dry_run:
             self._done(Call(verb, resource.kind, raw["metadata"]["name"], subresource))
         return codec.convert(resource.type, raw)
@@ -443,7 +443,8 @@ def _event(resource: Resource[T], kind: WatchEventType, raw: msgspec.Raw) -> Wat
     return WatchEvent(kind, codec.decode(resource.type, raw))
 
 
-def _error(refused: StatusError) -> Exception:
+def error_of(refused: StatusError) -> Exception:
+    """Return what the real client raises where the server refuses a request."""
     return status.to_error(refused.code, msgspec.json.encode(refused.raw()), {})
 
 

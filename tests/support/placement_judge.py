@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
-from dra_driver.kube import Handler, Informer, KubeApi
+from dra_driver.kube import Handler, Informer
+from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import pod_claims
 
 __all__ = ["PlacementJudge", "judging"]
@@ -129,7 +130,7 @@ def _is_on(claim: ResourceClaim, pod: Pod) -> bool:
 
 @contextlib.asynccontextmanager
 async def judging(
-    api: KubeApi, namespace: str, held_seconds: float = HELD_SECONDS
+    api: KubeClient, namespace: str, held_seconds: float = HELD_SECONDS
 ) -> AsyncIterator[PlacementJudge]:
     """Watch until the block ends; fail where something was found that must never be.
 
