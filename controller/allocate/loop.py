@@ -345,6 +345,8 @@ class Allocator:
             await self._writer.note_limit(pod, refusal.message)
         if refusal.claims or is_gated(pod):  # else it is not ours; kube-scheduler says what is wrong with it
             self._report_refusal(pod, answer, refusal)
+            if pod.metadata.uid in self._wakeups.without_devices:
+                self._wakeups.tentative.add(pod.key)
             if refusal.elsewhere:
                 # It waits here and there from now on. The allocator that is first has it: the pools are
                 # disjoint, and the claim is written under its resourceVersion.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -42,6 +43,8 @@ _SOONEST_SECONDS: Final = 0.05
 # kube-scheduler has reserved claims, and binds the pod next or gives them back.
 _BINDING_SECONDS: Final = 5.0
 _LONGEST_MESSAGE: Final = 300
+# Pods that lose their devices for one that is bound without any, which perhaps needs more than its node has.
+_MOST_DISPLACED: Final = 16
 
 
 class TentativeAllocations:
@@ -96,6 +99,8 @@ class TentativeAllocations:
         self._pods = pods
         # Pods without devices whose nomination kube-scheduler has left, with the time from which they are so.
         self._left: dict[Uid, float] = {}
+        # How many pods have lost their devices for one that is bound.
+        self._displaced: dict[Uid, int] = {}
         pods.add_handler(Handler(updated=self._updated, deleted=self._gone))
 
     def _updated(self, _: Pod, pod: Pod) -> None:
@@ -110,17 +115,23 @@ class TentativeAllocations:
 
     def _gone(self, pod: Pod) -> None:
         self._left.pop(pod.metadata.uid, None)
+        self._displaced.pop(pod.metadata.uid, None)
         self._attempts.forget(pod.metadata.uid)
         self._wakeups.next_turns()
 
     async def reconcile(self, key: ObjectKey) -> None:
         """Look at what kube-scheduler says about a pod, and deallocate its claims on evidence.
 
+        For a pod that is bound without its devices, claims of one that is not bound are deallocated.
+
         Raises:
             ApiError: a claim cannot be deallocated now: it was reserved, perhaps.
         """
         pod = self._pods.get(key)
         if pod is None:
+            return
+        if pod.spec.node_name:
+            await self._make_room(pod)
             return
         preempting = self._is_preempted_for(pod.status.nominated_node_name)
         match self._attempts.judge(pod, self._clock.monotonic(), preempting=preempting):
@@ -159,7 +170,7 @@ class TentativeAllocations:
         )
 
     async def _deallocate(self, pod: Pod, verdict: Deallocate) -> None:
-        claims = [c for k in claims_of(pod) if (c := self._assume_cache.get(k)) is not None]
+        claims = self._claims_of(pod)
         if any(map(self._assume_cache.is_assumed, claims)):
             self._wakeups.tentative.add_after(pod.key, _WRITING_SECONDS)
             return
@@ -170,13 +181,43 @@ class TentativeAllocations:
             # The reservation is its word that it binds the pod; if it cannot, it takes it back.
             self._wakeups.tentative.add_after(pod.key, _BINDING_SECONDS)
             return
+        await self._give_back(pod, [c for c in claims if self._is_tentative(c, pod)], verdict)
+        self._wakeups.queue.add(pod.key)
+        self._wakeups.next_turns()
+
+    async def _give_back(self, pod: Pod, claims: Sequence[ResourceClaim], verdict: Deallocate) -> None:
         attempt = self._attempts.fail(pod.metadata.uid, timeout=verdict.reason == "timeout")
         if attempt is not None:
             self._turn_down(pod, attempt, verdict)
-        for claim in [c for c in claims if self._is_tentative(c, pod)]:
+        for claim in claims:
             await self._deallocator.deallocate(claim)
-        self._wakeups.queue.add(pod.key)
-        self._wakeups.next_turns()
+
+    async def _make_room(self, pod: Pod) -> None:
+        """Deallocate claims of a pod that is not bound, for one that is bound to its node without devices.
+
+        That one is looked at next. What is reserved is never deallocated.
+        """
+        uid = pod.metadata.uid
+        if self._displaced.get(uid, 0) >= _MOST_DISPLACED or not self._wakeups.lacks_devices(pod):
+            return
+        for other in self._pods.items():
+            attempt = self._attempts.get(other.metadata.uid)
+            if attempt is None or attempt.failed or attempt.node != pod.spec.node_name:
+                continue
+            claims = self._claims_of(other)
+            held = [c for c in claims if self._is_tentative(c, other)]
+            committed = any(self._assume_cache.is_assumed(c) or c.status.reserved_for for c in claims)
+            if committed or not held:
+                continue
+            self._displaced[uid] = self._displaced.get(uid, 0) + 1
+            verdict = Deallocate("displaced", "a pod that is bound there needs them")
+            await self._give_back(other, held, verdict)
+            self._wakeups.queue.add_first(pod.key)
+            self._wakeups.queue.add(other.key)
+            return
+
+    def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
+        return [c for k in claims_of(pod) if (c := self._assume_cache.get(k)) is not None]
 
     def _turn_down(self, pod: Pod, attempt: Attempt, verdict: Deallocate) -> None:
         # Before the devices are free: else the same pod is the first to get them.

@@ -28,7 +28,7 @@ from controller.allocate.pending import PendingPods
 from controller.allocate.pool_owners import CurrentOwners
 from controller.config import Timings
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import Handler, Informer, WorkQueue
 from dra_driver.ownership import PoolAllocator
@@ -51,6 +51,8 @@ class Wakeups:
         pending: pods that could not be served; the first of each signature is tried when something changes.
         passed: pods left to kube-scheduler with claims that are not allocated: what is not ours now may
             become it.
+        without_devices: pods that were seen being bound, or bound already, when their claims were not
+            allocated.
         unused_later: claims that no pod uses, in pools that are not ours to decide on for the moment.
     """
 
@@ -107,6 +109,7 @@ class Wakeups:
         self.tentative: WorkQueue[ObjectKey] = WorkQueue("tentative allocations", max_delay=5.0)
         self.pending = PendingPods()
         self.passed: set[ObjectKey] = set()
+        self.without_devices: set[Uid] = set()
         self.unused_later: set[ObjectKey] = set()
         deallocator.deallocated.listen(self._deallocated)
         pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
@@ -194,6 +197,7 @@ class Wakeups:
         A pod that was made with a node waits for its turn: anybody can make any number of those.
         """
         if pod.spec.node_name and self.lacks_devices(pod):
+            self.without_devices.add(pod.metadata.uid)
             self.queue.add_first(pod.key)
 
     def _pod_updated(self, old: Pod, pod: Pod) -> None:
@@ -213,6 +217,7 @@ class Wakeups:
     def _pod_deleted(self, pod: Pod) -> None:
         self.served(pod.key)
         self.passed.discard(pod.key)
+        self.without_devices.discard(pod.metadata.uid)
         self._check_claims(pod)
         self._check_group(pod)
         if pod.spec.node_name:

@@ -93,7 +93,7 @@ class Metrics:
         self.deallocations = Counter(
             f"{prefix}_tentative_deallocations",
             "Pods that were not bound, so that their claims were deallocated: unschedulable (kube-scheduler "
-            "could not place them), timeout (it said nothing).",
+            "could not place them), timeout (it said nothing), displaced (a pod that is bound needs them).",
             ["reason"],
             registry=self.registry,
         )

@@ -63,7 +63,7 @@ class Deallocate:
     """The claims are to be deallocated, as far as nobody has reserved them and no other pod needs them.
 
     Attributes:
-        reason: ``unschedulable`` or ``timeout``, for metrics.
+        reason: ``unschedulable``, ``timeout`` or ``displaced``, for metrics.
         message: for people.
         everywhere: no node suits the pod, whatever devices it has there.
     """

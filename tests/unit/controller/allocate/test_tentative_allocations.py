@@ -571,6 +571,62 @@ def test_a_bound_pod_whose_claim_is_not_allocated_is_served_before_anything_else
     run(cluster, scenario)
 
 
+def test_a_bound_pod_without_devices_gets_those_of_pods_that_are_not_bound_yet() -> None:
+    cluster = cluster_of(n1=(40, 40, 40))
+    for name in ("reserved", "a", "b"):
+        claim(cluster, name)
+        pod(cluster, name, name)
+    claim(cluster, "two", request(count=2))
+
+    async def scenario(h: Harness) -> None:
+        h.bind("reserved", "n1")
+        pod(cluster, "p", "two")
+        await h.quiet()
+        assert len(h.held()) == 3
+        cluster.edit(PODS, "p", {"spec": {"nodeName": "n1", "schedulingGates": None}}, NS)
+        await h.quiet()
+        assert len(h.devices("two")) == 2
+        assert h.devices("reserved")
+        assert (h.devices("a"), h.devices("b")) == ([], [])
+        assert metric(h, "tentative_deallocations_total", reason="displaced") == 2
+        assert "a pod that is bound there needs them" in h.events("Deallocated")[0]
+
+    run(cluster, scenario)
+
+
+def test_a_bound_pod_that_its_node_can_never_serve_displaces_only_so_many() -> None:
+    cluster = cluster_of(n1=(40,) * 4)
+    for name in ("a", "b", "c", "d"):
+        claim(cluster, name)
+        pod(cluster, name, name)
+    claim(cluster, "five", request(count=5))
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", "five")
+        await h.quiet()
+        cluster.edit(PODS, "p", {"spec": {"nodeName": "n1", "schedulingGates": None}}, NS)
+        await asyncio.sleep(20)
+        for number in range(40):
+            cluster.edit(NODES, "n1", {"metadata": {"labels": {"changed": str(number)}}})
+            await asyncio.sleep(0.1)
+        assert metric(h, "tentative_deallocations_total", reason="displaced") <= 16
+        assert len(h.held()) == 4
+
+    run(cluster, scenario)
+
+
+def test_a_pod_that_was_made_with_a_node_takes_nothing_from_others() -> None:
+    cluster = waiting(n1=(40,))
+
+    async def scenario(h: Harness) -> None:
+        claim(cluster, "here")
+        pod(cluster, "here", "here", gated=False, nodeName="n1")
+        await asyncio.sleep(LATER)
+        assert (h.devices("a"), h.devices("here")) == ([("n1", "gpu-0")], [])
+
+    run(cluster, scenario)
+
+
 # --- a node that is freed, and the window -------------------------------------------------------------------
 
 
