@@ -196,7 +196,7 @@ class Allocator:
         if left > 0:
             self._wakeups.queue.add_after(pod.key, min(max(left, _SOONEST_SECONDS), _SETTLING_SECONDS))
             return False
-        if self._attempts.room(now) <= 0:
+        if self._attempts.room(pod.metadata.namespace, now) <= 0:
             self._attempts.wait(pod.key)
             return False
         return True

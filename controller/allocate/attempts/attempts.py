@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from controller.allocate.attempts.evidence import Attempt, Bound, Deallocate, Hold, judge
-from controller.allocate.attempts.window import BindingWindow
+from controller.allocate.attempts.window import LEAST_OF_NAMESPACE, BindingWindow
 from controller.allocate.decide import Report, misses_only_claims, report_of
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
@@ -45,17 +45,19 @@ class Attempts:
         self._seconds = seconds
         self._window = BindingWindow(seconds)
         self._attempts: dict[Uid, Attempt] = {}
-        self._failed = 0
+        # Those without evidence against them, by namespace.
+        self._live: Counter[str] = Counter()
         self._timeouts: dict[Uid, int] = {}
         self._settling: dict[Uid, _Settling] = {}
         self._started: float | None = None
         # Pods that were looked at while their claims were not allocated.
         self._known: set[Uid] = set()
-        self._waiting: OrderedDict[ObjectKey, None] = OrderedDict()
+        # By namespace: namespaces take turns.
+        self._waiting: OrderedDict[str, OrderedDict[ObjectKey, None]] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of pods that are with kube-scheduler."""
-        return len(self._attempts) - self._failed
+        return self._live.total()
 
     def get(self, pod: Uid) -> Attempt | None:
         """Return what is known of a pod's attempt, if it has one."""
@@ -122,7 +124,9 @@ class Attempts:
         sign = _sign(pod)
         before = report if uid in self._known else None
         seconds = max(seconds, self._seconds)
-        self._put(uid, Attempt(node, before, sign, now, seconds, handed_over=handed_over))
+        self._put(
+            uid, Attempt(pod.metadata.namespace, node, before, sign, now, seconds, handed_over=handed_over)
+        )
 
     def handed_over(self, pod: Uid, now: float, nominated: str) -> None:
         """Note that kube-scheduler sees the pod from now on.
@@ -201,27 +205,46 @@ class Attempts:
     def _put(self, pod: Uid, attempt: Attempt) -> None:
         self._remove(pod)
         self._attempts[pod] = attempt
-        self._failed += attempt.failed
+        if not attempt.failed:
+            self._live[attempt.namespace] += 1
 
     def _remove(self, pod: Uid) -> Attempt | None:
         attempt = self._attempts.pop(pod, None)
-        self._failed -= attempt is not None and attempt.failed
+        if attempt is not None and not attempt.failed:
+            self._live[attempt.namespace] -= 1
+            if not self._live[attempt.namespace]:
+                del self._live[attempt.namespace]
         return attempt
 
     # --- the window -----------------------------------------------------------------------------------------
 
-    def room(self, now: float) -> int:
-        """Return how many more pods may be allocated now; 0 or less where kube-scheduler has enough to do."""
-        return self._window.size(now) - len(self)
+    def room(self, namespace: str, now: float) -> int:
+        """Return how many more pods of a namespace may be allocated now; 0 or less: none."""
+        return max(self._window.size(now) - len(self), LEAST_OF_NAMESPACE - self._live[namespace])
 
     def wait(self, pod: ObjectKey) -> None:
-        """Have a pod wait for its turn, in the order in which pods came."""
-        self._waiting[pod] = None
+        """Have a pod wait for its turn, in the order in which those of its namespace came."""
+        self._waiting.setdefault(pod.namespace, OrderedDict())[pod] = None
 
     def next(self, now: float) -> list[ObjectKey]:
         """Return the pods whose turn it is; they wait no longer."""
-        number = max(0, min(self.room(now), len(self._waiting)))
-        return [self._waiting.popitem(last=False)[0] for _ in range(number)]
+        found: list[ObjectKey] = []
+        for namespace in list(self._waiting):
+            found += self._take(namespace, LEAST_OF_NAMESPACE - self._live[namespace])
+        left = self._window.size(now) - len(self) - len(found)
+        while left > 0 and self._waiting:
+            namespace = next(iter(self._waiting))
+            self._waiting.move_to_end(namespace)
+            found += self._take(namespace, 1)
+            left -= 1
+        return found
+
+    def _take(self, namespace: str, number: int) -> list[ObjectKey]:
+        pods = self._waiting[namespace]
+        found = [pods.popitem(last=False)[0] for _ in range(max(0, min(number, len(pods))))]
+        if not pods:
+            del self._waiting[namespace]
+        return found
 
 
 def _sign(pod: Pod) -> tuple[Report | None, str]:

@@ -21,6 +21,7 @@ class Attempt:
     """A pod with all its claims allocated, handed to kube-scheduler.
 
     Attributes:
+        namespace: of the pod.
         node: where its claims are allocated.
         before: the last report when the claims were allocated: it says nothing about this attempt.
         sign: the last report and nominated node that were seen.
@@ -32,6 +33,7 @@ class Attempt:
         failed: evidence was found; allocations that are left are used by other pods, or being deallocated.
     """
 
+    namespace: str
     node: str
     before: Report | None
     sign: tuple[Report | None, str]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-__all__ = ["LEAST", "BindingWindow"]
+__all__ = ["LEAST", "LEAST_OF_NAMESPACE", "BindingWindow"]
 
 LEAST: Final = 128
 """Pods that may be with kube-scheduler however few it binds: some seconds of its work."""
+
+LEAST_OF_NAMESPACE: Final = 16
+"""Pods of one namespace that may be however many there are of others: some of those may never be bound."""
 
 _MEASURED_SECONDS: Final = 10.0
 # Of the time-out, so that pods at the end of kube-scheduler's queue do not meet it.

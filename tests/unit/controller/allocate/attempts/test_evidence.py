@@ -8,7 +8,7 @@ import builders
 import pytest
 
 from controller.allocate.attempts import Attempts, BindingWindow, Bound, Deallocate, Hold
-from controller.allocate.attempts.window import LEAST
+from controller.allocate.attempts.window import LEAST, LEAST_OF_NAMESPACE
 from controller.allocate.decide import report_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
@@ -176,7 +176,7 @@ def test_a_pod_that_is_gone_leaves_nothing_behind() -> None:
     attempts.end(pod(), 1.0)
     attempts.forget(P)
     fresh = Attempts(60.0)
-    kept = ("_attempts", "_failed", "_timeouts", "_settling", "_known")
+    kept = ("_attempts", "_live", "_timeouts", "_settling", "_known")
     assert [getattr(attempts, name) for name in kept] == [getattr(fresh, name) for name in kept]
 
 
@@ -201,9 +201,37 @@ def test_pods_have_their_turns_in_the_order_in_which_they_came() -> None:
     keys = [ObjectKey("default", name) for name in ("z", "a", "m")]
     for key in keys:
         attempts.wait(key)
-    assert (attempts.room(0.0), attempts.next(0.0)) == (0, [])
+    assert (attempts.room("default", 0.0), attempts.next(0.0)) == (0, [])
     attempts.bound(Uid("u0"), 0.0)
     attempts.fail(Uid("u1"), timeout=False)
     assert attempts.next(0.0) == keys[:2]
     attempts.end(codec.convert(Pod, builders.pod("p1", uid="u1")), 0.0)  # was counted when it failed
-    assert attempts.room(0.0) == 2
+    assert attempts.room("default", 0.0) == 2
+
+
+def test_pods_that_are_never_bound_keep_no_other_namespace_waiting() -> None:
+    attempts = Attempts(60.0)
+    for i in range(LEAST + 40):
+        uid = Uid(f"u{i}")
+        attempts.begin(codec.convert(Pod, builders.pod(f"p{i}", uid=uid)), "n1", 0.0)
+    others = [ObjectKey("other", f"p{i:02}") for i in range(40)]
+    for key in [ObjectKey("default", "waits"), *others]:
+        attempts.wait(key)
+    assert attempts.room("default", 0.0) < 0
+    assert attempts.room("other", 0.0) == LEAST_OF_NAMESPACE
+    assert attempts.next(0.0) == others[:LEAST_OF_NAMESPACE]
+
+
+def test_namespaces_take_turns() -> None:
+    attempts = Attempts(60.0)
+    for namespace in ("a", "b"):
+        for i in range(LEAST // 2):
+            pod_ = builders.pod(f"p{i}", uid=f"{namespace}{i}", namespace=namespace)
+            attempts.begin(codec.convert(Pod, pod_), "n1", 0.0)
+    keys = [ObjectKey("a", name) for name in ("1", "2", "3")] + [ObjectKey("b", "4")]
+    for key in keys:
+        attempts.wait(key)
+    assert attempts.next(0.0) == []
+    attempts.bound(Uid("a0"), 0.0)
+    attempts.bound(Uid("a1"), 0.0)
+    assert attempts.next(0.0) == [keys[0], keys[3]]
