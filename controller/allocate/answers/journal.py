@@ -30,7 +30,6 @@ from controller.allocate.decide import (
     QuestionHeavy,
     Watched,
     changed_node,
-    has_more_nodes,
     has_node,
     same_devices,
 )
@@ -176,8 +175,8 @@ class Journal:
         old = self._objects[kind].get(item.key)
         self._objects[kind][item.key] = item
         self._turned_down.pop(changed_node(old, item) or None, None)
-        if isinstance(old, Pod) and isinstance(item, Pod):
-            self._take_report(old, item)
+        if isinstance(old, Pod) and isinstance(item, Pod) and has_node(old, item):
+            self._turned_down.get(EVERYWHERE, {}).pop(item.metadata.uid, None)
         if isinstance(item, ResourceSlice):
             self._slices_changed(s for s in (old, item) if s is not None)
         elif isinstance(item, DeviceTaintRule):
@@ -187,13 +186,6 @@ class Journal:
                 self._forget_pod(old)
             if item.spec.node_name:
                 self._expected.pop(item.metadata.uid, None)
-
-    def _take_report(self, old: Pod, pod: Pod) -> None:
-        if has_more_nodes(old, pod):
-            for pods in self._turned_down.values():
-                pods.pop(pod.metadata.uid, None)
-        elif has_node(old, pod):
-            self._turned_down.get(EVERYWHERE, {}).pop(pod.metadata.uid, None)
 
     def _gone(self, kind: type[Watched], key: ObjectKey) -> None:
         old = self._objects[kind].pop(key, None)

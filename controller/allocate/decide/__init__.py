@@ -53,7 +53,7 @@ from controller.allocate.decide.objects import (
 )
 from controller.allocate.decide.placement import same_for_pods
 from controller.allocate.decide.pool_owners import Owner, PoolOwners
-from controller.allocate.decide.reports import Report, has_more_nodes, has_node, misses_only_claims, report_of
+from controller.allocate.decide.reports import Report, has_node, misses_only_claims, report_of
 
 __all__ = [
     "CLAIM_INDEX",
@@ -97,7 +97,6 @@ __all__ = [
     "changed_node",
     "claims_of",
     "groups_of",
-    "has_more_nodes",
     "has_node",
     "is_finished",
     "misses_only_claims",

@@ -49,7 +49,7 @@ from controller.allocate.decide.objects import (
     is_finished,
 )
 from controller.allocate.decide.placement import NodeUsage, Placements, same_for_pods
-from controller.allocate.decide.reports import has_more_nodes, has_node
+from controller.allocate.decide.reports import has_node, suitable_nodes
 from controller.allocate.decide.signatures import requests_of, signature_of
 from controller.allocate.decide.solving import NoFit, PodDecider
 from dra_driver.api.core import Node, Pod
@@ -148,9 +148,7 @@ class Decisions:
         nominated = bool(pod.status.nominated_node_name or pod.spec.node_name)
         self._improved(ends or (bool(old.status.nominated_node_name) and not nominated))
         self._backoff.reset(changed_node(old, pod))
-        if has_more_nodes(old, pod):
-            self._backoff.forget(pod.metadata.uid)
-        elif has_node(old, pod):
+        if has_node(old, pod):
             self._backoff.has_node(pod.metadata.uid)
         if ends or (pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp):
             self._forget_groups(pod)
@@ -372,7 +370,16 @@ class Decisions:
         )
 
     def _avoided(self, pod: Pod, now: float) -> Collection[str]:
-        return self._backoff.avoided(pod, self._cluster.node_names, now)
+        """Return the nodes that are left out for a pod.
+
+        Where kube-scheduler says that more nodes would suit the pod than are left, something has changed that
+        only it looks at, such as a volume: then only those that it turned down just now are left out.
+        """
+        avoided = self._backoff.avoided(pod, self._cluster.node_names, now)
+        suitable = suitable_nodes(pod) if avoided else 0
+        if suitable and suitable > len(self._placements.candidates(pod, avoided).nodes):
+            return self._backoff.recent(pod.metadata.uid, now)
+        return avoided
 
     def _serves_another(self, claim: ResourceClaim, pod: Pod) -> bool:
         """Return whether another pod that has everything it needs is about to run with the claim."""

@@ -17,7 +17,12 @@ EVERYWHERE: Final = ""
 """In place of a node: kube-scheduler has no node for the pod, whatever devices it has there."""
 
 
+# A report that is newer knows better.
+_RECENT_SECONDS: Final = 5.0
+
+
 class _TurnedDown(NamedTuple):
+    at: float
     until: float
     times: int
 
@@ -68,7 +73,7 @@ class NodeBackoff:
         # kube-scheduler looks at the pod again when something changes, and says so.
         first = self._longest if node == EVERYWHERE else self._seconds
         seconds = min(first * float(1 << min(times, 16)), self._longest)
-        known[node] = _TurnedDown(now + seconds, times + 1)
+        known[node] = _TurnedDown(now, now + seconds, times + 1)
         if node == EVERYWHERE:
             self._changed[pod] = set()
         return seconds
@@ -79,6 +84,11 @@ class NodeBackoff:
         if known is None:
             return {}
         return {node: entry.until - now for node, entry in known.items() if entry.until > now}
+
+    def recent(self, pod: Uid, now: float) -> set[str]:
+        """Return the nodes that have been turned down for a pod in the last seconds."""
+        known = self._nodes.get(pod, {})
+        return {node for node, entry in known.items() if node and entry.at > now - _RECENT_SECONDS}
 
     def avoided(self, pod: Pod, nodes: Iterable[str], now: float) -> Collection[str]:
         """Return the names of all nodes that are avoided now, of those that there are.

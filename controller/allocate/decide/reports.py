@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from dra_driver.api.core import Pod
 from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
 
-__all__ = ["Report", "failed_before_nodes", "has_more_nodes", "has_node", "misses_only_claims", "report_of"]
+__all__ = ["Report", "failed_before_nodes", "has_node", "misses_only_claims", "report_of", "suitable_nodes"]
 
 _FAILURES: Final = ("Unschedulable", "SchedulerError")
 # FitError gives reasons with their numbers of nodes, or what PreFilter said, without a number.
@@ -61,24 +61,15 @@ def has_node(old: Pod, new: Pod) -> bool:
     return misses_only_claims(new) and not misses_only_claims(old)
 
 
-def has_more_nodes(old: Pod, new: Pod) -> bool:
-    """Return whether more nodes would suit a pod from now on, but for its claims: something has changed.
-
-    That is how changes of volumes show, and of anything else that only kube-scheduler looks at.
-    """
-    if not misses_only_claims(new):
-        return False
-    before, after = report_of(old), report_of(new)
-    if before is None or after is None or before.reason != "Unschedulable":
-        return False
-    return _suitable_nodes(after) > _suitable_nodes(before)
+def suitable_nodes(pod: Pod) -> int:
+    """Return how many nodes would suit a pod but for its claims; 0: kube-scheduler does not say."""
+    report = report_of(pod)
+    if report is None or CANNOT_ALLOCATE not in report.message:
+        return 0
+    return sum(int(number) for number in _SUITABLE.findall(report.message))
 
 
 def misses_only_claims(pod: Pod) -> bool:
     """Return whether kube-scheduler says that a node would suit a pod, but for its claims."""
     report = report_of(pod)
     return report is not None and CANNOT_ALLOCATE in report.message
-
-
-def _suitable_nodes(report: Report) -> int:
-    return sum(int(number) for number in _SUITABLE.findall(report.message))
