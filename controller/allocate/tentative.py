@@ -189,6 +189,8 @@ class TentativeAllocations:
         attempt = self._attempts.fail(pod.metadata.uid, timeout=verdict.reason == "timeout")
         if attempt is not None:
             self._turn_down(pod, attempt, verdict)
+        if attempt is not None and claims:
+            self._report(pod, attempt, verdict)
         for claim in claims:
             await self._deallocator.deallocate(claim)
 
@@ -224,6 +226,8 @@ class TentativeAllocations:
         node = EVERYWHERE if verdict.everywhere else attempt.node
         self._journal.apply(NodeTurnedDown(pod.metadata.uid, node, self._clock.monotonic()))
         self._journal.apply(PodExpected(PodID(pod.key, pod.metadata.uid), None))
+
+    def _report(self, pod: Pod, attempt: Attempt, verdict: Deallocate) -> None:
         self._metrics.deallocations.labels(verdict.reason).inc()
         log.info("deallocating", pod=str(pod.key), node=attempt.node, reason=verdict.message)
         text = f"not placed on node {attempt.node}, so its devices there are given back: {verdict.message}"
