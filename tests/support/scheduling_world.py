@@ -76,15 +76,18 @@ class SchedulingWorld:
             await asyncio.wait({task})
             await api.close()
 
-    async def node(self, name: str, gpus: int) -> None:
-        """Make a node with devices that the controller allocates."""
-        await self.api.create(NODES, builders.node(name))
+    async def node(
+        self, name: str, gpus: int, *, labels: dict[str, str] | None = None, protected: bool = True
+    ) -> None:
+        """Make a node with devices, which the controller allocates where they are protected."""
+        await self.api.create(NODES, builders.node(name, labels=labels))
         amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "10Gi"}
         status = {"allocatable": amounts, "capacity": amounts}
         await self.api.merge_patch(NODES, name, {"status": status}, subresource="status")
         # Admission taints nodes that no kubelet has reported as ready.
         await self.api.merge_patch(NODES, name, {"spec": {"taints": None}})
-        devices = [builders.device(f"gpu-{i}", "40Gi", taints=[PROTECTED]) for i in range(gpus)]
+        taints = {"taints": [PROTECTED]} if protected else {}
+        devices = [builders.device(f"gpu-{i}", "40Gi", **taints) for i in range(gpus)]
         slice_ = builders.resource_slice(name, *devices)
         await self.api.create(
             RESOURCE_SLICES, {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_}
