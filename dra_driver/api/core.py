@@ -16,10 +16,13 @@ __all__ = [
     "NODES",
     "PODS",
     "SECRETS",
+    "ActualResources",
     "Container",
     "ContainerClaim",
     "ContainerExtendedResourceRequest",
+    "ContainerPort",
     "ContainerResources",
+    "ContainerStatus",
     "Event",
     "Namespace",
     "Node",
@@ -94,12 +97,29 @@ class ContainerResources(Wire, frozen=True, kw_only=True):
     limits: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
 
 
+class ContainerPort(Wire, frozen=True, kw_only=True):
+    """``ports[]`` of a container, as far as the host is concerned."""
+
+    host_port: int = 0
+    host_ip: str = msgspec.field(default="", name="hostIP")
+    protocol: str = "TCP"
+
+
 class Container(Wire, frozen=True, kw_only=True):
-    """``spec.containers[]``. ``restart_policy`` Always makes a sidecar of an init container."""
+    """``spec.containers[]``. ``restart_policy`` Always makes a sidecar of an init container.
+
+    Ports without a host port are not kept.
+    """
 
     name: str
     resources: ContainerResources = ContainerResources()
     restart_policy: str | None = None
+    ports: tuple[ContainerPort, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ports and not all(port.host_port for port in self.ports):
+            kept = tuple(port for port in self.ports if port.host_port)
+            msgspec.structs.force_setattr(self, "ports", kept)
 
 
 class PodResourceClaim(Wire, frozen=True, kw_only=True):
@@ -140,6 +160,10 @@ class PodSpec(Wire, frozen=True, kw_only=True):
     resource_claims: tuple[PodResourceClaim, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
+    resources: ContainerResources | None = None
+    overhead: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+    priority: int | None = None
+    preemption_policy: str = ""
 
 
 class PodResourceClaimStatus(Wire, frozen=True, kw_only=True):
@@ -164,6 +188,20 @@ class PodExtendedResourceClaimStatus(Wire, frozen=True, kw_only=True):
     resource_claim_name: str = ""
 
 
+class ActualResources(Wire, frozen=True, kw_only=True):
+    """``resources`` in the status of a pod or a container: what it has, whatever its spec asks for by now."""
+
+    requests: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+
+
+class ContainerStatus(Wire, frozen=True, kw_only=True):
+    """``status.containerStatuses[]``: what a container has while it is resized (KEP-1287)."""
+
+    name: str
+    resources: ActualResources | None = None
+    allocated_resources: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+
+
 class PodStatus(Wire, frozen=True, kw_only=True):
     """``status`` of a pod."""
 
@@ -174,13 +212,43 @@ class PodStatus(Wire, frozen=True, kw_only=True):
     nominated_node_name: str = ""
     resource_claim_statuses: tuple[PodResourceClaimStatus, ...] = ()
     extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    resources: ActualResources | None = None
+    allocated_resources: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
 
 
 class Pod(WireObject, frozen=True, kw_only=True):
-    """A pod."""
+    """A pod. Of container statuses only those are kept that say something else than the spec.
+
+    Every container that runs has one, and few of them are ever resized.
+    """
 
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+    def __post_init__(self) -> None:
+        status = self.status
+        if status.container_statuses or status.init_container_statuses:
+            of = {c.name: c.resources.requests for c in (*self.spec.init_containers, *self.spec.containers)}
+
+            def differing(statuses: tuple[ContainerStatus, ...]) -> tuple[ContainerStatus, ...]:
+                return tuple(s for s in statuses if _differs(s, of.get(s.name, {})))
+
+            kept = msgspec.structs.replace(
+                status,
+                container_statuses=differing(status.container_statuses),
+                init_container_statuses=differing(status.init_container_statuses),
+            )
+            msgspec.structs.force_setattr(self, "status", kept)
+
+
+def _differs(status: ContainerStatus, asked: Mapping[str, Quantity]) -> bool:
+    """Return whether a container has other resources than its spec asks for."""
+    if status.resources is None:
+        return False
+    allocated = status.allocated_resources
+    return status.resources.requests != asked or (bool(allocated) and allocated != asked)
 
 
 class Namespace(WireObject, frozen=True, kw_only=True):

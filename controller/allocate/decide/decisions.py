@@ -55,7 +55,7 @@ from controller.allocate.decide.solving import NoFit, PodDecider
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
-from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.resource import DeviceClass, ResourceClaim
 from dra_driver.resourceclaim import foreign_gates, is_generated
 from dra_driver.structured import Budget
 
@@ -137,6 +137,8 @@ class Decisions:
             self._node_seen(item)
         else:
             self._cluster.put(item)
+            if isinstance(item, DeviceClass):
+                self._placements.class_changed(item.metadata.name, item)
             self._improved(not isinstance(item, DeviceInventory))
 
     def _pod_seen(self, pod: Pod) -> None:
@@ -174,6 +176,8 @@ class Decisions:
         self._cluster.remove(kind, key.name)
         if kind is Node:
             self._placements.changed(key.name)
+        elif kind is DeviceClass:
+            self._placements.class_changed(key.name, None)
         self._improved(kind is not DeviceInventory)
 
     def _forget_groups(self, pod: Pod) -> None:

@@ -493,9 +493,8 @@ class Gangs:
     ) -> Wait | Proceed | NoFit | GroupWrite:
         """Decide for the members in this order, each as if the answers before it had been written."""
         writes: list[tuple[Pod, Write]] = []
-        places: list[tuple[Pod, str | None]] = []
         trial = Trial(self._claims.allocated)
-        try:
+        with self._usage.placing() as place:
             for pod in members:
                 if is_finished(pod):
                     continue
@@ -506,14 +505,7 @@ class Gangs:
                 if isinstance(decision, Write):
                     writes.append((pod, decision))
                     trial.add(decision)
-                    places.append((pod, self._usage.place_of(pod)))
-                    self._usage.place(pod, decision.node)
-        finally:
-            for pod, place in places:
-                if place is None:
-                    self._usage.gone(pod)
-                else:
-                    self._usage.place(pod, place)
+                    place(pod, decision.node)
         return GroupWrite(tuple((_id(pod), write) for pod, write in writes)) if writes else Proceed()
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from controller.allocate.decide.objects import claims_of, is_finished
-from controller.allocate.decide.placement import Demand
+from controller.allocate.decide.placement import FreeRoom
 from controller.allocate.decide.signatures import signature_of
 from controller.allocate.decide.solving import PodDecider
 from dra_driver.api.core import Pod
 from dra_driver.api.resource import ResourceClaim
+from dra_driver.nodefit import Vector
 from dra_driver.structured import Budget, BudgetExhausted, Room
 
 __all__ = ["Crowd", "crowds", "missing_in", "state_of"]
@@ -24,13 +25,13 @@ class Crowd(NamedTuple):
         number: of them.
         room: for pods like them.
         nodes: that can take one of them.
-        needs: what each takes of a node besides devices.
+        pod: one of them.
     """
 
     number: int
     room: Room
     nodes: Set[str]
-    needs: Demand
+    pod: Pod
 
     def within(self, nodes: set[str] | None) -> Set[str]:
         """Return those of some nodes that can take them."""
@@ -51,7 +52,7 @@ def crowds(
     for pods in alike.values():
         room = decider.room(pods[0], budget)
         if room is not None:
-            found.append(Crowd(len(pods), room, decider.nodes_for(pods[0]), Demand.of(pods[0])))
+            found.append(Crowd(len(pods), room, decider.nodes_for(pods[0]), pods[0]))
     return found
 
 
@@ -63,13 +64,11 @@ def missing_in(of: Sequence[Crowd], domains: Sequence[set[str] | None]) -> list[
         return [(nodes, 0) for nodes in domains]
 
 
-def state_of(
-    of: Sequence[Crowd], domains: Iterable[set[str] | None], free: Mapping[str, Demand]
-) -> object | None:
+def state_of(of: Sequence[Crowd], domains: Iterable[set[str] | None], free: FreeRoom) -> object | None:
     """Return what a refusal rests on besides the members; None if that is not known.
 
     A device that none of them can use does not change it, nor does a node without free devices for them, nor
-    CPU and memory beyond what the members need that a node has devices for.
+    resources beyond what the members need that a node has devices for.
     """
     try:
         devices = sorted(tuple(crowd.room.state(crowd.within(nodes)) for crowd in of) for nodes in domains)
@@ -78,15 +77,16 @@ def state_of(
         return None
 
 
-def _short(of: Sequence[Crowd], free: Mapping[str, Demand]) -> frozenset[tuple[str, tuple[int, ...]]]:
-    """Return what is left of nodes that have more devices for members than CPU, memory or room for pods."""
-    found: set[tuple[str, tuple[int, ...]]] = set()
-    for name, left in free.items():
-        most = Demand()
-        for crowd in of:
+def _short(of: Sequence[Crowd], free: FreeRoom) -> frozenset[tuple[str, Vector]]:
+    """Return what is left of nodes that have more devices for members than resources or host ports."""
+    found: set[tuple[str, Vector]] = set()
+    needs = [free.needs(crowd.pod) for crowd in of]
+    for name, left in free.nodes.items():
+        most = free.vectors.nothing
+        for crowd, each in zip(of, needs, strict=True):
             if name in crowd.nodes:
                 held = crowd.room.holds(crowd.number, [name])
-                most = most.plus(Demand(*(need * held for need in crowd.needs)))
+                most = tuple(sum_ + need * held for sum_, need in zip(most, each, strict=True))
         short = tuple(map(min, left, most))
         if short != most:
             found.add((name, short))

@@ -1,125 +1,167 @@
 """Which nodes a pod could go to, apart from its claims.
 
-kube-scheduler decides in the end. Here the most important of its conditions are looked at, so that devices
-are mostly chosen where the pod can go: node selector, required node affinity, taints, unschedulable nodes,
-free CPU and memory, the number of pods. A wrong choice costs a second or two in which the devices are held in
-vain: kube-scheduler reports that it cannot place the pod, and another node is tried.
+kube-scheduler decides in the end. Here the same is looked at as far as nodes and the requests of pods decide
+it (``dra_driver.nodefit``), so that devices are chosen where the pod can go. What is not looked at (pod
+affinity, topology spread, volumes) costs a second or two in which devices are held in vain: kube-scheduler
+reports that it cannot place the pod, and another node is tried.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from controller.allocate.decide.objects import Objects, is_finished
 from controller.allocate.decide.signatures import digest
 from dra_driver.api import codec
-from dra_driver.api.core import Node, Pod, Taint, Toleration
+from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import Uid
-from dra_driver.api.resource import NodeSelector
-from dra_driver.structured.model.nodeselection import selector_matches
+from dra_driver.api.resource import DeviceClass
+from dra_driver.nodefit import (
+    NeedsVectors,
+    NodeRoom,
+    PodNeeds,
+    Vector,
+    condition_problem,
+    has_many_conditions,
+    needs_of,
+    problem,
+)
 
-__all__ = ["Demand", "NodeUsage", "Placement", "Placements", "same_for_pods"]
+__all__ = ["FreeRoom", "NodeUsage", "Placement", "Placements", "same_for_pods"]
 
-_UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
-_RESOURCES = ("cpu", "memory")
 _AVOIDED: Final = "where kube-scheduler could not place it a short while ago"
 _MOST_KEPT: Final = 64
 _LONGEST_LOG: Final = 1_000
-# More than any group needs of any node, in 1e-9 of a byte.
-_PLENTY: Final = 10**30
 # Tolerations, and requirements of node affinity with their values: a pod may have a megabyte of them, and
 # each costs a comparison per node.
 _MOST_CONDITIONS: Final = 512
+_EMPTY: Final = NodeRoom()
+# Of extended resources that a DeviceClass serves without naming one (KEP-5004).
+_IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 
 
-class Demand(NamedTuple):
-    """CPU and memory, in 1e-9 of a core and of a byte, and pods."""
+class _Entry(NamedTuple):
+    """Where a pod counts.
 
-    cpu: int = 0
-    memory: int = 0
-    pods: int = 0
+    Attributes:
+        node: its name.
+        needs: of the pod.
+        expected: whether its claims are allocated there; else it is bound, or kube-scheduler nominated it.
+    """
 
-    @classmethod
-    def of(cls, pod: Pod) -> Demand:
-        """Return what kube-scheduler counts for a pod: all containers, or the largest init container."""
-        amounts = []
-        for name in _RESOURCES:
-            running = sum(_request(c.resources.requests, name) for c in pod.spec.containers)
-            starting = max(
-                (_request(c.resources.requests, name) for c in pod.spec.init_containers), default=0
-            )
-            amounts.append(max(running, starting))
-        return cls(cpu=amounts[0], memory=amounts[1], pods=1)
-
-    def plus(self, other: Demand) -> Demand:
-        """Return both together."""
-        return Demand(self.cpu + other.cpu, self.memory + other.memory, self.pods + other.pods)
-
-    def minus(self, other: Demand) -> Demand:
-        """Return what is left without the other."""
-        return Demand(self.cpu - other.cpu, self.memory - other.memory, self.pods - other.pods)
-
-
-def _request(requests: Mapping[str, object], name: str) -> int:
-    amount = requests.get(name)
-    return getattr(amount, "nano", 0)
+    node: str
+    needs: PodNeeds
+    expected: bool = False
 
 
 class NodeUsage:
-    """What the pods of each node request, kept up to date pod by pod.
+    """What the pods of each node take, kept up to date pod by pod.
 
-    A pod counts where it is bound; before that, where its devices were allocated (``place``).
+    A pod counts where it is bound; before that, where its devices were allocated (``place``), or where
+    kube-scheduler evicts pods for it (``status.nominatedNodeName``).
     """
 
     def __init__(self) -> None:
-        self._pods: dict[Uid, tuple[str, Demand]] = {}
-        self._nodes: dict[str, Demand] = {}
+        self._pods: dict[Uid, _Entry] = {}
+        self._nodes: dict[str, NodeRoom] = {}
         self.changed: Callable[[str], None] = lambda _: None
         """Called with the name of a node when what is taken of it has changed."""
 
-    def on(self, node: str) -> Demand:
+    def on(self, node: str) -> NodeRoom:
         """Return what pods take of a node."""
-        return self._nodes.get(node, Demand())
+        return self._nodes.get(node, _EMPTY)
 
     def place_of(self, pod: Pod) -> str | None:
         """Return the node where the pod counts."""
         entry = self._pods.get(pod.metadata.uid)
-        return None if entry is None else entry[0]
+        return None if entry is None else entry.node
 
     def place(self, pod: Pod, node: str) -> None:
         """Count a pod on the node where it is expected."""
-        self._set(pod.metadata.uid, (node, Demand.of(pod)))
+        self._set(pod.metadata.uid, _Entry(node, needs_of(pod), expected=True))
+
+    @contextlib.contextmanager
+    def placing(self) -> Iterator[Callable[[Pod, str], None]]:
+        """Give a ``place`` that holds until the block ends."""
+        before: dict[Uid, _Entry | None] = {}
+
+        def place(pod: Pod, node: str) -> None:
+            before.setdefault(pod.metadata.uid, self._pods.get(pod.metadata.uid))
+            self.place(pod, node)
+
+        try:
+            yield place
+        finally:
+            for uid, entry in before.items():
+                self._set(uid, entry)
+
+    @contextlib.contextmanager
+    def without(self, pods: Iterable[Pod]) -> Iterator[None]:
+        """Leave out pods that are not bound, until the block ends; nothing else may change meanwhile."""
+        found = [self._pods.get(p.metadata.uid) for p in pods if not p.spec.node_name]
+        entries = [entry for entry in found if entry is not None]
+        for entry in entries:
+            self._nodes[entry.node].remove(entry.needs)
+        try:
+            yield
+        finally:
+            for entry in entries:
+                self._nodes[entry.node].add(entry.needs)
 
     def seen(self, pod: Pod) -> None:
         """Take in the pod as the API server has it."""
+        uid = pod.metadata.uid
         if is_finished(pod):
-            self.gone(pod)
+            self._set(uid, None)
         elif pod.spec.node_name:
-            self.place(pod, pod.spec.node_name)
+            self._set(uid, _Entry(pod.spec.node_name, needs_of(pod)))
+        elif not ((entry := self._pods.get(uid)) is not None and entry.expected):
+            node = pod.status.nominated_node_name
+            self._set(uid, _Entry(node, needs_of(pod)) if node else None)
 
     def gone(self, pod: Pod) -> None:
         """Stop counting a pod that is deleted, finished or no longer expected."""
         self._set(pod.metadata.uid, None)
 
-    def _set(self, uid: Uid, entry: tuple[str, Demand] | None) -> None:
+    def _set(self, uid: Uid, entry: _Entry | None) -> None:
         old = self._pods.get(uid)
         if old == entry:
             return
-        if old is not None:
+        if entry is None:
             del self._pods[uid]
-            left = self._nodes[old[0]].minus(old[1])
-            if left.pods:
-                self._nodes[old[0]] = left
-            else:
-                del self._nodes[old[0]]
-            self.changed(old[0])
-        if entry is not None:
+        else:
             self._pods[uid] = entry
-            self._nodes[entry[0]] = self.on(entry[0]).plus(entry[1])
-            self.changed(entry[0])
+        if old is not None and entry is not None and old[:2] == entry[:2]:
+            return
+        if old is not None:
+            room = self._nodes[old.node]
+            room.remove(old.needs)
+            if not room:
+                del self._nodes[old.node]
+            self.changed(old.node)
+        if entry is not None:
+            self._nodes.setdefault(entry.node, NodeRoom()).add(entry.needs)
+            self.changed(entry.node)
+
+
+class FreeRoom(NamedTuple):
+    """What is left of nodes besides devices for some pods.
+
+    Attributes:
+        vectors: what the places of a vector stand for.
+        nodes: by name.
+    """
+
+    vectors: NeedsVectors
+    nodes: Mapping[str, Vector]
+
+    def needs(self, pod: Pod) -> Vector:
+        """Return what one of the pods takes; nothing if it is bound, for then it counts there already."""
+        return self.vectors.nothing if pod.spec.node_name else self.vectors.of(needs_of(pod))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +171,13 @@ class Placement:
     Attributes:
         nodes: names.
         rejected: reason → number of nodes.
+        evicting: of the rejected nodes, those that would be left if kube-scheduler evicted pods of lower
+            priority, which it may do for this pod.
     """
 
     nodes: Set[str]
     rejected: Mapping[str, int]
+    evicting: Set[str] = frozenset()
 
     def summary(self) -> str:
         """Return the text for the Event when no node is left."""
@@ -149,20 +194,34 @@ class _NodeFit:
 
     Attributes:
         pod: one of them.
+        needs: of each.
         conditions: whether its taints and affinity are looked at.
         seen: how much of the log of changed nodes is in it.
         reasons: nodes that cannot take the pod.
+        evicting: of these, those that could if pods of lower priority were evicted.
     """
 
     pod: Pod
-    demand: Demand
+    needs: PodNeeds
     conditions: bool = True
     seen: int = 0
     fitting: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
+    evicting: set[str] = field(default_factory=set)
     rejected: Counter[str] = field(default_factory=Counter)
 
-    def put(self, name: str, reason: str | None) -> None:
+    def look(self, node: Node, room: NodeRoom, served: Collection[str]) -> None:
+        """Work out the answer for a node."""
+        needs, allocatable = self.needs, node.status.allocatable
+        found = "being deleted" if node.metadata.deletion_timestamp else ""
+        found = found or condition_problem(self.pod, node, looked_at=self.conditions)
+        evicting = False
+        if not found and (found := problem(needs, room, allocatable, served)):
+            below = needs.preempts and room.has_below(needs.priority)
+            evicting = below and not problem(needs, room, allocatable, served, evicting=True)
+        self.put(node.metadata.name, found, evicting=evicting)
+
+    def put(self, name: str, reason: str | None, *, evicting: bool = False) -> None:
         """Note the answer for a node; None where there is no such node."""
         old = self.reasons.pop(name, None)
         if old is not None:
@@ -170,9 +229,12 @@ class _NodeFit:
             if not self.rejected[old]:
                 del self.rejected[old]
         self.fitting.discard(name)
+        self.evicting.discard(name)
         if reason:
             self.reasons[name] = reason
             self.rejected[reason] += 1
+            if evicting:
+                self.evicting.add(name)
         elif reason is not None:
             self.fitting.add(name)
 
@@ -196,11 +258,25 @@ class Placements:
         # Names of nodes that have changed; ``_start`` is the number of the first of them.
         self._log: list[str] = []
         self._start = 0
+        # DeviceClass → the extended resources that it serves.
+        self._classes: dict[str, tuple[str, ...]] = {}
+        self._served: frozenset[str] = frozenset()
         usage.changed = self.changed
 
     def changed(self, node: str) -> None:
         """Note that a node, or what pods take of it, has changed."""
         self._log.append(node)
+
+    def class_changed(self, name: str, device_class: DeviceClass | None) -> None:
+        """Note that a DeviceClass has changed, or is gone: it may serve other extended resources."""
+        self._classes.pop(name, None)
+        if device_class is not None:
+            named = device_class.spec.extended_resource_name
+            self._classes[name] = (_IMPLICIT_PREFIX + name, *([named] if named else []))
+        served = frozenset(r for of in self._classes.values() for r in of)
+        if served != self._served:
+            self._served = served
+            self._kept.clear()
 
     def candidates(self, pod: Pod, avoid: Collection[str] = ()) -> Placement:
         """Return the nodes that can take the pod.
@@ -218,53 +294,49 @@ class Placements:
         own = self._usage.place_of(pod)
         special = {*avoid, *(() if own is None else (own,))}
         if not special:
-            return Placement(fit.fitting, fit.rejected)
+            return Placement(fit.fitting, fit.rejected, fit.evicting)
         mine = replace(
             fit,
             pod=pod,
             seen=0,
             fitting=set(fit.fitting),
             reasons=dict(fit.reasons),
+            evicting=set(fit.evicting),
             rejected=Counter(fit.rejected),
         )
-        for name in special:
-            node = self._nodes.by_name(name)
-            if node is None:
-                continue
-            reason = _AVOIDED
-            if name not in avoid:
-                left = self._usage.on(name).minus(fit.demand)
-                reason = _rejection(pod, node, fit.demand, left, conditions=fit.conditions)
-            mine.put(name, reason)
-        return Placement(mine.fitting, mine.rejected)
+        with self._usage.without([pod]):
+            for name in special:
+                node = self._nodes.by_name(name)
+                if node is None:
+                    continue
+                if name in avoid:
+                    mine.put(name, _AVOIDED)
+                else:
+                    mine.look(node, self._usage.on(name), self._served)
+        return Placement(mine.fitting, mine.rejected, mine.evicting)
 
-    def free(self, nodes: Iterable[str], pods: Iterable[Pod]) -> dict[str, Demand]:
+    def free(self, nodes: Iterable[str], pods: Collection[Pod]) -> FreeRoom:
         """Return what is left of nodes for some pods, which do not count where they are expected."""
-        back: dict[str, Demand] = {}
-        for pod in pods:
-            place = self._usage.place_of(pod)
-            if place is not None and not pod.spec.node_name:
-                back[place] = back.get(place, Demand()).plus(Demand.of(pod))
-        found: dict[str, Demand] = {}
-        for name in nodes:
-            node = self._nodes.by_name(name)
-            if node is not None:
-                used = self._usage.on(name)
-                found[name] = _free(node, used.minus(back[name]) if name in back else used)
-        return found
+        vectors = NeedsVectors(needs_of(pod) for pod in pods if not pod.spec.node_name)
+        found: dict[str, Vector] = {}
+        with self._usage.without(pods):
+            for name in nodes:
+                node = self._nodes.by_name(name)
+                if node is not None:
+                    found[name] = vectors.free(self._usage.on(name), node.status.allocatable, self._served)
+        return FreeRoom(vectors, found)
 
     def _fit(self, pod: Pod) -> _NodeFit:
         spec = pod.spec
-        demand = Demand.of(pod)
+        needs = needs_of(pod)
         affinity = spec.affinity.node_affinity if spec.affinity is not None else None
         # A digest: the affinity of a pod may be a megabyte.
-        key = digest(
-            codec.encode((spec.node_selector, affinity, spec.tolerations, demand.cpu, demand.memory))
-        )
+        key = digest(codec.encode((spec.node_selector, affinity, spec.tolerations, needs)))
         fit = self._kept.get(key)
         end = self._start + len(self._log)
         if fit is None or fit.seen < self._start:
-            fit = self._kept[key] = _NodeFit(pod, demand, not _has_too_many_conditions(pod))
+            looked_at = not has_many_conditions(pod, _MOST_CONDITIONS)
+            fit = self._kept[key] = _NodeFit(pod, needs, looked_at)
             changed: Iterable[str] = [n.metadata.name for n in self._nodes]
         else:
             changed = dict.fromkeys(self._log[fit.seen - self._start :])
@@ -274,11 +346,10 @@ class Placements:
             self._kept.popitem(last=False)
         for name in changed:
             node = self._nodes.by_name(name)
-            reason = None
-            if node is not None:
-                used = self._usage.on(name)
-                reason = _rejection(pod, node, demand, used, conditions=fit.conditions)
-            fit.put(name, reason)
+            if node is None:
+                fit.put(name, None)
+            else:
+                fit.look(node, self._usage.on(name), self._served)
         # What has not been asked about for so long is made anew.
         if len(self._log) > max(_LONGEST_LOG, 2 * len(self._nodes)):
             self._start += len(self._log) // 2
@@ -294,84 +365,4 @@ def same_for_pods(old: Node, node: Node) -> bool:
         and old.metadata.deletion_timestamp == node.metadata.deletion_timestamp
         and old.spec == node.spec
         and old.status.allocatable == node.status.allocatable
-    )
-
-
-def _required_affinity(pod: Pod) -> NodeSelector | None:
-    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
-    return affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
-
-
-def _has_too_many_conditions(pod: Pod) -> bool:
-    number = len(pod.spec.tolerations)
-    required = _required_affinity(pod)
-    if required is not None:
-        for term in required.node_selector_terms:
-            for requirement in (*term.match_expressions, *term.match_fields):
-                number += 1 + len(requirement.values)
-    return number > _MOST_CONDITIONS
-
-
-def _rejection(pod: Pod, node: Node, demand: Demand, used: Demand, *, conditions: bool = True) -> str:
-    """Return why the node cannot take the pod; empty where it can.
-
-    Args:
-        pod: to be placed.
-        node: a node.
-        demand: of the pod.
-        used: what other pods take of the node.
-        conditions: whether taints and node affinity are looked at.
-    """
-    spec = pod.spec
-    if node.metadata.deletion_timestamp:
-        return "being deleted"
-    if conditions:
-        if node.spec.unschedulable and not _tolerated(spec.tolerations, _UNSCHEDULABLE):
-            return "unschedulable"
-        for taint in node.spec.taints:
-            if taint.effect in ("NoSchedule", "NoExecute") and not _tolerated(spec.tolerations, taint):
-                return f"with the untolerated taint {taint.key}"
-    labels = node.metadata.labels or {}
-    if any(labels.get(key) != value for key, value in spec.node_selector.items()):
-        return "not matching the node selector"
-    required = _required_affinity(pod) if conditions else None
-    if required is not None and not selector_matches(required, node):
-        return "not matching the required node affinity"
-    return _shortage(node, demand, used)
-
-
-def _free(node: Node, used: Demand) -> Demand:
-    allocatable = node.status.allocatable
-    # What a node does not say (not initialised) is left to kube-scheduler.
-    return Demand(
-        *(
-            max(0, allocatable[name].nano // unit - taken) if name in allocatable else _PLENTY
-            for name, unit, taken in (
-                ("cpu", 1, used.cpu),
-                ("memory", 1, used.memory),
-                ("pods", 10**9, used.pods),
-            )
-        )
-    )
-
-
-def _shortage(node: Node, demand: Demand, used: Demand) -> str:
-    allocatable = node.status.allocatable
-    for name, wanted, taken in (
-        ("cpu", demand.cpu, used.cpu),
-        ("memory", demand.memory, used.memory),
-        ("pods", demand.pods * 10**9, used.pods * 10**9),
-    ):
-        # A node that does not say what it has (not initialised) is left to kube-scheduler.
-        if name in allocatable and wanted and taken + wanted > allocatable[name].nano:
-            return "with too many pods" if name == "pods" else f"with too little {name}"
-    return ""
-
-
-def _tolerated(tolerations: Iterable[Toleration], taint: Taint) -> bool:
-    return any(
-        (not t.effect or t.effect == taint.effect)
-        and (not t.key or t.key == taint.key)
-        and (t.operator == "Exists" or (bool(t.key) and t.value == taint.value))
-        for t in tolerations
     )

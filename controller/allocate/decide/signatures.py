@@ -9,6 +9,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import ResourceClaim
+from dra_driver.nodefit import needs_of
 
 __all__ = ["digest", "requests_of", "signature_of"]
 
@@ -25,10 +26,8 @@ def signature_of(pod: Pod, claims: Sequence[ResourceClaim], avoided: Collection[
     if not claims or avoided or pod.spec.node_name:
         return str(pod.key).encode()
     spec = pod.spec
-    needs = [c.resources.requests for c in (*spec.init_containers, *spec.containers)]
-    return digest(
-        requests_of(claims) + codec.encode([spec.node_selector, spec.affinity, spec.tolerations, needs])
-    )
+    conditions = codec.encode([spec.node_selector, spec.affinity, spec.tolerations, needs_of(pod)])
+    return digest(requests_of(claims) + conditions)
 
 
 def requests_of(claims: Iterable[ResourceClaim]) -> bytes:

@@ -17,7 +17,7 @@ from controller.allocate.decide.cluster_state import ClusterState
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
 from controller.allocate.decide.objects import CLAIM_INDEX, Objects, is_finished
 from controller.allocate.decide.ownership import ClaimOwnership, OwnedClaim
-from controller.allocate.decide.placement import Demand, Placement, Placements
+from controller.allocate.decide.placement import FreeRoom, Placement, Placements
 from controller.allocate.decide.pool_owners import Owner
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
@@ -89,7 +89,7 @@ class Question:
         claims: all of the pod's.
         ours: those that wait for this controller.
         with_others: whether claims of other drivers wait as well, so that its node must suit those.
-        placement: the nodes that can take the pod.
+        placement: the nodes that can take the pod, or could if pods of lower priority were evicted.
     """
 
     claims: tuple[ResourceClaim, ...]
@@ -239,7 +239,7 @@ class PodDecider:
         """Return the nodes that can take the pod, as far as devices do not matter."""
         return self._placements.candidates(pod).nodes & self._current().snapshot.nodes.keys()
 
-    def free(self, nodes: Collection[str], pods: Sequence[Pod]) -> Mapping[str, Demand]:
+    def free(self, nodes: Collection[str], pods: Sequence[Pod]) -> FreeRoom:
         """Return what is left of nodes besides devices for some pods, which do not count there yet."""
         return self._placements.free(nodes, pods)
 
@@ -264,18 +264,23 @@ class PodDecider:
         question = self.question(pod, avoid, trial=trial)
         if not isinstance(question, Question):
             return question
-        claims, ours, placement = question.claims, question.ours, question.placement
-        nodes = placement.nodes if within is None else within & placement.nodes
-        decision: PodDecision
-        if nodes:
-            decision = self._solve(pod, claims, ours, placement, nodes, trial, budget)
-        else:
-            decision = NoFit(placement.summary(), ours, self._undo(pod, claims))
+        claims, placement = question.claims, question.placement
+        decision: NoFit | None = None
+        # Where kube-scheduler would have to evict pods only if there are no devices elsewhere.
+        for found in (placement.nodes, placement.evicting):
+            nodes = found if within is None else within & found
+            if not nodes or budget.exhausted:
+                continue
+            answer = self._solve(pod, question, nodes, trial, budget)
+            if isinstance(answer, Write):
+                return answer
+            gave_up = answer.gave_up or (decision is not None and decision.gave_up)
+            decision = replace(decision or answer, gave_up=gave_up)
+        if decision is None:
+            decision = NoFit(placement.summary(), question.ours, self._undo(pod, claims))
         pending = [c for c in claims if c.status.allocation is None]
-        if (
-            isinstance(decision, NoFit)
-            and all(self._current().ownership.claim(c).elsewhere for c in pending)
-            and self._fit_elsewhere(pending, trial, budget)
+        if all(self._current().ownership.claim(c).elsewhere for c in pending) and self._fit_elsewhere(
+            pending, trial, budget
         ):
             return replace(decision, elsewhere=True)
         return decision
@@ -308,10 +313,10 @@ class PodDecider:
         placement = self._placements.candidates(pod, avoid)
         nominated = {} if pod.spec.node_name else self._nominated(pending)
         if nominated:
-            allowed = placement.nodes & nominated.keys() if len(nominated) == 1 else frozenset[str]()
-            if not allowed:
+            only = nominated.keys() if len(nominated) == 1 else frozenset[str]()
+            placement = replace(placement, nodes=placement.nodes & only, evicting=placement.evicting & only)
+            if not (placement.nodes or placement.evicting):
                 return NoFit(_why_nominated(nominated), tuple(ours), self._undo(pod, claims))
-            placement = replace(placement, nodes=allowed)
         return Question(tuple(claims), tuple(ours), len(pending) > len(ours), placement)
 
     def solve_group(
@@ -330,12 +335,12 @@ class PodDecider:
         nodes: set[str] = set()
         for allowed in {id(n): n for _, _, n in members}.values():
             nodes |= allowed
-        pods = [pod for pod, _, _ in members]
+        free = self.free(nodes, [pod for pod, _, _ in members])
         return allocate_group(
             self._snapshot(None),
-            [GroupMember(q.claims, n, _needs(pod)) for pod, q, n in members],
+            [GroupMember(q.claims, n, free.needs(pod)) for pod, q, n in members],
             levels=levels,
-            free=self.free(nodes, pods),
+            free=free.nodes,
             ignore_taint=is_controller_taint,
             pools=self._ours,
             withheld=self._withheld,
@@ -385,13 +390,12 @@ class PodDecider:
     def _solve(
         self,
         pod: Pod,
-        claims: Sequence[ResourceClaim],
-        ours: Sequence[ResourceClaim],
-        placement: Placement,
+        question: Question,
         nodes: Set[str],
         trial: Trial | None,
         budget: Budget,
-    ) -> PodDecision:
+    ) -> Write | NoFit:
+        claims, ours, placement = question.claims, question.ours, question.placement
         pending = [c for c in claims if c.status.allocation is None]
         outcome = (
             self._own_only(claims, nodes, trial, budget)
@@ -410,9 +414,9 @@ class PodDecider:
                     text = outcome.summary()
                     return f"{text}; {placement.summary()}" if placement.rejected else text
 
-                return NoFit(why, tuple(ours), self._undo(pod, claims))
+                return NoFit(why, ours, self._undo(pod, claims))
             case Failed(message):
-                return NoFit(message, tuple(ours), self._undo(pod, claims), gave_up=outcome.gave_up)
+                return NoFit(message, ours, self._undo(pod, claims), gave_up=outcome.gave_up)
 
     def _own_only(
         self, claims: Sequence[ResourceClaim], nodes: Set[str], trial: Trial | None, budget: Budget
@@ -479,11 +483,6 @@ class PodDecider:
             and not c.metadata.deletion_timestamp
             and self.is_ours(c.status.allocation)
         )
-
-
-def _needs(pod: Pod) -> tuple[int, ...]:
-    """Return what a pod takes of a node; nothing if it is bound, for then it counts there already."""
-    return (0, 0, 0) if pod.spec.node_name else Demand.of(pod)
 
 
 def _changed(

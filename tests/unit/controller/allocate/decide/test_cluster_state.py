@@ -90,7 +90,7 @@ def test_candidates_follow_nodes_and_pods() -> None:
 def test_a_pods_own_place_does_not_count_against_it() -> None:
     nodes: Objects[Node] = Objects()
     usage = NodeUsage()
-    body = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "3", "memory": "1Gi"}}}
+    body = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "3", "memory": "1Gi", "pods": "9"}}}
     nodes.put(codec.convert(Node, body))
     placements = Placements(nodes, usage)
     mine, other = pod_of(2), pod_of(5)  # three cores each

@@ -52,7 +52,7 @@ class World:
         """A node with GPUs: model and memory each, such as ``A100-80``."""
         body = builders.node(name, labels={"rack": rack} if rack else {})
         if cpu:
-            body["status"] = {"allocatable": {"cpu": cpu}}
+            body["status"] = {"allocatable": {"cpu": cpu, "pods": "110"}}
         self.see(Node, body)
         devices = [
             builders.device(f"gpu-{i}", m.partition("-")[2] + "Gi", attributes={"model": m}, taints=[TAINT])
