@@ -207,8 +207,10 @@ class Allocator:
         pending = [c for c in claims if c.status.allocation is None]
         was_allocated = any(CLAIM_FINALIZER in (c.metadata.finalizers or ()) for c in pending)
         self._attempts.look(pod, now, was_allocated=was_allocated)
-        users = (user for c in pending for user in self._pods.by_index(CLAIM_INDEX, c.key))
-        return max((self._attempts.unsettled(user, now) for user in users), default=0.0)
+        users = {u.metadata.uid: u for c in pending for u in self._pods.by_index(CLAIM_INDEX, c.key)}
+        if pod.status.nominated_node_name:
+            users.pop(pod.metadata.uid, None)  # its claims are allocated on that node or nowhere
+        return max((self._attempts.unsettled(user, now) for user in users.values()), default=0.0)
 
     def _look_again(self, pod: Pod, answer: PodAnswer) -> None:
         """Look again at a pod that waits although something that the answer did not know may help it."""

@@ -15,6 +15,7 @@ from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
     CLAIM_INDEX,
     GROUP_INDEX,
+    NODE_INDEX,
     NodeTurnedDown,
     PodExpected,
     PodID,
@@ -83,7 +84,7 @@ class Wakeups:
             assume_cache: the newest version of each claim.
             attempts: the pods that are with kube-scheduler.
             deallocator: knows which deallocations are ours.
-            pods: with the indices ``CLAIM_INDEX`` and ``GROUP_INDEX``.
+            pods: with the indices ``CLAIM_INDEX``, ``GROUP_INDEX`` and ``NODE_INDEX``.
             claims: all namespaces.
             nodes: all.
             others: objects of which every change may help.
@@ -285,6 +286,10 @@ class Wakeups:
             # Where the claim was reserved for others only, the controller-manager took it from those.
             if node is None or not waits or (holders and uid not in holders):
                 continue
+            if self._may_be_cleared(pod, node):
+                # It deallocates before it evicts others. What it reports next says whether it does.
+                self.queue.add_first(pod.key)
+                continue
             self._journal.apply(NodeTurnedDown(uid, node, self._clock.monotonic()))
             self._journal.apply(PodExpected(PodID(pod.key, uid), None))
             log.info(
@@ -293,6 +298,13 @@ class Wakeups:
                 claim=str(claim.key),
                 node=node,
             )
+
+    def _may_be_cleared(self, pod: Pod, node: str) -> bool:
+        """Return whether kube-scheduler may be about to evict pods of lower priority from a pod's node."""
+        if pod.status.nominated_node_name != node or pod.spec.preemption_policy == "Never":
+            return False
+        others = self._informer.by_index(NODE_INDEX, node)
+        return any((other.spec.priority or 0) < (pod.spec.priority or 0) for other in others)
 
     def _node_updated(self, old: Node, node: Node) -> None:
         if not same_for_pods(old, node):
