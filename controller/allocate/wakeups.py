@@ -19,6 +19,7 @@ from controller.allocate.decide import (
     NodeTurnedDown,
     PodExpected,
     PodID,
+    changed_node,
     claims_of,
     groups_of,
     is_finished,
@@ -214,6 +215,8 @@ class Wakeups:
         elif pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp:
             self._check_claims(pod)
             self._check_group(pod)
+        elif changed_node(old, pod):
+            self.wake()
 
     def _pod_deleted(self, pod: Pod) -> None:
         self.served(pod.key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dra_driver.nodefit.conditions import condition_problem, has_many_conditions, tolerates
 from dra_driver.nodefit.ports import HostPort, conflict
-from dra_driver.nodefit.requests import MOST_RESOURCES, PodNeeds, amount, needs_of
+from dra_driver.nodefit.requests import MOST_RESOURCES, PodNeeds, amount, needs_of, shrinks
 from dra_driver.nodefit.room import NodeRoom, problem
 from dra_driver.nodefit.vectors import NeedsVectors, Vector
 
@@ -27,5 +27,6 @@ __all__ = [
     "has_many_conditions",
     "needs_of",
     "problem",
+    "shrinks",
     "tolerates",
 ]

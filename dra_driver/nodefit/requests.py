@@ -16,7 +16,7 @@ from dra_driver.api.core import ActualResources, Container, ContainerStatus, Pod
 from dra_driver.api.quantity import Quantity
 from dra_driver.nodefit.ports import MOST_PORTS, HostPort, host_ports
 
-__all__ = ["MOST_RESOURCES", "PodNeeds", "amount", "needs_of"]
+__all__ = ["MOST_RESOURCES", "PodNeeds", "amount", "needs_of", "shrinks"]
 
 MOST_RESOURCES: Final = 64
 """Resources of one pod that are counted; a pod can name tens of thousands."""
@@ -61,6 +61,29 @@ def needs_of(pod: Pod) -> PodNeeds:
     ports = sorted(set(host_ports(spec)))[:MOST_PORTS]
     return PodNeeds(
         tuple(sorted(found.items())), tuple(ports), spec.priority or 0, spec.preemption_policy != "Never"
+    )
+
+
+def shrinks(old: Pod, new: Pod) -> bool:
+    """Return whether a pod that is bound takes less of some resource after a change: it was resized."""
+    if not new.spec.node_name or _sources(old) == _sources(new):
+        return False
+    now = dict(needs_of(new).amounts)
+    return any(now.get(name, 0) < number for name, number in needs_of(old).amounts)
+
+
+def _sources(pod: Pod) -> tuple[object, ...]:
+    """Return what the needs of a pod come from, as far as it can change while the pod is bound."""
+    spec, status = pod.spec, pod.status
+    return (
+        spec.containers,
+        spec.init_containers,
+        spec.resources,
+        status.container_statuses,
+        status.init_container_statuses,
+        status.resources,
+        status.allocated_resources,
+        _is_infeasible(pod),
     )
 
 

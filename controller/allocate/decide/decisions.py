@@ -148,8 +148,9 @@ class Decisions:
             return
         ends = is_finished(pod) and not is_finished(old)
         nominated = bool(pod.status.nominated_node_name or pod.spec.node_name)
-        self._improved(ends or (bool(old.status.nominated_node_name) and not nominated))
-        self._backoff.reset(changed_node(old, pod))
+        freed = changed_node(old, pod)
+        self._improved(ends or bool(freed) or (bool(old.status.nominated_node_name) and not nominated))
+        self._backoff.reset(freed)
         if has_node(old, pod):
             self._backoff.has_node(pod.metadata.uid)
         if ends or (pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp):

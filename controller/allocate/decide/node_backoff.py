@@ -10,6 +10,7 @@ from controller.allocate.decide.placement import same_for_pods
 from controller.allocate.decide.reports import failed_before_nodes
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import Uid, WireObject
+from dra_driver.nodefit import shrinks
 
 __all__ = ["EVERYWHERE", "NodeBackoff", "changed_node"]
 
@@ -37,7 +38,7 @@ def changed_node(old: WireObject | None, new: WireObject | None) -> str:
     match old, new:
         case Pod(), None:
             return old.spec.node_name
-        case Pod(), Pod() if is_finished(new) and not is_finished(old):
+        case Pod(), Pod() if (is_finished(new) and not is_finished(old)) or shrinks(old, new):
             return new.spec.node_name
         case Node(), Node() if not same_for_pods(old, new):
             return new.metadata.name

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from builders import container
+from builders import CONTAINER, container
 from controller_harness import NS, Harness, claim, cluster_of, pod, run
 from fake_client import FakeClient
 
@@ -144,6 +144,27 @@ def test_a_pod_that_kube_scheduler_clears_a_node_for_takes_its_room() -> None:
     async def scenario(h: Harness) -> None:
         assert h.devices("p") == []
         h.cluster.edit(PODS, "theirs", {"status": {"nominatedNodeName": None}}, NS)
+        await h.quiet(SETTLED)
+        assert h.devices("p") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_pod_is_served_when_another_one_is_resized() -> None:
+    cluster = cluster_of(n1=(40,))
+    running(cluster, "large", "n1", "8")
+    wanting(cluster, "p", "4")
+
+    def has(h: Harness, cpu: str) -> None:
+        status = {"name": CONTAINER["name"], "resources": {"requests": {"cpu": cpu}}}
+        h.cluster.edit(PODS, "large", {"status": {"containerStatuses": [status]}}, NS)
+
+    async def scenario(h: Harness) -> None:
+        has(h, "8")
+        h.cluster.edit(PODS, "large", {"spec": {"containers": [container("4")]}}, NS, as_is=True)
+        await h.quiet(SETTLED)
+        assert h.devices("p") == []
+        has(h, "4")
         await h.quiet(SETTLED)
         assert h.devices("p") == [("n1", "gpu-0")]
 
