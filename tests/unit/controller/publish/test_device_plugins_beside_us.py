@@ -39,7 +39,7 @@ def device_class(vendor: str, resource: str | None) -> dict[str, Any]:
 
 
 def put_node(made: FakeClient, name: str, vendors: tuple[str, ...], **capacity: str) -> None:
-    counted = {"cpu": "8", **capacity}
+    counted = {"cpu": "8", "pods": "110", **capacity}
     made.put(NODES, {**builders.node(name, uid=f"uid-{name}"), "status": {"capacity": counted}})
     devices = [
         builders.device(f"gpu-{i}", attributes={"type": "gpu", "vendor": v}) for i, v in enumerate(vendors)
