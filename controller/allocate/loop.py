@@ -23,12 +23,14 @@ from controller.allocate.decide import (
     PodExpected,
     PodID,
     Proceed,
+    Rank,
     Refuse,
     Wait,
     Write,
     claims_of,
     is_finished,
     node_of,
+    rank_of_group,
 )
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
@@ -163,11 +165,11 @@ class Allocator:
             await self._proceed(pod)
             return
         self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())
-        if not self._may_be_allocated(pod):
+        if not self._may_be_allocated(pod, lane):
             return
         progress = self._wakeups.progress
         with span("decide"):
-            found = await self._decider.decide(pod, lane)
+            found = await self._ask(pod, lane)
         if found is None:
             self._metrics.outdated_answers.inc()
             # Not at once: one outdated answer after the other would be asked for without a pause.
@@ -185,10 +187,19 @@ class Allocator:
         if self._wakeups.progress != progress:
             self._look_again(pod, answer)
 
-    def _may_be_allocated(self, pod: Pod) -> bool:
+    async def _ask(self, pod: Pod, lane: Lane) -> tuple[PodAnswer, Answered] | None:
+        """Ask what is to be done; pods of lower priority are asked about after those that follow from it."""
+        if lane is Lane.SLOW:
+            return await self._decider.decide(pod, lane)
+        with self._wakeups.queue.holding(self._wakeups.rank(pod.key).level):
+            return await self._decider.decide(pod, lane)
+
+    def _may_be_allocated(self, pod: Pod, lane: Lane) -> bool:
         """Return whether claims of a pod may be allocated now; see to it that it is looked at again."""
         if pod.spec.node_name or not self._wakeups.lacks_devices(pod):
             return True
+        if lane is Lane.FAST and self._wakeups.must_wait(pod.key):
+            return False
         now = self._clock.monotonic()
         if pod.status.nominated_node_name:
             self._wakeups.tentative.add(pod.key)
@@ -197,7 +208,7 @@ class Allocator:
             self._wakeups.queue.add_after(pod.key, min(max(left, _SOONEST_SECONDS), _SETTLING_SECONDS))
             return False
         if self._attempts.room(pod.metadata.namespace, now) <= 0:
-            self._attempts.wait(pod.key)
+            self._attempts.wait(pod.key, self._wakeups.rank(pod.key))
             return False
         return True
 
@@ -337,9 +348,13 @@ class Allocator:
             for claim in refusal.undo:
                 log.info("deallocating a claim that pins the pod", pod=str(pod.key), claim=str(claim.key))
                 await self._deallocator.deallocate(claim)
-            queue.add(pod.key)
+            if answer.group is None:
+                queue.add(pod.key)
+            else:
+                self._wakeups.look_behind(pod.key, [p.key for p in answer.group.pods])
             return
-        self._wakeups.pending.add(pod, refusal.signature, refusal.message)
+        rank = self._rank_of(answer.group)
+        self._wakeups.pending.add(pod, refusal.signature, refusal.message, rank)
         if answer.next_node is not None:
             # No event says when a node may be tried again, and the event that led here has undone the delay.
             queue.add_after(pod.key, answer.next_node)
@@ -355,6 +370,11 @@ class Allocator:
                 await self._ungate(pod)
         if answer.group is not None and not answer.remembered:
             await self._report_to_others(pod, answer.group, refusal)
+
+    def _rank_of(self, group: GroupMembers | None) -> Rank | None:
+        """Return the rank of a group; None where there is none, or the answer does not name its pods."""
+        members = [p for p in map(self._pod, group.pods if group is not None else ()) if p is not None]
+        return rank_of_group(members) if members else None
 
     def _report_refusal(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
         avoided = {node: round(seconds, 1) for node, seconds in answer.avoided}

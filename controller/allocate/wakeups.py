@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
@@ -19,11 +19,13 @@ from controller.allocate.decide import (
     NodeTurnedDown,
     PodExpected,
     PodID,
+    Rank,
     changed_node,
     claims_of,
     groups_of,
     is_finished,
     node_of,
+    rank_of,
     same_for_pods,
 )
 from controller.allocate.pending import PendingPods
@@ -46,8 +48,9 @@ class Wakeups:
     """Queues of what is to be looked at, filled by events.
 
     Attributes:
-        queue: pods to be looked at; namespaces take turns.
-        slow: pods whose questions belong into the slow lane; likewise.
+        queue: pods to be looked at, those of higher priority first; of one priority namespaces take turns.
+        slow: pods whose questions belong into the slow lane; namespaces take turns, whatever the priority:
+            what takes much work must not keep others waiting who have no such class.
         unused: claims that perhaps no pod uses.
         tentative: pods not bound yet that kube-scheduler has said something about, or nothing for long.
         pending: pods that could not be served; the first of each signature is tried when something changes.
@@ -105,8 +108,15 @@ class Wakeups:
         # Groups of which members have ended, to be looked at soon.
         self._groups: set[tuple[str, str]] = set()
         self._groups_timer: asyncio.TimerHandle | None = None
-        self.queue: WorkQueue[ObjectKey] = WorkQueue("allocator", max_delay=30.0, tenant=_namespace)
-        self.slow: WorkQueue[ObjectKey] = WorkQueue("slow decisions", max_delay=30.0, tenant=_namespace)
+        # Pods to be looked at after those before them; pods that were so, and must not wait again.
+        self._behind: set[ObjectKey] = set()
+        self._waited: set[ObjectKey] = set()
+        self.queue: WorkQueue[ObjectKey] = WorkQueue(
+            "allocator", max_delay=30.0, tenant=_namespace, order=self._order
+        )
+        self.slow: WorkQueue[ObjectKey] = WorkQueue(
+            "slow decisions", max_delay=30.0, tenant=_namespace, order=self._order_in_turn
+        )
         self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
         self.tentative: WorkQueue[ObjectKey] = WorkQueue("tentative allocations", max_delay=5.0)
         self.pending = PendingPods()
@@ -134,6 +144,47 @@ class Wakeups:
             if timer is not None:
                 timer.cancel()
 
+    # --- order ----------------------------------------------------------------------------------------------
+
+    def rank(self, key: ObjectKey) -> Rank:
+        """Return the rank of a pod: that of its group where it waits with one."""
+        pending = self.pending.rank(key)
+        if pending is not None:
+            return pending
+        pod = self._informer.get(key)
+        return rank_of(pod) if pod is not None else Rank(0, "", key)
+
+    def _order(self, key: ObjectKey) -> tuple[int, Rank]:
+        rank = self.rank(key)
+        return rank.level, rank
+
+    def _order_in_turn(self, key: ObjectKey) -> tuple[int, Rank]:
+        return 0, self.rank(key)
+
+    def must_wait(self, key: ObjectKey) -> bool:
+        """Return whether pods before this one are looked at first; it is looked at after them.
+
+        Something has changed for the better that they do not know of. A pod waits once for each time that it
+        is looked at, so that changes that come one after the other do not keep it waiting.
+        """
+        if key in self._waited:
+            self._waited.discard(key)
+            return False
+        first = self.pending.first() if self._timer is not None else None
+        if first is None or self.rank(key) <= first:
+            return False
+        self._behind.add(key)
+        return True
+
+    def look_behind(self, key: ObjectKey, group: Iterable[ObjectKey]) -> None:
+        """Look at a group that gave back what it held after the pods that wait now: it had its turn."""
+        for member in group:
+            self.served(member)
+        if self._timer is None:
+            self.queue.add(key)
+        else:
+            self._behind.add(key)
+
     # --- changes for the better -----------------------------------------------------------------------------
 
     @property
@@ -158,6 +209,10 @@ class Wakeups:
     def _wake_now(self) -> None:
         self._timer = None
         for key in self.pending.heads():
+            self.queue.add(key)
+        behind, self._behind = self._behind, set()
+        self._waited |= behind
+        for key in sorted(behind, key=self.rank):
             self.queue.add(key)
         later, self.unused_later = self.unused_later, set()
         for key in later:
@@ -220,6 +275,8 @@ class Wakeups:
 
     def _pod_deleted(self, pod: Pod) -> None:
         self.served(pod.key)
+        self._behind.discard(pod.key)
+        self._waited.discard(pod.key)
         self.passed.discard(pod.key)
         self.without_devices.discard(pod.metadata.uid)
         self._check_claims(pod)
@@ -307,7 +364,7 @@ class Wakeups:
         if pod.status.nominated_node_name != node or pod.spec.preemption_policy == "Never":
             return False
         others = self._informer.by_index(NODE_INDEX, node)
-        return any((other.spec.priority or 0) < (pod.spec.priority or 0) for other in others)
+        return any(other.spec.priority < pod.spec.priority for other in others)
 
     def _node_updated(self, old: Node, node: Node) -> None:
         if not same_for_pods(old, node):

@@ -162,7 +162,7 @@ class PodSpec(Wire, frozen=True, kw_only=True):
     init_containers: tuple[Container, ...] = ()
     resources: ContainerResources | None = None
     overhead: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
-    priority: int | None = None
+    priority: int = 0
     preemption_policy: str = ""
 
 

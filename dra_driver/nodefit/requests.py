@@ -60,7 +60,7 @@ def needs_of(pod: Pod) -> PodNeeds:
     found["pods"] = 1
     ports = sorted(set(host_ports(spec)))[:MOST_PORTS]
     return PodNeeds(
-        tuple(sorted(found.items())), tuple(ports), spec.priority or 0, spec.preemption_policy != "Never"
+        tuple(sorted(found.items())), tuple(ports), spec.priority, spec.preemption_policy != "Never"
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from controller.allocate.attempts.evidence import Attempt, Bound, Deallocate, Hold, judge
+from controller.allocate.attempts.turns import Turns
 from controller.allocate.attempts.window import LEAST_OF_NAMESPACE, BindingWindow
-from controller.allocate.decide import Report, misses_only_claims, report_of
+from controller.allocate.decide import Rank, Report, misses_only_claims, report_of
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 
@@ -52,8 +53,7 @@ class Attempts:
         self._started: float | None = None
         # Pods that were looked at while their claims were not allocated.
         self._known: set[Uid] = set()
-        # By namespace: namespaces take turns.
-        self._waiting: OrderedDict[str, OrderedDict[ObjectKey, None]] = OrderedDict()
+        self._turns = Turns()
 
     def __len__(self) -> int:
         """Return the number of pods that are with kube-scheduler."""
@@ -222,29 +222,14 @@ class Attempts:
         """Return how many more pods of a namespace may be allocated now; 0 or less: none."""
         return max(self._window.size(now) - len(self), LEAST_OF_NAMESPACE - self._live[namespace])
 
-    def wait(self, pod: ObjectKey) -> None:
-        """Have a pod wait for its turn, in the order in which those of its namespace came."""
-        self._waiting.setdefault(pod.namespace, OrderedDict())[pod] = None
+    def wait(self, pod: ObjectKey, rank: Rank) -> None:
+        """Have a pod wait for its turn."""
+        self._turns.wait(pod, rank)
 
     def next(self, now: float) -> list[ObjectKey]:
         """Return the pods whose turn it is; they wait no longer."""
-        found: list[ObjectKey] = []
-        for namespace in list(self._waiting):
-            found += self._take(namespace, LEAST_OF_NAMESPACE - self._live[namespace])
-        left = self._window.size(now) - len(self) - len(found)
-        while left > 0 and self._waiting:
-            namespace = next(iter(self._waiting))
-            self._waiting.move_to_end(namespace)
-            found += self._take(namespace, 1)
-            left -= 1
-        return found
-
-    def _take(self, namespace: str, number: int) -> list[ObjectKey]:
-        pods = self._waiting[namespace]
-        found = [pods.popitem(last=False)[0] for _ in range(max(0, min(number, len(pods))))]
-        if not pods:
-            del self._waiting[namespace]
-        return found
+        room = self._window.size(now) - len(self)
+        return self._turns.take(lambda namespace: LEAST_OF_NAMESPACE - self._live[namespace], room)
 
 
 def _sign(pod: Pod) -> tuple[Report | None, str]:

@@ -51,6 +51,7 @@ from controller.allocate.decide.objects import (
     is_finished,
     nodes_of,
 )
+from controller.allocate.decide.order import Rank, rank_of, rank_of_group
 from controller.allocate.decide.placement import same_for_pods
 from controller.allocate.decide.pool_owners import Owner, PoolOwners
 from controller.allocate.decide.reports import Report, has_node, misses_only_claims, report_of
@@ -88,6 +89,7 @@ __all__ = [
     "PoolOwners",
     "Proceed",
     "QuestionHeavy",
+    "Rank",
     "Refuse",
     "Report",
     "Settings",
@@ -102,6 +104,8 @@ __all__ = [
     "misses_only_claims",
     "node_of",
     "nodes_of",
+    "rank_of",
+    "rank_of_group",
     "report_of",
     "same_devices",
     "same_for_pods",

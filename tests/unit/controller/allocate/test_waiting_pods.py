@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+from controller.allocate.decide.order import Rank, rank_of, rank_of_group
 from controller.allocate.decide.signatures import signature_of
 from controller.allocate.pending import PendingPods
 from dra_driver.api import codec
@@ -71,3 +74,52 @@ def test_what_tells_pods_apart() -> None:
         signature_of(pod("d", nodeName="node1"), [claim("1")], ()),
     ]
     assert len(set(shapes)) == len(shapes)
+
+
+def test_the_pod_of_higher_priority_is_tried_before_older_ones() -> None:
+    waiting = PendingPods()
+    for name, second, priority, shape in (
+        ("old", 1, 0, b"x"),
+        ("high", 3, 10, b"x"),
+        ("higher", 4, 20, b"y"),
+        ("low", 0, -5, b"z"),
+    ):
+        waiting.add(pod(name, second, priority=priority), shape)
+    assert waiting.heads() == [ObjectKey("n", name) for name in ("higher", "high", "low")]
+    assert waiting.remove(ObjectKey("n", "high")) == ObjectKey("n", "old")
+    assert waiting.heads() == [ObjectKey("n", name) for name in ("higher", "old", "low")]
+
+
+def test_a_group_has_the_lowest_priority_of_its_pods_and_the_age_of_the_youngest() -> None:
+    members = [pod("a", 1, priority=100), pod("b", 5, priority=10), pod("c", 2, priority=10)]
+    rank = rank_of_group(members)
+    assert (rank.level, rank.since) == (-10, "2026-01-01T00:00:05Z")
+    waiting = PendingPods()
+    for member in members:
+        waiting.add(member, b"group", "", rank)
+    waiting.add(pod("d", 4, priority=10), b"x")
+    waiting.add(pod("e", 6, priority=10), b"y")
+    assert waiting.heads() == [ObjectKey("n", name) for name in ("d", "a", "e")]
+    # An answer that is remembered does not name the members.
+    waiting.add(members[0], b"group")
+    assert waiting.heads() == [ObjectKey("n", name) for name in ("d", "a", "e")]
+    assert waiting.rank(ObjectKey("n", "a")) == rank._replace(key=ObjectKey("n", "a"))
+
+
+def test_pods_are_first_in_the_order_of_their_ranks_whatever_waits_and_goes() -> None:
+    chance = random.Random(7)
+    waiting = PendingPods()
+    there: dict[ObjectKey, tuple[Rank, bytes]] = {}
+    for step in range(2_000):
+        if there and chance.random() < 0.5:
+            key = chance.choice(sorted(there))
+            waiting.remove(key)
+            del there[key]
+        else:
+            one = pod(f"p{chance.randrange(40)}", chance.randrange(60), priority=chance.randrange(3))
+            shape = bytes([chance.randrange(4)])
+            waiting.add(one, shape)
+            there[one.key] = (rank_of(one), shape)
+        firsts = [min(r for r, s in there.values() if s == shape) for shape in {s for _, s in there.values()}]
+        assert waiting.heads() == [rank.key for rank in sorted(firsts)], step
+        assert waiting.first() == min(firsts, default=None)

@@ -8,8 +8,9 @@ import builders
 import pytest
 
 from controller.allocate.attempts import Attempts, BindingWindow, Bound, Deallocate, Hold
+from controller.allocate.attempts.turns import Turns
 from controller.allocate.attempts.window import LEAST, LEAST_OF_NAMESPACE
-from controller.allocate.decide import report_of
+from controller.allocate.decide import Rank, report_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
@@ -193,20 +194,24 @@ def test_the_window_follows_the_rate_of_bindings() -> None:
     assert window.size(30.0) == LEAST
 
 
-def test_pods_have_their_turns_in_the_order_in_which_they_came() -> None:
+def test_pods_have_their_turns_in_the_order_of_their_ranks() -> None:
     attempts = Attempts(60.0)
     for i in range(LEAST):
         uid = Uid(f"u{i}")
         attempts.begin(codec.convert(Pod, builders.pod(f"p{i}", uid=uid)), "n1", 0.0)
     keys = [ObjectKey("default", name) for name in ("z", "a", "m")]
-    for key in keys:
-        attempts.wait(key)
+    for age, key in reversed([*enumerate(keys)]):
+        attempts.wait(key, Rank(0, f"2026-01-01T00:00:0{age}Z", key))
     assert (attempts.room("default", 0.0), attempts.next(0.0)) == (0, [])
     attempts.bound(Uid("u0"), 0.0)
     attempts.fail(Uid("u1"), timeout=False)
     assert attempts.next(0.0) == keys[:2]
     attempts.end(codec.convert(Pod, builders.pod("p1", uid="u1")), 0.0)  # was counted when it failed
     assert attempts.room("default", 0.0) == 2
+
+
+def rank(pod: ObjectKey, priority: int = 0) -> Rank:
+    return Rank(-priority, "2026-01-01T00:00:00Z", pod)
 
 
 def test_pods_that_are_never_bound_keep_no_other_namespace_waiting() -> None:
@@ -216,7 +221,7 @@ def test_pods_that_are_never_bound_keep_no_other_namespace_waiting() -> None:
         attempts.begin(codec.convert(Pod, builders.pod(f"p{i}", uid=uid)), "n1", 0.0)
     others = [ObjectKey("other", f"p{i:02}") for i in range(40)]
     for key in [ObjectKey("default", "waits"), *others]:
-        attempts.wait(key)
+        attempts.wait(key, rank(key))
     assert attempts.room("default", 0.0) < 0
     assert attempts.room("other", 0.0) == LEAST_OF_NAMESPACE
     assert attempts.next(0.0) == others[:LEAST_OF_NAMESPACE]
@@ -230,8 +235,33 @@ def test_namespaces_take_turns() -> None:
             attempts.begin(codec.convert(Pod, pod_), "n1", 0.0)
     keys = [ObjectKey("a", name) for name in ("1", "2", "3")] + [ObjectKey("b", "4")]
     for key in keys:
-        attempts.wait(key)
+        attempts.wait(key, rank(key))
     assert attempts.next(0.0) == []
     attempts.bound(Uid("a0"), 0.0)
     attempts.bound(Uid("a1"), 0.0)
     assert attempts.next(0.0) == [keys[0], keys[3]]
+
+
+def test_priority_goes_before_the_turns_of_namespaces() -> None:
+    turns = Turns()
+    low = [ObjectKey("a", f"low-{i}") for i in range(3)] + [ObjectKey("b", "low")]
+    high = [ObjectKey("a", "high-0"), ObjectKey("c", "high"), ObjectKey("a", "high-1")]
+    for key in low:
+        turns.wait(key, rank(key))
+    for key in high:
+        turns.wait(key, rank(key, 1000))
+    assert turns.take(lambda _: 0, 2) == high[:2]
+    assert turns.take(lambda _: 0, 2) == [high[2], low[3]]
+    turns.forget(low[1])
+    assert turns.take(lambda _: 0, 10) == [low[0], low[2]]
+    assert turns.take(lambda _: 10, 10) == []
+
+
+def test_each_namespace_has_room_of_its_own() -> None:
+    turns = Turns()
+    keys = [ObjectKey(namespace, f"p{i}") for namespace in ("a", "b") for i in range(3)]
+    for key in keys:
+        turns.wait(key, rank(key, 9 if key.namespace == "a" else 0))
+    assert turns.take(lambda _: 1, 0) == [keys[0], keys[3]]
+    assert turns.take(lambda namespace: 2 if namespace == "b" else 0, -5) == keys[4:]
+    assert turns.take(lambda _: 0, 1) == [keys[1]]
