@@ -25,6 +25,7 @@ from controller.allocate.loop import Allocator
 from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.pool_states import PoolStates
 from controller.allocate.signal import Signal
+from controller.allocate.starvation import SettingAside
 from controller.allocate.tentative import TentativeAllocations
 from controller.allocate.unused import UnusedAllocations
 from controller.allocate.wakeups import Wakeups
@@ -245,6 +246,7 @@ class Allocation:
     unused: UnusedAllocations
     tentative: TentativeAllocations
     doubles: DoubleAllocations
+    setting_aside: SettingAside
     workers: int
 
     @classmethod
@@ -262,8 +264,9 @@ class Allocation:
         wakeups = _wakeups(env, state, attempts, deallocator, mode)
         slices = informers.slices
         last_look = LastLook(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
+        decider = Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows)
         allocator = Allocator(
-            Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows),
+            decider,
             state.journal,
             assume_cache,
             attempts,
@@ -298,7 +301,18 @@ class Allocation:
         doubles = _doubles(env, state, deallocator)
         for queue in (wakeups.queue, wakeups.slow, wakeups.unused, wakeups.tentative, doubles.queue):
             metrics.watch_queue(queue.name, queue.__len__)
-        return cls(wakeups, allocator, unused, tentative, doubles, config.workers)
+        setting_aside = SettingAside(
+            config.starvation_seconds,
+            decider,
+            state.journal,
+            owners,
+            wakeups,
+            env.recorder,
+            env.clock,
+            informers.pods,
+            informers.nodes,
+        )
+        return cls(wakeups, allocator, unused, tentative, doubles, setting_aside, config.workers)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the loops. The informers must be synced: what is taken must be known."""
@@ -310,6 +324,7 @@ class Allocation:
         tentative = traced("deallocate", self.tentative.reconcile)
         tasks.create_task(self.wakeups.tentative.process(tentative, workers=_TENTATIVE_WORKERS))
         tasks.create_task(self.doubles.queue.process(self.doubles.reconcile))
+        tasks.create_task(self.setting_aside.run())
 
     def close(self) -> None:
         """Cancel timers."""

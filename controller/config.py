@@ -88,6 +88,7 @@ class ControllerConfig:
         schedulers: ``spec.schedulerName`` of the pods that are served; others are left alone.
         binding_seconds: for which kube-scheduler may say nothing about a pod whose claims are allocated; then
             they are deallocated.
+        starvation_seconds: for which a pod waits before devices are set aside for it; 0: they never are.
         workers: pods whose allocations are written at the same time.
         decision_seconds: CPU time that a decision about a pod may take.
         group_decision_seconds: likewise about all pods of a group.
@@ -114,6 +115,7 @@ class ControllerConfig:
     otlp_endpoint: str = ""
     schedulers: tuple[str, ...] = (DEFAULT_SCHEDULER,)
     binding_seconds: float = 60.0
+    starvation_seconds: float = 300.0
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
@@ -158,6 +160,10 @@ class ControllerConfig:
         if not 5 <= self.binding_seconds <= 86_400:
             findings.append(
                 f"--binding-timeout {self.binding_seconds:g}: must be between 5 and 86400 seconds"
+            )
+        if not (self.starvation_seconds == 0 or 1 <= self.starvation_seconds <= 86_400):
+            findings.append(
+                f"--starvation-timeout {self.starvation_seconds:g}: must be 0, or between 1 and 86400 seconds"
             )
         findings += [
             f"--scheduler-name {name!r}: must be a DNS name in lower case, such as default-scheduler"

@@ -25,6 +25,7 @@ from controller.allocate.decide import (
     Proceed,
     Rank,
     Refuse,
+    SetAside,
     Wait,
     Write,
     claims_of,
@@ -246,6 +247,8 @@ class Allocator:
             case GroupWrite():
                 assert answer.group is not None
                 await self._write_group(answer.group, answered, answer.decision)
+            case SetAside():
+                raise AssertionError("it answers another question")
 
     def _delay(self, pod: Pod) -> None:
         """Have a pod wait for its turn in the slow lane."""

@@ -57,6 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "they are deallocated; default: 60",
     )
     parser.add_argument(
+        "--starvation-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long a pod may wait before devices are set aside for it, which pods that come after it do "
+        "not get, one pod at a time; 0: never; default: 300",
+    )
+    parser.add_argument(
         "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
     )
     _add_limits(parser)
@@ -228,6 +236,7 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
         otlp_endpoint=args.otlp_endpoint,
         web_port=args.web_port,
         web_host=args.web_host,
+        starvation_seconds=args.starvation_timeout,
         schedulers=tuple(args.scheduler_name or [DEFAULT_SCHEDULER]),
         binding_seconds=args.binding_timeout,
         workers=args.workers,

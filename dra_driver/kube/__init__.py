@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.changes import Changes
-from dra_driver.kube.clock import SystemClock
+from dra_driver.kube.clock import SystemClock, seconds_of
 from dra_driver.kube.delegating import Call, DelegatingClient
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.fence import Fence, FencedClient
@@ -34,4 +34,5 @@ __all__ = [
     "LeaderElector",
     "SystemClock",
     "WorkQueue",
+    "seconds_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 
-__all__ = ["SystemClock", "micro_time", "rfc3339"]
+__all__ = ["SystemClock", "micro_time", "rfc3339", "seconds_of"]
 
 
 class SystemClock:
@@ -21,6 +21,15 @@ class SystemClock:
     def monotonic(self) -> float:
         """Return seconds on a clock that never goes back."""
         return time.clock_gettime(self._MONOTONIC)
+
+
+def seconds_of(timestamp: str) -> float:
+    """Return the seconds since the epoch of a timestamp as API objects have them (RFC 3339).
+
+    Raises:
+        ValueError: it is none.
+    """
+    return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
 def rfc3339(seconds: float) -> str:

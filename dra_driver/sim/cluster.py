@@ -323,6 +323,7 @@ class EmbeddedCluster:
             f"--allocator={self.config.allocator}",
             "--no-leader-elect",
             f"--log-level={self.config.log_level}",
+            *self.config.controller_flags,
         )
 
     def _process(self, name: str, command: Sequence[str]) -> ManagedProcess:

@@ -43,6 +43,7 @@ class ClusterConfig:
         run_controller: whether to start the controller; tests may bring their own.
         log_level: log level of the child processes.
         plugin_flags: further flags of the node agents of GPUs.
+        controller_flags: further flags of the controller.
         manifests: objects that are created before anything runs.
         spawn: starts the child processes.
     """
@@ -55,6 +56,7 @@ class ClusterConfig:
     run_controller: bool = True
     log_level: str = "info"
     plugin_flags: tuple[str, ...] = ()
+    controller_flags: tuple[str, ...] = ()
     manifests: tuple[dict[str, Any], ...] = ()
     spawn: Spawn = spawn
 

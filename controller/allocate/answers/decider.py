@@ -26,6 +26,7 @@ from controller.allocate.decide import (
     Proceed,
     QuestionHeavy,
     Refuse,
+    SetAside,
     Settings,
     Write,
     claims_of,
@@ -147,6 +148,20 @@ class Decider:
         self._clock = clock
         self._freed = freed
         self._allows = allows
+
+    async def place(self, pod: Pod) -> SetAside | None:
+        """Return the devices to be set aside for a pod; None where nothing would make it fit, or in doubt."""
+        pod_id = PodID(pod.key, pod.metadata.uid)
+        while True:
+            question = PodQuestion(pod_id, self._clock.monotonic(), Lane.SLOW, set_aside=True)
+            try:
+                found = await self._answers.ask(question, lambda _: None)
+            except WorkerEnded as e:
+                if e.blamed:
+                    return None
+                continue
+            decision = found.answer.decision if found.answer is not None else None
+            return decision if isinstance(decision, SetAside) else None
 
     async def decide(self, pod: Pod, lane: Lane) -> tuple[PodAnswer, Answered] | None:
         """Return what is to be done about a pod; None where it must be asked again, because much has changed.

@@ -18,6 +18,7 @@ from controller.allocate.decide import (
     ClaimGone,
     ClaimSeen,
     DecisionOverran,
+    DevicesSetAside,
     GroupHeld,
     GroupMembers,
     Learned,
@@ -88,6 +89,7 @@ class Journal:
         self._heavy: dict[ObjectKey, QuestionHeavy] = {}
         self._struck: OrderedDict[str, NamespaceStruck] = OrderedDict()
         self._held_since: OrderedDict[tuple[str, str], GroupHeld] = OrderedDict()
+        self._set_aside = DevicesSetAside(None, ())
 
     def send_to(self, send: Callable[[int, Change], None] | None) -> None:
         """Pass on every change from now on, with its version; None ends that."""
@@ -159,6 +161,8 @@ class Journal:
                 _keep(self._struck, namespace, change, _MOST_LEARNED)
             case GroupHeld(namespace, name):
                 _keep(self._held_since, (namespace, name), change, _MOST_LEARNED)
+            case DevicesSetAside():
+                self._set_aside = change
 
     def learn(self, pod: ObjectKey, group: GroupMembers | None, learned: Learned) -> None:
         """Keep for the next worker what this one has learned from a question about a pod; it is no change."""
@@ -250,6 +254,8 @@ class Journal:
         yield from _each(self._struck)
         yield from _each(self._held_since)
         yield from _each(self._overran)
+        if self._set_aside.rank is not None:
+            yield self._set_aside
         for pods in _each(self._turned_down):
             for downs in _each(pods):
                 yield from downs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 from controller.allocate.decide.objects import GROUP_INDEX, Objects, groups_of
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
@@ -38,7 +40,7 @@ class ClaimView:
     def __init__(self) -> None:
         self._claims: Objects[ResourceClaim] = Objects({GROUP_INDEX: groups_of})
         self._assumed: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
-        self._held: dict[Uid, AllocationResult] = {}
+        self._held: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
         self._tracker = AllocationTracker()
 
     def get(self, key: ObjectKey) -> ResourceClaim | None:
@@ -60,6 +62,24 @@ class ClaimView:
             for _, allocation in self._assumed.values()
             for r in allocation.devices.results
         )
+
+    def holders(self) -> Iterator[tuple[ObjectKey, Uid, AllocationResult]]:
+        """Iterate over the claims that hold devices, by key and UID, with their allocations."""
+        for uid, (key, allocation) in self._held.items():
+            yield key, uid, allocation
+
+    def without(self, gone: Collection[Uid]) -> AllocatedState:
+        """Return what would be taken if some claims held nothing."""
+        pools = {pool for uid in gone for pool in _pools(self._held[uid][1])}
+        left = AllocatedState().with_allocations(
+            (str(key), allocation)
+            for key, uid, allocation in sorted(self.holders(), key=lambda h: h[0])
+            if uid not in gone and not pools.isdisjoint(_pools(allocation))
+        )
+        state = self.allocated
+        for pool in pools:
+            state = state.with_pool(pool, left.pool(pool))
+        return state
 
     @property
     def allocated(self) -> AllocatedState:
@@ -95,10 +115,10 @@ class ClaimView:
             del self._held[uid]
             self._tracker.hold(uid, "", None)
             return True
-        self._held[uid] = allocation
+        self._held[uid] = (key, allocation)
         if old is None:
             self._tracker.hold(uid, str(key), allocation)
-        elif not same_devices(old, allocation):
+        elif not same_devices(old[1], allocation):
             self._tracker.hold(uid, str(key), allocation)
             return True
         return False
@@ -108,3 +128,7 @@ class ClaimView:
             return self._assumed[uid][1]
         known = self._claims.get(key)
         return known.status.allocation if known is not None and known.metadata.uid == uid else None
+
+
+def _pools(allocation: AllocationResult) -> set[PoolID]:
+    return {PoolID(r.driver, r.pool) for r in allocation.devices.results}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+import contextlib
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import replace
 
 from controller.allocate.decide.claims import ClaimView
@@ -17,6 +18,7 @@ from controller.allocate.decide.messages import (
     ClaimSeen,
     Decision,
     DecisionOverran,
+    DevicesSetAside,
     GroupHeld,
     GroupMembers,
     GroupWrite,
@@ -27,6 +29,7 @@ from controller.allocate.decide.messages import (
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
+    Place,
     PodAnswer,
     PodExpected,
     PodID,
@@ -34,6 +37,7 @@ from controller.allocate.decide.messages import (
     PoolChanged,
     QuestionHeavy,
     Refuse,
+    SetAside,
     Settings,
     Wait,
     Watched,
@@ -48,8 +52,10 @@ from controller.allocate.decide.objects import (
     groups_of,
     is_finished,
 )
+from controller.allocate.decide.order import Rank, rank_of, rank_of_group
 from controller.allocate.decide.placement import NodeUsage, Placements, same_for_pods
 from controller.allocate.decide.reports import has_node, suitable_nodes
+from controller.allocate.decide.set_aside import NOTE, SetAsideDevices, soonest
 from controller.allocate.decide.signatures import requests_of, signature_of
 from controller.allocate.decide.solving import NoFit, PodDecider
 from dra_driver.api.core import Node, Pod
@@ -85,6 +91,7 @@ class Decisions:
         self._placements = Placements(self._cluster.nodes, self._usage)
         self._backoff = NodeBackoff(settings.avoid_seconds, settings.longest_avoid_seconds)
         self._heavy = HeavyQuestions(work)
+        self._set_aside = SetAsideDevices()
         self._decider = PodDecider(settings, self._cluster, self._claims, self._pods, self._placements)
         self._gangs = Gangs(settings, self._pods, self._claims, self._decider, self._usage, self._avoided)
 
@@ -122,6 +129,9 @@ class Decisions:
                 self._heavy.restore_strikes(namespace, Strikes(number, since))
             case GroupHeld(namespace, name, since):
                 self._gangs.restore((namespace, name), since)
+            case DevicesSetAside():
+                self._set_aside.put(change)
+                self._improved(True)
 
     def _key_of(self, key: ObjectKey) -> Hashable | None:
         pod = self._pods.get(key)
@@ -215,6 +225,8 @@ class Decisions:
         if isinstance(group, GroupProblem):
             refusal = Refuse(group.message, signature=signature_of_group(group.key))
             return self._complete(PodAnswer(self._version, refusal, GroupMembers(*group.key)), pod, now)
+        if question.set_aside:
+            return None
         # Without its members: each of them is told of them once, when the answer is worked out.
         members = GroupMembers(*group.key, group.size) if group is not None else None
         if group is not None:
@@ -223,6 +235,8 @@ class Decisions:
                 # Those of the others were told of when the answer was worked out.
                 own = set(claims_of(pod))
                 known = replace(known, claims=tuple(c for c in known.claims if c.key in own))
+                if self._is_behind(pod, group):
+                    known = replace(known, message=known.message + NOTE)
                 return self._complete(PodAnswer(self._version, known, members), pod, now)
         if not self._heavy:
             return None
@@ -248,15 +262,19 @@ class Decisions:
         group = self._gangs.of(pod)
         assert not isinstance(group, GroupProblem)
         budget = self._budget(question, is_group=group is not None)
-        avoid = self._avoided(pod, now)
         decision: Decision
         gave_up = False
-        if group is not None:
-            decision = self._gangs.decide(group, budget, self._improvements, now)
+        if question.set_aside:
+            decision = self._soonest(pod, group, budget, now)
+        elif self._is_behind(pod, group):
+            taken = self._set_aside.over(self._claims.allocated)
+            nodes = [(place.pod, place.node) for place in self._set_aside.now.places]
+            with self._decider.supposing(taken), self._placing(nodes):
+                decision, gave_up = self._decide(pod, group, budget, now)
+            if isinstance(decision, Refuse):
+                decision = replace(decision, message=decision.message + NOTE)
         else:
-            found = self._decider.decide(pod, budget, avoid)
-            gave_up = isinstance(found, NoFit) and found.gave_up
-            decision = self._refusal(pod, found, avoid) if isinstance(found, NoFit) else found
+            decision, gave_up = self._decide(pod, group, budget, now)
         cut = budget.exhausted or budget.cut
         answer = PodAnswer(
             self._version,
@@ -269,10 +287,20 @@ class Decisions:
         )
         return self._complete(answer, pod, now)
 
+    def _decide(self, pod: Pod, group: Gang | None, budget: Budget, now: float) -> tuple[Decision, bool]:
+        """Return what is to be done about a pod or its group, and whether it was given up."""
+        if group is not None:
+            return self._gangs.decide(group, budget, self._improvements, now), False
+        avoid = self._avoided(pod, now)
+        found = self._decider.decide(pod, budget, avoid)
+        if isinstance(found, NoFit):
+            return self._refusal(pod, found, avoid), found.gave_up
+        return found, False
+
     def learn(self, question: PodQuestion, answer: PodAnswer) -> PodAnswer:
         """Remember what was worked out, as far as it spares work; return the answer with what follows."""
         pod = self._pod(question.pod)
-        if pod is None:
+        if pod is None or question.set_aside:
             return answer
         if answer.learned is not None and answer.group is not None:
             # Of a copy of this process.
@@ -315,6 +343,71 @@ class Decisions:
         if group is not None and since is not None:
             held = GroupHeld(*group.key, since)
         return Learned(heavy, strikes, held)
+
+    # --- devices that are set aside -------------------------------------------------------------------------
+
+    def _is_behind(self, pod: Pod, group: Gang | None) -> bool:
+        if self._set_aside.now.rank is None:
+            return False
+        return self._set_aside.are_before(_rank(pod, group), pod.metadata.uid)
+
+    def _soonest(self, pod: Pod, group: Gang | None, budget: Budget, now: float) -> SetAside | Refuse:
+        """Return the devices that the pod, or all of its group, could have soonest."""
+        members = (pod,) if group is None else group.members
+        own = {key for member in members for key in claims_of(member)}
+        holders = [
+            (allocation.allocation_timestamp or "", key, uid)
+            for key, uid, allocation in self._claims.holders()
+            if key not in own and self._decider.is_ours(allocation)
+        ]
+
+        def fits(since: str) -> tuple[Place, ...] | None:
+            gone = [(key, uid) for at, key, uid in holders if at >= since]
+            users = [p for key, _ in gone for p in self._pods.by_index(CLAIM_INDEX, key)]
+            away = [(PodID(p.key, p.metadata.uid), None) for p in users]
+            taken = self._claims.without({uid for _, uid in gone})
+            with self._decider.supposing(taken), self._placing(away):
+                found: object
+                if group is not None:
+                    found = self._gangs.would_fit(group, budget, now)
+                else:
+                    found = self._decider.decide(pod, budget, self._avoided(pod, now))
+            if isinstance(found, Write):
+                found = GroupWrite(((PodID(pod.key, pod.metadata.uid), found),))
+            if not isinstance(found, GroupWrite):
+                return None
+            return tuple(
+                Place(of, write.node, tuple(result for _, result in write.allocations))
+                for of, write in found.writes
+            )
+
+        places = soonest([at for at, _, _ in holders], fits)
+        if places is None:
+            return Refuse("it would not fit if all devices were free", signature=str(pod.key).encode())
+        return SetAside(_rank(pod, group), places)
+
+    @contextlib.contextmanager
+    def _placing(self, places: Iterable[tuple[PodID, str | None]]) -> Iterator[None]:
+        """Count pods on these nodes in the block, or on none."""
+        before: list[tuple[Pod, str | None]] = []
+        for pod_id, node in places:
+            pod = self._pod(pod_id)
+            if pod is not None:
+                before.append((pod, self._usage.place_of(pod)))
+                self._place(pod, node)
+        try:
+            yield
+        finally:
+            for pod, node in reversed(before):
+                self._place(pod, node)
+
+    def _place(self, pod: Pod, node: str | None) -> None:
+        if node is None:
+            self._usage.gone(pod)
+        else:
+            self._usage.place(pod, node)
+
+    # --- limits ---------------------------------------------------------------------------------------------
 
     def claim(self, key: ObjectKey) -> ResourceClaim | None:
         """Return the newest version of a claim."""
@@ -396,3 +489,7 @@ class Decisions:
             if all(c is not None and c.status.allocation is not None for c in needed):
                 return True
         return False
+
+
+def _rank(pod: Pod, group: Gang | None) -> Rank:
+    return rank_of_group(group.members) if group is not None and group.members else rank_of(pod)

@@ -258,6 +258,13 @@ class Gangs:
             self._partial_since.pop(gang.key, None)
         return answer
 
+    def would_fit(self, gang: Gang, budget: Budget, now: float) -> GroupWrite | None:
+        """Return what its members would be allocated as things are supposed to be; nothing is remembered."""
+        if len(gang.members) < gang.size or any(foreign_gates(p) for p in gang.members):
+            return None
+        answer = self._anywhere(gang, self._crowds(gang, budget), budget, now)
+        return answer if isinstance(answer, GroupWrite) else None
+
     def known_refusal(self, gang: Gang, changes: int, now: float) -> Refuse | None:
         """Return the answer of the last decision where it was a refusal that still holds.
 
@@ -493,7 +500,7 @@ class Gangs:
     ) -> Wait | Proceed | NoFit | GroupWrite:
         """Decide for the members in this order, each as if the answers before it had been written."""
         writes: list[tuple[Pod, Write]] = []
-        trial = Trial(self._claims.allocated)
+        trial = Trial(self._decider.taken)
         with self._usage.placing() as place:
             for pod in members:
                 if is_finished(pod):

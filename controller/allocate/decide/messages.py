@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from controller.allocate.decide.order import Rank
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, Uid
@@ -30,6 +31,7 @@ __all__ = [
     "ClaimSeen",
     "Decision",
     "DecisionOverran",
+    "DevicesSetAside",
     "GroupHeld",
     "GroupMembers",
     "GroupWrite",
@@ -40,6 +42,7 @@ __all__ = [
     "NodeTurnedDown",
     "ObjectGone",
     "ObjectSeen",
+    "Place",
     "PodAnswer",
     "PodExpected",
     "PodID",
@@ -48,6 +51,7 @@ __all__ = [
     "Proceed",
     "QuestionHeavy",
     "Refuse",
+    "SetAside",
     "Settings",
     "Wait",
     "Watched",
@@ -235,6 +239,34 @@ class GroupHeld:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Devices that would serve a pod.
+
+    Attributes:
+        pod: which one.
+        node: of the devices.
+        allocations: that it would have; other claims may hold the devices.
+    """
+
+    pod: PodID
+    node: str
+    allocations: tuple[AllocationResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesSetAside:
+    """Devices are kept from pods that come after one, in place of those that were before.
+
+    Attributes:
+        rank: of the pod, or of its group; None: no devices are set aside any more.
+        places: of the pod, or of the members of its group.
+    """
+
+    rank: Rank | None
+    places: tuple[Place, ...]
+
+
 Change = (
     ObjectSeen
     | ObjectGone
@@ -248,6 +280,7 @@ Change = (
     | QuestionHeavy
     | NamespaceStruck
     | GroupHeld
+    | DevicesSetAside
 )
 
 
@@ -284,11 +317,13 @@ class PodQuestion:
         pod: which one.
         now: when the question is asked.
         lane: how much work it may cause.
+        set_aside: asked is not what to do now, but which devices to set aside for it. It fits nowhere.
     """
 
     pod: PodID
     now: float
     lane: Lane = Lane.FAST
+    set_aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,11 +388,24 @@ class GroupWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """Devices that would serve a pod, or all pods of its group, if those that have them now had ended.
+
+    Attributes:
+        rank: of the pod, or of its group.
+        places: where.
+    """
+
+    rank: Rank
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Hard:
     """The question needs more work than the fast lane gives; it is to be asked in the slow lane."""
 
 
-Decision = Wait | Proceed | Refuse | Write | GroupWrite | Hard
+Decision = Wait | Proceed | Refuse | Write | GroupWrite | Hard | SetAside
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ The claims of a pod are solved together, so that a pod never holds a part of wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -151,6 +152,22 @@ class PodDecider:
         self._every: PoolPolicies = PersistentMap()
         self._withheld: PersistentMap[PoolID, str] = PersistentMap()
         self._stale: set[PoolID] = set()
+        # What is taken for the question at hand, where it is not what the claims hold.
+        self._supposed: AllocatedState | None = None
+
+    @contextlib.contextmanager
+    def supposing(self, taken: AllocatedState) -> Iterator[None]:
+        """Decide in the block as if this were taken."""
+        self._supposed = taken
+        try:
+            yield
+        finally:
+            self._supposed = None
+
+    @property
+    def taken(self) -> AllocatedState:
+        """What is taken for the question at hand."""
+        return self._claims.allocated if self._supposed is None else self._supposed
 
     def set_pool(self, pool: PoolID, *, blocked: bool, policy: PoolPolicy) -> None:
         """Take in what the publishing side says about a pool."""
@@ -187,7 +204,7 @@ class PodDecider:
         return cluster
 
     def _snapshot(self, trial: Trial | None) -> Snapshot:
-        taken = self._claims.allocated if trial is None else trial.allocated
+        taken = self.taken if trial is None else trial.allocated
         return self._current().snapshot.with_allocated(taken)
 
     # --- pools and nodes ------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from controller.allocate.decide import (
     ClaimSeen,
     Decision,
     DecisionOverran,
+    DevicesSetAside,
     GroupHeld,
     GroupMembers,
     GroupWrite,
@@ -30,6 +31,7 @@ from controller.allocate.decide import (
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
+    Place,
     PodAnswer,
     PodExpected,
     PodID,
@@ -37,7 +39,9 @@ from controller.allocate.decide import (
     PoolChanged,
     Proceed,
     QuestionHeavy,
+    Rank,
     Refuse,
+    SetAside,
     Settings,
     Wait,
     Watched,
@@ -100,6 +104,7 @@ _CHANGES: Final[tuple[type[Any], ...]] = (
     QuestionHeavy,
     NamespaceStruck,
     GroupHeld,
+    DevicesSetAside,
 )
 
 
@@ -247,6 +252,11 @@ class _Hard(msgspec.Struct, frozen=True, tag="hard"):
     pass
 
 
+class _SetAside(msgspec.Struct, frozen=True, tag="set aside"):
+    rank: Rank
+    places: tuple[Place, ...]
+
+
 class _Write(msgspec.Struct, frozen=True):
     pod: PodID | None
     node: str
@@ -255,6 +265,9 @@ class _Write(msgspec.Struct, frozen=True):
 
 class _Writes(msgspec.Struct, frozen=True, tag="write"):
     writes: tuple[_Write, ...]
+
+
+_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _SetAside
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -271,7 +284,7 @@ class Answer(msgspec.Struct, frozen=True):
     version: int
     answers: int
     slow: bool
-    decision: _Wait | _Proceed | _Refuse | _Hard | _Writes
+    decision: _Packed
     group: GroupMembers | None
     steps: int | None
     seconds: float
@@ -331,7 +344,7 @@ def frame_of_answer(question: int, body: bytes) -> bytes:
     return _HEADER.pack(len(body), Code.ANSWER, question) + body
 
 
-def _packed(decision: Decision) -> _Wait | _Proceed | _Refuse | _Hard | _Writes:
+def _packed(decision: Decision) -> _Packed:
     match decision:
         case Wait(reason, poll):
             return _Wait(reason, poll)
@@ -341,6 +354,8 @@ def _packed(decision: Decision) -> _Wait | _Proceed | _Refuse | _Hard | _Writes:
             return _Refuse(message, tuple(map(_ref, claims)), tuple(map(_ref, undo)), elsewhere, signature)
         case Hard():
             return _Hard()
+        case SetAside(rank, places):
+            return _SetAside(rank, places)
         case Write():
             return _Writes((_packed_write(None, decision),))
         case GroupWrite(writes):
@@ -390,6 +405,8 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
             return Refuse(text, tuple(newest(claims)), tuple(map(found, undo)), elsewhere, signature)
         case _Hard():
             return Hard()
+        case _SetAside(rank, places):
+            return SetAside(rank, places)
         case _Writes(writes):
             pairs = [
                 (w.pod, Write(w.node, tuple((found(ref), allocation) for ref, allocation in w.allocations)))
@@ -420,6 +437,12 @@ def check_answer(answer: Answer, question: PodQuestion, known: int, version: int
     of_fast = isinstance(answer.decision, _Hard) or (answer.allocates and not answer.slow)
     if answer.slow if is_fast else of_fast:
         raise DecodeError("it is of the other lane")
+    if question.set_aside:
+        asked: tuple[type[Any], ...] = (_SetAside, _Refuse, _Wait)
+    else:
+        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes)
+    if not isinstance(answer.decision, asked):
+        raise DecodeError("it answers another question")
     waits = [answer.pause, *(seconds for _, seconds in answer.avoided)]
     if isinstance(answer.decision, _Wait):
         waits.append(answer.decision.poll)

@@ -36,6 +36,8 @@ def served(h: Harness) -> set[str]:
 
 def play(cluster: FakeClient, scenario: Any, **config: Any) -> None:
     async def main() -> None:
+        # The pods were created long ago.
+        config.setdefault("starvation_seconds", 0.0)
         async with asyncio.timeout(3600), controlling(cluster, **config) as h:
             await scenario(h)
 

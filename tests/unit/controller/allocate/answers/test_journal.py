@@ -19,14 +19,17 @@ from controller.allocate.decide import (
     ClaimSeen,
     DecisionOverran,
     Decisions,
+    DevicesSetAside,
     Hard,
     NamespaceStruck,
     ObjectGone,
     ObjectSeen,
+    Place,
     PodExpected,
     PodID,
     PodQuestion,
     PoolChanged,
+    Rank,
     Settings,
 )
 from dra_driver.api import codec
@@ -63,6 +66,8 @@ class Told:
                 self.known["pool", pool] = blocked
             case PodExpected(pod, node):
                 self._put(("expected", pod.key), node if (Pod, pod.key) in self.known else None)
+            case DevicesSetAside(rank):
+                self._put("set aside", rank)
             case _:
                 raise AssertionError(change)
 
@@ -85,6 +90,8 @@ def random_change(rng: random.Random) -> Change:
         lambda: ClaimAssumed(key, uid, held),
         lambda: ClaimAssumed(key, uid, None),
         lambda: PoolChanged(PoolID(DRIVER, PoolName(name)), rng.random() < 0.5, PoolPolicy()),
+        lambda: DevicesSetAside(None, ()),
+        lambda: DevicesSetAside(Rank(0, "", key), (Place(PodID(key, uid), "n1", (held,)),)),
         lambda: PodExpected(PodID(key, uid), rng.choice(["n1", "n2", None])),
     ]
     return rng.choice(changes)()

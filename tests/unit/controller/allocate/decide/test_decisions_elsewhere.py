@@ -16,6 +16,7 @@ from controller.allocate.decide import (
     ClaimSeen,
     Decision,
     Decisions,
+    DevicesSetAside,
     GroupWrite,
     Hard,
     NodeTurnedDown,
@@ -30,10 +31,12 @@ from controller.allocate.decide import (
     PoolOwners,
     Proceed,
     Refuse,
+    SetAside,
     Settings,
     Wait,
     Watched,
     Write,
+    rank_of_group,
 )
 from controller.allocate.worker.wire import (
     Answer,
@@ -111,8 +114,8 @@ class Both:
     def seen(self, kind: type[Watched], body: dict[str, Any]) -> None:
         self.apply(ObjectSeen(codec.convert(kind, body)))
 
-    def decide(self, pod: PodID, now: float) -> PodAnswer:
-        question = PodQuestion(pod, now)
+    def decide(self, pod: PodID, now: float, *, set_aside: bool = False) -> PodAnswer:
+        question = PodQuestion(pod, now, set_aside=set_aside)
         answer = self.here.decide(question)
         message = sent(frame(Code.QUESTION, 7, question))
         there = self.there.decide(codec.decode(PodQuestion, message.body))
@@ -189,6 +192,7 @@ def pod_body(
             "resourceClaims": [{"name": c, "resourceClaimName": c} for c in claims],
             "nodeSelector": rng.choice([{}, {}, {"zone": "a"}]),
             "schedulingGates": [{"name": ALLOCATION_GATE}],
+            "priority": rng.choice([0, 0, 0, 10]),
         },
         "status": {"phase": "Pending"},
     }
@@ -206,6 +210,7 @@ class Scenario:
         self.now = 100.0
         self.number = 0
         self.versions = 0
+        self.set_aside = DevicesSetAside(None, ())
         for name, driver in (("gpu", OURS), ("nic", OTHER), ("any", "")):
             selectors = [{"cel": {"expression": f'device.driver == "{driver}"'}}] if driver else []
             self.both.seen(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": selectors}})
@@ -230,6 +235,7 @@ class Scenario:
                 self.deallocated,
                 self.cluster_changes,
                 self.pool_changes,
+                self.sets_aside,
             ]
         )()
 
@@ -298,6 +304,18 @@ class Scenario:
                 self.both.apply(NodeTurnedDown(uid, self.rng.choice(NODES), self.now))
                 self.both.apply(PodExpected(PodID(pod.key, uid), None))
 
+    def sets_aside(self) -> None:
+        """Devices are set aside for a pod that waits; often they are not any more."""
+        if self.pods and self.rng.random() < 0.6:
+            pod = self.pods[self.rng.choice(sorted(self.pods))]
+            answer = self.both.decide(PodID(pod.key, pod.metadata.uid), self.now, set_aside=True)
+            if isinstance(answer.decision, SetAside):
+                self.set_aside = DevicesSetAside(answer.decision.rank, answer.decision.places)
+                self.both.apply(self.set_aside)
+        else:
+            self.set_aside = DevicesSetAside(None, ())
+            self.both.apply(self.set_aside)
+
     def cluster_changes(self) -> None:
         node = self.rng.choice(NODES)
         match self.rng.randrange(5):
@@ -325,7 +343,8 @@ class Scenario:
         if not self.pods:
             return None
         pod = self.pods[self.rng.choice(sorted(self.pods))]
-        answer = self.both.decide(PodID(pod.key, pod.metadata.uid), self.now)
+        self.asked = PodID(pod.key, pod.metadata.uid)
+        answer = self.both.decide(self.asked, self.now)
         # An answer takes nothing: it is the same until something changes.
         again = self.both.decide(PodID(pod.key, pod.metadata.uid), self.now)
         assert without_claims(again.decision) == without_claims(answer.decision)
@@ -335,7 +354,7 @@ class Scenario:
             case GroupWrite(writes):
                 for pod_id, write in writes:
                     self.assume(pod_id, write)
-            case Wait() | Proceed() | Refuse() | Hard():
+            case Wait() | Proceed() | Refuse() | Hard() | SetAside():
                 pass
         return answer
 
@@ -391,6 +410,41 @@ def test_no_device_is_given_twice_while_it_is_assumed_or_allocated() -> None:
             for r in allocation.devices.results
         ]
         assert len(held) == len(set(held))
+
+
+def test_no_pod_gets_what_is_set_aside_for_one_that_comes_first() -> None:
+    kept = before = 0
+    for seed in range(8):
+        world = Scenario(seed)
+        for _ in range(200):
+            world.change()
+            if world.set_aside.rank is None:
+                world.sets_aside()
+            answer = world.decide()
+            if answer is None or world.set_aside.rank is None:
+                continue
+            theirs = {place.pod for place in world.set_aside.places}
+            aside = {device for place in world.set_aside.places for device in devices(*place.allocations)}
+            match answer.decision:
+                case Write() | GroupWrite() as decision:
+                    pass
+                case _:
+                    continue
+            pods = answer.group.pods if answer.group is not None else (world.asked,)
+            writes = [decision] if isinstance(decision, Write) else [w for _, w in decision.writes]
+            rank = rank_of_group([world.pods[p.key.name] for p in pods])
+            given = {d for write in writes for d in devices(*(a for _, a in write.allocations))}
+            if rank > world.set_aside.rank and theirs.isdisjoint(pods):
+                assert given.isdisjoint(aside)
+                kept += 1
+            else:
+                before += 1
+    assert kept > 10
+    assert before > 10
+
+
+def devices(*allocations: AllocationResult) -> set[tuple[str, str, str]]:
+    return {(r.driver, r.pool, r.device) for a in allocations for r in a.devices.results}
 
 
 def test_a_pod_that_is_gone_is_not_waited_for() -> None:

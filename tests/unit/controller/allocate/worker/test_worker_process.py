@@ -22,27 +22,42 @@ from worker_world import (
 )
 
 from controller.allocate.decide import (
+    ClaimAssumed,
     Decisions,
+    DevicesSetAside,
     Hard,
     Lane,
     ObjectGone,
+    Place,
     PodAnswer,
     PodID,
     PodQuestion,
     PoolChanged,
     Proceed,
+    Rank,
     Refuse,
+    SetAside,
     Settings,
     Wait,
     Write,
 )
 from controller.allocate.worker.process import Limits
 from controller.allocate.worker.service import Service
-from controller.allocate.worker.wire import Answer, Code, Frame, Frames, Start, frame
+from controller.allocate.worker.wire import (
+    Answer,
+    Code,
+    Frame,
+    Frames,
+    Start,
+    check_answer,
+    frame,
+    packed_answer,
+)
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceSlice
+from dra_driver.errors import DecodeError
 from dra_driver.structured import PoolPolicy
 
 
@@ -347,3 +362,47 @@ def test_what_it_cannot_know_is_answered_too() -> None:
             assert PodID(pod.key, pod.metadata.uid).uid
 
     run(scenario)
+
+
+def test_what_is_set_aside_is_kept_by_the_next_worker_too() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 2)
+            for name in ("a", "b"):
+                w.pod(name)
+                w.accept(await w.ask(name))
+            big = w.pod("big", builders.claim("big", builders.request(count=2), uid="claim-big"))
+            found = await w.decider.place(big)
+            assert found is not None
+            assert [place.node for place in found.places] == ["n1"]
+            never = w.pod("never", builders.claim("never", builders.request(count=3), uid="claim-never"))
+            assert await w.decider.place(never) is None
+            w.journal.apply(DevicesSetAside(found.rank, found.places))
+            w.pod("small")
+            for killed in (False, True):
+                if killed:
+                    await w.kill()
+                w.journal.apply(ClaimAssumed(ObjectKey(NS, "a"), Uid("claim-a"), None))
+                answer = (await w.ask("small"))[0].decision
+                assert isinstance(answer, Refuse)
+                assert "set aside" in answer.message
+            w.journal.apply(ClaimAssumed(ObjectKey(NS, "b"), Uid("claim-b"), None))
+            assert isinstance((await w.ask("small"))[0].decision, Refuse)
+            assert isinstance((await w.ask("big"))[0].decision, Write)
+            w.journal.apply(DevicesSetAside(None, ()))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("set_aside", [False, True])
+def test_an_answer_to_the_other_kind_of_question_is_none(set_aside: bool) -> None:
+    question = PodQuestion(PodID(ObjectKey(NS, "p"), Uid("u")), 0.0, Lane.SLOW, set_aside=set_aside)
+    place = Place(question.pod, "n1", ())
+    for decision in (SetAside(Rank(0, "", question.pod.key), (place,)), Proceed("n1")):
+        body = packed_answer(PodAnswer(1, decision), 1, 0, slow=True)
+        answer = codec.decode(Answer, body)
+        if isinstance(decision, SetAside) is set_aside:
+            check_answer(answer, question, 1, 1, 0)
+        else:
+            with pytest.raises(DecodeError):
+                check_answer(answer, question, 1, 1, 0)
