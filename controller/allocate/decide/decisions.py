@@ -486,7 +486,11 @@ class Decisions:
             if gone or foreign_gates(other) or other.metadata.uid == pod.metadata.uid:
                 continue
             needed = [self._claims.get(key) for key in claims_of(other)]
-            if all(c is not None and c.status.allocation is not None for c in needed):
+            # The claims of a pod are written one after the other.
+            if all(
+                c is not None and (c.status.allocation is not None or self._claims.is_assumed(c))
+                for c in needed
+            ):
                 return True
         return False
 
