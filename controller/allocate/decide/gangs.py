@@ -51,6 +51,7 @@ from dra_driver.structured import Budget, Failed, GroupRefused, Level
 __all__ = ["LARGEST_GROUP", "Gang", "Gangs", "GroupKey", "GroupProblem", "signature_of_group"]
 
 LARGEST_GROUP: Final = 1024
+_POLL_SECONDS: Final = 10.0
 
 GroupKey = tuple[str, str]
 
@@ -443,7 +444,8 @@ class Gangs:
         held = self._held(gang)
         if not held:
             self._partial_since.pop(gang.key, None)
-            return Wait(reason)
+            # The pool may become ours again, and no event leads to a look at a pod that only waits.
+            return Wait(reason, poll=_POLL_SECONDS if self._held(gang, ours=False) else 0.0)
         left = self._time_left(gang, now)
         return Wait(reason, poll=left) if left > 0 else self._refusal(gang, reason, (), held)
 
@@ -451,8 +453,13 @@ class Gangs:
         """Return the seconds for which a part of the group may go on holding devices."""
         return self._partial_since.setdefault(gang.key, now) + self._timeout - now
 
-    def _held(self, gang: Gang) -> tuple[ResourceClaim, ...]:
-        """Return what members that have not started hold: allocations without a reservation."""
+    def _held(self, gang: Gang, *, ours: bool = True) -> tuple[ResourceClaim, ...]:
+        """Return what members that have not started hold: allocations without a reservation.
+
+        Args:
+            gang: the group.
+            ours: only what is from pools that are this controller's to allocate from.
+        """
         return tuple(
             {
                 claim.metadata.uid: claim
@@ -462,7 +469,7 @@ class Gangs:
                 if claim.status.allocation is not None
                 and not claim.status.reserved_for
                 and not self._claims.is_assumed(claim)
-                and self._decider.is_ours(claim.status.allocation)
+                and (not ours or self._decider.is_ours(claim.status.allocation))
             }.values()
         )
 

@@ -16,13 +16,18 @@ from controller.allocate.decide import (
     ObjectSeen,
     PodID,
     PodQuestion,
+    PoolChanged,
     Refuse,
     Settings,
+    Wait,
 )
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.meta import ObjectKey, PoolName, Uid
+from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.ownership import PoolID
+from dra_driver.structured import PoolPolicy
 
 NS = builders.NAMESPACE
 ROOM = {"cpu": "8", "memory": "32Gi", "pods": "110"}
@@ -71,3 +76,23 @@ def test_a_shared_claim_is_left_to_a_pod_whose_other_claims_are_being_written(wr
     answer = world.ask("waits")
     assert isinstance(answer, Refuse)
     assert not answer.undo
+
+
+def test_a_group_that_is_not_complete_gives_back_devices_of_a_pool_that_was_not_ours_for_a_while() -> None:
+    world = World()
+    world.claim("a", allocated=True)
+    labels = {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "2"}
+    world.pod("a", "a", metadata={"labels": labels})
+    pool = PoolID(DRIVER, PoolName("n1"))
+    world.decisions.apply(PoolChanged(pool, True, PoolPolicy()))
+    # No event leads to a look at a pod that only waits when the pool is ours again.
+    answer = world.ask("a", 100.0)
+    assert isinstance(answer, Wait)
+    assert answer.poll > 0
+    world.decisions.apply(PoolChanged(pool, False, PoolPolicy()))
+    answer = world.ask("a", 100.0 + answer.poll)
+    assert isinstance(answer, Wait)
+    assert answer.poll > 0
+    answer = world.ask("a", 200.0)
+    assert isinstance(answer, Refuse)
+    assert [c.metadata.name for c in answer.undo] == ["a"]
