@@ -163,6 +163,10 @@ class Allocator:
             await self._proceed(pod)
             return
         if not (pod.spec.node_name or is_served(pod, self._schedulers)):
+            if is_gated(pod):  # else this has been said before
+                served = ", ".join(self._schedulers)
+                text = f"its devices are left to {pod.spec.scheduler_name}: pods of {served} are served here"
+                self._recorder.event(PODS, pod, "Normal", "OtherScheduler", text)
             await self._proceed(pod)
             return
         self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from dra_driver.api.core import Pod
 from dra_driver.api.inventory import DeviceInventory
@@ -11,9 +12,12 @@ from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.fleet.views import Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import WaitingClaim
 from dra_driver.ownership import PoolID, pool_of_inventory, pool_of_slice
-from dra_driver.resourceclaim import foreign_gates, held_by, pod_claims
+from dra_driver.resourceclaim import for_scheduler, foreign_gates, held_by, pod_claims
 
 __all__ = ["Fleet"]
+
+# Whom the controller serves is known to the controller only.
+_NOT_SERVED: Final = "served only if --scheduler-name of the controller names it"
 
 
 class Fleet:
@@ -160,7 +164,10 @@ class Fleet:
         for key in sorted(self._unallocated)[:limit]:
             users = self._users.get(key, {})
             reason = held_by(users.values()) or reason_of(self._unallocated[key], users.values())
-            if not reason:
+            other = for_scheduler(users.values())
+            if other:
+                reason = f"{other}: {reason or _NOT_SERVED}"
+            elif not reason:
                 reason = "not looked at yet" if users else "no pod uses it"
             found.append(WaitingClaim(str(key), tuple(sorted(pod.name for pod in users)), reason))
         return found, len(self._unallocated)

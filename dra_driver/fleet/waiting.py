@@ -11,7 +11,7 @@ from dra_driver.api.core import Event
 
 __all__ = ["WaitingClaim", "latest_reasons"]
 
-_REASONS: Final = ("FailedAllocation", "WaitingForGroup", "FailedScheduling")
+_REASONS: Final = ("FailedAllocation", "WaitingForGroup", "OtherScheduler", "FailedScheduling")
 
 
 class WaitingClaim(msgspec.Struct, frozen=True, rename="camel", order=True):

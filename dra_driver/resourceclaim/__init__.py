@@ -29,7 +29,7 @@ from dra_driver.resourceclaim.extended import (
     is_extended_resource,
     shares,
 )
-from dra_driver.resourceclaim.gates import foreign_gates, held_by, is_gated, is_served
+from dra_driver.resourceclaim.gates import for_scheduler, foreign_gates, held_by, is_gated, is_served
 from dra_driver.resourceclaim.pods import (
     PodClaim,
     claim_name,
@@ -55,6 +55,7 @@ __all__ = [
     "container_requests",
     "extended_claim",
     "extended_resources",
+    "for_scheduler",
     "foreign_gates",
     "held_by",
     "is_allocated",

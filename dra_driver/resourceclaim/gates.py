@@ -8,7 +8,7 @@ from typing import Final
 from dra_driver.api.core import Pod
 from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_SCHEDULER
 
-__all__ = ["foreign_gates", "held_by", "is_gated", "is_served"]
+__all__ = ["for_scheduler", "foreign_gates", "held_by", "is_gated", "is_served"]
 
 # Gates that a message names; a pod's author can write any number of them.
 _NAMED: Final = 3
@@ -42,6 +42,18 @@ def held_by(pods: Iterable[Pod]) -> str:
         gates.update(found)
     if not gates:
         return ""
-    names = sorted(gates)
+    return f"held by scheduling gate{'s' * (len(gates) > 1)} {_listed(gates)}"
+
+
+def for_scheduler(pods: Iterable[Pod]) -> str:
+    """Return which schedulers are to place the pods, for people; empty if one is for kube-scheduler."""
+    names = {pod.spec.scheduler_name or DEFAULT_SCHEDULER for pod in pods}
+    if not names or DEFAULT_SCHEDULER in names:
+        return ""
+    return f"for the scheduler{'s' * (len(names) > 1)} {_listed(names)}"
+
+
+def _listed(found: Collection[str]) -> str:
+    names = sorted(found)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"held by scheduling gate{'s' * (len(names) > 1)} {', '.join(names[:_NAMED])}{more}"
+    return f"{', '.join(names[:_NAMED])}{more}"

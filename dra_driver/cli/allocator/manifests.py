@@ -27,7 +27,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.cli import common
 from dra_driver.errors import DecodeError, InvalidInput
-from dra_driver.resourceclaim import held_by, pod_claims
+from dra_driver.resourceclaim import for_scheduler, held_by, pod_claims
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -120,14 +120,14 @@ class Manifests:
             allocated=AllocatedState.from_claims(self.claims),
         )
 
-    def held(self) -> dict[ObjectKey, str]:
-        """Return, by claim, which other scheduling gates hold all pods that use it."""
+    def users(self) -> dict[ObjectKey, list[Pod]]:
+        """Return the pods that use each claim."""
         users: dict[ObjectKey, list[Pod]] = {}
         for pod in self.pods:
             for used in pod_claims(pod):
                 if used.key is not None:
                     users.setdefault(used.key, []).append(pod)
-        return {key: text for key, pods in users.items() if (text := held_by(pods))}
+        return users
 
     def select(self, wanted: Sequence[str], namespace: str = "") -> list[ResourceClaim]:
         """Return the claims with these ``namespace/name`` (or ``name`` in the namespace).
@@ -340,25 +340,27 @@ def explained(
     Raises:
         InvalidInput: there is no such claim.
     """
-    snapshot, held = manifests.snapshot(), manifests.held()
+    snapshot, users = manifests.snapshot(), manifests.users()
     outcomes = [
         (claim, allocate(snapshot, [claim], ignore_taint=ignore_taint, policy=policy))
         for claim in manifests.select(wanted, namespace)
     ]
     if output != "table":
         return common.format_data(
-            {"claims": [_explained(claim, outcome, held.get(claim.key, "")) for claim, outcome in outcomes]},
+            {"claims": [_explained(claim, outcome, users.get(claim.key, ())) for claim, outcome in outcomes]},
             output,
         )
     return "\n\n".join(
-        "\n".join(_text(claim, outcome, held.get(claim.key, ""))) for claim, outcome in outcomes
+        "\n".join(_text(claim, outcome, users.get(claim.key, ()))) for claim, outcome in outcomes
     )
 
 
-def _explained(claim: ResourceClaim, outcome: Outcome, held: str) -> dict[str, Any]:
+def _explained(claim: ResourceClaim, outcome: Outcome, pods: Sequence[Pod]) -> dict[str, Any]:
     plain = _plain(claim, outcome)
-    if held:
+    if held := held_by(pods):
         plain["held"] = held
+    if other := for_scheduler(pods):
+        plain["scheduler"] = other
     if isinstance(outcome, DoesNotFit):
         plain["nodes"] = [
             {
@@ -379,9 +381,11 @@ def _explained(claim: ResourceClaim, outcome: Outcome, held: str) -> dict[str, A
     return plain
 
 
-def _text(claim: ResourceClaim, outcome: Outcome, held: str) -> Iterator[str]:
-    if held:
+def _text(claim: ResourceClaim, outcome: Outcome, pods: Sequence[Pod]) -> Iterator[str]:
+    if held := held_by(pods):
         yield f"{claim.key}: its pods are {held}; the controller ignores them until then"
+    if other := for_scheduler(pods):
+        yield f"{claim.key}: its pods are {other}; ignored unless --scheduler-name of the controller names it"
     match outcome:
         case Allocated(node):
             before = "is allocated" if claim.status.allocation is not None else "fits"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import builders
 import pytest
 import virtual_time
 from controller_harness import (
@@ -318,6 +319,27 @@ def test_status_and_the_page_say_what_holds_the_pod() -> None:
     assert reason() == f"held by scheduling gate {KUEUE}"
     fleet.put_pod(pod_of(ALLOCATION_GATE))  # the queue lets it go
     assert reason() == "an old refusal"
+
+
+def test_status_and_explain_say_that_a_pod_is_for_another_scheduler() -> None:
+    volcano = codec.convert(Pod, builders.pod("v", "c", schedulerName="volcano"))
+    fleet = Fleet(("gpu.example.com",))
+    fleet.put_claim(CLAIM)
+    fleet.put_pod(volcano)
+    reasons = [fleet.waiting(lambda *_, text=text: text)[0][0].reason for text in ("", "no room")]
+    assert reasons == [
+        "for the scheduler volcano: served only if --scheduler-name of the controller names it",
+        "for the scheduler volcano: no room",
+    ]
+    manifests = allocator_manifests.Manifests(claims=[CLAIM], pods=[volcano])
+    assert "its pods are for the scheduler volcano" in allocator_manifests.explained(manifests, [], "table")
+    assert '"scheduler": "for the scheduler volcano"' in allocator_manifests.explained(manifests, [], "json")
+    # It is served through the other pod.
+    other = codec.convert(Pod, builders.pod("d", "c", schedulerName="default-scheduler"))
+    fleet.put_pod(other)
+    manifests.pods.append(other)
+    assert fleet.waiting(lambda *_: "no room")[0][0].reason == "no room"
+    assert "volcano" not in allocator_manifests.explained(manifests, [], "table")
 
 
 def test_explain_says_what_holds_the_pod() -> None:

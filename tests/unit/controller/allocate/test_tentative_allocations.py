@@ -499,6 +499,8 @@ def test_a_pod_of_another_scheduler_is_left_alone_and_loses_the_gate() -> None:
 
     async def scenario(h: Harness) -> None:
         assert (h.devices("c"), h.gates("p"), nominated(h, "p")) == ([], [], "")
+        said = "its devices are left to volcano: pods of default-scheduler are served here"
+        assert h.events("OtherScheduler") == [said]
 
     async def served(h: Harness) -> None:
         assert h.devices("c") == [("n1", "gpu-0")]
