@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import Final
 
 from controller.allocate.decide import Rank, rank_of
 from dra_driver.api.core import Pod
@@ -18,30 +18,44 @@ from dra_driver.api.meta import ObjectKey
 
 __all__ = ["PendingPods"]
 
+# So many ranks of pods that are gone cost nothing to speak of.
+_FEW: Final = 16
 
-@dataclass(slots=True)
-class _Alike:
-    """The pods of one signature.
 
-    Attributes:
-        ranks: of each.
-        order: their ranks as a heap, with some of pods that wait no longer.
-        group: rank of all of them together, if they are a group.
-    """
+class _Ordered:
+    """Ranks of pods that come and go, of which the first is known at little cost."""
 
-    ranks: dict[ObjectKey, Rank] = field(default_factory=dict)
-    order: list[Rank] = field(default_factory=list)
-    group: Rank | None = None
+    def __init__(self) -> None:
+        self.ranks: dict[ObjectKey, Rank] = {}
+        # A heap, with some of pods that are gone.
+        self._order: list[Rank] = []
 
     def add(self, rank: Rank) -> None:
         self.ranks[rank.key] = rank
-        heapq.heappush(self.order, rank)
+        heapq.heappush(self._order, rank)
+
+    def remove(self, key: ObjectKey) -> None:
+        del self.ranks[key]
+        if len(self._order) > 2 * len(self.ranks) + _FEW:
+            self._order = sorted(self.ranks.values())
 
     def first(self) -> Rank:
-        """Return the rank of the first pod that still waits; there is one."""
-        while self.ranks.get(self.order[0].key) != self.order[0]:
-            heapq.heappop(self.order)
-        return self.order[0]
+        """Return the least rank; there is one."""
+        while self.ranks.get(self._order[0].key) != self._order[0]:
+            heapq.heappop(self._order)
+        return self._order[0]
+
+
+class _Alike(_Ordered):
+    """The pods of one signature.
+
+    Attributes:
+        group: rank of all of them together, if they are a group.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group: Rank | None = None
 
 
 class PendingPods:
@@ -51,6 +65,7 @@ class PendingPods:
         self._signatures: dict[ObjectKey, bytes] = {}
         self._reasons: dict[ObjectKey, str] = {}
         self._alike: dict[bytes, _Alike] = {}
+        self._all = _Ordered()
 
     def __len__(self) -> int:
         return len(self._signatures)
@@ -84,12 +99,15 @@ class PendingPods:
         """
         before = self._alike.get(signature)
         group = group or (before.group if before is not None else None)
-        self.remove(pod.key)
-        self._signatures[pod.key] = signature
+        rank = rank_of(pod)
+        if before is None or before.ranks.get(pod.key) != rank:
+            self.remove(pod.key)
+            before = self._alike.setdefault(signature, _Alike())
+            before.add(rank)
+            self._all.add(rank)
+            self._signatures[pod.key] = signature
+        before.group = group
         self._reasons[pod.key] = reason
-        alike = self._alike.setdefault(signature, _Alike())
-        alike.add(rank_of(pod))
-        alike.group = group
 
     def remove(self, key: ObjectKey) -> ObjectKey | None:
         """Note that a pod waits no longer.
@@ -101,8 +119,9 @@ class PendingPods:
         signature = self._signatures.pop(key, None)
         if signature is None:
             return None
+        self._all.remove(key)
         alike = self._alike[signature]
-        del alike.ranks[key]
+        alike.remove(key)
         if not alike.ranks:
             del self._alike[signature]
             return None
@@ -117,5 +136,5 @@ class PendingPods:
         return [key for _, key in self.ranked()]
 
     def first(self) -> Rank | None:
-        """Return the least rank of all; None where no pod waits."""
-        return min((alike.group or alike.first() for alike in self._alike.values()), default=None)
+        """Return the least rank of all pods by themselves; None where no pod waits."""
+        return self._all.first() if self._all.ranks else None

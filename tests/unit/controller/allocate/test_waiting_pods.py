@@ -123,3 +123,14 @@ def test_pods_are_first_in_the_order_of_their_ranks_whatever_waits_and_goes() ->
         firsts = [min(r for r, s in there.values() if s == shape) for shape in {s for _, s in there.values()}]
         assert waiting.heads() == [rank.key for rank in sorted(firsts)], step
         assert waiting.first() == min(firsts, default=None)
+
+
+def test_pods_that_are_refused_again_and_again_cost_no_more_memory() -> None:
+    waiting = PendingPods()
+    for _ in range(50):
+        for number in range(20):
+            waiting.add(pod(f"p{number}", number), b"x")
+        waiting.remove(ObjectKey("n", "p7"))
+    assert len(waiting._all._order) <= 2 * 20 + 16
+    assert all(len(alike._order) <= 2 * 20 + 16 for alike in waiting._alike.values())
+    assert waiting.first() == rank_of(pod("p0", 0))
