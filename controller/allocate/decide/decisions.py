@@ -347,7 +347,8 @@ class Decisions:
     # --- devices that are set aside -------------------------------------------------------------------------
 
     def _is_behind(self, pod: Pod, group: Gang | None) -> bool:
-        if self._set_aside.now.rank is None:
+        # The kubelet waits for the devices of a pod that is bound: it must not be kept waiting.
+        if self._set_aside.now.rank is None or pod.spec.node_name:
             return False
         return self._set_aside.are_before(_rank(pod, group), pod.metadata.uid)
 

@@ -202,6 +202,23 @@ def test_pods_of_higher_priority_go_before_it_and_see_no_difference() -> None:
     play(cluster, scenario)
 
 
+def test_a_pod_that_is_bound_is_not_kept_waiting() -> None:
+    cluster = cluster_of(n1=(40,) * 2)
+
+    async def scenario(h: Harness) -> None:
+        for name in ("a", "b"):
+            create(h, name)
+        create(h, "big", 2)
+        await asyncio.sleep(PATIENCE + 5.0)
+        end(h, "a")
+        create(h, "small")
+        create(h, "bound", nodeName="n1", gated=False)
+        await asyncio.sleep(5.0)
+        assert (is_served(h, "small"), is_served(h, "bound")) == (False, True)
+
+    play(cluster, scenario)
+
+
 def test_it_ends_with_the_pod() -> None:
     cluster = cluster_of(n1=(40,) * 2)
 
