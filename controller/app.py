@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from typing import Final
 
 from controller.admission import AdmissionServer
 from controller.assembly import (
@@ -33,6 +34,8 @@ from dra_driver.serving import Authorizer
 __all__ = ["Controller"]
 
 LEASE = "dra-driver-controller"
+# In the long run. Why a pod waits is also in a condition of it.
+_EVENTS_PER_SECOND: Final = 1.0
 
 
 class Controller:
@@ -124,7 +127,9 @@ class Controller:
             client=client,
             clock=self._clock,
             informers=await Informers.of(client),
-            recorder=EventRecorder(client, "dra-driver-controller", self._clock),
+            recorder=EventRecorder(
+                client, "dra-driver-controller", self._clock, per_second=_EVENTS_PER_SECOND
+            ),
             metrics=self.metrics,
             answers_of=self._answers_of,
         )

@@ -111,4 +111,4 @@ class Notices:
                 except DraError as e:
                     log.info("an Event waits: the Node cannot be read", kind=kind, error=str(e))
                     await asyncio.sleep(_RETRY_SECONDS)
-            self._recorder.event(NODES, node, "Warning", kind, message)
+            self._recorder.event(NODES, node, "Warning", kind, message, about=message)

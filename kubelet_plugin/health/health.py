@@ -222,13 +222,17 @@ class HealthEvents:
             text = (
                 f"device {device}: {h.reason}: {h.message}" if h.message else f"device {device}: {h.reason}"
             )
-            self._recorder.event(NODES, node, "Warning", "DeviceUnhealthy", text)
+            self._recorder.event(
+                NODES, node, "Warning", "DeviceUnhealthy", text, about=f"{device}/{h.reason}"
+            )
             for pod in self._pods(device):
-                self._recorder.event(PODS, pod, "Warning", "DeviceUnhealthy", text)
+                self._recorder.event(
+                    PODS, pod, "Warning", "DeviceUnhealthy", text, about=f"{device}/{h.reason}"
+                )
         if ended:
             left = f"; still: {', '.join(sorted(now))}" if now else ""
             text = f"device {device}: ended: {', '.join(ended)}{left}"
-            self._recorder.event(NODES, node, "Normal", "DeviceRecovered", text)
+            self._recorder.event(NODES, node, "Normal", "DeviceRecovered", text, about=device)
 
     async def _node(self) -> Node | None:
         try:

@@ -379,6 +379,9 @@ def _events() -> Iterator[Write]:
     yield _patch("counts its event", "agent", f"{EVENTS}/agents", again)
     yield _patch("counts the kubelet's event", "agent", f"{EVENTS}/theirs", again, policy)
     yield _patch("counts the controller's event", "agent", f"{EVENTS}/ours", again, policy)
-    yield _patch("changes the text", "controller", f"{EVENTS}/ours", {"message": "other"}, policy)
+    yield _patch("changes the text", "controller", f"{EVENTS}/ours", again | {"message": "other"})
+    yield _patch("changes the reason", "controller", f"{EVENTS}/ours", {"reason": "Other"}, policy)
+    yield _patch("changes the type", "controller", f"{EVENTS}/ours", {"type": "Normal"}, policy)
+    yield _patch("changes the kubelet's text", "controller", f"{EVENTS}/theirs", {"message": "other"}, policy)
     stolen = {"source": {"component": controller}, "reportingComponent": controller}
     yield _patch("takes over an event", "controller", f"{EVENTS}/theirs", stolen, policy)

@@ -262,7 +262,7 @@ class PodWorker:
     # --- status ---------------------------------------------------------------------------------------------
 
     def _event(self, kind: Any, reason: str, message: str) -> None:
-        self._node.recorder.event(RUN_PODS, self._pod, kind, reason, message)
+        self._node.recorder.event(RUN_PODS, self._pod, kind, reason, message, about=message)
 
     async def _write_status(self) -> None:
         if self._gone:

@@ -1,4 +1,4 @@
-"""Informers, work queues, leader election and events, against an API server in memory."""
+"""Informers, work queues and leader election, against an API server in memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pytest
 import virtual_time
 from fake_client import FakeClient
 
-from dra_driver.api.core import EVENTS, NODES, PODS, Node
+from dra_driver.api.core import NODES, Node
 from dra_driver.api.meta import ObjectKey
 from dra_driver.errors import ApiUnavailable, Conflict, ServerBusy
 from dra_driver.kube import (
     Backoff,
-    EventRecorder,
     Handler,
     Informer,
     LeaderConfig,
@@ -302,70 +301,7 @@ def test_impatient_settings_are_refused() -> None:
         LeaderConfig("ns", "lease", "a", lease_seconds=5, renew_deadline_seconds=10)
 
 
-# --- events ---
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return 1_800_000_000.0 + self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-
-def test_repeated_events_become_a_count() -> None:
-    cluster = FakeClient()
-    cluster.put(PODS, POD)
-
-    async def main() -> None:
-        clock = Clock()
-        recorder = EventRecorder(cluster, "test", clock)
-        task = asyncio.create_task(recorder.run())
-        pod = cluster.obj(PODS, "p", "ns")
-        for _ in range(3):
-            recorder.event(PODS, pod, "Warning", "Reason", "text")
-            await recorder.drain()
-        clock.time += 100
-        recorder.event(PODS, pod, "Warning", "Reason", "text")
-        recorder.event(PODS, pod, "Warning", "Reason", "x" * 5000)
-        await recorder.drain()
-        short, long = sorted(cluster.all(EVENTS), key=lambda e: len(e.message))
-        assert (short.message, short.count, short.type) == ("text", 2, "Warning")
-        assert short.involved_object.name == "p"
-        assert len(long.message.encode()) <= 1024
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    run(main)
-
-
-def test_an_event_that_cannot_be_written_costs_nothing() -> None:
-    cluster = FakeClient()
-    cluster.put(PODS, POD)
-
-    def down(*_: object) -> None:
-        raise ApiUnavailable("down")
-
-    cluster.before = down
-
-    async def main() -> None:
-        recorder = EventRecorder(cluster, "test", Clock())
-        task = asyncio.create_task(recorder.run())
-        recorder.event(PODS, cluster.obj(PODS, "p", "ns"), "Normal", "Reason", "text")
-        await recorder.drain()
-        cluster.before = lambda *_: None
-        recorder.event(PODS, cluster.obj(PODS, "p", "ns"), "Normal", "Reason", "text")
-        await recorder.drain()
-        assert len(cluster.all(EVENTS)) == 1
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    run(main)
+# --- times ---
 
 
 def test_times_are_written_as_the_api_wants_them() -> None:
