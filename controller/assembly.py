@@ -35,6 +35,7 @@ from controller.config import ControllerConfig
 from controller.informers import Informers
 from controller.observe.metrics import Metrics
 from controller.observe.node_labels import NodeLabeler
+from controller.observe.reasons import WaitingReasons
 from controller.observe.tracing import traced
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
@@ -247,6 +248,7 @@ class Allocation:
     tentative: TentativeAllocations
     doubles: DoubleAllocations
     setting_aside: SettingAside
+    reasons: WaitingReasons
     workers: int
 
     @classmethod
@@ -263,6 +265,7 @@ class Allocation:
 
         wakeups = _wakeups(env, state, attempts, deallocator, mode)
         slices = informers.slices
+        reasons = WaitingReasons(env.client, env.clock, informers.pods)
         last_look = LastLook(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
         decider = Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows)
         allocator = Allocator(
@@ -274,6 +277,7 @@ class Allocation:
             writer,
             deallocator,
             env.recorder,
+            reasons,
             metrics,
             env.clock,
             mode,
@@ -301,6 +305,8 @@ class Allocation:
         doubles = _doubles(env, state, deallocator)
         for queue in (wakeups.queue, wakeups.slow, wakeups.unused, wakeups.tentative, doubles.queue):
             metrics.watch_queue(queue.name, queue.__len__)
+        for queue in reasons.queues:
+            metrics.watch_queue(queue.name, queue.__len__)
         setting_aside = SettingAside(
             config.starvation_seconds,
             decider,
@@ -312,7 +318,7 @@ class Allocation:
             informers.pods,
             informers.nodes,
         )
-        return cls(wakeups, allocator, unused, tentative, doubles, setting_aside, config.workers)
+        return cls(wakeups, allocator, unused, tentative, doubles, setting_aside, reasons, config.workers)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the loops. The informers must be synced: what is taken must be known."""
@@ -325,11 +331,13 @@ class Allocation:
         tasks.create_task(self.wakeups.tentative.process(tentative, workers=_TENTATIVE_WORKERS))
         tasks.create_task(self.doubles.queue.process(self.doubles.reconcile))
         tasks.create_task(self.setting_aside.run())
+        tasks.create_task(self.reasons.run())
 
     def close(self) -> None:
         """Cancel timers."""
         self.wakeups.close()
         self.doubles.queue.close()
+        self.reasons.close()
 
 
 def _tolerators(env: Environment, state: State) -> Tolerators:

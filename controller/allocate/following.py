@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from controller.allocate.decide import Change, ObjectGone, ObjectSeen, Watched, same_for_pods
+from controller.allocate.decide import (
+    Change,
+    ObjectGone,
+    ObjectSeen,
+    Watched,
+    same_but_reason,
+    same_for_pods,
+)
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
@@ -42,7 +49,7 @@ def follow(
         inventories: source of device utilisation; if None, utilisation is ignored.
         taint_rules: taints of admins; if None, there are none.
     """
-    _follow(apply, Pod, pods)
+    _follow(apply, Pod, pods, same_but_reason)
     _follow(apply, Node, nodes, same_for_pods)
     _follow(apply, ResourceSlice, slices)
     _follow(apply, DeviceClass, classes)

@@ -36,10 +36,11 @@ from controller.allocate.decide import (
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.metrics import Metrics
+from controller.observe.reasons import WaitingReasons
 from controller.observe.tracing import span
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.names import CLAIM_FINALIZER, DECISION_LIMIT_CONDITION
+from dra_driver.api.names import CLAIM_FINALIZER
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer
@@ -55,6 +56,10 @@ log = structlog.get_logger(__name__)
 _MEMBERS_AT_A_TIME: Final = 32
 # Until the users of a claim that was deallocated are looked at again: what is reported about them ends that.
 _SETTLING_SECONDS: Final = 1.0
+_ALIKE_AT_A_TIME: Final = 256
+_NO_ROOM: Final = (
+    "pods before it are allocated and not bound yet; it is its turn when kube-scheduler has bound them"
+)
 # Until a pod is looked at again at the soonest.
 _SOONEST_SECONDS: Final = 0.05
 
@@ -72,6 +77,7 @@ class Allocator:
         writer: Writer,
         deallocator: Deallocator,
         recorder: EventRecorder,
+        reasons: WaitingReasons,
         metrics: Metrics,
         clock: Clock,
         mode: Callable[[], PoolAllocator],
@@ -89,6 +95,7 @@ class Allocator:
             writer: of allocations and gates.
             deallocator: for allocations that pin a pod.
             recorder: for Events.
+            reasons: why pods wait.
             metrics: to report to.
             clock: for the time in which pods are allocated.
             mode: who allocates at present; SCHEDULER: gates are removed, nothing is allocated.
@@ -104,6 +111,7 @@ class Allocator:
         self._writer = writer
         self._deallocator = deallocator
         self._recorder = recorder
+        self._reasons = reasons
         self._metrics = metrics
         self._clock = clock
         self._mode = mode
@@ -119,7 +127,7 @@ class Allocator:
 
     def reason(self, pod: ObjectKey) -> str:
         """Return why a pod waits; empty where it does not."""
-        return self._wakeups.pending.reason(pod)
+        return self._reasons.reason(pod)
 
     # --- one pod --------------------------------------------------------------------------------------------
 
@@ -151,11 +159,11 @@ class Allocator:
             return
         self._wakeups.passed.discard(key)
         if is_finished(pod) or pod.metadata.deletion_timestamp:
-            self._wakeups.served(key)
+            self._served(pod)
             return
         if uses_claims(pod) and foreign_gates(pod):
             # Somebody else holds it back. Our gate stays, so that we decide before kube-scheduler looks.
-            self._wakeups.served(key)
+            self._served(pod)
             return
         if not uses_claims(pod) or self._mode() is PoolAllocator.SCHEDULER:
             if uses_claims(pod) and not pod.spec.node_name:
@@ -214,6 +222,7 @@ class Allocator:
             return False
         if self._attempts.room(pod.metadata.namespace, now) <= 0:
             self._attempts.wait(pod.key, self._wakeups.rank(pod.key))
+            self._reasons.waits(pod, "WaitingForTurn", _NO_ROOM)
             return False
         return True
 
@@ -223,10 +232,8 @@ class Allocator:
         pending = [c for c in claims if c.status.allocation is None]
         was_allocated = any(CLAIM_FINALIZER in (c.metadata.finalizers or ()) for c in pending)
         self._attempts.look(pod, now, was_allocated=was_allocated)
-        users = {u.metadata.uid: u for c in pending for u in self._pods.by_index(CLAIM_INDEX, c.key)}
-        if pod.status.nominated_node_name:
-            users.pop(pod.metadata.uid, None)  # its claims are allocated on that node or nowhere
-        return max((self._attempts.unsettled(user, now) for user in users.values()), default=0.0)
+        users = (user for c in pending for user in self._pods.by_index(CLAIM_INDEX, c.key))
+        return max((self._attempts.unsettled(user, now) for user in users), default=0.0)
 
     def _look_again(self, pod: Pod, answer: PodAnswer) -> None:
         """Look again at a pod that waits although something that the answer did not know may help it."""
@@ -258,14 +265,18 @@ class Allocator:
         """Have a pod wait for its turn in the slow lane."""
         if pod.key not in self._wakeups.pending:
             text = "the decision about its claims takes much work; it is made beside those of other pods"
+            self._reasons.waits(pod, "DecisionDelayed", text)
             self._recorder.event(PODS, pod, "Normal", "DecisionDelayed", text)
         self._wakeups.slow.add(pod.key)
 
     def _wait(self, pod: Pod, group: GroupMembers | None, decision: Wait) -> None:
         log.debug("pod waits", pod=str(pod.key), reason=decision.reason)
         self._wakeups.served(pod.key)
+        reason = "WaitingForGroup" if group is not None else "WaitingForClaim"
+        if group is not None or is_gated(pod):
+            self._reasons.waits(pod, reason, decision.reason)
         if group is not None and is_gated(pod):
-            self._recorder.event(PODS, pod, "Normal", "WaitingForGroup", decision.reason)
+            self._recorder.event(PODS, pod, "Normal", reason, decision.reason)
         if decision.poll:
             self._wakeups.queue.add_after(pod.key, max(decision.poll, _SOONEST_SECONDS))
 
@@ -283,7 +294,7 @@ class Allocator:
 
     async def _proceed(self, pod: Pod) -> None:
         """Hand a pod over to kube-scheduler, if that has not been done."""
-        self._wakeups.served(pod.key)
+        self._served(pod)
         attempt = self._attempts.get(pod.metadata.uid) or self._begin(pod)
         if attempt is None or attempt.handed_over:
             await self._ungate(pod)
@@ -321,11 +332,14 @@ class Allocator:
 
     async def _ungate(self, pod: Pod) -> None:
         if is_gated(pod) and pod.metadata.uid not in self._ungated:
-            if _is_at_limit(pod):
-                await self._writer.note_limit(pod, "")
             await self._writer.ungate(pod)
             if self._pods.get(pod.key) is not None:  # the uid of a pod that is gone would never be forgotten
                 self._ungated.add(pod.metadata.uid)
+
+    def _served(self, pod: Pod) -> None:
+        """Note that a pod waits no longer."""
+        self._wakeups.served(pod.key)
+        self._reasons.served(pod)
 
     def _pod(self, pod_id: PodID) -> Pod | None:
         """Return the pod as it is now, if it is still there."""
@@ -360,15 +374,12 @@ class Allocator:
             else:
                 self._wakeups.look_behind(pod.key, [p.key for p in answer.group.pods])
             return
-        rank = self._rank_of(answer.group)
-        self._wakeups.pending.add(pod, refusal.signature, refusal.message, rank)
+        self._wakeups.pending.add(pod, refusal.signature, self._rank_of(answer.group))
         if answer.next_node is not None:
             # No event says when a node may be tried again, and the event that led here has undone the delay.
             queue.add_after(pod.key, answer.next_node)
-        if answer.gave_up:
-            await self._writer.note_limit(pod, refusal.message)
         if refusal.claims or is_gated(pod):  # else it is not ours; kube-scheduler says what is wrong with it
-            self._report_refusal(pod, answer, refusal)
+            await self._report_refusal(pod, answer, refusal)
             if pod.metadata.uid in self._wakeups.without_devices:
                 self._wakeups.tentative.add(pod.key)
             if refusal.elsewhere:
@@ -383,17 +394,29 @@ class Allocator:
         members = [p for p in map(self._pod, group.pods if group is not None else ()) if p is not None]
         return rank_of_group(members) if members else None
 
-    def _report_refusal(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
+    async def _report_refusal(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
         avoided = {node: round(seconds, 1) for node, seconds in answer.avoided}
         # A limit of ours says nothing about the cluster, and the pod's author can do something about it.
         reason = "DecisionLimit" if answer.gave_up else "FailedAllocation"
         if answer.gave_up and not answer.remembered:
             self._metrics.stopped_decisions.inc()
         self._metrics.allocations.labels("refused").inc()
-        log.info("pod cannot be served now", pod=str(pod.key), reason=refusal.message, avoided=avoided)
+        log.debug("pod cannot be served now", pod=str(pod.key), reason=refusal.message, avoided=avoided)
         self._recorder.event(PODS, pod, "Warning", reason, refusal.message)
         for claim in refusal.claims:
             self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", reason, refusal.message)
+        changed = self._reasons.waits(pod, reason, refusal.message)
+        if changed and not any(claim.metadata.name in refusal.message for claim in refusal.claims):
+            await self._report_to_alike(pod.key, reason, refusal.message)
+
+    async def _report_to_alike(self, key: ObjectKey, reason: str, message: str) -> None:
+        """Report to pods that ask for the same why they wait: they are looked at when this one is served."""
+        for count, other in enumerate(self._wakeups.pending.alike(key), 1):
+            if count % _ALIKE_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            pod = self._pods.get(other)
+            if pod is not None and other in self._wakeups.pending:
+                self._reasons.waits(pod, reason, message)
 
     async def _report_to_others(self, pod: Pod, group: GroupMembers, refusal: Refuse) -> None:
         """Report to the other members of a group why they wait; nothing else may lead to a look at them."""
@@ -404,7 +427,8 @@ class Allocator:
             if member is None or member.metadata.uid == pod.metadata.uid:
                 continue
             if not (member.spec.node_name or is_finished(member)):
-                self._wakeups.pending.add(member, refusal.signature, refusal.message)
+                self._wakeups.pending.add(member, refusal.signature)
+                self._reasons.waits(member, "FailedAllocation", refusal.message)
                 self._recorder.event(PODS, member, "Warning", "FailedAllocation", refusal.message)
 
     # --- allocations ----------------------------------------------------------------------------------------
@@ -492,7 +516,7 @@ class Allocator:
         self._expect(pod, write.node)
         if not pod.spec.node_name:
             self._attempts.begin(self._pods.get(pod.key) or pod, write.node, self._clock.monotonic())
-        self._wakeups.served(pod.key)
+        self._wakeups.served(pod.key)  # what it waited for is told until the claims are written
 
     def _give_up(self, pod: Pod) -> None:
         """Expect a pod nowhere, because a claim of it could not be written."""
@@ -517,8 +541,3 @@ def _same_for_the_answer(now: Pod, before: Pod) -> bool:
         and now.metadata.deletion_timestamp == before.metadata.deletion_timestamp
         and is_finished(now) == is_finished(before)
     )
-
-
-def _is_at_limit(pod: Pod) -> bool:
-    conditions = pod.status.conditions
-    return any(c.get("type") == DECISION_LIMIT_CONDITION and c.get("status") == "True" for c in conditions)

@@ -63,7 +63,6 @@ class PendingPods:
 
     def __init__(self) -> None:
         self._signatures: dict[ObjectKey, bytes] = {}
-        self._reasons: dict[ObjectKey, str] = {}
         self._alike: dict[bytes, _Alike] = {}
         self._all = _Ordered()
 
@@ -76,9 +75,10 @@ class PendingPods:
     def __iter__(self) -> Iterator[ObjectKey]:
         return iter(self._signatures)
 
-    def reason(self, key: ObjectKey) -> str:
-        """Return why a pod waits, as its Event said; empty where it does not wait."""
-        return self._reasons.get(key, "")
+    def alike(self, key: ObjectKey) -> list[ObjectKey]:
+        """Return the other pods that wait with the signature of a pod."""
+        signature = self._signatures.get(key)
+        return [] if signature is None else [k for k in self._alike[signature].ranks if k != key]
 
     def rank(self, key: ObjectKey) -> Rank | None:
         """Return the rank with which a pod waits, that of its group where it has one; None: it does not."""
@@ -88,13 +88,12 @@ class PendingPods:
         alike = self._alike[signature]
         return alike.ranks[key] if alike.group is None else alike.group._replace(key=key)
 
-    def add(self, pod: Pod, signature: bytes, reason: str = "", group: Rank | None = None) -> None:
-        """Note that a pod waits; with another signature or for another reason than before, perhaps.
+    def add(self, pod: Pod, signature: bytes, group: Rank | None = None) -> None:
+        """Note that a pod waits; with another signature than before, perhaps.
 
         Args:
             pod: that waits.
             signature: of what it asks for.
-            reason: why it waits.
             group: rank of its group, as far as it has one and that is known.
         """
         before = self._alike.get(signature)
@@ -107,7 +106,6 @@ class PendingPods:
             self._all.add(rank)
             self._signatures[pod.key] = signature
         before.group = group
-        self._reasons[pod.key] = reason
 
     def remove(self, key: ObjectKey) -> ObjectKey | None:
         """Note that a pod waits no longer.
@@ -115,7 +113,6 @@ class PendingPods:
         Returns:
             The first pod that still waits with the same signature, if the pod waited and there is one.
         """
-        self._reasons.pop(key, None)
         signature = self._signatures.pop(key, None)
         if signature is None:
             return None

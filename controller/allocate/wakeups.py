@@ -26,6 +26,7 @@ from controller.allocate.decide import (
     is_finished,
     node_of,
     rank_of,
+    same_but_reason,
     same_for_pods,
 )
 from controller.allocate.pending import PendingPods
@@ -258,6 +259,8 @@ class Wakeups:
             self.queue.add_first(pod.key)
 
     def _pod_updated(self, old: Pod, pod: Pod) -> None:
+        if same_but_reason(old, pod):
+            return
         self._pod_added(pod)
         if not old.spec.node_name:
             self._look_first(pod)

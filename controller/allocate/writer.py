@@ -187,30 +187,3 @@ class Writer:
             log.warning("the node of a pod cannot be nominated", pod=str(key), node=node, error=str(e))
             return ""
         return written.metadata.resource_version
-
-    async def note_limit(self, pod: Pod, message: str) -> None:
-        """Set or clear the condition of a pod whose decision meets a limit; a pod that is gone needs nothing.
-
-        Args:
-            pod: that waits, or is served by now.
-            message: which limit, and what to change; empty clears the condition.
-        """
-        key, now = pod.key, rfc3339(self._clock.now())
-        status = {"type": names.DECISION_LIMIT_CONDITION, "status": "True" if message else "False"}
-        reason = {"reason": "DecisionLimit" if message else "Decided", "message": message}
-        condition = {**status, **reason, "lastTransitionTime": now}
-        body = {
-            "apiVersion": PODS.api_version,
-            "kind": PODS.kind,
-            "metadata": {"name": key.name, "namespace": key.namespace, "uid": pod.metadata.uid},
-            "status": {"conditions": [condition]},
-        }
-        try:
-            await self._client.apply(
-                PODS, body, field_manager=names.CONTROLLER_FIELD_MANAGER, subresource="status", force=True
-            )
-        except (NotFound, Conflict):
-            log.debug("pod is gone", pod=str(key))
-        except (ApiError, ApiUnavailable) as e:
-            # Its Event says the same.
-            log.warning("the condition of a pod cannot be written", pod=str(key), error=str(e))

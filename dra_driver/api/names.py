@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "ALLOCATED_CONDITION",
     "ALLOCATION_GATE",
     "ALLOCATOR_LABEL",
     "CANNOT_ALLOCATE",
     "CLAIM_FINALIZER",
     "CONTROLLER_FIELD_MANAGER",
     "CONTROLLER_TAINT",
-    "DECISION_LIMIT_CONDITION",
     "DEFAULT_DRIVER_NAME",
     "DEFAULT_SCHEDULER",
     "EXTENDED_RESOURCE_ANNOTATION",
@@ -58,8 +58,8 @@ NOT_ON_NODE: Final = "resourceclaim not available on the node"
 # ``spec.schedulerName`` of pods that do not say otherwise.
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
-# Condition of a pod: the decision about its claims takes more work or memory than one may take.
-DECISION_LIMIT_CONDITION: Final = "dra-driver.dev/DecisionLimit"
+# Condition of a pod that waits for devices: False, with the reason. Pods that do not wait do not have it.
+ALLOCATED_CONDITION: Final = "dra-driver.dev/Allocated"
 
 # On pods, or on claims, that are allocated all or none: the group's name and its number of pods.
 GROUP_LABEL: Final = "dra-driver.dev/group"

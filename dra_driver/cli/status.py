@@ -16,7 +16,7 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.cli import common
 from dra_driver.errors import NotFound
-from dra_driver.fleet import STATES, Fleet, PoolView, WaitingClaim, latest_reasons
+from dra_driver.fleet import STATES, Fleet, PoolView, WaitingClaim, latest_reasons, waiting_condition
 from dra_driver.kube import KubeApi
 from dra_driver.ports import KubeClient
 
@@ -107,7 +107,9 @@ async def look(client: KubeClient, drivers: Sequence[str], *, by: str = "node") 
     told = latest_reasons((await client.list(EVENTS)).items)
 
     def reason_of(claim: ResourceClaim, users: Iterable[Pod]) -> str:
-        found = (told.get(o.metadata.uid, "") for o in (claim, *users))
+        pods = list(users)
+        waits = [str(c.get("message") or "") for p in pods if (c := waiting_condition(p)) is not None]
+        found = (*waits, *(told.get(o.metadata.uid, "") for o in (claim, *pods)))
         return next((text for text in found if text), "")
 
     views = fleet.views()

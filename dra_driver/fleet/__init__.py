@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dra_driver.fleet.fleet import Fleet
 from dra_driver.fleet.views import STATES, DeviceView, Holder, PoolView, holders_of, pool_view
-from dra_driver.fleet.waiting import WaitingClaim, latest_reasons
+from dra_driver.fleet.waiting import WaitingClaim, latest_reasons, waiting_condition
 
 __all__ = [
     "STATES",
@@ -20,4 +20,5 @@ __all__ = [
     "holders_of",
     "latest_reasons",
     "pool_view",
+    "waiting_condition",
 ]

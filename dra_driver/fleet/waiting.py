@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
-from dra_driver.api.core import Event
+from dra_driver.api.core import Event, Pod
+from dra_driver.api.names import ALLOCATED_CONDITION
 
-__all__ = ["WaitingClaim", "latest_reasons"]
+__all__ = ["WaitingClaim", "latest_reasons", "waiting_condition"]
 
 _REASONS: Final = ("FailedAllocation", "WaitingForGroup", "OtherScheduler", "FailedScheduling")
 
@@ -26,6 +27,12 @@ class WaitingClaim(msgspec.Struct, frozen=True, rename="camel", order=True):
     claim: str
     pods: tuple[str, ...]
     reason: str
+
+
+def waiting_condition(pod: Pod) -> Mapping[str, str | int | None] | None:
+    """Return the condition in which the controller says why a pod waits; None where it does not say."""
+    found = (c for c in pod.status.conditions if c.get("type") == ALLOCATED_CONDITION)
+    return next((c for c in found if c.get("status") == "False"), None)
 
 
 def latest_reasons(events: Iterable[Event]) -> dict[str, str]:

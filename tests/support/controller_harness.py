@@ -19,6 +19,7 @@ from controller.allocate.decide import report_of
 from controller.app import Controller
 from controller.assembly import AnswersOf
 from controller.config import ControllerConfig
+from controller.observe.reasons import Reason, shown_reason
 from dra_driver.api.core import EVENTS, NODES, PODS, Pod
 from dra_driver.api.meta import DriverName, ObjectKey
 from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
@@ -164,6 +165,11 @@ class Harness:
 
     def gates(self, name: str) -> list[str]:
         return [g.name for g in self.cluster.obj(PODS, name, NS).spec.scheduling_gates]
+
+    def reason(self, name: str) -> Reason:
+        """Return reason and message of the condition that says why a pod waits; empty where it has none."""
+        pod = self.cluster.obj(PODS, name, NS)
+        return shown_reason(pod) or Reason("", "")
 
     def events(self, reason: str) -> list[str]:
         return [e.message for e in self.cluster.all(EVENTS) if e.reason == reason]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
+from dra_driver.api.names import ALLOCATED_CONDITION, DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
 
 Body = dict[str, Any]
 
@@ -286,7 +286,7 @@ def _pods() -> Iterator[Write]:
     ungated: Body = {"spec": {"schedulingGates": others}}
     yield spec("changes labels", ungated | {"metadata": {"labels": {"a": "c"}}})
     yield spec("adds a finalizer", ungated | {"metadata": {"finalizers": ["example.com/mine"]}})
-    late = {"type": "dra-driver.dev/DecisionLimit", "status": "True", "reason": "TooMuch", "message": "m"}
+    late = {"type": ALLOCATED_CONDITION, "status": "False", "reason": "FailedAllocation", "message": "m"}
     # A merge patch would replace the whole list, and with it the conditions of others.
     applied = {"apiVersion": "v1", "kind": "Pod", "status": {"conditions": [late]}}
     query = {"fieldManager": "controller", "force": "true"}

@@ -53,6 +53,7 @@ from controller.allocate.decide.objects import (
     groups_of,
     is_finished,
     nodes_of,
+    same_but_reason,
 )
 from controller.allocate.decide.order import Rank, rank_of, rank_of_group
 from controller.allocate.decide.placement import same_for_pods
@@ -113,6 +114,7 @@ __all__ = [
     "rank_of",
     "rank_of_group",
     "report_of",
+    "same_but_reason",
     "same_devices",
     "same_for_pods",
 ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
+import msgspec
+
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, WireObject
-from dra_driver.api.names import GROUP_LABEL
+from dra_driver.api.names import ALLOCATED_CONDITION, GROUP_LABEL
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.resourceclaim import pod_claims
 
@@ -21,6 +23,7 @@ __all__ = [
     "groups_of",
     "is_finished",
     "nodes_of",
+    "same_but_reason",
 ]
 
 T = TypeVar("T", bound=WireObject)
@@ -51,6 +54,23 @@ def nodes_of(pod: Pod) -> Iterable[str]:
     """Yield the node that a pod is bound to, if it is: the function of ``NODE_INDEX``."""
     if pod.spec.node_name:
         yield pod.spec.node_name
+
+
+def same_but_reason(old: Pod, pod: Pod) -> bool:
+    """Return whether nothing has changed but our own condition, which says why a pod waits."""
+    replace = msgspec.structs.replace
+    others = _other_conditions(pod)
+    return (
+        old.status.conditions != pod.status.conditions
+        and _other_conditions(old) == others
+        and old.spec == pod.spec
+        and old.status == replace(pod.status, conditions=old.status.conditions)
+        and old.metadata == replace(pod.metadata, resource_version=old.metadata.resource_version)
+    )
+
+
+def _other_conditions(pod: Pod) -> list[Mapping[str, str | int | None]]:
+    return [c for c in pod.status.conditions if c.get("type") != ALLOCATED_CONDITION]
 
 
 class Objects(Generic[T]):

@@ -12,6 +12,7 @@ from fake_client import FakeClient
 
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.names import ALLOCATED_CONDITION
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import status
 
@@ -63,6 +64,15 @@ def cluster() -> FakeClient:
     put_claim(fake, "waits")
     put_claim(fake, "unused")
     fake.put(PODS, builders.pod("p", "waits", namespace="ns"))
+    put_claim(fake, "told")
+    fake.put(PODS, builders.pod("q", "told", namespace="ns"))
+    waits = {
+        "type": ALLOCATED_CONDITION,
+        "status": "False",
+        "reason": "FailedAllocation",
+        "message": "no GPU",
+    }
+    fake.edit(PODS, "q", {"status": {"conditions": [waits]}}, "ns")
     uid = fake.raw(RESOURCE_CLAIMS, "waits", "ns")["metadata"]["uid"]
     for number, text in ((1, "old reason"), (2, "too little memory")):
         fake.put(
@@ -105,6 +115,7 @@ def test_every_device_of_the_newest_generation_counts_once() -> None:
 def test_claims_that_wait_say_why() -> None:
     fleet = asyncio.run(status.look(cluster(), [DRIVER]))
     assert [(w.claim, w.pods, w.reason) for w in fleet.waiting] == [
+        ("ns/told", ("q",), "no GPU"),
         ("ns/unused", (), "no pod uses it"),
         ("ns/waits", ("p",), "too little memory"),
     ]
@@ -117,7 +128,7 @@ def test_the_table_and_the_data_say_the_same() -> None:
     assert "PublishedInPart: left out: x" in table
     data = json.loads(status._text(fleet, "json"))
     assert sum(r["total"] for r in data["devices"]) == 6
-    assert data["waiting"][1]["reason"] == "too little memory"
+    assert data["waiting"][-1]["reason"] == "too little memory"
 
 
 def test_models_can_be_summed_over_nodes() -> None:

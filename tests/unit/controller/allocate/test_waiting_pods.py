@@ -96,7 +96,7 @@ def test_a_group_has_the_lowest_priority_of_its_pods_and_the_age_of_the_youngest
     assert (rank.level, rank.since) == (-10, "2026-01-01T00:00:05Z")
     waiting = PendingPods()
     for member in members:
-        waiting.add(member, b"group", "", rank)
+        waiting.add(member, b"group", rank)
     waiting.add(pod("d", 4, priority=10), b"x")
     waiting.add(pod("e", 6, priority=10), b"y")
     assert waiting.heads() == [ObjectKey("n", name) for name in ("d", "a", "e")]
