@@ -146,7 +146,7 @@ class Controller:
                 if self.admission is not None:
                     tasks.create_task(self.admission.registration.run(self.admission.keeper))
                 await env.informers.wait(client)
-                await publishing.probe()
+                await publishing.probe(env.metrics)
                 publishing.start(tasks)
                 tasks.create_task(labeler.run())
                 allocation.start(tasks)

@@ -37,6 +37,7 @@ from controller.observe.metrics import Metrics
 from controller.observe.node_labels import NodeLabeler
 from controller.observe.reasons import WaitingReasons
 from controller.observe.tracing import traced
+from controller.publish.dropped import DroppedCapacity
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
 from controller.publish.policies import PolicyBook
@@ -46,6 +47,8 @@ from dra_driver.errors import DraError
 from dra_driver.kube import Backoff, EventRecorder
 from dra_driver.ownership import PoolAllocator, PoolID, refusal_of
 from dra_driver.ports import Clock, KubeClient
+from dra_driver.resourceclaim import capacity_advice
+from dra_driver.resourceslice import GATES
 from dra_driver.structured import PoolPolicy
 
 __all__ = [
@@ -210,21 +213,27 @@ class Publishing:
         )
         state.republish.listen(publisher.look_at_all)
         state.freed.listen(publisher.look_at_pending)
+        dropped = DroppedCapacity(informers.claims, informers.templates, recorder)
+        env.metrics.watch_dropped_capacity(dropped.count)
         for queue in (publisher.queue, policies.queue):
             env.metrics.watch_queue(queue.name, queue.__len__)
         return cls(policies, publisher)
 
-    async def probe(self) -> None:
+    async def probe(self, metrics: Metrics) -> None:
         """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
         backoff = Backoff(base=0.5, cap=10.0)
         while True:
             try:
-                await self.publisher.probe()
+                features = await self.publisher.probe()
             except DraError as e:
                 delay = backoff.next()
                 log.error("cannot ask the API server what it keeps", error=str(e), retry_in=round(delay, 2))
                 await asyncio.sleep(delay)
             else:
+                for gate in GATES.values():
+                    metrics.missing_gates.labels(gate).set(float(gate in features.missing_gates()))
+                if not features.multi_allocation:
+                    log.warning(capacity_advice())
                 return
 
     def start(self, tasks: asyncio.TaskGroup) -> None:

@@ -4,7 +4,7 @@ The manifests bring two configurations without webhooks; the leader fills them b
 drivers, address and authority always fit this controller. Nothing but these two objects is ever written.
 
 A webhook that fails open may still cost its timeout. So ``matchConditions`` see to it that an object which
-does not name one of our drivers never leaves the API server.
+does not name one of our drivers, and of which the API server has dropped nothing, never leaves it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dra_driver.api.names import ALLOCATION_GATE, ALLOCATOR_LABEL
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Backoff
 from dra_driver.ports import KubeClient
+from dra_driver.resourceclaim import LAST_APPLIED
 
 __all__ = ["GATE_PATH", "VALIDATE_PATH", "Registration"]
 
@@ -138,8 +139,12 @@ class Registration:
                     "scope": "*",
                 }
             ],
-            "matchConditions": [{"name": "names-our-driver", "expression": self._names_us(devices)}],
+            "matchConditions": [{"name": "concerns-us", "expression": self._concerns_us(plural, devices)}],
         }
+
+    def _concerns_us(self, plural: str, devices: str) -> str:
+        names_us = self._names_us(devices)
+        return names_us if plural == "deviceclasses" else f"{names_us} || {_dropped(devices)}"
 
     def _names_us(self, devices: str) -> str:
         """Return the CEL expression that is true where an opaque configuration is for one of our drivers."""
@@ -206,3 +211,19 @@ class Registration:
 
 def _bundle(material: Material) -> str:
     return base64.b64encode(material.bundle).decode("ascii")
+
+
+def _dropped(devices: str) -> str:
+    """Return the CEL expression that is true where capacity was applied and none is stored."""
+    steps = f"object.{devices}.requests".split(".")
+    there = " && ".join(f"has({'.'.join(steps[:i])})" for i in range(2, len(steps) + 1))
+    notes = "object.metadata.annotations"
+    asked = (
+        f"has({notes}) && '{LAST_APPLIED}' in {notes} && {notes}['{LAST_APPLIED}'].contains('\"capacity\"')"
+    )
+    # In the request itself in v1beta1.
+    kept = (
+        "has(r.capacity) || has(r.exactly) && has(r.exactly.capacity) "
+        "|| has(r.firstAvailable) && r.firstAvailable.exists(a, has(a.capacity))"
+    )
+    return f"{asked} && {there} && !{'.'.join(steps)}.exists(r, {kept})"

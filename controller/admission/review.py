@@ -29,6 +29,7 @@ from dra_driver.api.admission import (
 )
 from dra_driver.api.parameters import KernelDriver, decode_parameters
 from dra_driver.errors import DecodeError, InvalidParameters
+from dra_driver.resourceclaim import ObjectRequests, capacity_advice, dropped_capacity
 
 __all__ = ["Judgement", "gate", "judge", "read_review", "write_review"]
 
@@ -38,6 +39,9 @@ VERSIONS: Final = frozenset({"v1", "v1beta2", "v1beta1"})
 MAX_ENTRIES: Final = 64
 MAX_FINDINGS: Final = 64
 MAX_FINDING_CHARACTERS: Final = 512
+
+# Longer ones are cut off by the API server.
+_WARNING_CHARACTERS: Final = 256
 
 _DRA: Final = "resource.k8s.io"
 # The node decides: which namespaces may is set there. Longer warnings are cut off by the API server.
@@ -104,6 +108,7 @@ _envelopes = msgspec.json.Decoder(_Envelope)
 _claims = msgspec.json.Decoder(_Claim | None)
 _templates = msgspec.json.Decoder(_Template | None)
 _classes = msgspec.json.Decoder(_Class | None)
+_requests = msgspec.json.Decoder(ObjectRequests)
 _pods = msgspec.json.Decoder(_Pod | None)
 
 
@@ -162,7 +167,7 @@ def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
             (o.driver, bytes(o.parameters)) for _, o in _entries(request.kind, request.old_object) or ()
         }
     causes: list[AdmissionCause] = []
-    warnings: list[str] = []
+    warnings = _dropped(request)
     for path, opaque in found:
         if opaque.driver not in drivers or (opaque.driver, bytes(opaque.parameters)) in before:
             continue
@@ -179,6 +184,19 @@ def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
         allowed = AdmissionResponse(uid=request.uid, allowed=True, warnings=tuple(warnings[:1]))
         return Judgement(allowed, "allowed")
     return Judgement(_refusal(request, causes), "refused")
+
+
+def _dropped(request: AdmissionRequest) -> list[str]:
+    """Return a warning where the API server has dropped capacity: what it shows is what it will store."""
+    claims = request.kind.kind in ("ResourceClaim", "ResourceClaimTemplate")
+    if not claims or request.operation != "CREATE":
+        return []
+    try:
+        shown = _requests.decode(request.object)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    dropped = dropped_capacity(shown.applied, shown.names())
+    return [capacity_advice(dropped)[:_WARNING_CHARACTERS]] if dropped else []
 
 
 def _causes(field: str, error: InvalidParameters) -> Iterable[AdmissionCause]:

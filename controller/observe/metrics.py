@@ -124,6 +124,17 @@ class Metrics:
             "When the webhook's serving certificate ends; 0 where none is served.",
             registry=self.registry,
         )
+        self.missing_gates = Gauge(
+            f"{prefix}_missing_feature_gates",
+            "1 for each feature gate that the API server has turned off.",
+            ["gate"],
+            registry=self.registry,
+        )
+        self._dropped = Gauge(
+            f"{prefix}_dropped_capacity",
+            "Claims and templates from which the API server dropped a request for capacity.",
+            registry=self.registry,
+        )
         self._doubles = Gauge(
             f"{prefix}_double_allocations",
             "Devices of the controller's pools that several claims hold although one can have them.",
@@ -183,6 +194,10 @@ class Metrics:
     def watch_double_allocations(self, count: Callable[[], float]) -> None:
         """Read how many devices have several holders whenever metrics are read."""
         self._doubles.set_function(count)
+
+    def watch_dropped_capacity(self, count: Callable[[], float]) -> None:
+        """Read how many claims and templates lack what they asked for whenever metrics are read."""
+        self._dropped.set_function(count)
 
     def watch_tolerating_claims(self, count: Callable[[], float]) -> None:
         """Read how many claims and templates tolerate our taint whenever metrics are read."""

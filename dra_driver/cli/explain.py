@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 
 from controller.allocate.taint_rules import served_rules
 from dra_driver.api.core import NODES, PODS
@@ -11,6 +12,7 @@ from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SL
 from dra_driver.cli import common
 from dra_driver.cli.allocator import manifests as allocator_manifests
 from dra_driver.cli.allocator.manifests import Manifests
+from dra_driver.cli.capacity import dropped_notes
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import is_controller_taint
@@ -68,8 +70,11 @@ async def _live(args: argparse.Namespace) -> None:
     ) as client:
 
         async def look() -> str:
+            manifests = await _from_cluster(client)
+            for note in await dropped_notes(client, manifests.claims, args.namespace):
+                print(f"warning: {note}", file=sys.stderr)
             return allocator_manifests.explained(
-                await _from_cluster(client),
+                manifests,
                 args.claim,
                 args.output,
                 namespace=args.namespace,

@@ -15,6 +15,7 @@ from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.cli import common
+from dra_driver.cli.capacity import dropped_notes
 from dra_driver.errors import NotFound
 from dra_driver.fleet import STATES, Fleet, PoolView, WaitingClaim, latest_reasons, waiting_condition
 from dra_driver.kube import KubeApi
@@ -99,7 +100,8 @@ async def look(client: KubeClient, drivers: Sequence[str], *, by: str = "node") 
         fleet.put_slice(slice_)
     for inventory in await _list_if_there(client, DEVICE_INVENTORIES):
         fleet.put_inventory(inventory)
-    for claim in (await client.list(RESOURCE_CLAIMS)).items:
+    claims = (await client.list(RESOURCE_CLAIMS)).items
+    for claim in claims:
         fleet.put_claim(claim)
     for pod in (await client.list(PODS)).items:
         fleet.put_pod(pod)
@@ -112,6 +114,7 @@ async def look(client: KubeClient, drivers: Sequence[str], *, by: str = "node") 
         found = (*waits, *(told.get(o.metadata.uid, "") for o in (claim, *pods)))
         return next((text for text in found if text), "")
 
+    dropped = await dropped_notes(client, claims)
     views = fleet.views()
     waiting, _ = fleet.waiting(reason_of)
     return Overview(
@@ -119,7 +122,7 @@ async def look(client: KubeClient, drivers: Sequence[str], *, by: str = "node") 
         waiting=tuple(waiting),
         nodes=len(nodes),
         nodes_with_devices=len({v.node for v in views if v.devices}),
-        notes=tuple(f"{v.node} ({v.driver}): {note}" for v in views for note in v.notes),
+        notes=(*dropped, *(f"{v.node} ({v.driver}): {note}" for v in views for note in v.notes)),
     )
 
 

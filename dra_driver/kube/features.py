@@ -1,4 +1,4 @@
-"""What the API server keeps of a ResourceSlice, found out before the first one is published.
+"""What the API server keeps of ResourceSlices and of claims, found out before the first slice is published.
 
 The server drops fields of disabled feature gates in silence, and a slice without its counters or taints means
 something else than the one that was sent. Version numbers say nothing about gates, so each field is sent once
@@ -13,6 +13,7 @@ from dra_driver.api import codec
 from dra_driver.api.meta import DriverName, ObjectMeta, PoolName
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import (
+    RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     Counter,
     CounterSet,
@@ -23,11 +24,11 @@ from dra_driver.api.resource import (
     ResourceSlice,
     ResourceSliceSpec,
 )
-from dra_driver.errors import Invalid
+from dra_driver.errors import ApiError, ApiUnavailable, Invalid
 from dra_driver.ports import KubeClient
 from dra_driver.resourceslice import ServerFeatures, altered
 
-__all__ = ["probe_features"]
+__all__ = ["keeps_capacity", "probe_features"]
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +60,32 @@ async def probe_features(client: KubeClient, driver: DriverName, node_name: str 
         gates_off=",".join(features.missing_gates()) or "none",
     )
     return features
+
+
+async def keeps_capacity(client: KubeClient, namespace: str) -> bool | None:
+    """Ask the server by a dry run whether it keeps ``capacity`` in the requests of claims; nothing is stored.
+
+    Args:
+        client: the server.
+        namespace: of the claim that is sent.
+
+    Returns:
+        None where it does not say: no right to create claims there, for example.
+    """
+    exactly = {"deviceClassName": "probe", "capacity": {"requests": {"memory": "1"}}}
+    body = {
+        "apiVersion": RESOURCE_CLAIMS.api_version,
+        "kind": RESOURCE_CLAIMS.kind,
+        "metadata": {"generateName": f"{_NAME}-", "namespace": namespace},
+        "spec": {"devices": {"requests": [{"name": "probe", "exactly": exactly}]}},
+    }
+    try:
+        answer = await client.create(RESOURCE_CLAIMS, body, namespace, dry_run=True)
+    except (ApiError, ApiUnavailable) as e:
+        log.debug("probe refused", problem=str(e))
+        return None
+    requests = answer.spec.devices.requests or ()
+    return any(r.exactly is not None and r.exactly.capacity is not None for r in requests)
 
 
 def _tainted() -> Device:

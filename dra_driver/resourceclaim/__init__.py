@@ -19,6 +19,13 @@ from dra_driver.resourceclaim.claims import (
     results_for_request,
     split_request,
 )
+from dra_driver.resourceclaim.dropped import (
+    LAST_APPLIED,
+    ObjectRequests,
+    capacity_advice,
+    dropped_capacity,
+    dropped_from,
+)
 from dra_driver.resourceclaim.extended import (
     IN_MEMORY_NAME,
     Share,
@@ -45,14 +52,19 @@ from dra_driver.resourceclaim.pods import (
 __all__ = [
     "ALL_REQUESTS",
     "IN_MEMORY_NAME",
+    "LAST_APPLIED",
+    "ObjectRequests",
     "PodClaim",
     "RequestName",
     "Share",
     "allocated_pools",
+    "capacity_advice",
     "claim_name",
     "classes_by_resource",
     "config_for_request",
     "container_requests",
+    "dropped_capacity",
+    "dropped_from",
     "extended_claim",
     "extended_resources",
     "for_scheduler",

@@ -239,3 +239,22 @@ def test_other_pods_are_left_alone() -> None:
     for object_ in objects:
         assert patched(object_) is None
     assert patched(pod(resourceClaims=CLAIMS), "UPDATE") is None
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_claim_whose_capacity_was_dropped_is_warned_when_it_is_made(operation: str, kept: bool) -> None:
+    exactly: dict[str, Any] = {"deviceClassName": "gpu", "capacity": {"requests": {"memory": "32Gi"}}}
+    asked = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
+    stored = exactly if kept else {"deviceClassName": "gpu"}
+    claim = {
+        "metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(asked)}},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": stored}]}},
+    }
+    response = answer(review("ResourceClaim", "v1", claim, operation=operation))
+    assert response["allowed"]
+    warnings = response.get("warnings", [])
+    assert [w.split(" by this")[0] for w in warnings] == (
+        ["capacity of request gpu was dropped"] if operation == "CREATE" and not kept else []
+    )
+    assert all(len(w) <= 256 for w in warnings)

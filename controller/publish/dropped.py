@@ -1,0 +1,86 @@
+"""Claims and templates whose requests for capacity the API server has dropped."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import (
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    ResourceClaim,
+    ResourceClaimTemplate,
+)
+from dra_driver.kube import EventRecorder, Handler, Informer
+from dra_driver.resourceclaim import capacity_advice, dropped_from
+
+__all__ = ["DroppedCapacity"]
+
+log = structlog.get_logger(__name__)
+
+_DROPPED: Final = "CapacityDropped"
+
+
+class DroppedCapacity:
+    """Finds and counts them, and reports each once: kubectl noted what was asked for (``dropped_from``).
+
+    Args:
+        claims: all namespaces.
+        templates: all namespaces.
+        recorder: for Events.
+    """
+
+    def __init__(
+        self,
+        claims: Informer[ResourceClaim],
+        templates: Informer[ResourceClaimTemplate],
+        recorder: EventRecorder,
+    ) -> None:
+        self._recorder = recorder
+        self._found: set[tuple[str, ObjectKey]] = set()
+        claims.add_handler(
+            Handler(
+                added=self._claim,
+                updated=lambda _, new: self._claim(new),
+                deleted=lambda old: self._gone("claim", old.key),
+            )
+        )
+        templates.add_handler(
+            Handler(
+                added=self._template,
+                updated=lambda _, new: self._template(new),
+                deleted=lambda old: self._gone("template", old.key),
+            )
+        )
+
+    def count(self) -> int:
+        """Return how many claims and templates are there that mean something else than was asked for."""
+        return len(self._found)
+
+    def _claim(self, claim: ResourceClaim) -> None:
+        text = self._text("claim", claim)
+        if text:
+            self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", _DROPPED, text)
+
+    def _template(self, template: ResourceClaimTemplate) -> None:
+        text = self._text("template", template)
+        if text:
+            self._recorder.event(RESOURCE_CLAIM_TEMPLATES, template, "Warning", _DROPPED, text)
+
+    def _text(self, kind: str, item: ResourceClaim | ResourceClaimTemplate) -> str:
+        """Return what is to be said of an object that was found now; empty: nothing."""
+        dropped = dropped_from(item)
+        if not dropped:
+            self._gone(kind, item.key)
+            return ""
+        if (kind, item.key) in self._found:
+            return ""
+        self._found.add((kind, item.key))
+        text = capacity_advice(dropped)
+        log.warning("capacity was dropped", object=str(item.key), kind=kind, reason=text)
+        return text
+
+    def _gone(self, kind: str, key: ObjectKey) -> None:
+        self._found.discard((kind, key))
