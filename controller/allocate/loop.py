@@ -339,7 +339,7 @@ class Allocator:
     def _served(self, pod: Pod) -> None:
         """Note that a pod waits no longer."""
         self._wakeups.served(pod.key)
-        self._reasons.served(pod)
+        self._reasons.served(pod, allocated=not self._wakeups.lacks_devices(pod))
 
     def _pod(self, pod_id: PodID) -> Pod | None:
         """Return the pod as it is now, if it is still there."""

@@ -1,9 +1,12 @@
 """Why pods wait, as a condition of each: Events expire after an hour, and are limited in their rate.
 
 A pod that waits for devices has the condition ``dra-driver.dev/Allocated``: False, with a reason and a text.
-It is written by server-side apply with our field manager, and removed when the pod waits no longer; a pod
-that never waited for a second never has it. What is to be written is always compared with what the pod has,
-so a controller that starts anew writes only what has changed, and no reason is lost.
+It is written by server-side apply with our field manager, and True when the pod waits no longer; a pod that
+never waited for a second never has it. It is not removed then: an apply without it would take along the
+condition PodScheduled, which the API server itself gives a gated pod, and which no field manager owns.
+
+What is to be written is always compared with what the pod has, so a controller that starts anew writes only
+what has changed, and no reason is lost.
 """
 
 from __future__ import annotations
@@ -77,7 +80,8 @@ class _State:
     Attributes:
         uid: of the pod.
         wanted: why it waits; None where it does not.
-        shown: what its condition says; None where it has none.
+        shown: why it waits as its condition says; None where it says nothing like that.
+        allocated: whether its claims are allocated, where it does not wait.
         since: ``lastTransitionTime`` of the condition.
         due: before then it is not written, by the monotonic clock.
         delay: what was last added to that.
@@ -88,6 +92,7 @@ class _State:
     wanted: Reason | None
     shown: Reason | None
     since: str = ""
+    allocated: bool = True
     due: float = 0.0
     delay: float = 0.0
     written: float = 0.0
@@ -158,15 +163,20 @@ class WaitingReasons:
             self._figures.add_after(key, max(left, _FIGURES_AGE_SECONDS))
         return before is None or not before.is_like(wanted)
 
-    def served(self, pod: Pod) -> None:
-        """Note that a pod waits no longer, or not for us."""
+    def served(self, pod: Pod, *, allocated: bool) -> None:
+        """Note that a pod waits no longer, or not for us.
+
+        Args:
+            pod: that does not wait.
+            allocated: whether its claims are allocated.
+        """
         key, state = pod.key, self._states.get(pod.key)
         if state is None:
             shown, since = _shown(pod)
             if shown is None:
                 return
             state = self._states[key] = _State(pod.metadata.uid, None, shown, since)
-        state.wanted = None
+        state.wanted, state.allocated = None, allocated
         if state.shown is None and state.written == 0.0:
             self._forget(key)
         elif state.shown is not None:
@@ -209,9 +219,10 @@ class WaitingReasons:
         wanted = state.wanted
         if wanted is not None and (state.shown is None or not wanted.is_like(state.shown)):
             log.info("pod waits", pod=str(key), reason=wanted.reason, message=wanted.message)
-        since = state.since if state.shown is not None else rfc3339(self._clock.now())
+        same = wanted is not None and state.shown is not None
+        since = state.since if same else rfc3339(self._clock.now())
         try:
-            await self._apply(pod, wanted, since)
+            await self._apply(pod, _condition(wanted, allocated=state.allocated), since)
         except (NotFound, Conflict):
             self._forget(key)
             return True
@@ -233,21 +244,30 @@ class WaitingReasons:
         self._is_failing = True
         self._first.add_rate_limited(key)
 
-    async def _apply(self, pod: Pod, reason: Reason | None, since: str) -> None:
-        conditions = []
-        if reason is not None:
-            state = {"type": names.ALLOCATED_CONDITION, "status": "False", "lastTransitionTime": since}
-            conditions.append({**state, "reason": reason.reason, "message": reason.message})
+    async def _apply(self, pod: Pod, said: dict[str, str], since: str) -> None:
+        condition = {"type": names.ALLOCATED_CONDITION, **said, "lastTransitionTime": since}
         body: dict[str, Any] = {
             "apiVersion": PODS.api_version,
             "kind": PODS.kind,
             "metadata": {"name": pod.key.name, "namespace": pod.key.namespace, "uid": pod.metadata.uid},
-            # Without its entry the condition is removed: nobody else has applied it.
-            "status": {"conditions": conditions},
+            "status": {"conditions": [condition]},
         }
         await self._client.apply(
             PODS, body, field_manager=names.CONTROLLER_FIELD_MANAGER, subresource="status", force=True
         )
+
+
+def _condition(reason: Reason | None, *, allocated: bool) -> dict[str, str]:
+    """Return status, reason and message of the condition."""
+    if reason is not None:
+        return {"status": "False", "reason": reason.reason, "message": reason.message}
+    if allocated:
+        return {"status": "True", "reason": "Allocated", "message": ""}
+    return {
+        "status": "Unknown",
+        "reason": "NotWaiting",
+        "message": "this controller does not allocate for it now",
+    }
 
 
 def _shown(pod: Pod) -> tuple[Reason | None, str]:

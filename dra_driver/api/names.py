@@ -58,7 +58,7 @@ NOT_ON_NODE: Final = "resourceclaim not available on the node"
 # ``spec.schedulerName`` of pods that do not say otherwise.
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
-# Condition of a pod that waits for devices: False, with the reason. Pods that do not wait do not have it.
+# Condition of a pod that waits for devices: False, with the reason. Pods that never waited do not have it.
 ALLOCATED_CONDITION: Final = "dra-driver.dev/Allocated"
 
 # On pods, or on claims, that are allocated all or none: the group's name and its number of pods.

@@ -31,9 +31,10 @@ from structlog.testing import capture_logs
 
 from controller.app import LEASE, Controller
 from controller.config import ControllerConfig, identity_of
+from controller.observe.reasons import shown_reason
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
-from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
+from dra_driver.api.names import ALLOCATED_CONDITION, ALLOCATION_GATE, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, LeaderConfig
@@ -41,6 +42,7 @@ from kubelet_plugin.health.health import COMPONENT
 
 SECONDS = 60.0
 CLAIM, POD = "everyday", "everyday"
+LATE = "late"
 INVENTORIES = "/apis/dra-driver.dev/v1alpha1/deviceinventories"
 
 
@@ -93,19 +95,19 @@ async def publish(made: World) -> None:
     )
 
 
-async def ask(made: World) -> None:
+async def ask(made: World, claim_name: str = CLAIM, pod_name: str = POD) -> None:
     """Make a pod with a claim for one device."""
     request = {"name": "gpu", "exactly": {"deviceClassName": DEFAULT_DRIVER_NAME}}
     claim = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
-        "metadata": {"name": CLAIM, "namespace": TENANT},
+        "metadata": {"name": claim_name, "namespace": TENANT},
         "spec": {"devices": {"requests": [request]}},
     }
     await made.admin.create(RESOURCE_CLAIMS, claim)
     gates = [{"name": ALLOCATION_GATE}]
-    uses = [{"name": "gpu", "resourceClaimName": CLAIM}]
-    body = pod(POD, TENANT, schedulingGates=gates, resourceClaims=uses)
+    uses = [{"name": "gpu", "resourceClaimName": claim_name}]
+    body = pod(pod_name, TENANT, schedulingGates=gates, resourceClaims=uses)
     await create(made.admin, f"{CORE}/namespaces/{TENANT}/pods", body)
 
 
@@ -140,6 +142,14 @@ def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server
         async def spoken() -> bool:
             return any(e.reason == "Allocated" for e in (await made.admin.list(EVENTS, TENANT)).items)
 
+        async def told() -> bool:
+            found = shown_reason(await made.admin.get(PODS, LATE, TENANT))
+            return found is not None and "allocated to 1 claim" in found.message
+
+        async def served() -> bool:
+            late = await made.admin.get(PODS, LATE, TENANT)
+            return not late.spec.scheduling_gates and shown_reason(late) is None
+
         async def deallocated() -> bool:
             claim = await made.admin.get(RESOURCE_CLAIMS, CLAIM, TENANT)
             return claim.status.allocation is None
@@ -150,9 +160,20 @@ def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server
         await until("the event", spoken)
         slices = (await made.admin.list(RESOURCE_SLICES)).items
         assert any(s.spec.driver == DEFAULT_DRIVER_NAME and s.spec.devices for s in slices)
+        # The next pod for the same device waits, and has a condition of ours beside those of others.
+        await ask(made, LATE, LATE)
+        others = {"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}
+        await made.admin.merge_patch(PODS, LATE, others, TENANT, subresource="status")
+        await until("the reason", told)
         # Without a pod that uses it, the claim is deallocated.
         await made.admin.delete(PODS, POD, TENANT, grace_period_seconds=0)
         await until("the deallocation", deallocated)
+        await until("the pod without a reason", served)
+        left = (await made.admin.get(PODS, LATE, TENANT)).status.conditions
+        assert {c["type"]: c["status"] for c in left} == {
+            "PodScheduled": "False",
+            ALLOCATED_CONDITION: "True",
+        }
 
     with capture_logs() as logs:
         run(server, scenario)

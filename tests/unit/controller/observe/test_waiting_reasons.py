@@ -91,9 +91,11 @@ def test_a_pod_that_waits_has_the_reason_and_loses_it_when_it_is_served() -> Non
         assert w.shown("p") == "0 of 3 nodes"
         assert {c["type"] for c in w.pod("p").status.conditions} == {"PodScheduled", ALLOCATED_CONDITION}
         await asyncio.sleep(10)
-        w.reasons.served(w.pod("p"))
+        w.reasons.served(w.pod("p"), allocated=True)
         await asyncio.sleep(3)
-        assert [c["type"] for c in w.pod("p").status.conditions] == ["PodScheduled"]
+        assert w.shown("p") is None
+        states = {c["type"]: c["status"] for c in w.pod("p").status.conditions}
+        assert states == {"PodScheduled": "False", ALLOCATED_CONDITION: "True"}
         assert w.writes == 2
 
     run(cluster_with("p"), scenario)
@@ -104,7 +106,7 @@ def test_a_pod_that_is_served_within_a_second_is_not_written() -> None:
         for _ in range(5):
             w.waits("p", "text")
             await asyncio.sleep(0.5)
-            w.reasons.served(w.pod("p"))
+            w.reasons.served(w.pod("p"), allocated=True)
         await asyncio.sleep(60)
         assert w.writes == 0
 
@@ -146,7 +148,7 @@ def test_reasons_that_flap_are_written_every_five_minutes_in_the_end() -> None:
         for second in range(6 * 3600):
             w.waits("p", "one" if second % 2 else "another")
             if second % 7 == 0:
-                w.reasons.served(w.pod("p"))
+                w.reasons.served(w.pod("p"), allocated=True)
             await asyncio.sleep(1)
         assert w.writes <= 10 + 6 * 3600 / 300
 
@@ -167,7 +169,7 @@ def test_a_controller_that_starts_anew_writes_only_what_has_changed() -> None:
         for name in ("same", "new"):
             w.waits(name, "text")
         w.waits("other", "a text that is not the same")
-        w.reasons.served(w.pod("served"))
+        w.reasons.served(w.pod("served"), allocated=False)
         await asyncio.sleep(5)
         assert w.writes == written + 3
         assert [w.shown(n) for n in ("same", "new")] == ["text"] * 2
