@@ -18,6 +18,7 @@ from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
 
 from dra_driver.api.core import PODS
 from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.nodefit import MOST_RESOURCES
 
 pytestmark = pytest.mark.slow
 
@@ -39,8 +40,10 @@ def run(kind: str, scenario: Scenario) -> None:
     asyncio.run(main())
 
 
-def storage(amount: str) -> list[dict[str, Any]]:
-    return [{**container(), "resources": {"requests": {"ephemeral-storage": amount}}}]
+def asking(*resources: str) -> list[dict[str, Any]]:
+    """Return a container that asks for one of each."""
+    amounts = dict.fromkeys(resources, "1")
+    return [{**container(), "resources": {"requests": amounts, "limits": amounts}}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,14 +92,16 @@ def test_the_node_is_nominated_before_kube_scheduler_sees_the_pod(kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_node_with_room_again_is_used_within_two_seconds(kind: str) -> None:
     """Without room for what the allocator does not count, each node is tried and left out for a while."""
+    counted = [f"example.com/r{i:02}" for i in range(MOST_RESOURCES)]
+    last = "example.com/the-last-of-many"
 
     async def scenario(world: SchedulingWorld) -> None:
         for i in range(3):
-            await world.node(f"n{i}", gpus=1)
-            await world.pod(f"old-{i}", gated=False, nodeName=f"n{i}", containers=storage("8Gi"))
+            await world.node(f"n{i}", gpus=1, more=dict.fromkeys([*counted, last], "1"))
+            await world.pod(f"old-{i}", gated=False, nodeName=f"n{i}", containers=asking(last))
         async with world.controller():
             await world.claim("c")
-            await world.pod("p", "c", containers=storage("8Gi"))
+            await world.pod("p", "c", containers=asking(*counted, last))
             await asyncio.sleep(14)
             assert not (await world.get("p")).spec.node_name
             await world.api.delete(PODS, "old-1", NAMESPACE, grace_period_seconds=0)

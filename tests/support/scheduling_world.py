@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,11 +77,17 @@ class SchedulingWorld:
             await api.close()
 
     async def node(
-        self, name: str, gpus: int, *, labels: dict[str, str] | None = None, protected: bool = True
+        self,
+        name: str,
+        gpus: int,
+        *,
+        labels: dict[str, str] | None = None,
+        protected: bool = True,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         """Make a node with devices, which the controller allocates where they are protected."""
         await self.api.create(NODES, builders.node(name, labels=labels))
-        amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "10Gi"}
+        amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "10Gi", **(more or {})}
         status = {"allocatable": amounts, "capacity": amounts}
         await self.api.merge_patch(NODES, name, {"status": status}, subresource="status")
         # Admission taints nodes that no kubelet has reported as ready.
