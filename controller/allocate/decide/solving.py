@@ -283,8 +283,8 @@ class PodDecider:
             return question
         claims, placement = question.claims, question.placement
         decision: NoFit | None = None
-        # Where kube-scheduler would have to evict pods only if there are no devices elsewhere.
-        for found in (placement.nodes, placement.evicting):
+        # Nodes where kube-scheduler would have to evict pods come second, and never for members of a group.
+        for found in (placement.nodes, placement.evicting if trial is None else frozenset[str]()):
             nodes = found if within is None else within & found
             if not nodes or budget.exhausted:
                 continue
