@@ -19,9 +19,14 @@ def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
     return any(
         (not t.effect or t.effect == taint.effect)
         and (not t.key or t.key == taint.key)
-        and (t.operator == "Exists" or (bool(t.key) and t.operator == "Equal" and t.value == taint.value))
+        and (t.operator == "Exists" or (_is_equal(t) and t.value == taint.value))
         for t in tolerations
     )
+
+
+def _is_equal(toleration: Toleration) -> bool:
+    """Return whether values are compared; ``Lt`` and ``Gt`` are alpha, and cover nothing (KEP-5471)."""
+    return bool(toleration.key) and toleration.operator in ("", "Equal")
 
 
 def has_many_conditions(pod: Pod, most: int) -> bool:

@@ -8,24 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from dra_driver.api.core import Node, Pod, Taint, Toleration
+from dra_driver.api.core import Node, Pod, Taint
 from dra_driver.api.quantity import Quantity
+from dra_driver.nodefit import tolerates
 from dra_driver.structured.model.nodeselection import selector_matches
 
-__all__ = ["node_rejection", "summary", "tolerates", "used_resources"]
+__all__ = ["node_rejection", "summary", "used_resources"]
 
 DEFAULT_PODS = Quantity.parse("110")
 ZERO = Quantity.parse("0")
-
-
-def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
-    """Return whether one of the tolerations covers the taint (core/v1 Toleration)."""
-    return any(
-        (not t.effect or t.effect == taint.effect)
-        and (not t.key or t.key == taint.key)
-        and (t.operator == "Exists" or (bool(t.key) and t.value == taint.value))
-        for t in tolerations
-    )
 
 
 def used_resources(pods: Iterable[Pod]) -> Mapping[str, Quantity]:

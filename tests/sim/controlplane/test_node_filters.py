@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dra_driver.api import codec
-from dra_driver.api.core import Node, Pod, Taint, Toleration
-from dra_driver.sim.controlplane.node_filters import node_rejection, summary, tolerates
+from dra_driver.api.core import Node, Pod
+from dra_driver.sim.controlplane.node_filters import node_rejection, summary
 
 
 def node(**spec: Any) -> Node:
@@ -57,21 +57,6 @@ REQUIRED = {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}
 )
 def test_why_a_node_does_not_take_a_pod(wanted: Pod, there: Node, others: list[Pod], reason: str) -> None:
     assert node_rejection(wanted, there, others) == reason
-
-
-@pytest.mark.parametrize(
-    ("toleration", "covers"),
-    [
-        (Toleration(operator="Exists"), True),
-        (Toleration(key="k", operator="Exists"), True),
-        (Toleration(key="k", value="v"), True),
-        (Toleration(key="k", value="w"), False),
-        (Toleration(key="k", value="v", effect="NoExecute"), False),
-        (Toleration(), False),
-    ],
-)
-def test_tolerations(toleration: Toleration, covers: bool) -> None:
-    assert tolerates([toleration], Taint(key="k", value="v", effect="NoSchedule")) is covers
 
 
 def test_the_summary_has_the_recorded_words() -> None:
