@@ -15,14 +15,13 @@ from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.capacity import dropped_notes
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.kube import KubeApi
-from dra_driver.ownership import is_controller_taint
 from dra_driver.structured import NodePolicy, with_rules
 
 __all__ = ["add_arguments", "run"]
 
 
 _EPILOG = """Without -f, a live cluster is read (and nothing is written). The taint by which the controller
-keeps kube-scheduler off its devices excludes nothing there."""
+keeps kube-scheduler off its devices excludes nothing, in a cluster and in manifests."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +77,6 @@ async def _live(args: argparse.Namespace) -> None:
                 args.claim,
                 args.output,
                 namespace=args.namespace,
-                ignore_taint=is_controller_taint,
                 policy=NodePolicy(args.node_policy),
             )
 

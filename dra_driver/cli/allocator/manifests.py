@@ -1,10 +1,14 @@
-"""The allocator on manifests: reads them, and shows the outcomes."""
+"""The allocator on manifests: reads them, and shows the outcomes.
+
+The taint that keeps kube-scheduler off our devices excludes nothing here: slices that are exported from a
+cluster carry it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +24,13 @@ from dra_driver.api.resource import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceClass,
-    DeviceTaint,
     ResourceClaim,
     ResourceClaimTemplate,
     ResourceSlice,
 )
 from dra_driver.cli import common
 from dra_driver.errors import DecodeError, InvalidInput
+from dra_driver.ownership import is_controller_taint
 from dra_driver.resourceclaim import for_scheduler, held_by, pod_claims
 from dra_driver.structured import (
     Allocated,
@@ -272,7 +276,9 @@ def run_allocate(
     snapshot = manifests.snapshot()
     outcomes: list[tuple[ResourceClaim, Outcome]] = []
     for claim in manifests.select(wanted):
-        outcome = allocate(snapshot, [claim], strategy=strategy, policy=policy)
+        outcome = allocate(
+            snapshot, [claim], strategy=strategy, policy=policy, ignore_taint=is_controller_taint
+        )
         outcomes.append((claim, outcome))
         if isinstance(outcome, Allocated) and claim.status.allocation is None:
             made = [(str(claim.key), outcome.results[0])]
@@ -324,7 +330,6 @@ def explained(
     output: str,
     *,
     namespace: str = "",
-    ignore_taint: Callable[[DeviceTaint], bool] | None = None,
     policy: NodePolicy = NodePolicy.PACK,
 ) -> str:
     """Return, as printed, why each claim by itself can be allocated or not.
@@ -334,7 +339,6 @@ def explained(
         wanted: names of claims; all if there are none.
         output: ``table``, ``json`` or ``yaml``.
         namespace: only claims of this one; if empty, of all.
-        ignore_taint: taints that exclude nothing.
         policy: which of several nodes that are equally good.
 
     Raises:
@@ -342,7 +346,7 @@ def explained(
     """
     snapshot, users = manifests.snapshot(), manifests.users()
     outcomes = [
-        (claim, allocate(snapshot, [claim], ignore_taint=ignore_taint, policy=policy))
+        (claim, allocate(snapshot, [claim], ignore_taint=is_controller_taint, policy=policy))
         for claim in manifests.select(wanted, namespace)
     ]
     if output != "table":

@@ -98,6 +98,23 @@ status:
     assert "--node-policy goes with -f" in capsys.readouterr().err
 
 
+def test_the_taint_that_keeps_kube_scheduler_away_excludes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slices of a cluster in the default mode carry it on every device; other taints count."""
+    ours = "{key: dra-driver.dev/controller, value: allocates, effect: NoSchedule}"
+    tainted = CLUSTER.replace("{name: big,", "{name: big, taints: [OURS, {key: sick, effect: NoSchedule}],")
+    tainted = tainted.replace("{name: small,", "{name: small, taints: [OURS],").replace("OURS", ours)
+    file = write(tmp_path, tainted, claim("a"))
+    assert main(["allocate", "-f", file]) == 0
+    assert "gpu.dra-driver.dev/n1/small" in capsys.readouterr().out
+    assert main(["explain", "-f", file]) == 0
+    assert "default/a fits on node n1" in capsys.readouterr().out
+    file = write(tmp_path, tainted, claim("a", SPEC.replace("32Gi", "64Gi")))
+    assert main(["allocate", "-f", file]) == 1
+    assert "1 device that fits, tainted sick=:NoSchedule" in capsys.readouterr().out
+
+
 def test_a_kubeconfig_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "kubeconfig"
     for text in ("{not yaml", "[]", "clusters: 3"):
