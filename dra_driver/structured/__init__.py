@@ -20,10 +20,12 @@ from dra_driver.structured.groups import (
     allocate_group,
 )
 from dra_driver.structured.index.room import Room, room
+from dra_driver.structured.index.similar import attribute_text, similar_nodes, suitable_devices
 from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
 from dra_driver.structured.model.persistent import PersistentMap
+from dra_driver.structured.model.pools import DeviceEntry, NodeView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState, PoolState
 from dra_driver.structured.model.types import (
@@ -54,6 +56,7 @@ __all__ = [
     "Budget",
     "BudgetExhausted",
     "Cluster",
+    "DeviceEntry",
     "DeviceID",
     "DoesNotFit",
     "Exclusion",
@@ -66,6 +69,7 @@ __all__ = [
     "Level",
     "NodePolicy",
     "NodeReasons",
+    "NodeView",
     "Outcome",
     "PersistentMap",
     "PoolID",
@@ -77,10 +81,13 @@ __all__ = [
     "Strategy",
     "allocate",
     "allocate_group",
+    "attribute_text",
     "concerns",
     "contested",
     "fits_beside",
     "prepare",
     "room",
+    "similar_nodes",
+    "suitable_devices",
     "with_rules",
 ]

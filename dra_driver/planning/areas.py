@@ -1,0 +1,90 @@
+"""Areas of a node: devices that depend on one another because they share counters, as partitions do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.structured import NodeView
+
+__all__ = ["Areas", "devices_needed"]
+
+
+def devices_needed(claims: Sequence[ResourceClaim]) -> tuple[int, int | None]:
+    """Return how many devices claims take at least and at most; None for as many as there are."""
+    least, most = 0, 0
+    unlimited = False
+    for claim in claims:
+        if claim.status.allocation is not None:
+            continue
+        for request in claim.spec.devices.requests or ():
+            of = (request.exactly,) if request.exactly is not None else request.first_available
+            counts = [0 if r.allocation_mode == "All" else max(1, r.count) for r in of]
+            unlimited = unlimited or 0 in counts
+            admin = request.exactly is not None and bool(request.exactly.admin_access)
+            least += 0 if admin else min(counts, default=0)
+            most += max(counts, default=0)
+    return least, None if unlimited else most
+
+
+class Areas:
+    """The devices of a node's view, by position, and which of them depend on one another.
+
+    Args:
+        view: of the node.
+        suitable: devices that alone could serve a request.
+
+    Attributes:
+        suitable: as given.
+        countable: whether each of these can be had without others, and by one claim only.
+    """
+
+    def __init__(self, view: NodeView, suitable: frozenset[int]) -> None:
+        self.suitable = suitable
+        entries = [entry for pool in view.pools for entry in pool.devices]
+        self.countable = not any(
+            entries[i].shareable or entries[i].device.consumes_counters for i in suitable
+        )
+        self._sets: list[frozenset[object]] = []
+        for entry in entries:
+            consumed = {(entry.id.pool_id, c.counter_set) for c in entry.device.consumes_counters}
+            self._sets.append(frozenset(consumed) or frozenset([entry.id]))
+
+    def least(
+        self, needed: int, held: Sequence[Sequence[int]], kept: Collection[int], left_out: Collection[int]
+    ) -> int:
+        """Return a number of holders below which there are too few devices; 1 where they cannot be counted.
+
+        Args:
+            needed: number of devices.
+            held: devices of each holder.
+            kept: devices that cannot be freed.
+            left_out: devices that may not be used.
+        """
+        if not self.countable:
+            return 1
+        usable = self.suitable.difference(kept, left_out)
+        missing = needed - len(usable.difference(*held))
+        number = 0
+        for gain in sorted((len(usable.intersection(of)) for of in held), reverse=True):
+            if missing <= 0:
+                break
+            missing -= gain
+            number += 1
+        return max(1, number)
+
+    def together(self, held: Sequence[Sequence[int]]) -> list[frozenset[int]]:
+        """Return the holders by area, those together that depend on one another."""
+        areas: list[tuple[set[object], set[int]]] = []
+        for number, devices in enumerate(held):
+            mine = set[object]().union(*(self._sets[i] for i in devices))
+            members = {number}
+            rest = []
+            for of, others in areas:
+                if of & mine:
+                    mine |= of
+                    members |= others
+                else:
+                    rest.append((of, others))
+            areas = [*rest, (mine, members)]
+        return [frozenset(members) for _, members in areas]
