@@ -38,6 +38,7 @@ COMMANDS = {
     ),
     "allocate": ("allocate", "run the allocator on manifests or recorded cases, and print its decisions"),
     "explain": ("explain", "why a claim is or is not allocatable"),
+    "plan": ("plan", "would a workload fit, and what would make it fit"),
     "bench": ("bench", "measure one part, and print the result as JSON"),
     "status": (
         "status",
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def kubectl_dra(argv: Sequence[str] | None = None) -> int:
     """Run ``kubectl dra``: kubectl does so if ``kubectl-dra`` is in the PATH. Same results as ``main``."""
-    return _main("kubectl dra", ["status", "explain"], argv)
+    return _main("kubectl dra", ["status", "explain", "plan"], argv)
 
 
 def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int:

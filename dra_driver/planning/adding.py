@@ -9,7 +9,7 @@ import msgspec
 from dra_driver.api.core import Node
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.planning.checks import Checks
-from dra_driver.planning.question import Template, Workload, units_of
+from dra_driver.planning.question import Template, Workload, units_of, want_room
 from dra_driver.structured import GroupAllocated, GroupMember, Snapshot
 
 __all__ = ["Added", "fewest_nodes", "with_nodes"]
@@ -84,7 +84,7 @@ def fewest_nodes(checks: Checks, workload: Workload, template: Template) -> tupl
         members = [_also_on(m, template, names) for m in workload.members]
         room = dict(checks.cluster.free)
         room.update((name, template.room) for name in names if template.room)
-        needs = bool(room) and any(m.needs for m in members)
+        needs = bool(room) and want_room(members)
         answer = checks.ask(snapshot, members, workload.levels, room if needs else None)
         return (names, answer) if isinstance(answer, GroupAllocated) else None
 

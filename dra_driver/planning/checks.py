@@ -12,7 +12,7 @@ from functools import cached_property
 
 from dra_driver.api.resource import AllocationResult
 from dra_driver.ownership import PoolID, is_controller_taint
-from dra_driver.planning.question import PlannedCluster, Workload
+from dra_driver.planning.question import PlannedCluster, Workload, want_room
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -34,8 +34,8 @@ __all__ = ["Answer", "Checks", "OutOfTime", "allocated_with", "less_room"]
 
 Answer = GroupAllocated | GroupRefused | Failed
 # More than any question needs in the seconds that it has.
-_STEPS = 50_000_000
-_PER_NODE = 100_000
+_STEPS = 20_000_000
+_PER_NODE = 30_000
 
 
 class OutOfTime(Exception):
@@ -160,7 +160,7 @@ class Checks:
         return self.ask(self.without(freed), workload.members, workload.levels, self._room(workload, freed))
 
     def _room(self, workload: Workload, freed: Collection[int]) -> Mapping[str, tuple[int, ...]] | None:
-        return self.free(freed) if self.cluster.free and any(m.needs for m in workload.members) else None
+        return self.free(freed) if self.cluster.free and want_room(workload.members) else None
 
     def ask(
         self,

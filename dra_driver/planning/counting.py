@@ -9,7 +9,7 @@ import msgspec
 
 from dra_driver.api.resource import DeviceRequest, ResourceClaim
 from dra_driver.planning.checks import Checks, OutOfTime, allocated_with, less_room
-from dra_driver.planning.question import PlannedCluster, Workload
+from dra_driver.planning.question import PlannedCluster, Workload, want_room
 from dra_driver.structured import GroupAllocated, GroupMember
 
 __all__ = ["Count", "copies", "countable", "how_many", "largest_block", "with_count"]
@@ -77,7 +77,7 @@ def how_many(checks: Checks, workload: Workload) -> Count:
 
 def _fit(checks: Checks, workload: Workload, number: int) -> bool:
     members = copies(workload, number)
-    needs = bool(checks.cluster.free) and any(m.needs for m in members)
+    needs = bool(checks.cluster.free) and want_room(members)
     return checks.fits(checks.cluster.snapshot, members, free=checks.free(()) if needs else None)
 
 
@@ -85,7 +85,7 @@ def _one_by_one(checks: Checks, workload: Workload) -> Count:
     number = 0
     cluster: PlannedCluster = checks.cluster
     snapshot, room = cluster.snapshot, dict(cluster.free)
-    needs = bool(room) and any(m.needs for m in workload.members)
+    needs = bool(room) and want_room(workload.members)
     try:
         while number * len(workload.members) < _MOST_MEMBERS:
             answer = checks.ask(snapshot, workload.members, workload.levels, room if needs else None)
@@ -139,7 +139,7 @@ def largest_block(checks: Checks, workload: Workload) -> Count | None:
 
     def fits(number: int) -> bool:
         changed = replace(member, claims=(with_count(claim, number),))
-        needs = bool(checks.cluster.free) and bool(member.needs)
+        needs = bool(checks.cluster.free) and want_room((member,))
         return checks.fits(
             checks.cluster.snapshot, (changed,), workload.levels, checks.free(()) if needs else None
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dra_driver.planning.checks import Checks, OutOfTime, allocated_with, less_room
 from dra_driver.planning.freeing import Freed
-from dra_driver.planning.question import Workload, node_of
+from dra_driver.planning.question import Workload, node_of, want_room
 from dra_driver.planning.sets import fewest, irreducible
 from dra_driver.structured import Allocated, GroupAllocated
 
@@ -55,7 +55,7 @@ class _Moves:
         order = sorted(moved)
         others = [m for i in order for m in checks.cluster.holders[i].members]
         snapshot = checks.without(moved)
-        needs = any(m.needs for m in (*workload.members, *others)) and bool(checks.cluster.free)
+        needs = want_room((*workload.members, *others)) and bool(checks.cluster.free)
         free = checks.free(moved) if needs else None
         if not workload.levels:
             both = checks.ask(snapshot, [*workload.members, *others], free=free)

@@ -15,7 +15,7 @@ from dra_driver.ownership import is_controller_taint
 from dra_driver.planning.areas import Areas, devices_needed
 from dra_driver.planning.checks import Checks
 from dra_driver.planning.domains import Domain, attribute_values
-from dra_driver.planning.question import Unit, Workload, units_of
+from dra_driver.planning.question import Unit, Workload, units_of, want_room
 from dra_driver.planning.sets import fewest, irreducible
 from dra_driver.planning.spreading import Load
 from dra_driver.structured import GroupMember, similar_nodes, suitable_devices
@@ -115,7 +115,7 @@ class NodeCosts:
         self._claims = [claim for units in self._kinds for claim in units[0].claims]
         self._needed = [devices_needed(units[0].claims) for units in self._kinds]
         self._allowed = [None if u[0].nodes is None else frozenset(u[0].nodes) for u in self._kinds]
-        self._with_needs = bool(checks.cluster.free) and any(m.needs for m in workload.members)
+        self._with_needs = bool(checks.cluster.free) and want_room(workload.members)
         self._kind_of: dict[str, int] = {}
         snapshot = checks.cluster.snapshot
         similar = similar_nodes(snapshot, self._claims, ignore_taint=is_controller_taint)

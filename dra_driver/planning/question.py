@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.structured import GroupMember, Level, Snapshot
 
-__all__ = ["Holder", "PlannedCluster", "Template", "Unit", "Workload", "node_of", "units_of"]
+__all__ = ["Holder", "PlannedCluster", "Template", "Unit", "Workload", "node_of", "units_of", "want_room"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,11 @@ class Unit(NamedTuple):
     nodes: Collection[str] | None
     needs: tuple[int, ...]
     kind: object
+
+
+def want_room(members: Iterable[GroupMember]) -> bool:
+    """Return whether members need anything of a node besides devices."""
+    return any(any(member.needs) for member in members)
 
 
 def units_of(members: Sequence[GroupMember]) -> list[Unit]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from dra_driver.api import codec
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import (
     CapacityRequirements,
@@ -21,7 +22,7 @@ from dra_driver.api.resource import (
 from dra_driver.ownership import blocks, is_controller_taint
 from dra_driver.planning.checks import Checks, OutOfTime
 from dra_driver.planning.expressions import conjuncts
-from dra_driver.planning.question import Workload
+from dra_driver.planning.question import Workload, want_room
 from dra_driver.structured import DeviceEntry, GroupAllocated
 
 __all__ = ["Relaxed", "relaxations"]
@@ -68,7 +69,7 @@ def _all(checks: Checks, workload: Workload) -> Iterator[Relaxed]:
     different: dict[bytes, ResourceClaim] = {}
     for claim in workload.claims.values():
         if claim.status.allocation is None:
-            different.setdefault(msgspec.json.encode(claim.spec), claim)
+            different.setdefault(codec.encode(claim.spec), claim)
     for spec, claim in different.items():
         where = f"claim {claim.key}, " if len(different) > 1 else ""
         yield from _of_claim(checks, workload, spec, claim, where)
@@ -79,7 +80,7 @@ def _all(checks: Checks, workload: Workload) -> Iterator[Relaxed]:
     if any(m.nodes is not None for m in workload.members):
         changed = replace(workload, members=tuple(replace(m, nodes=None) for m in workload.members))
         yield _try(checks, changed, "node selector, affinity and tolerations of the pods", "left out")
-    if checks.cluster.free and any(m.needs for m in workload.members):
+    if checks.cluster.free and want_room(workload.members):
         changed = replace(
             workload, members=tuple(replace(m, needs=tuple(0 for _ in m.needs)) for m in workload.members)
         )
@@ -98,7 +99,7 @@ def _with(workload: Workload, spec: bytes, change: _Change) -> Workload:
     """Return the workload with every claim changed that asks for this."""
 
     def changed(claim: ResourceClaim) -> ResourceClaim:
-        mine = claim.status.allocation is None and msgspec.json.encode(claim.spec) == spec
+        mine = claim.status.allocation is None and codec.encode(claim.spec) == spec
         return change(claim) if mine else claim
 
     members = tuple(replace(m, claims=tuple(map(changed, m.claims))) for m in workload.members)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from controller.allocate.decide.claims import ClaimView, node_of, same_devices
 from controller.allocate.decide.decisions import Decisions
+from controller.allocate.decide.group_levels import levels_of
 from controller.allocate.decide.messages import (
     LONGEST_LEARNED,
     Change,
@@ -108,6 +109,7 @@ __all__ = [
     "groups_of",
     "has_node",
     "is_finished",
+    "levels_of",
     "misses_only_claims",
     "node_of",
     "nodes_of",

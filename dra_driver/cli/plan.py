@@ -1,0 +1,266 @@
+"""``dra-driver plan``: would it fit, and what would make it fit."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from dra_driver.cli import common
+from dra_driver.cli.planning import flags, inputs, output
+from dra_driver.cli.planning.clusters import ClusterBuilder
+from dra_driver.cli.planning.fleets import Fleet, device_classes, parse_fleet
+from dra_driver.cli.planning.inputs import Objects
+from dra_driver.cli.planning.workloads import Questions
+from dra_driver.errors import ConfigurationError
+from dra_driver.kube import KubeApi
+from dra_driver.planning import Checks, Plan, PlannedCluster, Template, Workload, make_plan, take_in
+
+__all__ = ["add_arguments", "run"]
+
+_EPILOG = """The cluster is a live one (the default), exported objects (-s), or a described fleet (--fleet).
+Nothing is written. Several workloads are answered one after the other, each beside what the ones before it
+got. Exit status: 0 all fit, 1 one does not, 2 the input is wrong. docs/plan.md has examples."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", nargs="+", action="extend", default=[],
+        help="what is asked: claims, templates, pods, Deployments, StatefulSets, Jobs, JobSets, PodGroups "
+        "(YAML or JSON, several documents a file; - for stdin)",
+    )  # fmt: skip
+    parser.add_argument("--claim", metavar="NS/NAME", help="a waiting claim of the cluster, in place of -f")
+    parser.add_argument("--pod", metavar="NS/NAME", help="a waiting pod of the cluster, with its group")
+    flags.add_request_arguments(parser)
+    parser.add_argument(
+        "-s", "--snapshot", metavar="FILE", nargs="+", action="extend", default=[],
+        help="exported objects in place of a live cluster: kubectl get nodes,pods,resourceslices,"
+        "resourceclaims,resourceclaimtemplates,deviceclasses -A -o json",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fleet",
+        metavar="PROFILE:N,…",
+        help="a fleet in place of a live cluster: profiles and numbers of nodes, such as h100x8:40,l4x4:10",
+    )
+    parser.add_argument("--partitions", action="store_true", help="with --fleet: publish MIG partitions too")
+    parser.add_argument(
+        "--node-profile",
+        metavar="PROFILE",
+        action="append",
+        default=[],
+        help="a kind of node to try more of; may be repeated; default: the kinds that there are",
+    )
+    parser.add_argument("--how-many", action="store_true", help="count how many of it fit")
+    parser.add_argument(
+        "--seconds",
+        metavar="S",
+        default="30",
+        help="time for all answers; what is not proven by then is said",
+    )
+    common.add_cluster_arguments(parser)
+    parser.add_argument(
+        "-n", "--namespace", default="", metavar="NS", help="of --claim and --pod; default: default"
+    )
+    common.add_output_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        0 if everything fits, 1 if something does not.
+
+    Raises:
+        ConfigurationError: with everything that is wrong with the input.
+    """
+    findings: list[str] = []
+    notes: list[str] = []
+    seconds = _seconds(args.seconds, findings)
+    _check_sources(args, findings)
+    asked = inputs.from_files(args.file, findings, ask=True)
+    objects = _objects(args, asked, findings, notes)
+    builder = ClusterBuilder(objects)
+    workloads = _workloads(args, asked, builder, findings, notes)
+    templates = _templates(args, builder, asked, findings)
+    if findings:
+        raise ConfigurationError(findings)
+    own = [key for w in workloads for key in w.claims]
+    progress, done = _progress()
+    plans = _plans(args, builder.build(not_held=own), workloads, templates, seconds, progress)
+    shown: list[tuple[Plan, PlannedCluster]] = list(plans)
+    done()
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}", file=sys.stderr)
+    if args.output == "table":
+        print("\n\n".join(output.text_of(plan, cluster) for plan, cluster in shown))
+    else:
+        data = {"plans": [output.data_of(plan, cluster) for plan, cluster in shown], "notes": notes}
+        common.print_data(data, args.output)
+    wrong = [f"{plan.workload.name}: {plan.reason}" for plan, _ in shown if plan.error]
+    if wrong:
+        raise ConfigurationError(wrong)
+    return 0 if all(plan.placed is not None for plan, _ in shown) else 1
+
+
+def _plans(
+    args: argparse.Namespace,
+    cluster: PlannedCluster,
+    workloads: Sequence[Workload],
+    templates: Sequence[Template],
+    seconds: float,
+    progress: Callable[[str], None],
+) -> list[tuple[Plan, PlannedCluster]]:
+    """Return a plan for each workload, with the cluster that it is about."""
+    end = time.monotonic() + seconds
+    found: list[tuple[Plan, PlannedCluster]] = []
+    for number, workload in enumerate(workloads):
+        now = time.monotonic()
+        deadline = now + max(0.0, end - now) / (len(workloads) - number)
+        checks = Checks(cluster, time.monotonic, deadline, progress)
+        plan = make_plan(checks, workload, templates=templates, count=args.how_many)
+        found.append((plan, cluster))
+        cluster = take_in(cluster, plan)
+    return found
+
+
+# --- input --------------------------------------------------------------------------------------------------
+
+
+def _seconds(text: str, findings: list[str]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        findings.append(f"--seconds {text}: expected 0.1 to 3600")
+        return 1.0
+    return value
+
+
+def _check_sources(args: argparse.Namespace, findings: list[str]) -> None:
+    given = flags.request_given(args)
+    questions = [
+        name
+        for name, is_given in (("-f", args.file), ("--claim", args.claim), ("--pod", args.pod))
+        if is_given
+    ]
+    if len(questions) > 1 or (questions and given):
+        findings.append(
+            f"{', '.join([*questions, *given])}: give one of -f, --claim, --pod, or a request in flags"
+        )
+    if not questions and not given:
+        findings.append(
+            "nothing is asked: give -f FILE, --claim, --pod, or a request in flags such as --gpus 8"
+        )
+    live = [f"--{name}" for name in ("kubeconfig", "context") if getattr(args, name)]
+    sources = [n for n, is_given in (("--snapshot", args.snapshot), ("--fleet", args.fleet)) if is_given]
+    if len(sources) > 1 or (sources and live):
+        findings.append(f"{', '.join([*sources, *live])}: give one cluster only, live, exported or described")
+    if args.fleet and (args.claim or args.pod):
+        findings.append("--claim and --pod are about a cluster; a described fleet has neither")
+    if args.partitions and not args.fleet:
+        findings.append("--partitions goes with --fleet")
+
+
+def _objects(args: argparse.Namespace, asked: Objects, findings: list[str], notes: list[str]) -> Objects:
+    """Return the cluster's objects: of the fleet, of files, or of the API server."""
+    if args.fleet:
+        objects = Objects(classes=device_classes(args.driver_name))
+        fleet = Fleet(args.driver_name, asked.policies, partitions=args.partitions or bool(args.mig))
+        for profile, number in parse_fleet(args.fleet, findings):
+            stem = profile.rpartition("/")[2].removesuffix(".yaml")
+            nodes, slices = fleet.nodes(profile, [f"{stem}-{i}" for i in range(1, number + 1)])
+            objects.nodes += nodes
+            objects.slices += slices
+    elif args.snapshot:
+        objects = inputs.from_files(args.snapshot, findings, ask=False)
+        if not findings and not objects.slices:
+            findings.append(
+                f"{', '.join(args.snapshot)}: no ResourceSlices; export them with kubectl get -o json"
+            )
+        if not objects.pods_known:
+            notes.append("no pods are exported: CPU, memory and priorities are not looked at")
+    elif findings:
+        return Objects()
+    else:
+        objects = asyncio.run(_live(args, notes))
+    # A draft may bring slices, classes and nodes of its own.
+    objects.nodes += asked.nodes
+    objects.slices += asked.slices
+    names = {c.metadata.name for c in asked.classes}
+    objects.classes = [c for c in objects.classes if c.metadata.name not in names] + asked.classes
+    objects.rules += asked.rules
+    return objects
+
+
+async def _live(args: argparse.Namespace, notes: list[str]) -> Objects:
+    async with await KubeApi.connect(
+        args.kubeconfig, context=args.context, field_manager="dra-driver-plan", user_agent="dra-driver-plan"
+    ) as client:
+        return await inputs.from_cluster(client, notes)
+
+
+def _workloads(
+    args: argparse.Namespace, asked: Objects, builder: ClusterBuilder, findings: list[str], notes: list[str]
+) -> list[Workload]:
+    questions = Questions(asked, builder, findings, notes)
+    if args.claim:
+        return questions.existing(args.claim, "claim", args.namespace)
+    if args.pod:
+        return questions.existing(args.pod, "pod", args.namespace)
+    if args.file:
+        found = questions.workloads()
+        if not found and not findings:
+            findings.append(
+                f"{', '.join(args.file)}: nothing that asks for devices; a claim or a pod is expected"
+            )
+        return found
+    one = flags.workload_of(args, builder.objects.classes, findings)
+    return [one] if one is not None else []
+
+
+def _templates(
+    args: argparse.Namespace, builder: ClusterBuilder, asked: Objects, findings: list[str]
+) -> list[Template]:
+    """Return the kinds of nodes of which more are tried."""
+    if not args.node_profile:
+        return builder.templates()
+    fleet = Fleet(args.driver_name, asked.policies, partitions=args.partitions or bool(args.mig))
+    found: list[Template] = []
+    for profile in args.node_profile:
+        try:
+            nodes, slices = fleet.nodes(profile, [profile.rpartition("/")[2].removesuffix(".yaml").lower()])
+        except ConfigurationError as e:
+            findings += [f"--node-profile: {finding}" for finding in e.findings]
+            continue
+        found.append(Template(profile, nodes[0], tuple(slices)))
+    return found
+
+
+# --- progress -----------------------------------------------------------------------------------------------
+
+
+def _progress() -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Return what shows progress on a terminal, a few times a second, and what removes it."""
+    stream = sys.stderr
+    if not stream.isatty():
+        return (lambda _: None), (lambda: None)
+    last = [0.0]
+
+    def show(text: str) -> None:
+        now = time.monotonic()
+        if now - last[0] >= 0.2:
+            last[0] = now
+            stream.write(f"\r\x1b[K… {text}")
+            stream.flush()
+
+    def clear() -> None:
+        if last[0]:
+            stream.write("\r\x1b[K")
+            stream.flush()
+
+    return show, clear

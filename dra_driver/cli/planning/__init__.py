@@ -1,0 +1,1 @@
+"""What ``dra-driver plan`` is asked about, the cluster that it asks, and how answers are shown."""
