@@ -28,6 +28,7 @@ from dra_driver.structured import (
     Snapshot,
     allocate,
     allocate_group,
+    emptied,
 )
 
 __all__ = ["Answer", "Checks", "OutOfTime", "allocated_with", "less_room"]
@@ -103,6 +104,11 @@ class Checks:
         return max(0.0, self._deadline - self._clock())
 
     @cached_property
+    def empty(self) -> Snapshot:
+        """The cluster with nothing allocated."""
+        return emptied(self.cluster.snapshot)
+
+    @cached_property
     def devices(self) -> Sequence[DeviceEntry]:
         """All devices of the cluster, each once."""
         snapshot = self.cluster.snapshot
@@ -122,6 +128,8 @@ class Checks:
         snapshot = self.cluster.snapshot
         if not freed:
             return snapshot
+        if len(freed) == len(self.cluster.holders) and not self.cluster.kept:
+            return self.empty
         gone = frozenset(freed)
         holders = self.cluster.holders
         pools = {

@@ -9,7 +9,9 @@ import msgspec
 
 from dra_driver.api.resource import DeviceRequest, ResourceClaim
 from dra_driver.planning.checks import Checks, OutOfTime, allocated_with, less_room
-from dra_driver.planning.question import PlannedCluster, Workload, want_room
+from dra_driver.planning.domains import Domain
+from dra_driver.planning.nodes import NodeCosts
+from dra_driver.planning.question import PlannedCluster, Unit, Workload, units_of, want_room
 from dra_driver.structured import GroupAllocated, GroupMember
 
 __all__ = ["Count", "copies", "countable", "how_many", "largest_block", "with_count"]
@@ -17,6 +19,7 @@ __all__ = ["Count", "copies", "countable", "how_many", "largest_block", "with_co
 # Of a workload; nothing larger is asked in one piece.
 _MOST_MEMBERS = 4096
 _MOST_DEVICES = 256
+_MOST_ON_NODE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,9 @@ def how_many(checks: Checks, workload: Workload) -> Count:
     checks.unsure = False
     if workload.levels:
         return _one_by_one(checks, workload)
+    units = units_of(workload.members)
+    if not checks.cluster.coupled and len({unit.kind for unit in units}) == 1:
+        return _by_nodes(checks, workload, units)
     size = max(1, len(workload.members))
     most = max(1, _MOST_MEMBERS // size)
     low, high = 0, 1
@@ -73,6 +79,22 @@ def how_many(checks: Checks, workload: Workload) -> Count:
     except OutOfTime:
         return Count(low, proven=False)
     return Count(low, proven=not checks.unsure)
+
+
+def _by_nodes(checks: Checks, workload: Workload, units: Sequence[Unit]) -> Count:
+    """Return the number, counted node by node: the units ask for the same, and nodes share nothing."""
+    one = replace(workload, members=tuple(workload.members[i] for i in units[0].members))
+    number, complete = 0, True
+    try:
+        costs = NodeCosts(checks, replace(one, members=copies(one, _MOST_ON_NODE)))
+        for nodes in costs.classes(Domain(tuple(checks.cluster.snapshot.nodes))):
+            checks.progress(f"{number} fit")
+            most = costs.most(nodes)
+            complete = complete and most < _MOST_ON_NODE
+            number += most * len(nodes.nodes)
+    except OutOfTime:
+        complete = False
+    return Count(number // len(units), proven=complete and not checks.unsure)
 
 
 def _fit(checks: Checks, workload: Workload, number: int) -> bool:

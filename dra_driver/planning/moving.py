@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dra_driver.planning.areas import devices_needed
 from dra_driver.planning.checks import Checks, OutOfTime, allocated_with, less_room
 from dra_driver.planning.freeing import Freed
 from dra_driver.planning.question import Workload, node_of, want_room
@@ -21,7 +22,7 @@ __all__ = ["Moved", "fewest_moves"]
 # Holders of a cluster that are few enough to try all sets of them.
 _FEW = 24
 # Nodes on which sets of holders are tried where the cluster has more.
-_MOST_NODES = 64
+_MOST_NODES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ def fewest_moves(checks: Checks, workload: Workload, freed: Freed) -> tuple[Move
         workload: which does not fit as things are.
         freed: the fewest holders whose devices would be enough.
     """
+    if _too_few_devices(checks, workload):
+        return None, True
     moves = _Moves(checks, workload)
     checks.unsure = False
     best: frozenset[int] | None = None
@@ -109,6 +112,15 @@ def fewest_moves(checks: Checks, workload: Workload, freed: Freed) -> tuple[Move
         return None, everything_tried
     answer, places = moves.found[best]
     return Moved(places, answer, everything_tried), False
+
+
+def _too_few_devices(checks: Checks, workload: Workload) -> bool:
+    """Return whether the workload needs more devices than are free: then no holder has room to move."""
+    if any(entry.shareable or entry.device.consumes_counters for entry in checks.devices):
+        return False
+    needed, _ = devices_needed(tuple(workload.claims.values()))
+    pools = checks.cluster.snapshot.allocated.pools
+    return needed > len(checks.devices) - sum(len(state.devices) for state in pools.values())
 
 
 def _smallest(moves: _Moves, things: Sequence[int], least: int) -> frozenset[int] | None:

@@ -117,8 +117,7 @@ class NodeCosts:
         self._allowed = [None if u[0].nodes is None else frozenset(u[0].nodes) for u in self._kinds]
         self._with_needs = bool(checks.cluster.free) and want_room(workload.members)
         self._kind_of: dict[str, int] = {}
-        snapshot = checks.cluster.snapshot
-        similar = similar_nodes(snapshot, self._claims, ignore_taint=is_controller_taint)
+        similar = similar_nodes(checks.empty, self._claims, ignore_taint=is_controller_taint)
         for number, names in enumerate(similar):
             for name in names:
                 # Where nodes share devices, what one of them has depends on others.
@@ -145,7 +144,9 @@ class NodeCosts:
         kind = self._kind_of[name]
         if kind not in self._areas:
             snapshot = self._checks.cluster.snapshot
-            suitable = suitable_devices(snapshot, self._claims, name, ignore_taint=is_controller_taint)
+            suitable = suitable_devices(
+                self._checks.empty, self._claims, name, ignore_taint=is_controller_taint
+            )
             self._areas[kind] = Areas(snapshot.view(name), suitable)
         return self._areas[kind]
 
@@ -299,6 +300,21 @@ class NodeCosts:
         for some in combinations(areas, most):
             inside = set[int]().union(*some)
             yield [i for i in order if i in inside]
+
+    def most(self, nodes: NodeClass) -> int:
+        """Return how many units of the only kind fit on a node as it is, up to those that there are.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+        """
+        low, high = 0, 1
+        while high <= self.counts[0] and self._fits(nodes, (high,), frozenset()):
+            low, high = high, high * 2
+        high = min(high, self.counts[0] + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(nodes, (middle,), frozenset()) else (low, middle)
+        return low
 
     # --- the allocator --------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from dra_driver.structured import Failed, GroupAllocated, GroupRefused
 __all__ = ["NewNodes", "Plan", "make_plan", "take_in"]
 
 # Parts of the seconds that are left which the longer searches may use.
+_FOR_BLOCKS = 0.2
 _FOR_FREEING = 0.5
 _FOR_MOVING = 0.4
 _FOR_NODES = 0.5
@@ -141,13 +142,15 @@ def _count(plan: Plan, checks: Checks, count: bool) -> None:
             if not plan.count.proven:
                 plan.out_of_time.append("how many fit")
         checks.progress("the largest block")
-        plan.block = largest_block(checks, workload)
+        with checks.share(_FOR_BLOCKS):
+            plan.block = largest_block(checks, workload)
         if plan.placed is not None and plan.block is not None:
             after = replace(
                 checks.cluster,
                 snapshot=allocated_with(checks.cluster.snapshot, workload.members, plan.placed),
             )
-            plan.block_after = largest_block(checks.on(after), workload)
+            with checks.share(_FOR_BLOCKS):
+                plan.block_after = largest_block(checks.on(after), workload)
     except OutOfTime:
         plan.out_of_time.append("the largest block of devices")
 

@@ -23,7 +23,7 @@ from dra_driver.ownership import blocks, is_controller_taint
 from dra_driver.planning.checks import Checks, OutOfTime
 from dra_driver.planning.expressions import conjuncts
 from dra_driver.planning.question import Workload, want_room
-from dra_driver.structured import DeviceEntry, GroupAllocated
+from dra_driver.structured import DeviceEntry, GroupAllocated, similar_nodes
 
 __all__ = ["Relaxed", "relaxations"]
 
@@ -116,7 +116,7 @@ def _of_claim(
         if request.exactly is not None:
             alternatives = [(-1, request.name, request.exactly)]
         for j, name, asked in alternatives:
-            part = _Part(checks, workload, spec, (i, j), f"{where}request {name}", asked)
+            part = _Part(checks, workload, spec, claim, (i, j), f"{where}request {name}", asked)
             yield from part.relaxed()
     for k, constraint in enumerate(claim.spec.devices.constraints):
         kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
@@ -138,12 +138,13 @@ class _Part:
         checks: Checks,
         workload: Workload,
         spec: bytes,
+        claim: ResourceClaim,
         at: tuple[int, int],
         name: str,
         asked: _Asked,
     ) -> None:
         self._checks, self._workload, self._spec, self._at = checks, workload, spec, at
-        self._name, self._asked = name, asked
+        self._name, self._asked, self._claim = name, asked, claim
 
     def relaxed(self) -> Iterator[Relaxed]:
         """Iterate over what can be relaxed of it."""
@@ -166,7 +167,7 @@ class _Part:
                     *self._asked.selectors[k + 1 :],
                 )
                 changed = self._changed(selectors=kept)
-                excluded = _count_devices(self._checks, self._asked.device_class_name, text)
+                excluded = _count_devices(self._checks, self._claim, self._asked.device_class_name, text)
                 yield _try(self._checks, changed, f"selector of {self._name}: {text}", "left out", excluded)
 
     def _capacity(self, name: str) -> Relaxed:
@@ -242,19 +243,29 @@ def _changed_request(request: DeviceRequest, at: int, fields: dict[str, object])
 # --- devices of the cluster ---------------------------------------------------------------------------------
 
 
-def _count_devices(checks: Checks, class_name: str, expression: str) -> int:
-    """Return how many devices of a class an expression excludes."""
+def _count_devices(checks: Checks, claim: ResourceClaim, class_name: str, expression: str) -> int:
+    """Return how many devices of a class an expression of a claim excludes."""
     snapshot = checks.cluster.snapshot
     of_class = snapshot.classes.get(class_name)
     selectors = [s.cel.expression for s in (of_class.spec.selectors if of_class else ()) if s.cel is not None]
     matches = snapshot.selectors.matches
     number = 0
-    for entry in checks.devices:
+    for entry, times in _devices(checks, claim):
         if checks.seconds_left <= 0:
             raise OutOfTime
         if all(matches(s, entry) is True for s in selectors) and matches(expression, entry) is not True:
-            number += 1
+            number += times
     return number
+
+
+def _devices(checks: Checks, claim: ResourceClaim) -> Iterator[tuple[DeviceEntry, int]]:
+    """Yield devices, each with the number of devices that are equal for the claim."""
+    if checks.cluster.coupled:
+        yield from ((entry, 1) for entry in checks.devices)
+        return
+    for names in similar_nodes(checks.empty, (claim,), ignore_taint=is_controller_taint):
+        for pool in checks.empty.view(names[0]).pools:
+            yield from ((entry, len(names)) for entry in pool.devices)
 
 
 def _amounts(devices: Iterable[DeviceEntry], capacity: str) -> dict[Quantity, int]:

@@ -20,7 +20,7 @@ from dra_driver.structured.groups import (
     allocate_group,
 )
 from dra_driver.structured.index.room import Room, room
-from dra_driver.structured.index.similar import attribute_text, similar_nodes, suitable_devices
+from dra_driver.structured.index.similar import attribute_text, emptied, similar_nodes, suitable_devices
 from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
@@ -84,6 +84,7 @@ __all__ = [
     "attribute_text",
     "concerns",
     "contested",
+    "emptied",
     "fits_beside",
     "prepare",
     "room",

@@ -62,8 +62,8 @@ __all__ = [
 _KINDS: dict[str, Resource[Any]] = {
     r.kind: r for r in (RESOURCE_SLICES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, DEVICE_CLASSES, NODES)
 }
-# Nodes are read with many fields that we do not model; all others are written by people, who mistype.
-_LENIENT = frozenset({"Node"})
+# Nodes and pods have many fields that we do not model; all others are written by people, who mistype.
+_LENIENT = frozenset({"Node", "Pod"})
 
 
 def add_file_argument(parser: argparse._ActionsContainer) -> None:

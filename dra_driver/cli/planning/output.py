@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dra_driver.cli.common import table
-from dra_driver.planning import Holder, NewNodes, Plan, PlannedCluster
+from dra_driver.planning import Count, Holder, NewNodes, Plan, PlannedCluster
 from dra_driver.structured import Allocated, GroupAllocated, GroupMember
 
 __all__ = ["data_of", "text_of"]
@@ -172,11 +172,14 @@ def _numbers(plan: Plan) -> Iterator[str]:
         least = "" if plan.count.proven else "at least "
         yield f"How many fit: {least}{plan.count.number}{'' if plan.count.proven else ' (more not proven)'}"
     if plan.block is not None and plan.block_after is not None:
-        yield (
-            f"Largest such claim: {plan.block.number} devices now, {plan.block_after.number} after this one"
-        )
+        yield f"Largest such claim: {_many(plan.block)} now, {_many(plan.block_after)} after this one"
     elif plan.block is not None:
-        yield f"Largest such claim that fits now: {plan.block.number} devices"
+        yield f"Largest such claim that fits now: {_many(plan.block)}"
+
+
+def _many(block: Count) -> str:
+    least = "" if block.proven else "at least "
+    return f"{least}{block.number} device{'s' * (block.number != 1)}"
 
 
 def _where(members: Sequence[GroupMember], answer: GroupAllocated) -> Iterator[str]:

@@ -290,11 +290,11 @@ class Questions:
     def _workload(self, group: _Group) -> Workload:
         members = group.members
         missing = group.size - len(members)
-        if missing < 0:
+        if group.size and missing < 0:
             self._findings.append(
                 f"{group.where}: {group.name} has {len(members)} pods, its {GROUP_SIZE_LABEL} is {group.size}"
             )
-        elif missing and members:
+        elif missing > 0 and members:
             self._notes.append(
                 f"{group.name}: {len(members)} of {group.size} pods are given; the others are taken to be "
                 "like the first"

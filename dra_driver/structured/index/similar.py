@@ -15,10 +15,18 @@ from dra_driver.structured.model.pools import DeviceEntry
 from dra_driver.structured.model.snapshot import Memory, Snapshot
 from dra_driver.structured.model.state import AllocatedState
 
-__all__ = ["attribute_text", "similar_nodes", "suitable_devices"]
+__all__ = ["attribute_text", "emptied", "similar_nodes", "suitable_devices"]
 
 # Nothing is searched here: every node and every device is looked at once.
 _UNLIMITED = 1 << 60
+
+
+def emptied(snapshot: Snapshot) -> Snapshot:
+    """Return the cluster with nothing allocated.
+
+    It has caches of its own, so that those of the snapshot do not have to follow to and fro.
+    """
+    return replace(snapshot, allocated=AllocatedState(), memory=Memory())
 
 
 def similar_nodes(
@@ -27,18 +35,16 @@ def similar_nodes(
     *,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
 ) -> list[list[str]]:
-    """Return the names of all nodes, those together that are equal for the claims if nothing is allocated.
+    """Return the names of all nodes, those together that are equal for the claims, with what is allocated.
 
     Of two nodes that are equal, the devices in the same place of the node's view stand for one another.
 
     Raises:
         FatalError: the claims ask for something that does not exist.
     """
-    # In a memory of its own, so that the fleet of the snapshot does not have to follow to and fro.
-    empty = replace(snapshot, allocated=AllocatedState(), memory=Memory())
     budget = Budget(_UNLIMITED, _UNLIMITED)
-    fleet = empty.memory.of(Fleet)
-    found = fleet.request_class(empty, claims, Options(ignore_taint), None, budget)
+    fleet = snapshot.memory.of(Fleet)
+    found = fleet.request_class(snapshot, claims, Options(ignore_taint), None, budget)
     return [names for names, _ in fleet.classes(found, None)]
 
 
@@ -49,17 +55,16 @@ def suitable_devices(
     *,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
 ) -> frozenset[int]:
-    """Return the devices of a node that alone could serve a request if nothing were allocated.
+    """Return the devices of a node that could serve a request by themselves, free or allocated.
 
     They are given as places among all devices of the node's view.
 
     Raises:
         FatalError: the claims ask for something that does not exist.
     """
-    empty = replace(snapshot, allocated=AllocatedState())
     budget = Budget(_UNLIMITED, _UNLIMITED)
-    plans = compile_claims(claims, empty.classes, empty.features)
-    problem = NodeProblem(empty, plans, empty.view(node), Options(ignore_taint), budget)
+    plans = compile_claims(claims, snapshot.classes, snapshot.features)
+    problem = NodeProblem(snapshot, plans, snapshot.view(node), Options(ignore_taint), budget)
     alternatives = [a for plan in plans for request in plan.requests for a in request.alternatives]
     entries = [(entry, pool) for pool in problem.pools for entry in pool.devices]
 
