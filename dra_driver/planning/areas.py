@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.resource import Device, ResourceClaim
 from dra_driver.structured import NodeView
 
 __all__ = ["Areas", "devices_needed"]
@@ -25,6 +25,33 @@ def devices_needed(claims: Sequence[ResourceClaim]) -> tuple[int, int | None]:
             least += 0 if admin else min(counts, default=0)
             most += max(counts, default=0)
     return least, None if unlimited else most
+
+
+def partitions_at_most(devices: Iterable[Device], left: Mapping[tuple[str, str], int]) -> int:
+    """Return how many of some devices of a pool the counters that are left are enough for, at most.
+
+    Args:
+        devices: of one pool.
+        left: of its counters, by set and name, in 1e-9 units.
+    """
+    whole = 0
+    # Counter set → counter → the least amount of it that a device takes.
+    least: dict[str, dict[str, int]] = {}
+    for device in devices:
+        if not device.consumes_counters:
+            whole += 1
+            continue
+        # A device that takes from several sets counts with the first; that makes the bound no smaller.
+        first = device.consumes_counters[0]
+        amounts = {name: counter.value.nano for name, counter in first.counters.items()}
+        known = least.setdefault(first.counter_set, amounts)
+        # A counter that some device does not take is no bound.
+        least[first.counter_set] = {n: min(a, amounts[n]) for n, a in known.items() if n in amounts}
+    unlimited = 1 << 30
+    for counter_set, of in least.items():
+        rooms = (max(0, left.get((counter_set, n), 0)) // a for n, a in of.items() if a > 0)
+        whole += min(rooms, default=unlimited)
+    return whole
 
 
 class Areas:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from dra_driver.ownership import is_controller_taint
-from dra_driver.planning.areas import Areas, devices_needed
+from dra_driver.planning.areas import Areas, devices_needed, partitions_at_most
 from dra_driver.planning.checks import Checks
 from dra_driver.planning.domains import Domain, attribute_values
 from dra_driver.planning.question import Unit, Workload, units_of, want_room
@@ -307,14 +307,36 @@ class NodeCosts:
         Raises:
             OutOfTime: the deadline has passed.
         """
+        least, _ = self._needed[0]
+        bound = self._room_for_devices(nodes) if least else None
+        limit = self.counts[0] if bound is None else min(self.counts[0], bound // least)
         low, high = 0, 1
-        while high <= self.counts[0] and self._fits(nodes, (high,), frozenset()):
+        while high <= limit and self._fits(nodes, (high,), frozenset()):
             low, high = high, high * 2
-        high = min(high, self.counts[0] + 1)
+        if low < limit < high and self._fits(nodes, (limit,), frozenset()):
+            return limit
+        high = min(high, limit + 1)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._fits(nodes, (middle,), frozenset()) else (low, middle)
         return low
+
+    def _room_for_devices(self, nodes: NodeClass) -> int | None:
+        """Return a number of devices that a node has no more of at the same time; None if that is not known.
+
+        That one more does not fit is hard to prove by a search where partitions can be cut in many ways.
+        """
+        name, snapshot = nodes.nodes[0][0], self._checks.cluster.snapshot
+        taken = {at for held in nodes.key.held for at, _ in held.devices} | {at for at, _ in nodes.key.kept}
+        usable = self._areas_of(name).suitable - taken - nodes.key.left_out
+        bound, at = 0, 0
+        for pool in snapshot.view(name).pools:
+            mine = [entry for i, entry in enumerate(pool.devices, at) if i in usable]
+            at += len(pool.devices)
+            if any(entry.shareable for entry in mine):
+                return None
+            bound += partitions_at_most([entry.device for entry in mine], snapshot.counters_left(pool))
+        return bound
 
     # --- the allocator --------------------------------------------------------------------------------------
 

@@ -60,14 +60,14 @@ def machine_of(name: str) -> SimulatedMachine:
     Raises:
         ConfigurationError: there is no such profile, or it has mistakes.
     """
-    counted = None if name in profiles.built_in_profiles() else _COUNTED.fullmatch(name)
-    if counted is None:
+    counted = _COUNTED.fullmatch(name)
+    if name in profiles.built_in_profiles() or "/" in name or name.endswith((".yaml", ".yml")):
         return profiles.load(name)
-    model, number = counted[1].upper(), int(counted[2])
+    model, number = (counted[1].upper(), int(counted[2])) if counted is not None else ("", 0)
     known = products()
     key = next((k for k in known if k.upper() == model), None)
     key = key or next((k for k in known if k.upper().startswith(f"{model}-")), None)
-    if key is None:
+    if counted is None or key is None:
         models = ", ".join(sorted({k.partition("-")[0].lower() for k in known}))
         raise ConfigurationError(
             f"profile {name!r} is unknown: allowed are GPUs and their number (h100x8; of {models}), "

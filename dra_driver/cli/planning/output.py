@@ -194,6 +194,9 @@ def _where(members: Sequence[GroupMember], answer: GroupAllocated) -> Iterator[s
 
 
 def _free_lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
+    if not cluster.holders:
+        yield "Free or move holders: nothing is allocated"
+        return
     if plan.freed is None:
         known = "it does not fit even without any of them" if plan.freeing_fails else "none found in time"
         yield f"Free holders: {known}"
@@ -220,6 +223,8 @@ def _row(holder: Holder) -> tuple[str, int, str, str]:
 
 
 def _move_lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
+    if not cluster.holders:
+        return
     if plan.moved is None:
         known = (
             "none can be elsewhere so that it fits"

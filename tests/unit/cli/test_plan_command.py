@@ -286,7 +286,7 @@ def test_everything_that_is_wrong_is_said_at_once(capsys: Capture) -> None:
         (["--fleet", "h100x8:1", "--device-class", "c"], "there is no DeviceClass c; there are"),
         (
             ["--fleet", "h100x8:1", "--gpus", "1", "--node-profile", "q"],
-            "--node-profile: simulated profile 'q'",
+            "--node-profile: profile 'q'",
         ),
         (["-s", "/nonexistent", "--gpus", "1"], "/nonexistent: No such file"),
     ],
