@@ -100,6 +100,29 @@ class Areas:
             number += 1
         return max(1, number)
 
+    def likely(
+        self,
+        needed: int,
+        held: Sequence[Sequence[int]],
+        kept: Collection[int],
+        left_out: Collection[int],
+        order: Sequence[int],
+    ) -> frozenset[int]:
+        """Return as few holders as have devices enough in number; the last ones of ``order`` are preferred."""
+        usable = self.suitable.difference(kept, left_out)
+        missing = needed - len(usable.difference(*held))
+        gains = {i: len(usable.intersection(held[i])) for i in order}
+        number = self.least(needed, held, kept, left_out)
+        chosen: set[int] = set()
+        for left in range(number - 1, -1, -1):
+            for i in reversed(order):
+                others = sorted((g for j, g in gains.items() if j != i and j not in chosen), reverse=True)
+                if i not in chosen and missing - gains[i] <= sum(others[:left]):
+                    chosen.add(i)
+                    missing -= gains[i]
+                    break
+        return frozenset(chosen)
+
     def together(self, held: Sequence[Sequence[int]]) -> list[frozenset[int]]:
         """Return the holders by area, those together that depend on one another."""
         areas: list[tuple[set[object], set[int]]] = []

@@ -236,12 +236,17 @@ class NodeCosts:
         if self._fits(nodes, load, nothing):
             return Known(nothing, 0)
         order = self._order(nodes)
-        enough = irreducible(order, lambda freed: self._fits(nodes, load, freed))
         areas = self._areas_of(nodes.nodes[0][0])
         held = [tuple(at for at, _ in h.devices) for h in nodes.key.held]
         kept = [at for at, _ in nodes.key.kept]
         needed = sum(count * least for count, (least, _) in zip(load, self._needed, strict=True))
-        return Known(enough, areas.least(needed, held, kept, nodes.key.left_out))
+        least = areas.least(needed, held, kept, nodes.key.left_out)
+        if areas.countable:
+            # Mostly it is only the number of devices that matters: one question, in place of one per holder.
+            likely = areas.likely(needed, held, kept, nodes.key.left_out, order)
+            if len(likely) == least and self._fits(nodes, load, likely):
+                return Known(likely, least)
+        return Known(irreducible(order, lambda freed: self._fits(nodes, load, freed)), least)
 
     def _order(self, nodes: NodeClass) -> list[int]:
         """Return the holders, those that should rather stay first: high priority, then few devices."""
