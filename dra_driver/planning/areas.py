@@ -108,7 +108,7 @@ class Areas:
         left_out: Collection[int],
         order: Sequence[int],
     ) -> frozenset[int]:
-        """Return as few holders as have devices enough in number; the last ones of ``order`` are preferred."""
+        """Return as few holders as have devices enough in number; the last of ``order`` are preferred."""
         usable = self.suitable.difference(kept, left_out)
         missing = needed - len(usable.difference(*held))
         gains = {i: len(usable.intersection(held[i])) for i in order}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -322,3 +323,17 @@ def test_a_class_that_does_not_exist_is_bad_input(tmp_path: Path, capsys: Captur
 def test_it_is_a_command_of_kubectl(capsys: Capture) -> None:
     assert kubectl_dra(["plan", "--fleet", "h100x8:1", "--gpus", "2"]) == 0
     assert "fits now" in capsys.readouterr().out
+
+
+def test_lists_of_kubectl_and_standard_input_are_read(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [CLASS, gpus("n1", "a", "b"), claim("held", 1, ("a",)), {"apiVersion": "v1", "kind": "Secret"}]
+    export = tmp_path / "export.json"
+    export.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump_all([claim("x"), claim("y")])))
+    assert main(["plan", "-s", str(export), "-f", "-"]) == 1
+    printed = capsys.readouterr()
+    assert "ResourceClaim default/x fits now" in printed.out
+    assert "ResourceClaim default/y does not fit now" in printed.out
+    assert "no pods are exported" in printed.err
