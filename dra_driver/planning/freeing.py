@@ -163,11 +163,20 @@ class _Search:
         return min(self._bounds, default=0)
 
     def estimate(self, classes: list[NodeClass]) -> None:
-        """Take in the nodes of one more domain."""
+        """Take in the nodes of one more domain.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+        """
         number = sum(len(nodes.nodes) for of in self._domains for nodes in of)
         self._checks.progress(f"holders on node {number}")
-        for nodes in classes:
-            self._costs.estimate(nodes)
+        try:
+            for nodes in classes:
+                self._costs.estimate(nodes)
+        except OutOfTime:
+            # What is known by now may be enough for an answer.
+            self._note([nodes for nodes in classes if nodes.costs])
+            raise
         self._domains.append(classes)
         bound = self._spread(classes, lambda _, known: (known.least, 0))
         if bound is None:

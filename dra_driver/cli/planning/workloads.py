@@ -34,6 +34,8 @@ class _Group:
 
     Attributes:
         size: number of pods that there must be; 0 for those that are given.
+        where: file and document, for messages.
+        claims: names and templates of claims that all pods of a PodGroup share.
     """
 
     name: str
@@ -41,6 +43,7 @@ class _Group:
     levels: tuple[Level, ...] = ()
     size: int = 0
     where: str = ""
+    claims: frozenset[tuple[str, str]] = frozenset()
 
 
 class Questions:
@@ -194,14 +197,16 @@ class Questions:
         group = self._group_of(raw, pod, body)
         for i in range(number):
             one = name if raw.kind == "Pod" else f"{name}-{i}"
-            claims = self._claims_of(raw, pod, one)
+            claims = self._claims_of(raw, pod, one, group)
             if claims is None:
                 return
             if claims:
                 nodes, needs = self._builder.nodes_for(pod), NEEDS.of(needs_of(pod))
                 group.members.append(GroupMember(claims, nodes, needs))
         if number and not pod.spec.resource_claims:
-            self._findings.append(f"{raw.where}: {raw.name}: its pods use no claims (spec.resourceClaims)")
+            self._notes.append(
+                f"{raw.where}: {raw.name}: pods without claims (spec.resourceClaims) are left out"
+            )
 
     def _group_of(self, raw: RawWorkload, pod: Pod, body: dict[str, Any]) -> _Group:
         """Return the group of a pod, with its size and levels; a group of its own where it has none."""
@@ -244,6 +249,12 @@ class Questions:
             )
             return group
         spec = of.raw["spec"]
+        shared = spec.get("resourceClaims")
+        if isinstance(shared, list):
+            entries = [e for e in shared if isinstance(e, dict) and e.get("resourceClaimTemplateName")]
+            group.claims = frozenset(
+                (str(e.get("name")), str(e["resourceClaimTemplateName"])) for e in entries
+            )
         constraints = spec.get("schedulingConstraints")
         keys = constraints.get("topology") if isinstance(constraints, dict) else None
         if isinstance(keys, list):
@@ -252,8 +263,13 @@ class Questions:
             )
         return group
 
-    def _claims_of(self, raw: RawWorkload, pod: Pod, name: str) -> tuple[ResourceClaim, ...] | None:
-        """Return the claims of a pod, those from templates made for it; None where one is wrong."""
+    def _claims_of(
+        self, raw: RawWorkload, pod: Pod, name: str, group: _Group
+    ) -> tuple[ResourceClaim, ...] | None:
+        """Return the claims of a pod, those from templates made for it; None where one is wrong.
+
+        An entry that its PodGroup has as well means one claim for all pods of the group (KEP-5729).
+        """
         found: list[ResourceClaim] = []
         known = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
         for entry in pod.spec.resource_claims:
@@ -275,8 +291,10 @@ class Questions:
                     text = self._there(self._templates)
                     self._findings.append(f"{where}: no ResourceClaimTemplate {key}; {text}")
                     return None
+                of_group = (entry.name, entry.resource_claim_template_name) in group.claims
+                owner = group.name.rpartition("/")[2] if of_group else name
                 meta = msgspec.structs.replace(
-                    template.spec.metadata, name=f"{name}-{entry.name}", namespace=raw.namespace
+                    template.spec.metadata, name=f"{owner}-{entry.name}", namespace=raw.namespace
                 )
                 found.append(ResourceClaim(metadata=meta, spec=template.spec.spec))
             else:

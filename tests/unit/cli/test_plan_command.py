@@ -244,6 +244,24 @@ def test_all_pods_of_a_workload_must_fit(
     assert (status, answer["addNodes"][0]["number"]) == (1, 1)
 
 
+def test_pods_of_a_group_may_share_one_claim(tmp_path: Path, capsys: Capture) -> None:
+    group, *pods = _pod_group()
+    group["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
+    asked = write(tmp_path, "asked.yaml", template("t", 4), group, *pods)
+    status, answer = plan(capsys, "--fleet", "h100x4:1", "-f", asked)
+    assert (status, {p["claim"] for p in answer["placement"]}) == (0, {"default/g-gpu"})
+
+
+def test_pods_without_claims_are_left_out(tmp_path: Path, capsys: Capture) -> None:
+    other = pod("other", "c")
+    del other["spec"]["resourceClaims"]
+    asked = write(tmp_path, "asked.yaml", template("t"), pod("p", from_template="t"), other)
+    assert main(["plan", "--fleet", "h100x4:1", "-f", asked]) == 0
+    assert "Pod default/other: pods without claims" in capsys.readouterr().err
+    assert main(["plan", "--fleet", "h100x4:1", "-f", write(tmp_path, "other.yaml", other)]) == 2
+    assert "nothing that asks for devices" in capsys.readouterr().err
+
+
 def test_several_workloads_are_answered_beside_each_other(tmp_path: Path, capsys: Capture) -> None:
     asked = write(tmp_path, "asked.yaml", claim("a", 3), claim("b", 3), claim("c", 2))
     assert main(["plan", "--fleet", "h100x4:2", "-f", asked]) == 1
