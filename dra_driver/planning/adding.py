@@ -60,7 +60,9 @@ def _node(node: Node, name: str) -> Node:
 
 def _slice(slice_: ResourceSlice, node: str, name: str) -> ResourceSlice:
     spec = slice_.spec
-    pool = msgspec.structs.replace(spec.pool, name=name)
+    # A node may have several pools of one driver; the one of its name is the usual case.
+    of = name if spec.pool.name == node else f"{name}-{spec.pool.name}"
+    pool = msgspec.structs.replace(spec.pool, name=of)
     metadata = msgspec.structs.replace(slice_.metadata, name=f"{name}-{slice_.metadata.name}")
     return msgspec.structs.replace(
         slice_, metadata=metadata, spec=msgspec.structs.replace(spec, node_name=name, pool=pool)
