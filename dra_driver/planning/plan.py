@@ -13,7 +13,7 @@ from dra_driver.planning.checks import Answer, Checks, OutOfTime, allocated_with
 from dra_driver.planning.counting import Count, how_many, largest_block
 from dra_driver.planning.freeing import Freed, Freeing
 from dra_driver.planning.moving import Moved, fewest_moves
-from dra_driver.planning.question import PlannedCluster, Template, Workload
+from dra_driver.planning.question import PlannedCluster, Template, Workload, want_room
 from dra_driver.planning.relaxing import Relaxed, relaxations
 from dra_driver.structured import Failed, GroupAllocated, GroupRefused
 
@@ -111,12 +111,25 @@ def make_plan(
     if isinstance(answer, GroupAllocated):
         plan.placed = answer
     else:
-        plan.reason = _reason(answer)
+        plan.reason = _of_nodes(workload, answer) or _reason(answer)
         plan.error = isinstance(answer, Failed) and not answer.gave_up
     _count(plan, checks, count)
     if plan.placed is None and changes and not plan.error:
         _look_for_changes(plan, checks, templates)
     return plan
+
+
+def _of_nodes(workload: Workload, answer: Answer) -> str:
+    """Return why no node can take a pod, whatever devices it has; empty if that is not the reason."""
+    if any(member.nodes is not None and not member.nodes for member in workload.members):
+        return "no node matches the node selector, affinity and tolerations of the pod"
+    if not isinstance(answer, GroupRefused) or answer.level is not None or not want_room(workload.members):
+        return ""
+    if not answer.held and answer.first is None:
+        return (
+            "devices that fit are free, but their nodes have too little CPU or memory left, or too many pods"
+        )
+    return ""
 
 
 def _reason(answer: Answer) -> str:

@@ -171,9 +171,23 @@ def test_cpu_of_nodes_counts_and_is_given_back(tmp_path: Path, capsys: Capture) 
     asked = write(tmp_path, "asked.yaml", template("t"), pod("new", from_template="t", cpu="2"))
     status, answer = plan(capsys, "-s", export, "-f", asked)
     assert (status, answer["free"]["number"]) == (1, 1)
+    assert "too little CPU or memory left" in answer["reason"]
     assert any(r["part"] == "CPU and memory of the pods" and r["fits"] for r in answer["relax"])
     small = write(tmp_path, "small.yaml", template("t"), pod("new", from_template="t", cpu="1"))
     assert plan(capsys, "-s", export, "-f", small)[0] == 0
+
+
+def test_pods_that_no_node_takes_are_told_so(tmp_path: Path, capsys: Capture) -> None:
+    selected = pod("p", from_template="t", nodeSelector={"pool": "none"})
+    asked = write(tmp_path, "asked.yaml", template("t"), selected)
+    status, answer = plan(capsys, "--fleet", "h100x4:1", "-f", asked)
+    assert (status, answer["reason"]) == (
+        1,
+        "no node matches the node selector, affinity and tolerations of the pod",
+    )
+    assert [r["part"] for r in answer["relax"] if r["fits"]] == [
+        "node selector, affinity and tolerations of the pods"
+    ]
 
 
 def test_a_waiting_pod_of_the_cluster_can_be_asked_about(tmp_path: Path, capsys: Capture) -> None:
