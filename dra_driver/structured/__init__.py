@@ -19,6 +19,7 @@ from dra_driver.structured.groups import (
     Level,
     allocate_group,
 )
+from dra_driver.structured.index.copies import Copies, count_copies
 from dra_driver.structured.index.room import Room, room
 from dra_driver.structured.index.similar import attribute_text, emptied, similar_nodes, suitable_devices
 from dra_driver.structured.matching.contested import contested, fits_beside
@@ -56,6 +57,7 @@ __all__ = [
     "Budget",
     "BudgetExhausted",
     "Cluster",
+    "Copies",
     "DeviceEntry",
     "DeviceID",
     "DoesNotFit",
@@ -84,6 +86,7 @@ __all__ = [
     "attribute_text",
     "concerns",
     "contested",
+    "count_copies",
     "emptied",
     "fits_beside",
     "prepare",

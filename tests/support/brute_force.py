@@ -299,3 +299,29 @@ def _hold(pod: Sequence[Wish], chosen: Sequence[Sequence[Thing]]) -> bool:
         if not all(rule.holds(things) for rule in wish.rules):
             return False
     return True
+
+
+def random_wish(random: Random) -> Wish:
+    """Return a claim of which several copies may fit: one or two requests, seldom with alternatives."""
+    requests = []
+    for _ in range(random.choice((1, 1, 1, 2))):
+        number = random.choice((1, 1, 1, 2))
+        requests.append(
+            tuple(
+                Want(random.choice((1, 1, 2)), random.choice((20, 40, 64)), random.choice(("", "", *MODELS)))
+                for _ in range(number)
+            )
+        )
+    rules = (Rule(random.choice((_MODEL, _NUMA)), same=random.random() < 0.7),)
+    return Wish(tuple(requests), rules if random.random() < 0.4 else ())
+
+
+def most_copies(world: World, wish: Wish) -> int:
+    """Return how many copies of a claim fit at the same time, by trying everything."""
+    found = 0
+    for node in world.nodes:
+        copies = 1
+        while _on_node(world, node, [wish] * copies) is not None:
+            copies += 1
+        found += copies - 1
+    return found
