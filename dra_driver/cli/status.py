@@ -9,17 +9,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_driver.api.core import EVENTS, NODES, PODS, Pod
+from controller.allocate.taint_rules import served_rules
+from dra_driver.api.core import EVENTS, NODES, PODS, Node, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
-from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
-from dra_driver.cli import common
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
+from dra_driver.cli import common, shapes_argument
 from dra_driver.cli.capacity import dropped_notes
-from dra_driver.errors import NotFound
-from dra_driver.fleet import STATES, Fleet, PoolView, WaitingClaim, latest_reasons, waiting_condition
+from dra_driver.errors import Forbidden, NotFound
+from dra_driver.fleet import (
+    STATES,
+    Fleet,
+    PoolView,
+    RequestShape,
+    ShapeCount,
+    WaitingClaim,
+    count_shapes,
+    latest_reasons,
+    parse_shapes,
+    waiting_condition,
+)
 from dra_driver.kube import KubeApi
+from dra_driver.ownership import is_controller_taint
 from dra_driver.ports import KubeClient
+from dra_driver.structured import AllocatedState, Snapshot, with_rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,24 +58,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="node",
         help="one line per model on each node, or per model on all nodes",
     )
+    shapes_argument.add_shape_argument(parser)
     common.add_watch_arguments(parser)
     common.add_output_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the status once, or until interrupted."""
-    asyncio.run(_main(args))
+    drivers = tuple(args.driver_name or [DEFAULT_DRIVER_NAME])
+    shapes = parse_shapes(args.shape, drivers[0])
+    asyncio.run(_main(args, drivers, shapes))
     return 0
 
 
-async def _main(args: argparse.Namespace) -> None:
-    drivers = tuple(args.driver_name or [DEFAULT_DRIVER_NAME])
+async def _main(args: argparse.Namespace, drivers: Sequence[str], shapes: Sequence[RequestShape]) -> None:
     async with await KubeApi.connect(
         args.kubeconfig, context=args.context, user_agent="dra-driver-status"
     ) as client:
 
         async def text() -> str:
-            return _text(await look(client, drivers, by=args.by), args.output)
+            return _text(await look(client, drivers, by=args.by, shapes=shapes), args.output)
 
         await common.show(text, args)
 
@@ -87,16 +110,30 @@ class Overview:
     nodes: int
     nodes_with_devices: int
     notes: tuple[str, ...]
+    shapes: tuple[ShapeCount, ...] = ()
 
 
-async def look(client: KubeClient, drivers: Sequence[str], *, by: str = "node") -> Overview:
+async def look(
+    client: KubeClient,
+    drivers: Sequence[str],
+    *,
+    by: str = "node",
+    shapes: Sequence[RequestShape] = (),
+) -> Overview:
     """Read the cluster.
+
+    Args:
+        client: of the cluster.
+        drivers: whose devices are shown.
+        by: ``node`` or ``model``.
+        shapes: to be counted, among the devices of all drivers.
 
     Raises:
         ApiError, ApiUnavailable: the API server refuses, or cannot be reached.
     """
     fleet = Fleet(drivers)
-    for slice_ in (await client.list(RESOURCE_SLICES)).items:
+    slices = (await client.list(RESOURCE_SLICES)).items
+    for slice_ in slices:
         fleet.put_slice(slice_)
     for inventory in await _list_if_there(client, DEVICE_INVENTORIES):
         fleet.put_inventory(inventory)
@@ -123,7 +160,34 @@ async def look(client: KubeClient, drivers: Sequence[str], *, by: str = "node") 
         nodes=len(nodes),
         nodes_with_devices=len({v.node for v in views if v.devices}),
         notes=(*dropped, *(f"{v.node} ({v.driver}): {note}" for v in views for note in v.notes)),
+        shapes=await _count(client, shapes, nodes, slices, claims) if shapes else (),
     )
+
+
+async def _count(
+    client: KubeClient,
+    shapes: Sequence[RequestShape],
+    nodes: Iterable[Node],
+    slices: Iterable[ResourceSlice],
+    claims: Iterable[ResourceClaim],
+) -> tuple[ShapeCount, ...]:
+    """Count the shapes; our own taint excludes nothing."""
+    rules = await _rules(client)
+    snapshot = Snapshot.build(
+        slices=[with_rules(s, rules) for s in slices],
+        classes=(await client.list(DEVICE_CLASSES)).items,
+        nodes=nodes,
+        allocated=AllocatedState.from_claims(claims),
+    )
+    return count_shapes(snapshot, shapes, ignore_taint=is_controller_taint)
+
+
+async def _rules(client: KubeClient) -> tuple[DeviceTaintRule, ...]:
+    resource = await served_rules(client)
+    try:
+        return (await client.list(resource)).items if resource is not None else ()
+    except Forbidden:
+        return ()
 
 
 async def _list_if_there(client: KubeClient, resource: Resource[Any]) -> tuple[Any, ...]:
@@ -164,6 +228,8 @@ def _text(overview: Overview, form: str) -> str:
         parts.append(f"{total} devices on {overview.nodes_with_devices} of {overview.nodes} nodes: {sums}")
     else:
         parts.append(f"no devices on {overview.nodes} nodes")
+    if overview.shapes:
+        parts.append(shapes_argument.shapes_table(overview.shapes))
     if overview.waiting:
         waits = [(w.claim, ", ".join(w.pods) or "-", w.reason) for w in overview.waiting]
         parts.append(common.table(("WAITING CLAIM", "PODS", "WHY"), waits))
@@ -176,6 +242,7 @@ def _data(overview: Overview) -> dict[str, Any]:
     return {
         "devices": [r.data() for r in overview.rows],
         "waiting": [{"claim": w.claim, "pods": list(w.pods), "reason": w.reason} for w in overview.waiting],
+        "shapes": [s.data() for s in overview.shapes],
         "nodes": overview.nodes,
         "notes": list(overview.notes),
     }

@@ -1,12 +1,15 @@
 """The fleet as people see it: devices with their states and holders, and the claims that wait.
 
 ``Fleet`` keeps it up to date from API objects, a pool at a time; ``dra-driver status`` fills one once, the
-controller's page keeps one current. Pure: no I/O, no clock.
+controller's page keeps one current. ``count_shapes`` says how often requests still fit. Pure: no I/O, no
+clock.
 """
 
 from __future__ import annotations
 
 from dra_driver.fleet.fleet import Fleet
+from dra_driver.fleet.fragmentation import ShapeCount, count_shapes
+from dra_driver.fleet.request_shapes import RequestShape, parse_shapes
 from dra_driver.fleet.views import STATES, DeviceView, Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import WaitingClaim, latest_reasons, waiting_condition
 
@@ -16,9 +19,13 @@ __all__ = [
     "Fleet",
     "Holder",
     "PoolView",
+    "RequestShape",
+    "ShapeCount",
     "WaitingClaim",
+    "count_shapes",
     "holders_of",
     "latest_reasons",
+    "parse_shapes",
     "pool_view",
     "waiting_condition",
 ]

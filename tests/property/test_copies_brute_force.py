@@ -9,18 +9,19 @@ import brute_force
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.structured import Allocated, AllocatedState, Snapshot, allocate, count_copies
+from dra_driver.structured import Allocated, AllocatedState, DeviceID, Snapshot, allocate, count_copies
 
 
 def snapshot_of(world: brute_force.World) -> Snapshot:
     """The cluster, with the devices that are taken."""
     slices = world.slices
     made = world_of.snapshot(slices)
+    names = {(t.node, t.name) for t in world.taken}
     taken = [
-        (entry.id, "default/other")
-        for pool in {s.spec.pool.name: s for s in slices}.values()
-        for entry in made.index.devices(made.index.local[pool.spec.node_name].pools[0])
-        if any(t.node == pool.spec.node_name and t.name == entry.id.device for t in world.taken)
+        (DeviceID(s.spec.driver, s.spec.pool.name, d.name), "default/other")
+        for s in slices
+        for d in s.spec.devices
+        if (s.spec.node_name, d.name) in names
     ]
     return made.with_allocated(AllocatedState().with_devices(taken))
 

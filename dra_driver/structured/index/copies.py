@@ -6,8 +6,8 @@ Equal nodes are counted once, by the classes of ``FleetIndex``. A claim for one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
@@ -280,20 +280,18 @@ class _Count:
         known = self._solved.get(key)
         if known is None:
             bound = min(self._copies_of(sums), UNLIMITED)
-            size = sum(len(p.devices) for p in view.pools)
-            options = Options(self._options.ignore_taint, left_out=frozenset(range(size)) - set(usable))
-            known = self._solve(view, state_of(view, states), options, bound)
+            known = self._solve(_part_of(view, frozenset(usable)), state_of(view, states), bound)
             self._solved[key] = known
         return known
 
-    def _solve(
-        self, view: NodeView, allocated: AllocatedState, options: Options, bound: int
-    ) -> tuple[int, bool]:
+    def _solve(self, view: NodeView, allocated: AllocatedState, bound: int) -> tuple[int, bool]:
         """Return the copies that fit on a node, at most ``bound``, and whether no more do.
 
         First one is placed after the other. Where that ends too early, because an early copy stands in the
         way of later ones, one more is solved together with all others.
         """
+        # Pools that may not be used have no usable devices.
+        options = Options(self._options.ignore_taint)
         count, _, complete = self._fill(view, allocated, options, bound)
         while complete and 0 < count < bound:
             if count >= _MOST_TOGETHER:
@@ -351,3 +349,22 @@ def _has_counters(entry: DeviceEntry, left: Mapping[tuple[str, str], int]) -> bo
         for consumed in entry.device.consumes_counters
         for name, counter in consumed.counters.items()
     )
+
+
+def _part_of(view: NodeView, positions: Set[int]) -> NodeView:
+    """Return the view of a node with only these of its devices; the others consume counters as before."""
+    pools: list[PoolView] = []
+    offset = 0
+    for pool in view.pools:
+        chosen = tuple(e for i, e in enumerate(pool.devices, offset) if i in positions)
+        sets = {c.counter_set for e in chosen for c in e.device.consumes_counters}
+        rest = tuple(
+            e
+            for i, e in enumerate(pool.devices, offset)
+            if i not in positions and any(c.counter_set in sets for c in e.device.consumes_counters)
+        )
+        offset += len(pool.devices)
+        if chosen:
+            left = {name: of for name, of in pool.counter_sets.items() if name in sets}
+            pools.append(replace(pool, devices=chosen, elsewhere=rest, counter_sets=left))
+    return NodeView(view.node, tuple(pools))

@@ -13,8 +13,9 @@ from fake_client import FakeClient
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATED_CONDITION
-from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import status
+from dra_driver.fleet import parse_shapes
 
 
 def device(name: str, memory_slices: tuple[int, ...] = (), model: str = "A", **more: Any) -> dict[str, Any]:
@@ -136,3 +137,21 @@ def test_models_can_be_summed_over_nodes() -> None:
     found = [(r.node, r.model, r.type, r.total) for r in fleet.rows]
     assert found == [("", "A", "gpu", 4), ("", "A", "mig", 2)]
     assert status._text(fleet, "table").startswith("MODEL   TYPE")
+
+
+def test_shapes_are_counted_beside_what_the_free_devices_suggest() -> None:
+    fake = FakeClient()
+    fake.put(DEVICE_CLASSES, builders.device_class("gpu"))
+    protected = [{"key": "dra-driver.dev/controller", "effect": "NoSchedule", "value": "allocates"}]
+    for node in ("n1", "n2"):
+        fake.put(NODES, {"metadata": {"name": node}})
+        devices = [device(f"gpu-{i}", taints=protected) for i in range(2)]
+        fake.put(RESOURCE_SLICES, builders.resource_slice(node, *devices, name=node))
+    put_claim(fake, "held", "gpu-0")
+    spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "count": 2}}]}}
+    shapes = parse_shapes([f"pair={json.dumps(spec)}", "none=missing.example.com"], DRIVER)
+    found = asyncio.run(status.look(fake, (DRIVER,), shapes=shapes))
+    pair, none = status._data(found)["shapes"]
+    assert pair == {"shape": "pair", "fits": 1, "exact": True, "suggested": 1, "fragmentation": 0.0}
+    assert "'missing.example.com' does not exist" in none["problem"]
+    assert "SUM OF FREE SUGGESTS" in status._text(found, "table")
