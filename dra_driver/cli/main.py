@@ -39,6 +39,10 @@ COMMANDS = {
     "allocate": ("allocate", "run the allocator on manifests or recorded cases, and print its decisions"),
     "explain": ("explain", "why a claim is or is not allocatable"),
     "plan": ("plan", "would a workload fit, and what would make it fit"),
+    "simulate": (
+        "simulate",
+        "replay a week of claims under first fit and best fit, and draw how fragmented the devices become",
+    ),
     "bench": ("bench", "measure one part, and print the result as JSON"),
     "status": (
         "status",
