@@ -1,31 +1,24 @@
-"""Hard questions, each worked out in a copy of the worker, which goes on with the others meanwhile.
-
-A copy is made by ``fork``, which the worker can do because it has one thread. It has everything that the
-worker has, shares its memory, is bound in CPU time and memory, and loses nothing when it is killed.
-"""
+"""Hard questions, each worked out in a copy of the worker, which goes on with the others meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Final, NoReturn
+from typing import Final
 
 from controller.allocate.decide import Decisions, PodQuestion
-from controller.allocate.worker import limits
+from controller.allocate.worker import copies, limits
 from controller.allocate.worker.wire import LARGEST, Answer, packed_answer
 from dra_driver.api import codec
 from dra_driver.errors import DecodeError
 
 __all__ = ["Outcome", "SlowLane"]
 
-# Beyond what the decision counts: what it does not count, and putting the answer into words.
-_GRACE_SECONDS: Final = 1.0
 _CHUNK: Final = 1 << 16
 # What a question counts for that no copy could be made for.
 _NO_ROOM_SECONDS: Final = 0.5
@@ -119,7 +112,7 @@ class SlowLane:
     @property
     def _wall_seconds(self) -> float:
         """Beyond what CPU time allows: a machine with other work gives a copy little of it."""
-        return 5 * (self._seconds + _GRACE_SECONDS)
+        return 5 * (self._seconds + copies.GRACE_SECONDS)
 
     def add(self, number: int, question: PodQuestion) -> None:
         """Work on a question as soon as there is room."""
@@ -146,30 +139,23 @@ class SlowLane:
             os.waitpid(copy.process, 0)
         self._copies.clear()
 
-    # --- here -----------------------------------------------------------------------------------------------
-
     def _begin(self, asked: _Asked) -> None:
-        worker = os.getpid()
+        def work() -> bytes:
+            answer = self._decisions.work_out(asked.question)
+            answer = replace(answer, learned=self._decisions.learned(asked.question))
+            return packed_answer(answer, asked.version, asked.answers, slow=True)
+
         try:
-            here, there = os.pipe()
-            try:
-                process = os.fork()
-            except BaseException:
-                os.close(here)
-                os.close(there)
-                raise
+            pipe, process = copies.begin(
+                work, connection=self._connection, memory=self._memory, seconds=self._seconds
+            )
         except OSError as e:
             # No more processes, files or memory: this question waits for a while, the others go on.
             text = f"what there is: {e.strerror}"
             found = Outcome(asked.number, asked.question, None, asked.version, asked.answers)
             self._done(replace(found, limit=text, seconds=_NO_ROOM_SECONDS))
             return
-        if process == 0:
-            os.close(here)
-            self._work(asked, there, worker)
-        os.close(there)
-        os.set_blocking(here, False)
-        self._copies[here] = _Copy(asked, process, time.monotonic())
+        self._copies[pipe] = _Copy(asked, process, time.monotonic())
 
     def read(self, pipe: int) -> None:
         """Take in what a copy has sent, and report the outcome when it has ended."""
@@ -200,27 +186,3 @@ class SlowLane:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
             return replace(found, limit=f"{self._seconds:g} s of CPU time, or what memory there is")
         return replace(found, limit="what can be worked out: the decision failed")
-
-    # --- in the copy ----------------------------------------------------------------------------------------
-
-    def _work(self, asked: _Asked, pipe: int, worker: int) -> NoReturn:
-        """Work out the answer, send it, and end; nothing of the worker goes on here."""
-        status = 1
-        try:
-            # It would copy the memory that is shared with the worker.
-            gc.disable()
-            # The controller must see at once that the worker has ended.
-            os.close(self._connection)
-            limits.end_with_parent(worker)
-            limits.prefer_to_end(1000)
-            limits.bound_copy(self._memory, self._seconds + _GRACE_SECONDS)
-            answer = self._decisions.work_out(asked.question)
-            answer = replace(answer, learned=self._decisions.learned(asked.question))
-            data = memoryview(packed_answer(answer, asked.version, asked.answers, slow=True))
-            while data:
-                data = data[os.write(pipe, data) :]
-            status = 0
-        except MemoryError:
-            status = limits.EXIT_MEMORY
-        finally:
-            os._exit(status)
