@@ -81,7 +81,7 @@ def worker_process(
         metrics.worker_restarts.labels(reason).inc()
 
     limits = Limits(seconds=config.decision_seconds, memory=config.decision_memory)
-    return WorkerProcess(journal, settings, limits, ended)
+    return WorkerProcess(journal, settings, limits, ended, counted=metrics.set_shape_counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +144,7 @@ class State:
             longest_avoid_seconds=config.timings.longest_avoid,
             decision_seconds=config.decision_seconds,
             group_decision_seconds=config.group_decision_seconds,
+            shapes=config.shapes,
         )
         journal = Journal()
         answers = env.answers_of(journal, settings, config, env.metrics)

@@ -12,6 +12,7 @@ from controller.admission.config import TIMEOUT_SECONDS, AdmissionConfig
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, DEFAULT_SCHEDULER, SYSTEM_NAMESPACE
 from dra_driver.errors import ConfigurationError
+from dra_driver.fleet import RequestShape
 from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
 
@@ -93,6 +94,7 @@ class ControllerConfig:
         decision_seconds: CPU time that a decision about a pod may take.
         group_decision_seconds: likewise about all pods of a group.
         decision_memory: bytes that a decision may take.
+        shapes: requests that are counted, for metrics.
         timings: how long to wait for what.
 
     Raises:
@@ -123,6 +125,7 @@ class ControllerConfig:
     decision_seconds: float = 2.0
     group_decision_seconds: float = 10.0
     decision_memory: int = 256 << 20
+    shapes: tuple[RequestShape, ...] = ()
     timings: Timings = Timings()
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ cluster). Labels are bounded: verbs, plurals of kinds, codes, outcomes; never na
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,6 +16,7 @@ from controller.observe.tracing import span
 from dra_driver.api.meta import Resource, WireObject
 from dra_driver.api.watch import WatchEvent
 from dra_driver.errors import ApiError, ApiUnavailable
+from dra_driver.fleet import ShapeCount
 from dra_driver.kube import Call, DelegatingClient
 from dra_driver.ports import KubeClient
 
@@ -171,6 +172,33 @@ class Metrics:
             registry=self.registry,
         )
         self._longest_lag = 0.0
+        self._shape_fits = Gauge(
+            f"{prefix}_shape_fits",
+            "Copies of a request shape (--shape) for which there are devices at the same time.",
+            ["shape"],
+            registry=self.registry,
+        )
+        self._shape_suggested = Gauge(
+            f"{prefix}_shape_suggested",
+            "Copies of a request shape that the free devices would be enough for if they stood together.",
+            ["shape"],
+            registry=self.registry,
+        )
+        self._shapes_counted = Gauge(
+            f"{prefix}_shapes_counted_timestamp_seconds",
+            "When request shapes were counted last; they are counted again when devices have changed hands.",
+            registry=self.registry,
+        )
+
+    def set_shape_counts(self, counts: Iterable[ShapeCount]) -> None:
+        """Show how often request shapes fit; one that cannot be counted has no values."""
+        self._shape_fits.clear()
+        self._shape_suggested.clear()
+        for count in counts:
+            if not count.problem:
+                self._shape_fits.labels(count.shape).set(count.fits)
+                self._shape_suggested.labels(count.shape).set(count.suggested)
+        self._shapes_counted.set_to_current_time()
 
     def observe_loop_lag(self, seconds: float) -> None:
         """Count a delay of the event loop."""

@@ -22,6 +22,8 @@ from dra_driver.api.names import (
     SYSTEM_NAMESPACE,
 )
 from dra_driver.cli import common
+from dra_driver.cli.shapes_argument import add_shape_argument
+from dra_driver.fleet import parse_shapes
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import NodePolicy, Strategy
@@ -169,6 +171,7 @@ def _add_observability(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="send traces to this collector (OTLP over HTTP), such as http://collector:4318; default: none",
     )
+    add_shape_argument(parser)
     parser.add_argument(
         "--node-labels",
         choices=("none", "own", "nvidia"),
@@ -220,9 +223,11 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
             service_port=args.admission_service_port,
             url=args.admission_url,
         )
+    drivers = tuple(DriverName(name) for name in args.driver_name or [DEFAULT_DRIVER_NAME])
+    shapes = parse_shapes(args.shape, drivers[0])
     config = ControllerConfig(
         admission=admission,
-        drivers=tuple(DriverName(name) for name in args.driver_name or [DEFAULT_DRIVER_NAME]),
+        drivers=drivers,
         kubeconfig=args.kubeconfig,
         allocator=PoolAllocator(args.allocator),
         strategy=Strategy(args.strategy),
@@ -245,6 +250,7 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
         group_decision_seconds=args.group_decision_seconds,
         decision_memory=args.decision_memory << 20,
         node_labels=args.node_labels,
+        shapes=shapes,
         timings=timings or Timings(),
     )
     asyncio.run(_main(config))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.fleet import ShapeCount
 from dra_driver.kube import SystemClock
 from dra_driver.ownership import PoolID, pool_of_slice
 from dra_driver.structured import AllocatedState, fits_beside
@@ -62,7 +63,8 @@ class World:
         self.freed = 0
         freed: Signal[[]] = Signal()
         freed.listen(self._count)
-        self.worker = WorkerProcess(self.journal, settings, limits)
+        self.counts: list[Sequence[ShapeCount]] = []
+        self.worker = WorkerProcess(self.journal, settings, limits, counted=self.counts.append)
         self.decider = Decider(self.journal, self.worker, SystemClock(), freed, self._allows)
         self.pods: dict[str, Pod] = {}
         self.seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import replace
 
@@ -62,6 +63,7 @@ from dra_driver.api.core import Node, Pod
 from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import DeviceClass, ResourceClaim
+from dra_driver.fleet import ShapeCount
 from dra_driver.resourceclaim import foreign_gates, is_generated
 from dra_driver.structured import Budget
 
@@ -81,6 +83,7 @@ class Decisions:
 
     def __init__(self, settings: Settings, work: Callable[[], float]) -> None:
         self._settings = settings
+        self._work = work
         self._version = 0
         # Counts what may have changed for the better.
         self._improvements = 0
@@ -209,6 +212,23 @@ class Decisions:
     def refresh(self) -> None:
         """Work into the state what has been taken in, which else the next question does."""
         self._decider.refresh()
+
+    # --- shapes ---------------------------------------------------------------------------------------------
+
+    def shapes_state(self) -> tuple[object, ...] | None:
+        """Return a value that is another one when the counts may be; None if there is nothing to count."""
+        return self._decider.shapes_state() if self._settings.shapes else None
+
+    def count_shapes(self, seconds: float) -> tuple[ShapeCount, ...]:
+        """Count the request shapes in our pools.
+
+        Args:
+            seconds: of CPU time that this may take; each shape gets its part.
+        """
+        each = seconds / max(1, len(self._settings.shapes))
+        return self._decider.count_shapes(
+            self._settings.shapes, lambda: Budget(sys.maxsize, seconds=each, clock=self._work)
+        )
 
     # --- questions ------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceSlice,
 )
+from dra_driver.fleet import RequestShape
 from dra_driver.ownership import PoolID
 from dra_driver.structured import DEFAULT_POLICY, PoolPolicy
 
@@ -88,6 +89,7 @@ class Settings:
         longest_avoid_seconds: the most that doubling leads to.
         decision_seconds: CPU time that a decision for a pod may take in the slow lane.
         group_decision_seconds: likewise for all pods of a group.
+        shapes: requests that are counted now and then.
     """
 
     drivers: tuple[DriverName, ...]
@@ -97,6 +99,7 @@ class Settings:
     longest_avoid_seconds: float = 600.0
     decision_seconds: float = 2.0
     group_decision_seconds: float = 10.0
+    shapes: tuple[RequestShape, ...] = ()
 
 
 # --- changes ------------------------------------------------------------------------------------------------

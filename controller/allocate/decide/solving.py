@@ -23,6 +23,7 @@ from controller.allocate.decide.pool_owners import Owner
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.fleet import RequestShape, ShapeCount, count_shapes
 from dra_driver.ownership import PoolID, is_controller_taint
 from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
@@ -250,6 +251,18 @@ class PodDecider:
             return None
         return room(
             self._snapshot(None), claims, ignore_taint=is_controller_taint, pools=self._ours, budget=budget
+        )
+
+    def shapes_state(self) -> tuple[object, ...]:
+        """Return what the counts of request shapes rest on; compared by identity, since its parts are."""
+        return (self._current().snapshot, self._claims.allocated, self._ours)
+
+    def count_shapes(
+        self, shapes: Sequence[RequestShape], budget: Callable[[], Budget]
+    ) -> tuple[ShapeCount, ...]:
+        """Count request shapes in our pools, beside everything that is allocated or assumed."""
+        return count_shapes(
+            self._snapshot(None), shapes, ignore_taint=is_controller_taint, pools=self._ours, budget=budget
         )
 
     def nodes_for(self, pod: Pod) -> Set[str]:

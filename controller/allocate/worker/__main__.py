@@ -46,20 +46,24 @@ def main(descriptor: int, parent: int) -> int:
         except (BrokenPipeError, ConnectionResetError):
             return 0
         finally:
-            if service.slow is not None:
-                service.slow.close()
+            for lane in (service.slow, service.shapes):
+                if lane is not None:
+                    lane.close()
 
 
 def _wait(connection: socket.socket, service: Service) -> None:
-    """Serve the slow lane until there is a message."""
+    """Serve the slow lane and the counts until there is a message."""
     while True:
-        slow = service.slow
+        slow, shapes = service.slow, service.shapes
+        if shapes is not None:
+            shapes.look()
+        counting = list(shapes.pipes) if shapes is not None else []
         pipes = list(slow.pipes) if slow is not None else []
         timeout = slow.timeout if slow is not None else None
         timeout = _IDLE_SECONDS if timeout is None else min(timeout, _IDLE_SECONDS)
         # No ``select``: it takes no descriptors from 1,024 on, and the controller may have given us one.
         poll = select.poll()
-        for descriptor in (connection.fileno(), *pipes):
+        for descriptor in (connection.fileno(), *pipes, *counting):
             poll.register(descriptor, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(math.ceil(timeout * 1000))]
         if not ready:
@@ -69,6 +73,9 @@ def _wait(connection: socket.socket, service: Service) -> None:
             for pipe in ready:
                 if pipe in pipes:
                     slow.read(pipe)
+        if shapes is not None:
+            for pipe in ready:
+                shapes.read(pipe)
         if connection.fileno() in ready:
             return
 

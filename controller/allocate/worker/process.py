@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ from controller.allocate.worker.wire import (
     Start,
     check_answer,
     claims_taken,
+    counts_of,
     decision_of,
     frame,
     frame_of_change,
@@ -32,6 +33,7 @@ from controller.allocate.worker.wire import (
 )
 from dra_driver.api import codec
 from dra_driver.errors import DecodeError
+from dra_driver.fleet import ShapeCount
 from dra_driver.kube import Backoff
 
 __all__ = ["Limits", "WorkerProcess", "answered_by"]
@@ -87,6 +89,7 @@ class WorkerProcess:
         limits: that end a question.
         report: called with the reason whenever a worker has ended.
         start: starts one.
+        counted: called with how often request shapes fit, whenever the worker has counted them.
     """
 
     def __init__(
@@ -96,12 +99,14 @@ class WorkerProcess:
         limits: Limits,
         report: Callable[[str], None] = lambda _: None,
         start: Callable[[], Awaitable[Child]] = WorkerChild.start,
+        counted: Callable[[Sequence[ShapeCount]], None] = lambda _: None,
     ) -> None:
         self._journal = journal
         self._settings = settings
         self._limits = limits
         self._report = report
         self._start = start
+        self._counted = counted
         self._life = 0
         self._ready = asyncio.Event()
         self._child: Child | None = None
@@ -243,6 +248,9 @@ class WorkerProcess:
     # --- messages -------------------------------------------------------------------------------------------
 
     def _received(self, message: Frame) -> None:
+        if message.code == Code.SHAPES:
+            self._counted(counts_of(message, self._settings.shapes))
+            return
         number, asked = message.number, self._asked.get(message.number)
         if message.code not in (Code.BEGUN, Code.ANSWER):
             raise DecodeError(f"a message of unknown code {message.code}")

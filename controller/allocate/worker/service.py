@@ -28,6 +28,7 @@ from controller.allocate.decide import (
     Write,
 )
 from controller.allocate.worker import limits
+from controller.allocate.worker.shape_lane import ShapeLane
 from controller.allocate.worker.slow_lane import Outcome, SlowLane
 from controller.allocate.worker.wire import (
     Code,
@@ -38,6 +39,7 @@ from controller.allocate.worker.wire import (
     decision_of,
     frame,
     frame_of_answer,
+    frame_of_counts,
     packed_answer,
 )
 from dra_driver.api import codec
@@ -73,6 +75,7 @@ class Service:
         self._answers = 0
         self._tidied = time.monotonic()
         self.slow: SlowLane | None = None
+        self.shapes: ShapeLane | None = None
 
     def handle(self, message: Frame) -> None:
         """Take in one message.
@@ -102,6 +105,7 @@ class Service:
         if message.code == Code.READY:
             self._decisions.refresh()
             self.tidy()
+            self._count_shapes()
         else:
             self._decisions.apply(change_of(message))
 
@@ -168,6 +172,18 @@ class Service:
             for claim, allocation in write.allocations:
                 self._decisions.apply(ClaimAssumed(claim.key, claim.metadata.uid, allocation))
             self._decisions.apply(PodExpected(pod, write.node))
+
+    def _count_shapes(self) -> None:
+        """Begin to count request shapes: from now on the cluster is known."""
+        assert self._start is not None
+        if self._decisions is not None and self.shapes is None and self._start.settings.shapes:
+            self.shapes = ShapeLane(
+                self._decisions, memory=self._start.memory, done=self._counted, connection=self._connection
+            )
+
+    def _counted(self, counts: bytes) -> None:
+        """Send how often request shapes fit."""
+        self._send(frame_of_counts(counts))
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the slow lane has found. It is not assumed: others may have its devices by now."""

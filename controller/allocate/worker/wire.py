@@ -59,6 +59,7 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.errors import DecodeError
+from dra_driver.fleet import RequestShape, ShapeCount
 
 __all__ = [
     "LARGEST",
@@ -72,10 +73,12 @@ __all__ = [
     "change_of",
     "check_answer",
     "claims_taken",
+    "counts_of",
     "decision_of",
     "frame",
     "frame_of_answer",
     "frame_of_change",
+    "frame_of_counts",
     "packed_answer",
     "pods_placed",
 ]
@@ -86,6 +89,8 @@ LARGEST: Final = 64 * 1024 * 1024
 _LONGEST_WAIT: Final = 86_400.0
 # Refusals are kept for each pod that waits, and end in Events of 1 KiB.
 _LONGEST_TEXT: Final = 16_384
+# More than there are devices in any cluster, and a number that JSON and Prometheus have exactly.
+_MOST_COPIES: Final = 1 << 53
 _KINDS: Final[tuple[type[Watched], ...]] = (
     Node,
     Pod,
@@ -121,6 +126,8 @@ class Code:
     """From the worker: it works on the question with the number, and on nothing else until it is answered."""
     ANSWER: Final = 5
     """From the worker: ``Answer`` to the question with the number."""
+    SHAPES: Final = 6
+    """From the worker, now and then: ``ShapeCount`` of every shape of the settings, in their order."""
     CLAIM_SEEN: Final = 31
     SEEN: Final = 32
     GONE: Final = 48
@@ -342,6 +349,30 @@ def packed_answer(answer: PodAnswer, version: int, answers: int, *, slow: bool) 
 def frame_of_answer(question: int, body: bytes) -> bytes:
     """Return the message that carries an answer to the question with this number."""
     return _HEADER.pack(len(body), Code.ANSWER, question) + body
+
+
+def frame_of_counts(body: bytes) -> bytes:
+    """Return the message that carries counts of request shapes."""
+    return _HEADER.pack(len(body), Code.SHAPES, 0) + body
+
+
+def counts_of(message: Frame, shapes: Iterable[RequestShape]) -> tuple[ShapeCount, ...]:
+    """Return the counts that a message carries.
+
+    Args:
+        message: that was received.
+        shapes: of the settings.
+
+    Raises:
+        DecodeError: no worker in order sends it.
+    """
+    counts = codec.decode(tuple[ShapeCount, ...], message.body)
+    if [c.shape for c in counts] != [s.name for s in shapes]:
+        raise DecodeError("counts of other shapes than those of the settings")
+    for count in counts:
+        if not 0 <= count.fits <= count.suggested <= _MOST_COPIES or len(count.problem) > _LONGEST_TEXT:
+            raise DecodeError(f"a count of {count.fits} and {count.suggested} for {count.shape}")
+    return counts
 
 
 def _packed(decision: Decision) -> _Packed:

@@ -1,0 +1,123 @@
+"""Counts request shapes now and then, in a copy of the worker, when there is something new to count."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from controller.allocate.decide import Decisions
+from controller.allocate.worker import copies
+from controller.allocate.worker.wire import LARGEST
+from dra_driver.api import codec
+
+__all__ = ["ShapeLane"]
+
+# Between the beginnings of two counts; and so many times the CPU time of the last one, so that counting takes
+# a twentieth of a core at most.
+_LEAST_SECONDS: Final = 15.0
+_SHARE: Final = 20
+_LOOK_SECONDS: Final = 1.0
+# CPU time of a count. What was counted until then is reported as "at least".
+_SECONDS: Final = 20.0
+_CHUNK: Final = 1 << 16
+
+
+@dataclass(slots=True)
+class _Copy:
+    pipe: int
+    process: int
+    started: float
+    data: bytearray = field(default_factory=bytearray)
+
+
+class ShapeLane:
+    """One count at a time, beside the questions.
+
+    Args:
+        decisions: that are copied.
+        memory: bytes that a copy may take beyond what this process has.
+        done: called with the counts, as JSON.
+        connection: file descriptor of this process that copies must not keep open.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        *,
+        memory: int,
+        done: Callable[[bytes], None],
+        connection: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._decisions = decisions
+        self._memory = memory
+        self._done = done
+        self._connection = connection
+        self._clock = clock
+        self._counted: object = None
+        self._next = 0.0
+        self._copy: _Copy | None = None
+
+    @property
+    def pipes(self) -> Collection[int]:
+        """What ``read`` is to be called for when it can be read."""
+        return () if self._copy is None else (self._copy.pipe,)
+
+    def look(self) -> None:
+        """Begin a count if it is time for one, and stop one that takes too long."""
+        now = self._clock()
+        if self._copy is not None:
+            if now - self._copy.started > 5 * (_SECONDS + copies.GRACE_SECONDS):
+                os.kill(self._copy.process, signal.SIGKILL)
+            return
+        if now < self._next:
+            return
+        state = self._decisions.shapes_state()
+        if state is None or state == self._counted:
+            # It costs the work of a question that everything is up to date.
+            self._next = now + _LOOK_SECONDS
+            return
+        self._counted, self._next = state, now + _LEAST_SECONDS
+        # Without more processes, files or memory, the next look tries again.
+        with contextlib.suppress(OSError):
+            pipe, process = copies.begin(
+                lambda: codec.encode(self._decisions.count_shapes(_SECONDS)),
+                connection=self._connection,
+                memory=self._memory,
+                seconds=_SECONDS,
+            )
+            self._copy = _Copy(pipe, process, now)
+            return
+        self._counted = None
+
+    def read(self, pipe: int) -> None:
+        """Take in what a copy has sent, and report the counts when it has ended."""
+        copy = self._copy
+        if copy is None or copy.pipe != pipe:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(pipe, _CHUNK):
+                copy.data += data
+                if len(copy.data) > LARGEST:
+                    os.kill(copy.process, signal.SIGKILL)
+                    break
+            self._copy = None
+            os.close(pipe)
+            _, status, used = os.wait4(copy.process, 0)
+            self._next = max(self._next, self._clock() + _SHARE * (used.ru_utime + used.ru_stime))
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+                self._done(bytes(copy.data))
+
+    def close(self) -> None:
+        """Stop the count."""
+        if self._copy is not None:
+            os.kill(self._copy.process, signal.SIGKILL)
+            os.close(self._copy.pipe)
+            os.waitpid(self._copy.process, 0)
+            self._copy = None
