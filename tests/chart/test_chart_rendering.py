@@ -15,10 +15,12 @@ import pytest
 from chart_cases import cases
 from chart_support import CHART, ROOT, Chart, Object, Refused, agent, host_paths, named, of_kind, workloads
 
+from dra_driver.api import codec
 from dra_driver.api.parameters import DeviceType, KernelDriver, decode_parameters
-from dra_driver.api.resource import Device, DeviceAttribute
+from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaimSpec
 from dra_driver.cel import DeviceView, compile_selector
 from dra_driver.cli import common
+from dra_driver.fleet import parse_shapes
 from dra_driver.sim.apiserver import ApiServer
 
 CASES = dict(cases())
@@ -453,6 +455,18 @@ def test_the_controller_serves_every_driver_that_is_installed(chart: Chart) -> N
     ]["template"]["spec"]["containers"]
     args = parse(container["command"], container["args"])
     assert args.driver_name == ["gpu.dra-driver.dev", "rdma.dra-driver.dev"]
+
+
+def test_request_shapes_reach_the_controller_as_words_and_as_specs(chart: Chart) -> None:
+    spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "x.io", "count": 3}}]}}
+    values = {"controller": {"shapes": {"7g": "mig profile 7g.80gb", "three": spec}}}
+    (container,) = named(chart.render(values), "Deployment", "dra-driver-controller")["spec"]["template"][
+        "spec"
+    ]["containers"]
+    args = parse(container["command"], container["args"])
+    words, three = parse_shapes(args.shape, "gpu.dra-driver.dev")
+    assert (words.name, words.text, three.name) == ("7g", "mig profile 7g.80gb", "three")
+    assert three.spec == codec.convert(ResourceClaimSpec, spec)
 
 
 def test_nodes_are_chosen_by_their_hardware(chart: Chart) -> None:
