@@ -48,6 +48,9 @@ def main() -> None:
     pages = {**PAGES, **{f"deploy/examples/{e.name}": f"examples/{e.stem}.md" for e in examples()}}
     for file in sorted((ROOT / "docs").rglob("*.md")):
         pages[file.relative_to(ROOT).as_posix()] = file.relative_to(ROOT / "docs").as_posix()
+    for picture in sorted((ROOT / "docs").rglob("*.svg")):
+        pages[picture.relative_to(ROOT).as_posix()] = name = picture.relative_to(ROOT / "docs").as_posix()
+        write(out / name, picture.read_text(encoding="utf-8"))
     for source, page in pages.items():
         if source.endswith(".md"):
             write(out / page, linked((ROOT / source).read_text(encoding="utf-8"), source, page, pages))

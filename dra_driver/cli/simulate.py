@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"it asks for; default: {'; '.join(workload.DEFAULT_JOBS)}",
     )
     arrivals.add_argument(
-        "--load", type=float, metavar="PART", help="part of the devices that is asked for; default: 0.75"
+        "--load", type=float, metavar="PART", help="part of the devices that is asked for; default: 0.6"
     )
     arrivals.add_argument("--seed", type=int, metavar="N", help="of the random numbers; default: 1")
     arrivals.add_argument("--days", type=int, metavar="N", help="to be simulated; default: 7")
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.arrivals is not None:
         arrivals = workload.read_arrivals(args.arrivals)
     else:
-        load = 0.75 if args.load is None else args.load
+        load = 0.6 if args.load is None else args.load
         seed = 1 if args.seed is None else args.seed
         sizes = sizes_of(fleet, [job.shape for job in jobs])
         arrivals = workload.generated(jobs, sizes, devices=devices, load=load, days=days, seed=seed)

@@ -13,7 +13,7 @@ from dra_driver.fleet import RequestShape
 __all__ = ["drawn"]
 
 _COLORS: Final = ("#d1495b", "#00798c", "#8d6a9f", "#3d5a80")
-_WIDTH, _PANEL, _GAP, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 150, 46, 56, 16, 60, 40
+_WIDTH, _PANEL, _GAP, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 150, 46, 56, 16, 76, 40
 _FONT: Final = 'font-family="sans-serif" font-size="12" fill="#333"'
 _DAY: Final = 86_400.0
 

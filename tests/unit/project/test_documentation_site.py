@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from paths import PROJECT
 
+from dra_driver.cli.main import main
+from dra_driver.cli.simulation.workload import DEFAULT_JOBS
+
 ROOT = PROJECT
 
 
@@ -66,3 +69,17 @@ def test_every_example_has_a_page(pages: Path) -> None:
     names = sorted(p.stem for p in (ROOT / "deploy" / "examples").iterdir() if p.suffix != ".md")
     assert [n for n in names if f"({n}.md)" not in index] == []
     assert [n for n in names if "```yaml" not in (pages / "examples" / f"{n}.md").read_text()] == []
+
+
+def test_the_simulated_week_is_the_one_that_the_command_makes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "fragmentation.md").read_text()
+    drawn = tmp_path / "plot.svg"
+    assert main(["simulate", "--plot", str(drawn)]) == 0
+    made = (drawn.read_text(), capsys.readouterr().out.strip() in page)
+    assert made == ((ROOT / "docs" / "fragmentation.svg").read_text(), True), (
+        "run `dra-driver simulate --plot docs/fragmentation.svg`, and put what it prints into the page"
+    )
+    for job in DEFAULT_JOBS:
+        assert f"\n{job}\n" in page
