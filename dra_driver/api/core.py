@@ -272,6 +272,12 @@ class Secret(WireObject, frozen=True, kw_only=True):
     data: Mapping[str, str] | None = None
 
 
+class ConfigMap(WireObject, frozen=True, kw_only=True):
+    """``core/v1 ConfigMap``."""
+
+    data: Mapping[str, str] | None = None
+
+
 class Event(WireObject, frozen=True, kw_only=True):
     """``core/v1 Event``."""
 
@@ -289,4 +295,5 @@ NODES = Resource("", "v1", "nodes", "Node", Node, namespaced=False)
 PODS = Resource("", "v1", "pods", "Pod", Pod, namespaced=True)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
 EVENTS = Resource("", "v1", "events", "Event", Event, namespaced=True)
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", ConfigMap, namespaced=True)
 SECRETS = Resource("", "v1", "secrets", "Secret", Secret, namespaced=True)

@@ -28,6 +28,7 @@ __all__ = [
     "PLUGIN_FIELD_MANAGER",
     "POD_CLAIM_ANNOTATION",
     "RDMA_DRIVER_NAME",
+    "REQUEST_SHAPES",
     "SYSTEM_NAMESPACE",
     "TOPOLOGY_ANNOTATION",
     "cdi_kind",
@@ -39,6 +40,8 @@ RDMA_DRIVER_NAME: Final = "rdma.dra-driver.dev"
 # Under this name we take over from NVIDIA's driver, and understand its opaque parameters.
 NVIDIA_DRIVER_NAME: Final = "gpu.nvidia.com"
 SYSTEM_NAMESPACE: Final = "dra-driver"
+REQUEST_SHAPES: Final = "dra-driver-request-shapes"
+"""ConfigMap of an installation: request shapes by name, as `--shape` takes them."""
 
 # Devices of a pool that our controller allocates carry this NoSchedule taint, so that kube-scheduler's
 # allocator never picks them; the value is "allocates".

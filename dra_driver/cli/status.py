@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.allocate.taint_rules import served_rules
-from dra_driver.api.core import EVENTS, NODES, PODS, Node, Pod
+from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS, Node, Pod
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import Resource
-from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.names import DEFAULT_DRIVER_NAME, REQUEST_SHAPES, SYSTEM_NAMESPACE
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
@@ -24,7 +24,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.cli import common, shapes_argument
 from dra_driver.cli.capacity import dropped_notes
-from dra_driver.errors import Forbidden, NotFound
+from dra_driver.errors import ConfigurationError, Forbidden, NotFound
 from dra_driver.fleet import (
     STATES,
     Fleet,
@@ -59,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one line per model on each node, or per model on all nodes",
     )
     shapes_argument.add_shape_argument(parser)
+    parser.add_argument(
+        "--system-namespace",
+        default=SYSTEM_NAMESPACE,
+        metavar="NS",
+        help="where the driver is installed: without --shape, the shapes of the installation (the chart's "
+        f"controller.shapes, in the ConfigMap {REQUEST_SHAPES}) are counted",
+    )
     common.add_watch_arguments(parser)
     common.add_output_argument(parser)
 
@@ -66,18 +73,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the status once, or until interrupted."""
     drivers = tuple(args.driver_name or [DEFAULT_DRIVER_NAME])
-    shapes = parse_shapes(args.shape, drivers[0])
+    shapes = parse_shapes(args.shape, drivers[0]) if args.shape else None
     asyncio.run(_main(args, drivers, shapes))
     return 0
 
 
-async def _main(args: argparse.Namespace, drivers: Sequence[str], shapes: Sequence[RequestShape]) -> None:
+async def _main(
+    args: argparse.Namespace, drivers: Sequence[str], shapes: Sequence[RequestShape] | None
+) -> None:
     async with await KubeApi.connect(
         args.kubeconfig, context=args.context, user_agent="dra-driver-status"
     ) as client:
 
         async def text() -> str:
-            return _text(await look(client, drivers, by=args.by, shapes=shapes), args.output)
+            return _text(
+                await look(client, drivers, by=args.by, shapes=shapes, namespace=args.system_namespace),
+                args.output,
+            )
 
         await common.show(text, args)
 
@@ -118,7 +130,8 @@ async def look(
     drivers: Sequence[str],
     *,
     by: str = "node",
-    shapes: Sequence[RequestShape] = (),
+    shapes: Sequence[RequestShape] | None = None,
+    namespace: str = SYSTEM_NAMESPACE,
 ) -> Overview:
     """Read the cluster.
 
@@ -126,7 +139,8 @@ async def look(
         client: of the cluster.
         drivers: whose devices are shown.
         by: ``node`` or ``model``.
-        shapes: to be counted, among the devices of all drivers.
+        shapes: to be counted, among the devices of all drivers; if None, those of the installation.
+        namespace: of the installation.
 
     Raises:
         ApiError, ApiUnavailable: the API server refuses, or cannot be reached.
@@ -151,7 +165,10 @@ async def look(
         found = (*waits, *(told.get(o.metadata.uid, "") for o in (claim, *pods)))
         return next((text for text in found if text), "")
 
-    dropped = await dropped_notes(client, claims)
+    notes = list(await dropped_notes(client, claims))
+    if shapes is None:
+        shapes, unread = await _configured(client, namespace, drivers[0])
+        notes += unread
     views = fleet.views()
     waiting, _ = fleet.waiting(reason_of)
     return Overview(
@@ -159,9 +176,24 @@ async def look(
         waiting=tuple(waiting),
         nodes=len(nodes),
         nodes_with_devices=len({v.node for v in views if v.devices}),
-        notes=(*dropped, *(f"{v.node} ({v.driver}): {note}" for v in views for note in v.notes)),
+        notes=(*(f"{v.node} ({v.driver}): {note}" for v in views for note in v.notes), *notes),
         shapes=await _count(client, shapes, nodes, slices, claims) if shapes else (),
     )
+
+
+async def _configured(
+    client: KubeClient, namespace: str, driver: str
+) -> tuple[tuple[RequestShape, ...], list[str]]:
+    """Return the shapes that the chart was given, and what is wrong with them."""
+    try:
+        found = (await client.get(CONFIG_MAPS, REQUEST_SHAPES, namespace)).data or {}
+    except (NotFound, Forbidden):
+        return (), []
+    texts = [f"{name}={text}" for name, text in sorted(found.items())]
+    try:
+        return parse_shapes(texts, driver, where=f"ConfigMap {namespace}/{REQUEST_SHAPES}"), []
+    except ConfigurationError as e:
+        return (), list(e.findings)
 
 
 async def _count(

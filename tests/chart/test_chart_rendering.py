@@ -16,6 +16,7 @@ from chart_cases import cases
 from chart_support import CHART, ROOT, Chart, Object, Refused, agent, host_paths, named, of_kind, workloads
 
 from dra_driver.api import codec
+from dra_driver.api.names import REQUEST_SHAPES
 from dra_driver.api.parameters import DeviceType, KernelDriver, decode_parameters
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaimSpec
 from dra_driver.cel import DeviceView, compile_selector
@@ -467,6 +468,12 @@ def test_request_shapes_reach_the_controller_as_words_and_as_specs(chart: Chart)
     words, three = parse_shapes(args.shape, "gpu.dra-driver.dev")
     assert (words.name, words.text, three.name) == ("7g", "mig profile 7g.80gb", "three")
     assert three.spec == codec.convert(ResourceClaimSpec, spec)
+    told = named(chart.render(values), "ConfigMap", REQUEST_SHAPES)["data"]
+    assert parse_shapes([f"{name}={text}" for name, text in told.items()], "gpu.dra-driver.dev") == (
+        words,
+        three,
+    )
+    assert not [m for m in of_kind(chart.render(), "ConfigMap") if m["metadata"]["name"] == REQUEST_SHAPES]
 
 
 def test_nodes_are_chosen_by_their_hardware(chart: Chart) -> None:

@@ -10,7 +10,7 @@ import builders
 from builders import DRIVER
 from fake_client import FakeClient
 
-from dra_driver.api.core import EVENTS, NODES, PODS
+from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS
 from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATED_CONDITION
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -155,3 +155,16 @@ def test_shapes_are_counted_beside_what_the_free_devices_suggest() -> None:
     assert pair == {"shape": "pair", "fits": 1, "exact": True, "suggested": 1, "fragmentation": 0.0}
     assert "'missing.example.com' does not exist" in none["problem"]
     assert "SUM OF FREE SUGGESTS" in status._text(found, "table")
+
+
+def test_without_shapes_those_of_the_installation_are_counted() -> None:
+    fake = cluster()
+    assert asyncio.run(status.look(fake, (DRIVER,))).shapes == ()
+    told = {"metadata": {"name": "dra-driver-request-shapes", "namespace": "sys"}, "data": {"pair": "2 gpu"}}
+    fake.put(CONFIG_MAPS, told)
+    (pair,) = asyncio.run(status.look(fake, (DRIVER,), namespace="sys")).shapes
+    assert pair.shape == "pair"
+    fake.put(CONFIG_MAPS, {**told, "data": {"pair": "2 gpus", "one": "1 gpu"}})
+    found = asyncio.run(status.look(fake, (DRIVER,), namespace="sys"))
+    assert found.shapes == ()
+    assert "ConfigMap sys/dra-driver-request-shapes 'pair=2 gpus': KIND 'gpus'" in found.notes[-1]
