@@ -131,6 +131,11 @@ def _check(args: argparse.Namespace) -> None:
             for flag in ("job", "load", "seed")
             if getattr(args, flag) is not None
         ]
+    findings += [
+        f"--{flag} {file}: there is no folder {file.parent}"
+        for flag, file in (("plot", args.plot), ("write-arrivals", args.write_arrivals))
+        if file is not None and not file.parent.is_dir()
+    ]
     if args.load is not None and not 0 < args.load <= 10:
         findings.append(f"--load {args.load:g}: must be above 0 and at most 10")
     if args.days is not None and not 1 <= args.days <= 366:

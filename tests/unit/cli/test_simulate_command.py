@@ -124,6 +124,7 @@ def test_arrivals_follow_the_hours_of_the_day_and_the_load() -> None:
         ),
         (["--arrivals", "/nonexistent", "--seed", "2"], ["--seed is for arrivals that are generated"]),
         (["--arrivals", "/nonexistent"], ["/nonexistent: No such file"]),
+        (["--plot", "/nonexistent/x.svg"], ["there is no folder /nonexistent"]),
         (["--shape", "8 gpus"], ["KIND 'gpus'"]),
         (["--fleet", "l4x8=1", "--job", "a=1:2h:mig profile 7g.80gb"], ["a does not fit on the empty fleet"]),
     ],
