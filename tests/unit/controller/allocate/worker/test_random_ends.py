@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -36,7 +37,10 @@ def test_devices_are_given_once_and_no_pod_is_lost_whatever_ends_the_workers() -
     def hurt() -> None:
         child = bench.process._child if bench.process is not None else None
         if isinstance(child, WorkerChild) and not child.has_ended:
-            os.kill(child.pid, rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM]))
+            number = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM])
+            # It may have ended a moment ago, without the event loop having heard of it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, number)
 
     async def scenario(h: Harness) -> None:
         loop = asyncio.get_running_loop()
