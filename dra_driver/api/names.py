@@ -14,6 +14,7 @@ __all__ = [
     "CONTROLLER_TAINT",
     "DEFAULT_DRIVER_NAME",
     "DEFAULT_SCHEDULER",
+    "DEVICE_CLASSES",
     "EXTENDED_RESOURCE_ANNOTATION",
     "GROUP_DOMAIN_ANNOTATION",
     "GROUP_LABEL",
@@ -40,6 +41,8 @@ RDMA_DRIVER_NAME: Final = "rdma.dra-driver.dev"
 # Under this name we take over from NVIDIA's driver, and understand its opaque parameters.
 NVIDIA_DRIVER_NAME: Final = "gpu.nvidia.com"
 SYSTEM_NAMESPACE: Final = "dra-driver"
+DEVICE_CLASSES: Final = ("gpu", "mig", "partition", "vf", "vfio", "nvidia", "amd", "intel")
+"""DeviceClasses of an installation, by what stands before the driver's name; `gpu` has that name itself."""
 REQUEST_SHAPES: Final = "dra-driver-request-shapes"
 """ConfigMap of an installation: request shapes by name, as `--shape` takes them."""
 

@@ -4,9 +4,9 @@ A shape is a claim without an owner. It is written as a ResourceClaimSpec, or in
 
     [COUNT] KIND [profile NAME] [model TEXT] [memory QUANTITY] [same ATTRIBUTE] …
 
-``8 gpu model H100 same nvlinkGroup``, ``mig profile 7g.80gb``. A model is named whole or up to a hyphen: H100
-is H100-80GB-HBM3, L4 is no L40S. KIND is ``gpu``, ``mig``, ``partition`` or ``vf`` for the DeviceClass of the
-driver, or the name of a DeviceClass.
+``8 gpu model H100 same nvlinkGroup``, ``partition profile 7g.80gb``. A model is named whole or up to a
+hyphen: H100 is H100-80GB-HBM3, L4 is no L40S. KIND is one of ``names.DEVICE_CLASSES`` or the name of a
+DeviceClass.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9]([-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?")
 _CLASS: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+")
 _ATTRIBUTE: Final = re.compile(r"([-.a-z0-9]+/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
 _VALUE: Final = re.compile(r"[-+._a-zA-Z0-9]{1,64}")
-_KINDS: Final = {"gpu": "", "mig": "mig.", "partition": "partition.", "vf": "vf."}
+_WHOLE: Final = "gpu"
 _STANDARD: Final = {"numaNode": names.NUMA_NODE, "pcieRoot": names.PCIE_ROOT}
 _FORM: Final = "[COUNT] KIND [profile NAME] [model TEXT] [memory QUANTITY] [same ATTRIBUTE]"
 
@@ -145,12 +145,12 @@ def _spec_of_words(text: str, driver: str) -> ResourceClaimSpec:
         if not count:
             findings.append("0 devices: the count must be at least 1")
     kind = words.pop(0) if words else ""
-    if kind in _KINDS:
-        class_name = _KINDS[kind] + driver
+    if kind in names.DEVICE_CLASSES:
+        class_name = driver if kind == _WHOLE else f"{kind}.{driver}"
     elif _CLASS.fullmatch(kind):
         class_name = kind
     else:
-        known = ", ".join(_KINDS)
+        known = ", ".join(names.DEVICE_CLASSES)
         findings.append(
             f"KIND {kind!r}: must be {known} or the name of a DeviceClass with a dot; the form is {_FORM}"
         )

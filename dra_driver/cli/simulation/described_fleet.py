@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.api import codec
 from dra_driver.api.core import Node
 from dra_driver.api.inventory import DeviceInventory, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.meta import DriverName, ObjectMeta
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
-from dra_driver.api.resource import DeviceClass, ResourcePool, ResourceSlice, ResourceSliceSpec
+from dra_driver.api.resource import (
+    CelSelector,
+    DeviceClass,
+    DeviceClassSpec,
+    DeviceSelector,
+    ResourcePool,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
 from dra_driver.discovery.registry import open_backend
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.resourceslice import PoolAllocator, PublishOptions, build_slices
@@ -23,7 +30,8 @@ __all__ = ["FleetObjects", "described_fleet"]
 
 _GROUP: Final = re.compile(r"(.+)=([1-9][0-9]{0,4})")
 _MOST_NODES: Final = 10_000
-_TYPES: Final = {"gpu": "", "mig": "mig.", "partition": "partition.", "vf": "vf."}
+_TYPES: Final = ("gpu", "mig", "partition", "vf")
+_VENDORS: Final = ("nvidia", "amd", "intel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +131,25 @@ def _slices(
 def _classes() -> tuple[DeviceClass, ...]:
     """Return the classes that the chart installs, as far as a request in words can name them."""
     driver = DEFAULT_DRIVER_NAME
+    found = {
+        driver if type_ == "gpu" else f"{type_}.{driver}": f'{{0}}.type == "{type_}"' for type_ in _TYPES
+    }
+    found |= {
+        f"{vendor}.{driver}": f'{{0}}.type == "gpu" && {{0}}.vendor == "{vendor}"' for vendor in _VENDORS
+    }
     return tuple(
-        codec.convert(
-            DeviceClass,
-            {
-                "metadata": {"name": f"{prefix}{driver}"},
-                "spec": {
-                    "selectors": [
-                        {
-                            "cel": {
-                                "expression": f'device.driver == "{driver}" && '
-                                f'device.attributes["{driver}"].type == "{type_}"'
-                            }
-                        }
-                    ]
-                },
-            },
+        DeviceClass(
+            metadata=ObjectMeta(name=name),
+            spec=DeviceClassSpec(
+                selectors=(
+                    DeviceSelector(
+                        cel=CelSelector(
+                            expression=f'device.driver == "{driver}" && '
+                            + text.format(f'device.attributes["{driver}"]')
+                        )
+                    ),
+                )
+            ),
         )
-        for type_, prefix in _TYPES.items()
+        for name, text in found.items()
     )

@@ -58,7 +58,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         'c={"a": 1}',
     )
     text = "\n".join(found)
-    assert "KIND 'gpus': must be gpu, mig, partition, vf or the name of a DeviceClass" in text
+    assert "KIND 'gpus': must be gpu, mig, partition, vf, vfio, nvidia, amd, intel or the name of a" in text
     assert "unknown word 'colour'" in text
     assert "memory 'lots': is not a value of memory" in text
     assert "same '': is not a value of same" in text
