@@ -27,7 +27,7 @@ _EPILOG = """The allocator is the controller's; only time is simulated. A claim 
 is tried again, the oldest first, whenever devices are freed; it holds up no other claim. Processors and
 memory of nodes, priorities and the work of kube-scheduler are not simulated. The same arguments give the
 same numbers."""
-_FLEET: Final = ("dgx-h100=12", "dgx-a100-40=4", "l4x8=4")
+_FLEET: Final = "dgx-h100:12,dgx-a100-40:4,l4x8:4"
 _DAY: Final = 86_400.0
 
 
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet = parser.add_argument_group("the fleet")
     fleet.add_argument(
         "--fleet",
-        action="append",
-        metavar="PROFILE=NODES",
-        help=f"nodes of a profile, as for --backend simulated= (repeatable); default: {' '.join(_FLEET)}",
+        default="",
+        metavar="PROFILE:NODES,…",
+        help=f"profiles, as for --backend simulated=, and how many nodes of each; default: {_FLEET}",
     )
     fleet.add_argument(
         "--partitions",

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--partitions", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    fleet = described_fleet([f"dgx-h100={args.nodes}"], ["*"] if args.partitions else [])
+    fleet = described_fleet(f"dgx-h100:{args.nodes}", ["*"] if args.partitions else [])
     in_use = taken(fleet, Random(args.seed))
     allocated = AllocatedState().with_devices(in_use)
     cluster = Cluster(slices=fleet.slices, classes=fleet.classes, nodes=fleet.nodes, allocated=allocated)

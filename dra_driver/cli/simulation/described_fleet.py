@@ -28,7 +28,7 @@ from dra_driver.resourceslice import PoolAllocator, PublishOptions, build_slices
 
 __all__ = ["FleetObjects", "described_fleet"]
 
-_GROUP: Final = re.compile(r"(.+)=([1-9][0-9]{0,4})")
+_GROUP: Final = re.compile(r"(.+):([1-9][0-9]{0,4})")
 _MOST_NODES: Final = 10_000
 _TYPES: Final = ("gpu", "mig", "partition", "vf")
 _VENDORS: Final = ("nvidia", "amd", "intel")
@@ -43,11 +43,11 @@ class FleetObjects:
     classes: tuple[DeviceClass, ...]
 
 
-def described_fleet(groups: Sequence[str], partitions: Sequence[str] = ()) -> FleetObjects:
-    """Return the fleet of ``PROFILE=NODES`` groups.
+def described_fleet(text: str, partitions: Sequence[str] = ()) -> FleetObjects:
+    """Return the fleet of ``PROFILE:NODES,…``.
 
     Args:
-        groups: profiles as for ``--backend simulated=``, with numbers of nodes.
+        text: profiles as for ``--backend simulated=``, with numbers of nodes.
         partitions: profiles of partitions that are published beside whole devices; ``*`` for all.
 
     Raises:
@@ -55,10 +55,10 @@ def described_fleet(groups: Sequence[str], partitions: Sequence[str] = ()) -> Fl
     """
     findings: list[str] = []
     wanted: list[tuple[str, int]] = []
-    for group in groups:
+    for group in map(str.strip, text.split(",")):
         found = _GROUP.fullmatch(group)
         if found is None:
-            findings.append(f"--fleet {group!r}: must be PROFILE=NODES, such as dgx-h100=16")
+            findings.append(f"--fleet {group!r}: must be PROFILE:NODES, such as dgx-h100:16")
         else:
             wanted.append((found[1], int(found[2])))
     total = sum(number for _, number in wanted)

@@ -18,7 +18,7 @@ from dra_driver.structured import Strategy
 
 DRIVER = "gpu.dra-driver.dev"
 HOUR = 3600.0
-SMALL = ["simulate", "--fleet", "dgx-h100=2", "--fleet", "l4x8=1", "--days", "1", "--load", "0.9"]
+SMALL = ["simulate", "--fleet", "dgx-h100:2,l4x8:1", "--days", "1", "--load", "0.9"]
 
 
 def shape(text: str) -> RequestShape:
@@ -64,7 +64,7 @@ def test_the_plot_has_a_line_for_each_strategy_and_shape(
 
 
 def test_claims_wait_for_devices_and_hold_up_no_others() -> None:
-    fleet = described_fleet(["dgx-h100=1"])
+    fleet = described_fleet("dgx-h100:1")
     arrivals = [
         Arrival(0, 2 * HOUR, "a", shape("five=5 gpu")),
         Arrival(HOUR / 2, HOUR, "b", shape("eight=8 gpu")),
@@ -81,7 +81,7 @@ def test_claims_wait_for_devices_and_hold_up_no_others() -> None:
 
 
 def test_best_fit_leaves_the_large_devices_to_those_that_need_them() -> None:
-    fleet = described_fleet(["dgx-h100=1", "l4x8=1"])
+    fleet = described_fleet("dgx-h100:1,l4x8:1")
     small = shape("small=1 gpu memory 16Gi")
     arrivals = [Arrival(i, 99 * HOUR, f"s{i}", small) for i in range(4)]
     large = [shape("large=8 gpu same nvlinkGroup")]
@@ -92,7 +92,7 @@ def test_best_fit_leaves_the_large_devices_to_those_that_need_them() -> None:
 
 
 def test_partitions_count_for_their_part_of_the_memory() -> None:
-    fleet = described_fleet(["dgx-h100=1"], ["1g.10gb", "7g.80gb"])
+    fleet = described_fleet("dgx-h100:1", ["1g.10gb", "7g.80gb"])
     _, total = weights_of(fleet)
     assert total == 8
     eighth, whole = sizes_of(fleet, [shape("mig profile 1g.10gb"), shape("mig profile 7g.80gb")])
@@ -113,7 +113,7 @@ def test_arrivals_follow_the_hours_of_the_day_and_the_load() -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (["--fleet", "dgx-h100", "--fleet", "nothing=2"], ["must be PROFILE=NODES", "--fleet nothing: "]),
+        (["--fleet", "dgx-h100,nothing:2"], ["must be PROFILE:NODES", "--fleet nothing: "]),
         (
             ["--load", "0", "--days", "0"],
             ["--load 0: must be above 0", "--days 0: must be between"],
@@ -126,7 +126,7 @@ def test_arrivals_follow_the_hours_of_the_day_and_the_load() -> None:
         (["--arrivals", "/nonexistent"], ["/nonexistent: No such file"]),
         (["--plot", "/nonexistent/x.svg"], ["there is no folder /nonexistent"]),
         (["--shape", "8 gpus"], ["KIND 'gpus'"]),
-        (["--fleet", "l4x8=1", "--job", "a=1:2h:mig profile 7g.80gb"], ["a does not fit on the empty fleet"]),
+        (["--fleet", "l4x8:1", "--job", "a=1:2h:mig profile 7g.80gb"], ["a does not fit on the empty fleet"]),
     ],
 )
 def test_bad_input_is_named(

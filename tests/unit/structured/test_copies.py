@@ -8,6 +8,7 @@ import builders
 from allocator_world import claim, device, exactly, gpu_class, node, partitioned_pool, pool, snapshot, takes
 
 from dra_driver.api import codec
+from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import DeviceTaint, ResourceClaim, ResourceSlice
 from dra_driver.structured import (
     AllocatedState,
@@ -32,7 +33,7 @@ def gpus(number: int, **fields: Any) -> list[dict[str, Any]]:
 
 def held(of: Snapshot, *devices: tuple[str, str]) -> Snapshot:
     """The snapshot with some devices (node, name) allocated."""
-    ids = [(DeviceID(builders.DRIVER, node_, name), "ns/holder") for node_, name in devices]
+    ids = [(DeviceID(builders.DRIVER, PoolName(node_), name), "ns/holder") for node_, name in devices]
     return of.with_allocated(of.allocated.with_devices(ids))
 
 
@@ -111,7 +112,7 @@ def test_what_may_not_be_used_does_not_count() -> None:
         return found.key == "sick"
 
     assert numbers(count_copies(fleet, ONE, ignore_taint=ignored)) == (6, 6, True)
-    mine = PersistentMap([(PoolID(builders.DRIVER, "n3"), PoolPolicy())])
+    mine = PersistentMap([(PoolID(builders.DRIVER, PoolName("n3")), PoolPolicy())])
     assert numbers(count_copies(fleet, ONE, pools=mine)) == (2, 2, True)
 
 
