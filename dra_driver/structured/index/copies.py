@@ -72,7 +72,7 @@ def count_copies(
         ignore_taint: as for ``allocate``.
         pools: as for ``allocate``.
         budget: what the count may cost; if None, some ten seconds of work. When it is used up, ``fits`` is
-            what was counted until then.
+            what was counted until then, or there is a problem if what is free was not added up yet.
     """
     budget = budget or Budget(4_000_000, _STEPS_PER_NODE)
     fleet = snapshot.memory.of(Fleet)
@@ -89,7 +89,7 @@ def count_copies(
     except FatalError as e:
         return Copies(0, True, 0, str(e))
     except BudgetExhausted:
-        return Copies(0, False, 0, "gave up: the nodes have too many different devices for its selectors")
+        return Copies(0, False, 0, "gave up: there are too many different devices for what it may cost")
     finally:
         fleet.settle()
 
@@ -150,17 +150,21 @@ class _Count:
         self._fits, self._exact = 0, True
 
     def run(self) -> Copies:
-        """Return the answer."""
+        """Return the answer.
+
+        Raises:
+            BudgetExhausted: what is free could not be added up.
+        """
         total = self._no_sums()
         shared: list[NodeClass] = []
         seen: set[Hashable] = set()
         classes = [c for c in self._index.classes if c.nodes]
+        for nodes in classes:
+            self._budget.spend(1 + len(nodes.parts))
+            self._add_sums(total, nodes, seen)
+            if any(self._is_shared(pool) for pool in nodes.view.pools):
+                shared.append(nodes)
         try:
-            for nodes in classes:
-                self._budget.spend(1 + len(nodes.parts))
-                self._add_sums(total, nodes, seen)
-                if any(self._is_shared(pool) for pool in nodes.view.pools):
-                    shared.append(nodes)
             for nodes in classes:
                 if nodes not in shared:
                     self._count_class(nodes)
