@@ -60,7 +60,9 @@ async def counting(world: SchedulingWorld) -> AsyncIterator[Counter[str]]:
 
 async def make(world: SchedulingWorld, name: str, *, gated: bool) -> None:
     await world.claim(name)
-    meta = {"labels": {"app": "web"}}
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}
+    of = name.partition("-")[0]
+    meta = {"labels": {"app": "web"}, "ownerReferences": [{**owner, "name": of, "uid": f"uid-{of}"}]}
     await world.pod(name, name, gated=gated, metadata=meta, affinity=APART)
 
 

@@ -157,6 +157,7 @@ class Decisions:
     def _pod_seen(self, pod: Pod) -> None:
         old = self._pods.put(pod)
         self._usage.seen(pod)
+        self._backoff.seen(pod)
         if old is None:
             return
         ends = is_finished(pod) and not is_finished(old)

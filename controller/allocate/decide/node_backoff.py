@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
@@ -46,12 +47,66 @@ def changed_node(old: WireObject | None, new: WireObject | None) -> str:
             return ""
 
 
+class _Siblings:
+    """Nodes that were turned down for one pod of a ReplicaSet: they suit the others as little, at first."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._sets: dict[Uid, Uid] = {}
+        self._members: Counter[Uid] = Counter()
+        self._until: dict[Uid, dict[str, float]] = {}
+        self._by_node: dict[str, set[Uid]] = {}
+
+    def seen(self, pod: Pod) -> None:
+        """Take in a pod."""
+        uid = pod.metadata.uid
+        owners = pod.metadata.owner_references or ()
+        owner = next((o.uid for o in owners if o.controller and o.kind == "ReplicaSet"), None)
+        if owner is not None and uid not in self._sets:
+            self._sets[uid] = owner
+            self._members[owner] += 1
+
+    def add(self, pod: Uid, node: str, now: float) -> None:
+        """Note that a node does not suit a pod."""
+        owner = self._sets.get(pod)
+        if owner is not None:
+            self._until.setdefault(owner, {})[node] = now + self._seconds
+            self._by_node.setdefault(node, set()).add(owner)
+
+    def nodes(self, pod: Uid, now: float) -> dict[str, float]:
+        """Return the nodes that are avoided now, with the seconds for which they still are."""
+        known = self._until.get(self._sets.get(pod, Uid("")), {})
+        return {node: until - now for node, until in known.items() if until > now}
+
+    def recent(self, pod: Uid, now: float) -> set[str]:
+        """Return the nodes that were turned down in the last seconds."""
+        left = self._seconds - _RECENT_SECONDS
+        return {node for node, seconds in self.nodes(pod, now).items() if seconds > left}
+
+    def reset(self, node: str) -> None:
+        """Note that something on a node has changed."""
+        for owner in self._by_node.pop(node, ()):
+            del self._until[owner][node]
+
+    def forget(self, pod: Uid) -> None:
+        """Forget a pod that is gone."""
+        owner = self._sets.pop(pod, None)
+        if owner is None:
+            return
+        self._members[owner] -= 1
+        if not self._members[owner]:
+            del self._members[owner]
+            for node in self._until.pop(owner, ()):
+                self._by_node[node].discard(owner)
+
+
 class NodeBackoff:
     """Nodes to avoid, by pod. Each time that a pod is turned down on a node, it is avoided for twice as long.
 
     Other nodes do not count: eight nodes that are tried in turn are each tried for the first time. What
     changes on a node ends its avoidance. A pod that no node suits is left out ``EVERYWHERE``, but on nodes
-    that have changed since, and until kube-scheduler says that a node would suit it.
+    that have changed since, and until kube-scheduler says that a node would suit it. Pods of one ReplicaSet
+    need not find out one after the other: a node that was turned down for one is avoided once for all.
 
     Args:
         seconds: for which a node is avoided the first time.
@@ -65,6 +120,11 @@ class NodeBackoff:
         self._pods: dict[str, set[Uid]] = {}
         # Of pods that are left out everywhere: nodes that have changed since.
         self._changed: dict[Uid, set[str]] = {}
+        self._siblings = _Siblings(seconds)
+
+    def seen(self, pod: Pod) -> None:
+        """Take in a pod."""
+        self._siblings.seen(pod)
 
     def add(self, pod: Uid, node: str, now: float) -> float:
         """Note that a node does not suit a pod; return the seconds for which it is avoided."""
@@ -77,19 +137,23 @@ class NodeBackoff:
         known[node] = _TurnedDown(now, now + seconds, times + 1)
         if node == EVERYWHERE:
             self._changed[pod] = set()
+        else:
+            self._siblings.add(pod, node, now)
         return seconds
 
     def nodes(self, pod: Uid, now: float) -> dict[str, float]:
         """Return the nodes that are avoided now, with the seconds for which they still are."""
-        known = self._nodes.get(pod)
-        if known is None:
-            return {}
-        return {node: entry.until - now for node, entry in known.items() if entry.until > now}
+        found = self._siblings.nodes(pod, now)
+        for node, entry in self._nodes.get(pod, {}).items():
+            if entry.until > now:
+                found[node] = max(found.get(node, 0.0), entry.until - now)
+        return found
 
     def recent(self, pod: Uid, now: float) -> set[str]:
         """Return the nodes that have been turned down for a pod in the last seconds."""
         known = self._nodes.get(pod, {})
-        return {node for node, entry in known.items() if node and entry.at > now - _RECENT_SECONDS}
+        own = {node for node, entry in known.items() if node and entry.at > now - _RECENT_SECONDS}
+        return own | self._siblings.recent(pod, now)
 
     def avoided(self, pod: Pod, nodes: Iterable[str], now: float) -> Collection[str]:
         """Return the names of all nodes that are avoided now, of those that there are.
@@ -117,6 +181,7 @@ class NodeBackoff:
         """Note that something on a node has changed: it may suit all pods now."""
         if not node:
             return
+        self._siblings.reset(node)
         for pod in self._pods.get(EVERYWHERE, ()):
             self._changed[pod].add(node)
         for pod in self._pods.pop(node, ()):
@@ -127,6 +192,7 @@ class NodeBackoff:
 
     def forget(self, pod: Uid) -> None:
         """Forget a pod that is gone."""
+        self._siblings.forget(pod)
         self._changed.pop(pod, None)
         for node in self._nodes.pop(pod, ()):
             pods = self._pods[node]

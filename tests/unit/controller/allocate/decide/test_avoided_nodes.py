@@ -65,6 +65,43 @@ def test_pods_do_not_share_and_are_forgotten() -> None:
     assert nodes.add(POD, "a", 0.0) == first
 
 
+def test_pods_of_one_replica_set_share_what_was_found_out() -> None:
+    nodes = NodeBackoff(15.0, 600.0)
+    first, second, third = _member("first", "a"), _member("second", "a"), _member("third", "b")
+    for pod in (first, second, third):
+        nodes.seen(pod)
+        nodes.seen(pod)
+    nodes.add(first.metadata.uid, "n1", 0.0)
+    nodes.add(first.metadata.uid, "n1", 1.0)
+    assert nodes.nodes(first.metadata.uid, 1.0) == {"n1": 30.0}
+    assert nodes.nodes(second.metadata.uid, 1.0) == {"n1": 15.0}  # once, not doubled
+    assert nodes.nodes(third.metadata.uid, 1.0) == {}
+    assert nodes.recent(second.metadata.uid, 2.0) == {"n1"}
+    assert nodes.recent(second.metadata.uid, 8.0) == set()
+    nodes.reset("n1")
+    assert nodes.nodes(second.metadata.uid, 1.0) == {}
+    nodes.add(first.metadata.uid, "n2", 2.0)
+    nodes.forget(first.metadata.uid)
+    assert set(nodes.nodes(second.metadata.uid, 3.0)) == {"n2"}
+    nodes.forget(second.metadata.uid)
+    nodes.forget(third.metadata.uid)
+    nodes.reset("n2")
+    again = _member("again", "a")
+    nodes.seen(again)
+    assert nodes.nodes(again.metadata.uid, 3.0) == {}
+
+
+def _member(name: str, owner: str) -> Pod:
+    reference = {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "name": owner,
+        "uid": owner,
+        "controller": True,
+    }
+    return codec.convert(Pod, builders.pod(name, uid=name, metadata={"ownerReferences": [reference]}))
+
+
 def _pod(phase: str = "Running", node: str = "n1") -> Pod:
     body = builders.pod("p", nodeName=node) if node else builders.pod("p")
     return codec.convert(Pod, {**body, "status": {"phase": phase}})
