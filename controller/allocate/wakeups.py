@@ -318,19 +318,20 @@ class Wakeups:
     def _claim_updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
         gone = old.status.allocation is not None and claim.status.allocation is None
         if gone and not self._deallocator.take_note(old.metadata.uid):
-            self._turned_down(old, self._end_attempts(claim))
+            self._turned_down(old, self._end_attempts(claim, ours=False))
         self._claim_seen(claim)
         for pod in self._informer.by_index(CLAIM_INDEX, claim.key) if gone else ():
             self._look_first(pod)
 
     def _deallocated(self, claim: ResourceClaim) -> None:
-        self._end_attempts(claim)
+        self._end_attempts(claim, ours=True)
 
-    def _end_attempts(self, claim: ResourceClaim) -> list[Pod]:
+    def _end_attempts(self, claim: ResourceClaim, *, ours: bool) -> list[Pod]:
         """Note that a claim was deallocated; return its pods whose nodes are not noted as unsuitable yet."""
         now = self._clock.monotonic()
         users = self._informer.by_index(CLAIM_INDEX, claim.key)
-        attempts = [self._attempts.end(pod, now) for pod in users]
+        by_scheduler = not ours and len(users) == 1
+        attempts = [self._attempts.end(pod, now, by_scheduler=by_scheduler) for pod in users]
         self.next_turns()
         return [p for p, a in zip(users, attempts, strict=True) if a is None or not a.failed]
 

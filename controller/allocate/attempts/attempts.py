@@ -27,10 +27,12 @@ class _Settling(NamedTuple):
 
     Attributes:
         since: when that was.
-        sign: the last report and nominated node by then.
+        seconds: after which no request of that cycle can be left.
+        sign: the last report and nominated node before: the watch may show what is said about it sooner.
     """
 
     since: float
+    seconds: float
     sign: tuple[Report | None, str]
 
 
@@ -83,7 +85,7 @@ class Attempts:
             self._started = now
         is_recent = now < self._started + self._seconds * _SHARE
         if was_allocated and is_recent and uid not in self._known and not misses_only_claims(pod):
-            self._settle(pod, self._started)
+            self._settle(pod, self._started, self._seconds * _SHARE, _sign(pod))
         self._known.add(uid)
 
     def unsettled(self, pod: Pod, now: float) -> float:
@@ -97,7 +99,7 @@ class Attempts:
         entry = self._settling.get(uid)
         if entry is None or pod.status.nominated_node_name:
             return 0.0  # a nomination keeps the claims on its node by itself
-        seconds = self._seconds * _SHARE
+        seconds = entry.seconds
         if _sign(pod) != entry.sign:
             seconds = 0.0 if misses_only_claims(pod) else min(seconds, _WATCH_SECONDS)
         left = entry.since + seconds - now
@@ -124,9 +126,9 @@ class Attempts:
         sign = _sign(pod)
         before = report if uid in self._known else None
         seconds = max(seconds, self._seconds)
-        self._put(
-            uid, Attempt(pod.metadata.namespace, node, before, sign, now, seconds, handed_over=handed_over)
-        )
+        namespace = pod.metadata.namespace
+        attempt = Attempt(namespace, node, before, sign, sign, now, seconds, handed_over=handed_over)
+        self._put(uid, attempt)
 
     def handed_over(self, pod: Uid, now: float, nominated: str) -> None:
         """Note that kube-scheduler sees the pod from now on.
@@ -176,24 +178,31 @@ class Attempts:
         if attempt is None or attempt.failed:
             return None
         self._timeouts[pod] = self._timeouts.get(pod, 0) + timeout
-        self._put(pod, replace(attempt, failed=True))
+        self._put(pod, replace(attempt, failed=True, then=attempt.sign))
         return attempt
 
     def cancel(self, pod: Uid) -> None:
         """Note that claims of a pod could not be written."""
         self._remove(pod)
 
-    def end(self, pod: Pod, now: float) -> Attempt | None:
-        """Note that a claim of a pod is not allocated any more; return the pod's attempt, if it had one."""
+    def end(self, pod: Pod, now: float, *, by_scheduler: bool = False) -> Attempt | None:
+        """Note that a claim of a pod is not allocated any more; return the pod's attempt, if it had one.
+
+        Args:
+            pod: as it was last seen.
+            now: the time.
+            by_scheduler: kube-scheduler has deallocated it at the end of a cycle for this pod, and no other.
+        """
         attempt = self._remove(pod.metadata.uid)
         self._known.add(pod.metadata.uid)
         if attempt is not None and attempt.handed_over:
-            self._settle(pod, now)
+            seconds = self._seconds * _SHARE
+            self._settle(pod, now, min(seconds, _WATCH_SECONDS) if by_scheduler else seconds, attempt.then)
         return attempt
 
-    def _settle(self, pod: Pod, since: float) -> None:
+    def _settle(self, pod: Pod, since: float, seconds: float, sign: tuple[Report | None, str]) -> None:
         if not (pod.spec.node_name or pod.spec.scheduling_gates):
-            self._settling[pod.metadata.uid] = _Settling(since, _sign(pod))
+            self._settling[pod.metadata.uid] = _Settling(since, seconds, sign)
 
     def forget(self, pod: Uid) -> None:
         """Forget a pod that is gone or has ended."""

@@ -25,6 +25,7 @@ class Attempt:
         node: where its claims are allocated.
         before: the last report when the claims were allocated: it says nothing about this attempt.
         sign: the last report and nominated node that were seen.
+        then: likewise, when the claims were allocated, and when evidence was found: what differs is newer.
         since: when that was, or when the pod was handed over, whichever is later.
         seconds: without a sign after which the claims are deallocated.
         handed_over: kube-scheduler can see the pod: our gate is off.
@@ -37,6 +38,7 @@ class Attempt:
     node: str
     before: Report | None
     sign: tuple[Report | None, str]
+    then: tuple[Report | None, str]
     since: float
     seconds: float
     handed_over: bool = False

@@ -138,6 +138,8 @@ def test_a_pod_that_failed_is_live_again_when_it_is_nominated() -> None:
 def test_claims_are_allocated_anew_when_kube_scheduler_has_seen_the_deallocation() -> None:
     failed = pod(NO_ROOM)
     attempts = handed_over(pod())
+    attempts.seen(failed, 9.0)
+    assert attempts.fail(P, timeout=False) is not None
     attempts.end(failed, 10.0)
     assert attempts.unsettled(failed, 10.25) == 19.75  # a third of the time-out
     assert attempts.unsettled(pod("got deallocated", reason="SchedulerError"), 10.25) == 0.75
@@ -148,10 +150,27 @@ def test_claims_are_allocated_anew_when_kube_scheduler_has_seen_the_deallocation
 
 
 def test_without_a_word_claims_are_allocated_anew_when_no_request_can_be_left() -> None:
-    attempts = handed_over(pod())
+    attempts = handed_over(pod(NO_ROOM))
     attempts.end(pod(NO_ROOM), 10.0)
     assert attempts.unsettled(pod(NO_ROOM), 29.9) > 0
     assert attempts.unsettled(pod(NO_ROOM), 30.1) == 0.0
+
+
+def test_what_kube_scheduler_says_of_its_own_deallocation_may_be_seen_before_that() -> None:
+    attempts = handed_over(pod())
+    attempts.end(pod(NO_ROOM), 10.0)
+    assert attempts.unsettled(pod(NO_ROOM), 10.25) == 0.75
+    attempts = handed_over(pod())
+    missing = pod("0/1 nodes are available: 1 cannot allocate all claims.")
+    attempts.end(missing, 10.0)
+    assert attempts.unsettled(missing, 10.25) == 0.0
+
+
+def test_after_its_own_deallocation_kube_scheduler_may_say_nothing_before_the_next_allocation() -> None:
+    attempts = handed_over(pod(NO_ROOM))
+    attempts.end(pod(NO_ROOM), 10.0, by_scheduler=True)
+    assert attempts.unsettled(pod(NO_ROOM), 10.25) == 0.75
+    assert attempts.unsettled(pod(NO_ROOM), 11.0) == 0.0
 
 
 def test_who_has_just_started_does_not_know_what_was_deallocated_before() -> None:
