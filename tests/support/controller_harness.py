@@ -212,9 +212,14 @@ class Harness:
             for pod in self.cluster.all(PODS):
                 report = report_of(pod)
                 uses = any(used.key == ObjectKey(NS, name) for used in pod_claims(pod))
-                if not uses or report is None or pod.spec.node_name or pod.status.nominated_node_name:
+                waits = not (
+                    pod.spec.node_name or pod.spec.scheduling_gates or pod.status.nominated_node_name
+                )
+                if not (uses and waits):
                     continue
-                if NOT_ON_NODE in report.message:
+                if report is None:
+                    self.report(pod.metadata.name, f"0/1 nodes are available: 1 {CANNOT_ALLOCATE}.")
+                elif NOT_ON_NODE in report.message:
                     self.report(pod.metadata.name, report.message.replace(NOT_ON_NODE, CANNOT_ALLOCATE))
 
         self.cluster.after = after
