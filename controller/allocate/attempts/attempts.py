@@ -196,8 +196,13 @@ class Attempts:
         attempt = self._remove(pod.metadata.uid)
         self._known.add(pod.metadata.uid)
         if attempt is not None and attempt.handed_over:
+            # After a report it looks at the pod again a second later, or it has nothing else to do: then its
+            # requests do not wait.
+            at_once = attempt.failed and now - attempt.since <= _WATCH_SECONDS
             seconds = self._seconds * _SHARE
-            self._settle(pod, now, min(seconds, _WATCH_SECONDS) if by_scheduler else seconds, attempt.then)
+            if by_scheduler or at_once:
+                seconds = min(seconds, _WATCH_SECONDS)
+            self._settle(pod, now, seconds, attempt.then)
         return attempt
 
     def _settle(self, pod: Pod, since: float, seconds: float, sign: tuple[Report | None, str]) -> None:

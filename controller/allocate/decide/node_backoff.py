@@ -171,8 +171,10 @@ class NodeBackoff:
         return {node for node in nodes if node not in changed}
 
     def has_node(self, pod: Uid) -> None:
-        """Note that some node may suit a pod now."""
+        """Note that some node may suit a pod now: those that have changed, if there are any."""
         known = self._nodes.get(pod, {})
+        if self._changed.get(pod):
+            return
         if known.pop(EVERYWHERE, None) is not None:
             self._changed.pop(pod, None)
             self._pods[EVERYWHERE].discard(pod)

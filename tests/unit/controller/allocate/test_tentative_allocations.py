@@ -10,7 +10,7 @@ import pytest
 import virtual_time
 from builders import allocation, container, result
 from controller_harness import NS, Harness, claim, cluster_of, controlling, node, pod, pool, request, run
-from fake_client import FakeClient
+from fake_client import FakeClient, unreachable
 
 from controller.allocate.attempts.window import LEAST
 from controller.config import Timings
@@ -288,7 +288,14 @@ def test_a_claim_goes_to_no_other_node_while_a_nomination_may_be_on_its_way() ->
     pod(cluster, "p", "c")
 
     async def scenario(h: Harness) -> None:
+        def refuse(verb: str, kind: str, name: str, subresource: str) -> None:
+            if kind == "ResourceClaim":
+                unreachable()
+
+        cluster.before = refuse  # meanwhile it tries the pod again
         h.report("p", "no answer from the API server", "SchedulerError")
+        await asyncio.sleep(3)
+        cluster.before = lambda *_: None
         await asyncio.sleep(LATER)
         assert h.devices("c") == []
         cluster.edit(PODS, "p", {"status": {"nominatedNodeName": "n1"}}, NS)

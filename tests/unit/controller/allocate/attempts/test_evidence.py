@@ -138,7 +138,7 @@ def test_a_pod_that_failed_is_live_again_when_it_is_nominated() -> None:
 def test_claims_are_allocated_anew_when_kube_scheduler_has_seen_the_deallocation() -> None:
     failed = pod(NO_ROOM)
     attempts = handed_over(pod())
-    attempts.seen(failed, 9.0)
+    attempts.seen(failed, 5.0)
     assert attempts.fail(P, timeout=False) is not None
     attempts.end(failed, 10.0)
     assert attempts.unsettled(failed, 10.25) == 19.75  # a third of the time-out
@@ -164,6 +164,14 @@ def test_what_kube_scheduler_says_of_its_own_deallocation_may_be_seen_before_tha
     missing = pod("0/1 nodes are available: 1 cannot allocate all claims.")
     attempts.end(missing, 10.0)
     assert attempts.unsettled(missing, 10.25) == 0.0
+
+
+def test_what_is_deallocated_as_soon_as_it_is_reported_is_soon_allocated_anew() -> None:
+    attempts = handed_over(pod())
+    attempts.seen(pod(NO_ROOM), 9.9)
+    attempts.fail(P, timeout=False)
+    attempts.end(pod(NO_ROOM), 10.0)
+    assert attempts.unsettled(pod(NO_ROOM), 10.25) == 0.75
 
 
 def test_after_its_own_deallocation_kube_scheduler_may_say_nothing_before_the_next_allocation() -> None:

@@ -50,6 +50,10 @@ def test_a_pod_that_no_node_suits_is_left_out_but_on_nodes_that_change() -> None
     assert nodes.avoided(pod, ["a", "b", "c"], 0.0) == {"a", "c"}
     nodes.add(uid, "b", 1.0)
     assert nodes.avoided(pod, ["a", "b", "c"], 1.0) == {"a", "b", "c"}
+    nodes.has_node(uid)  # it is b that has changed, as far as is known
+    assert nodes.avoided(pod, ["a", "b", "c"], 1.0) == {"a", "b", "c"}
+    assert nodes.recent(uid, 1.0) == {"b"}
+    nodes.add(uid, EVERYWHERE, 1.0)
     nodes.has_node(uid)
     assert set(nodes.avoided(pod, ["a", "b", "c"], 1.0)) == {"b"}
     nodes.forget(uid)
