@@ -139,6 +139,7 @@ def test_the_same_pods_with_the_controller_and_with_kube_scheduler_alone(load: L
         print(f"{load.__name__}: kube-scheduler alone {theirs:.1f} s, {writes[0]} writes {dict(alone)}")
         print(f"{load.__name__}: with the controller {ours:.1f} s, {writes[1]} writes {dict(beside)}")
         if load is burst:
-            assert writes[1] <= 1.3 * writes[0]
+            # The gate, and the reservation, which kube-scheduler alone writes with the allocation.
+            assert writes[1] <= writes[0] + 2 * NODES * gpus
 
     asyncio.run(main())
