@@ -42,6 +42,7 @@ class PlacementJudge:
         self._reported: dict[str, tuple[tuple[str, bool], float]] = {}
         self._allocated: dict[str, float] = {}
         claims.add_handler(Handler(self._saw, lambda _, c: self._saw(c), self._gone))
+        pods.add_handler(Handler(self._saw_pod, lambda _, p: self._saw_pod(p), lambda _: None))
 
     def _gone(self, claim: ResourceClaim) -> None:
         self._hold(claim, None)
@@ -65,14 +66,17 @@ class PlacementJudge:
             self._allocated[claim.metadata.uid] = asyncio.get_running_loop().time()
         self._held[claim.metadata.uid] = now
 
+    def _saw_pod(self, pod: Pod) -> None:
+        """Take the time at once: a report may be followed by another allocation in a moment."""
+        said = (_report(pod), bool(pod.status.nominated_node_name))
+        before, since = self._reported.get(pod.metadata.uid, (("", False), 0.0))
+        begins = said == (before[0], True)  # it binds
+        if said != before:
+            now = asyncio.get_running_loop().time()
+            self._reported[pod.metadata.uid] = (said, since if begins else now)
+
     def look(self, now: float) -> None:
         """Look at how things are, and for how long they have been so."""
-        for pod in self._pods.items():
-            said = (_report(pod), bool(pod.status.nominated_node_name))
-            before, since = self._reported.get(pod.metadata.uid, (("", False), 0.0))
-            begins = said == (before[0], True)  # it binds
-            if said != before:
-                self._reported[pod.metadata.uid] = (said, since if begins else now)
         found = dict(self._findings())
         self._since = {key: self._since.get(key, now) for key in found}
         for (kind, name), since in self._since.items():
