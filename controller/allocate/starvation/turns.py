@@ -49,13 +49,13 @@ class Starving:
 
     Of the pods that have waited for long enough those of the highest priority have their turns; of these, one
     of the namespace that had one least recently; of these, the oldest. A turn ends when the pod waits no
-    longer, and in any case after a time. Then others may use the devices while the pod waits for as long as
-    before, and its next turn lasts twice as long, so that one outlasts whatever holds its devices. A pod that
-    would not fit if all devices were free has no turn.
+    longer, and in any case after a time. Then no pod has a turn for as long as pods wait before the first, so
+    that others may use the devices. The next turn of the same pod lasts twice as long, so that it outlasts
+    what holds its devices. A pod that would not fit if all devices were free has no turn.
 
     Args:
-        seconds: for which a pod waits before each of its turns; the first one lasts twice as long. If 0, no
-            pod has a turn.
+        seconds: for which a pod waits before its turn; the first one lasts twice as long. If 0, no pod has a
+            turn.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -67,11 +67,12 @@ class Starving:
         # have the next one.
         self._times: dict[Uid, int] = {}
         self._next: dict[Uid, float] = {}
+        self._pause = 0.0
         self.holding: Holding | None = None
 
     def candidate(self, heads: Iterable[Head], now: float) -> Head | None:
         """Return the pod for which devices are to be set aside now; None where nothing changes."""
-        if not self._seconds:
+        if not self._seconds or now < self._pause:
             return None
         found = min(
             (head for head in heads if self._is_ripe(head, now)),
@@ -103,6 +104,7 @@ class Starving:
         """End the turn of the pod that has it; its time is over."""
         if self.holding is not None:
             self.fail(self.holding.head, now)
+            self._pause = now + self._seconds
             self.holding = None
 
     def fail(self, head: Head, now: float) -> None:

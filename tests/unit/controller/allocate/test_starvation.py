@@ -262,6 +262,24 @@ def test_it_ends_after_a_while_and_comes_again_for_twice_as_long() -> None:
     play(cluster, scenario)
 
 
+def test_big_pods_that_are_never_served_do_not_starve_small_ones_by_turns() -> None:
+    cluster = cluster_of(n1=(40,) * 3)
+
+    async def scenario(h: Harness) -> None:
+        for name in ("service", "a"):
+            create(h, name)
+        for number in range(3):
+            create(h, f"big-{number}", 3 - number % 2)
+            await asyncio.sleep(PATIENCE + 5.0)
+        for number in range(5):
+            create(h, f"small-{number}")
+            assert await served_after(h, f"small-{number}", 3600.0 + PATIENCE) is not None
+            await asyncio.sleep(5.0)
+            end(h, f"small-{number}")
+
+    play(cluster, scenario)
+
+
 def test_nothing_is_set_aside_for_what_would_fit_nowhere() -> None:
     cluster = cluster_of(n1=(40,) * 2)
 
