@@ -12,6 +12,7 @@ Invariants, looked at after every single write:
 When the faults are over and everything is quiet:
 
 * every claim that can be satisfied is allocated, groups as a whole, and its pods run;
+* no claim is allocated that only pods use which others hold back by a scheduling gate;
 * slices are what ``build_slices`` makes of the inventory, and their counters are not over-drawn;
 * nothing is written any more.
 """
@@ -57,7 +58,7 @@ from dra_driver.api.resource import (
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolID, is_controller_taint, owner_of
-from dra_driver.resourceclaim import pod_claims
+from dra_driver.resourceclaim import foreign_gates, pod_claims
 from dra_driver.resourceslice import Usage, build_slices, plan_slices
 from dra_driver.sim import assets
 from dra_driver.sim.apiserver import ApiServer
@@ -145,6 +146,9 @@ POLICIES: tuple[dict[str, Any] | None, ...] = (
     {"taints": [{"key": "example.com/t", "effect": "NoSchedule"}]},
     {"allocator": "scheduler"},
 )
+PRIORITIES = (0, 0, 0, -10, 1000)
+# Of others: pods with one of them are held back.
+GATES = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
 SELECTORS = (
     f'device.attributes["{DRIVER}"].type == "gpu"',
     f'device.attributes["{DRIVER}"].type == "mig"',
@@ -309,7 +313,9 @@ class Scenario:
             await make(api).run()
 
     async def _run_controller(self) -> None:
-        config = ControllerConfig(drivers=(DRIVER,), leader_elect=False, group_seconds=1.0, timings=QUICK)
+        config = ControllerConfig(
+            drivers=(DRIVER,), leader_elect=False, group_seconds=1.0, starvation_seconds=1.0, timings=QUICK
+        )
         async with await KubeApi.connect(self.root / "kubeconfig", user_agent="controller") as api:
             await Controller(api, config, answers_of=inline).run()
 
@@ -442,7 +448,9 @@ class Scenario:
             await self._policy()
         elif roll < 0.89:
             await self._taint_rule()
-        elif roll < 0.93:
+        elif roll < 0.92:
+            await self._lift_gate()
+        elif roll < 0.95:
             node = self.chance.choice(NODE_NAMES)
             labels = {"zone": self.chance.choice(("a", "b"))}
             await self.api.merge_patch(NODES, node, {"metadata": {"labels": labels}})
@@ -490,9 +498,12 @@ class Scenario:
         }
         if self.chance.random() < 0.2:
             container["resources"]["requests"] = {"cpu": "40"}
+        gates = [{"name": gate} for gate in GATES if self.chance.random() < 0.12]
         pod = {
             "metadata": {**meta, **({"labels": labels} if labels else {})},
             "spec": {
+                "priority": self.chance.choice(PRIORITIES),
+                **({"schedulingGates": gates} if gates else {}),
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 1,
                 "resourceClaims": entries,
@@ -500,6 +511,17 @@ class Scenario:
             },
         }
         await self.api.create(PODS, pod)
+
+    async def _lift_gate(self) -> None:
+        """A queue lets a pod go, perhaps one gate after the other; our gate stays."""
+        held = [p for p in self.server.store.list(PODS, NS) if foreign_gates(p)]
+        if held:
+            pod = self.chance.choice(held)
+            gone = self.chance.choice(foreign_gates(pod))
+            left = [{"name": g.name} for g in pod.spec.scheduling_gates if g.name != gone]
+            version = {"resourceVersion": pod.metadata.resource_version}
+            patch = {"metadata": version, "spec": {"schedulingGates": left or None}}
+            await self.api.merge_patch(PODS, pod.metadata.name, patch, NS)
 
     async def _new_group(self) -> None:
         size = self.chance.choice((2, 3))
@@ -713,7 +735,7 @@ class Scenario:
         used: set[str] = set()
         self._users: dict[str, set[str]] = {}
         for pod in self.server.store.list(PODS, NS):
-            if pod.status.phase in ("Succeeded", "Failed"):
+            if pod.status.phase in ("Succeeded", "Failed") or foreign_gates(pod):
                 continue
             claims = self._claims_of(pod)
             if claims is None:
@@ -733,7 +755,7 @@ class Scenario:
             yield from self._group(group, members)
         for claim in self.server.store.list(RESOURCE_CLAIMS):
             if claim.status.allocation is not None and claim.metadata.name not in used:
-                yield f"claim {claim.metadata.name} is allocated, and no pod uses it"
+                yield f"claim {claim.metadata.name} is allocated, and no pod that may run uses it"
 
     def _group(self, group: str, members: list[Pod]) -> Iterator[str]:
         size = int((members[0].metadata.labels or {})[GROUP_SIZE_LABEL])
@@ -778,7 +800,10 @@ class Scenario:
         for pod in self.server.store.list(PODS, NS):
             claims = self._claims_of(pod) or []
             allocated = bool(claims) and all(c.status.allocation is not None for c in claims)
-            if allocated and pod.status.phase == "Pending" and not self._blocked(pod):
+            if foreign_gates(pod):
+                if pod.spec.node_name:
+                    yield f"pod {pod.metadata.name} is held by a gate and runs"
+            elif allocated and pod.status.phase == "Pending" and not self._blocked(pod):
                 yield f"pod {pod.metadata.name} has its devices and does not run"
             if pod.metadata.deletion_timestamp:
                 yield f"pod {pod.metadata.name} does not go away"
