@@ -39,7 +39,8 @@ from dra_driver.sim.processes import ManagedProcess
 
 ROUNDS = int(os.environ.get("ROUNDS", "1"))
 SPARE = 9  # rounds in which a stopped leader had by chance sent nothing
-BATCH = 160  # pods that come in each round, with one device each; there are no more devices than that
+# Pods that come in each round, with one device each: as many as may wait for kube-scheduler at once.
+BATCH = 128
 DEVICES = 8
 SECONDS = 90.0  # on a machine that others use too
 LAG_SECONDS = 0.3  # by which the policy's view of the Lease is behind
