@@ -66,8 +66,10 @@ class FakePci:
         return self
 
     def driver(self, address: str) -> str:
-        link = self._pci / "devices" / address / "driver"
-        return link.readlink().name if link.is_symlink() else ""
+        try:
+            return (self._pci / "devices" / address / "driver").readlink().name
+        except FileNotFoundError:  # a thread of the driver may take it away meanwhile
+            return ""
 
     def override(self, address: str) -> str:
         text = (self._pci / "devices" / address / "driver_override").read_text().strip()
