@@ -115,6 +115,7 @@ def test_a_node_with_room_again_is_used_within_two_seconds(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.long
 @pytest.mark.parametrize("timeout", [5.0, 60.0], ids=["timeout shorter than binding", "longer"])
 def test_slow_bindings_meet_deallocations_and_ends_of_the_controller(kind: str, timeout: float) -> None:
     """A device is never in two claims, and no pod is bound without its devices on its node."""
