@@ -12,6 +12,7 @@ from worker_world import (
     GPU_0,
     NS,
     POOL,
+    World,
     copies_of,
     device_of,
     facts_of,
@@ -165,21 +166,24 @@ def test_a_hard_question_is_worked_out_beside_the_others() -> None:
     run(scenario)
 
 
+async def takes(w: World, name: str, lane: Lane) -> bool:
+    """Ask about a pod and put the answer into effect at once: another one may arrive together with it."""
+    found = await w.decider.decide(w.pods[name], lane)
+    if found is None or not isinstance(found[0].decision, Write):
+        return False
+    w.accept(found)
+    return True
+
+
 def test_an_answer_of_the_slow_lane_does_not_take_what_was_given_away_meanwhile() -> None:
     async def scenario() -> None:
         async with world() as w:
             w.node("n1", 1)
             w.pod("slow")
             w.pod("fast")
-            slow = asyncio.create_task(w.decider.decide(w.pods["slow"], Lane.SLOW))
-            fast = asyncio.create_task(w.decider.decide(w.pods["fast"], Lane.FAST))
-            taken = 0
-            for one in asyncio.as_completed([slow, fast]):
-                found = await one
-                if found is not None and isinstance(found[0].decision, Write):
-                    w.accept(found)
-                    taken += 1
-            assert taken == 1
+            slow = asyncio.create_task(takes(w, "slow", Lane.SLOW))
+            fast = asyncio.create_task(takes(w, "fast", Lane.FAST))
+            assert [await slow, await fast].count(True) == 1
 
     run(scenario)
 
@@ -212,19 +216,11 @@ def test_one_claim_is_not_allocated_in_two_pools_by_both_lanes() -> None:
             w.sharing("slow", "shared", "n1")
             w.sharing("fast", "shared", "n2")
 
-            async def takes(name: str, lane: Lane) -> bool:
-                found = await w.decider.decide(w.pods[name], lane)
-                # At once, as the decider asks for: the answers may arrive together.
-                if found is None or not isinstance(found[0].decision, Write):
-                    return False
-                w.accept(found)
-                return True
-
             # The copy is made before the fast lane has taken anything; its pool is untouched afterwards.
-            slow = asyncio.create_task(takes("slow", Lane.SLOW))
+            slow = asyncio.create_task(takes(w, "slow", Lane.SLOW))
             while not w.worker._asked:
                 await asyncio.sleep(0)
-            fast = asyncio.create_task(takes("fast", Lane.FAST))
+            fast = asyncio.create_task(takes(w, "fast", Lane.FAST))
             assert [await slow, await fast].count(True) == 1
 
     run(scenario)
