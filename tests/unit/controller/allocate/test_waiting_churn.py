@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 import virtual_time
 from controller_harness import NS, Harness, claim, cluster_of, controlling, node, pod, pool, request
 from fake_client import FakeClient
@@ -53,9 +54,10 @@ def writes(cluster: FakeClient, kind: str, *verbs: str) -> int:
     return len([w for w in cluster.writes if w.kind == kind and w.verb in verbs])
 
 
-def test_pods_that_wait_cost_an_event_a_second_and_two_conditions() -> None:
+@pytest.mark.parametrize("number", [15, pytest.param(60, marks=pytest.mark.long)])
+def test_pods_that_wait_cost_an_event_a_second_and_two_conditions(number: int) -> None:
     cluster = cluster_of(**{f"n{i}": (40,) * 4 for i in range(3)})
-    names = waiting(cluster, 60)
+    names = waiting(cluster, number)
 
     async def scenario() -> None:
         async with controlling(cluster) as h:
