@@ -183,5 +183,9 @@ class DeviceNodeAbsent(PrepareError):
     """The device node of a claim's device is not on the host, so that no document may name it."""
 
 
+class DriverRefused(PrepareError):
+    """A kernel driver does not take a PCI function back, which is bound to none now."""
+
+
 class PartitionAbsent(DeviceNodeAbsent):
     """The partition that a claim has admin access to does not exist now; such a claim makes none."""

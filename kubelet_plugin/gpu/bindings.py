@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -12,7 +13,7 @@ import structlog
 from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.parameters import IommuBackend
 from dra_driver.discovery.core.pci_binding import PciFunctions
-from dra_driver.errors import PrepareError
+from dra_driver.errors import DriverRefused, PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import Pausable
 from dra_driver.preparation import (
@@ -33,6 +34,10 @@ _NEEDED: Final = (
     "IOMMUFD needs Linux 6.6 with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV, and the module iommufd loaded"
 )
 
+# How long unprepare may fail because a driver does not take a function back. The kubelet repeats it every 10
+# to 15 s; after that the pod ends all the same, so that a broken device does not hold up a drain of the node.
+_REFUSED_SECONDS: Final = 120.0
+
 log = structlog.get_logger(__name__)
 
 
@@ -42,11 +47,20 @@ class Bindings:
     Args:
         functions: the machine's.
         libraries: what holds devices open and has to close them for a moment.
+        now: a clock, in seconds.
     """
 
-    def __init__(self, functions: PciFunctions, libraries: Iterable[Pausable] = ()) -> None:
+    def __init__(
+        self,
+        functions: PciFunctions,
+        libraries: Iterable[Pausable] = (),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._functions = functions
         self._libraries = tuple(libraries)
+        self._now = now
+        # Since when drivers have not taken functions back, by the address of the function.
+        self._refused: dict[str, float] = {}
 
     def look(self, record: PreparedClaim) -> PreparedClaim:
         """Note groups and present drivers in the record and its document, before anything is changed.
@@ -140,10 +154,14 @@ class Bindings:
     def restore(self, record: PreparedClaim) -> bool:
         """Give the devices back to their drivers, and return whether there were any.
 
+        One that its driver has not taken back for two minutes is left bound to nothing.
+
         Raises:
-            PrepareError: one is still in use, or cannot be taken from the driver that it was bound to.
+            PrepareError: one is still in use, cannot be taken from the driver that it was bound to, or is not
+                taken back by the one that it was bound to before.
         """
         found = bindings_of(record)
+        refused: list[DriverRefused] = []
         for device, binding in found:
             ours = [f for f in binding.functions if f.driver_before != binding.driver]
             held = [f for f in ours if self._functions.driver(f.address) == binding.driver]
@@ -152,9 +170,11 @@ class Bindings:
                 nodes = {n for f in held for n in self._functions.nodes(f.address)}
                 self._refuse_users(device, f"taken from {binding.driver}", nodes)
             for function in reversed(ours):
-                why = self._functions.restore(
-                    function.address, binding.driver, function.driver_before, overridden=function.overridden
-                )
+                try:
+                    why = self._restore(function, binding.driver)
+                except DriverRefused as e:
+                    refused.append(e)  # the other functions need not wait for it
+                    continue
                 if why:
                     log.error(
                         "a device is not what it was before",
@@ -162,7 +182,22 @@ class Bindings:
                         function=function.address,
                         why=why,
                     )
+        if refused:
+            raise refused[0]
         return bool(found)
+
+    def _restore(self, function: FunctionRecord, driver: str) -> str:
+        """Give one function back; return why it is not what it was before, where that is final."""
+        try:
+            why = self._functions.restore(
+                function.address, driver, function.driver_before, overridden=function.overridden
+            )
+        except DriverRefused as e:
+            if self._now() < self._refused.setdefault(function.address, self._now()) + _REFUSED_SECONDS:
+                raise
+            why = str(e)
+        self._refused.pop(function.address, None)
+        return why
 
     def _before(self, binding: BindingRecord) -> tuple[FunctionRecord, ...]:
         """Return how all functions are that have to be bound for a device."""

@@ -108,11 +108,7 @@ class Scenario:
 
     def state(self) -> dict[str, tuple[str, str]]:
         """Driver and override of every function."""
-        found = {a: (self.pci.driver(a), self.pci.override(a)) for a in FUNCTIONS}
-        if self.disk.error and self.disk.trouble_at is None:
-            # A driver that does not take a function back is reported, and keeps no pod from ending.
-            found |= {a: self.calm[a] for a, (driver, _) in found.items() if not driver}
-        return found
+        return {a: (self.pci.driver(a), self.pci.override(a)) for a in FUNCTIONS}
 
     def write(self, path: Path, text: str) -> None:
         self.disk.effect(done=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.core.pci import PciAddress, read_sysfs
-from dra_driver.errors import PrepareError
+from dra_driver.errors import DriverRefused, PrepareError
 
 __all__ = ["VFIO", "PciFunctions", "write_attribute"]
 
@@ -247,6 +247,7 @@ class PciFunctions:
             Why it is not bound to what it was before, where that cannot be helped; empty where all is well.
 
         Raises:
+            DriverRefused: it is bound to nothing, and ``before``, which is loaded, did not take it this time.
             PrepareError: it is still bound to ``driver``.
         """
         if before == driver:
@@ -265,10 +266,15 @@ class PciFunctions:
             ) from e
         if not before or self.driver(address):
             return ""
+        if not self._driver_folder(before).is_dir():
+            # Once it is, the kernel gives it all functions that it knows and that are bound to nothing.
+            return f"driver {before} does not take it: it is not loaded"
         try:
             self._write(self._driver_folder(before) / "bind", address)
         except OSError as e:
-            return f"driver {before} does not take it: {e.strerror}"
+            raise DriverRefused(
+                f"PCI function {address}: driver {before} does not take it back: {e.strerror}", retryable=True
+            ) from e
         return ""
 
     def await_node(self, name: str) -> None:

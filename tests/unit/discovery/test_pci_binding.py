@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from fake_pci import FakePci
 from passthrough_node import ONE, SOUND, TWO, functions
 
 from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
-from dra_driver.errors import PrepareError
+from dra_driver.errors import DriverRefused, PrepareError
 
 
 def test_it_is_bound_and_given_back(tmp_path: Path) -> None:
@@ -84,6 +85,25 @@ def test_a_driver_that_is_gone_is_told_and_keeps_nobody(tmp_path: Path) -> None:
     assert "nvidia does not take it" in bus.restore(ONE, VFIO, "nvidia")
     assert pci.driver(ONE) == ""
     assert "not there" in bus.restore("0000:ff:00.0", VFIO, "nvidia")
+
+
+def test_a_driver_that_refuses_once_is_asked_again(tmp_path: Path) -> None:
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12")})
+    refusals = [OSError(errno.EIO, "Input/output error")]
+
+    def write(path: Path, text: str) -> None:
+        if path.name == "bind" and refusals:
+            raise refusals.pop()
+        pci.write(path, text)
+
+    bus = PciFunctions(pci.sysfs, pci.dev, pci.proc, write=write)
+    bus.bind(ONE, VFIO)
+    with pytest.raises(DriverRefused, match="nvidia does not take it back: Input/output error") as caught:
+        bus.restore(ONE, VFIO, "nvidia")
+    assert caught.value.retryable
+    assert (pci.driver(ONE), pci.override(ONE)) == ("", "")
+    assert bus.restore(ONE, VFIO, "nvidia") == ""
+    assert pci.driver(ONE) == "nvidia"
 
 
 def test_what_was_bound_to_vfio_before_stays_so(tmp_path: Path) -> None:
@@ -212,10 +232,11 @@ def test_what_cannot_be_seen_is_not_taken_for_free(tmp_path: Path) -> None:
 
 
 def test_a_character_device_has_the_number_of_the_binding(tmp_path: Path) -> None:
-    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12"), TWO: (VFIO, "40")}, iommufd=True)
+    pci = FakePci(tmp_path).build({ONE: ("nvidia", "12"), TWO: ("nvidia", "40")}, iommufd=True)
     bus = functions(pci)
     assert bus.iommufd
     assert bus.cdev(ONE) == ""
+    bus.bind(TWO, VFIO)
     bus.bind(ONE, VFIO)
     assert (bus.cdev(ONE), bus.cdev(TWO)) == ("vfio1", "vfio0")
     assert bus.nodes(ONE) == ("/dev/vfio/12", "/dev/vfio/devices/vfio1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from passthrough_node import (
 
 from dra_driver.api.meta import PoolName
 from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
-from dra_driver.errors import PrepareError
+from dra_driver.errors import DriverRefused, PrepareError
 from dra_driver.preparation import PreparedDevice
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
@@ -240,6 +241,38 @@ def test_a_crash_at_any_write_for_a_card_can_be_undone(tmp_path: Path, stop: int
         assert drivers == {ONE: ("nvidia", ""), SOUND: ("snd_hda_intel", "snd_hda_intel")}
         whole.bind(record)
         assert (machine.pci.driver(ONE), machine.pci.driver(SOUND)) == (VFIO, VFIO)
+
+    asyncio.run(scenario())
+
+
+def test_a_driver_that_takes_nothing_back_keeps_a_pod_from_ending_for_two_minutes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kube = FakeClient()
+        machine = Machine(tmp_path, {SOUND: ("snd_hda_intel", "12")}, sound={SOUND})
+        seconds, refuses = 0.0, True
+
+        def write(path: Path, text: str) -> None:
+            if path.name == "bind" and text == SOUND and refuses:
+                raise OSError(errno.EIO, "Input/output error")
+            machine.pci.write(path, text)
+
+        bus = PciFunctions(machine.pci.sysfs, machine.pci.dev, machine.pci.proc, write=write)
+        bindings = Bindings(bus, now=lambda: seconds)
+        record = bindings.look(await planned(kube, machine, "gpu-0"))
+        for _ in range(2):  # the second claim is waited for as long
+            bindings.bind(record)
+            for _ in range(12):
+                with pytest.raises(DriverRefused, match="snd_hda_intel does not take it back"):
+                    bindings.restore(record)
+                assert (machine.pci.driver(ONE), machine.pci.driver(SOUND)) == ("nvidia", "")
+                seconds += 10
+            assert bindings.restore(record)
+            assert (machine.pci.driver(ONE), machine.pci.driver(SOUND)) == ("nvidia", "")
+        with pytest.raises(DriverRefused):
+            bindings.restore(record)
+        refuses = False
+        assert bindings.restore(record)
+        assert machine.pci.driver(SOUND) == "snd_hda_intel"
 
     asyncio.run(scenario())
 
