@@ -330,6 +330,7 @@ class Wakeups:
         """Note that a claim was deallocated; return its pods whose nodes are not noted as unsuitable yet."""
         now = self._clock.monotonic()
         users = self._informer.by_index(CLAIM_INDEX, claim.key)
+        self._expect_nowhere(users)
         by_scheduler = not ours and len(users) == 1
         attempts = [self._attempts.end(pod, now, by_scheduler=by_scheduler) for pod in users]
         self.next_turns()
@@ -337,7 +338,14 @@ class Wakeups:
 
     def _claim_deleted(self, claim: ResourceClaim) -> None:
         self._deallocator.forget(claim.metadata.uid)
+        self._expect_nowhere(self._informer.by_index(CLAIM_INDEX, claim.key))
         self._claim_seen(claim)
+
+    def _expect_nowhere(self, users: Iterable[Pod]) -> None:
+        """Count pods that lost an allocation on no node: they would keep others, and each other, from it."""
+        for pod in users:
+            if self._journal.expected(pod.metadata.uid) is not None:
+                self._journal.apply(PodExpected(PodID(pod.key, pod.metadata.uid), None))
 
     def _turned_down(self, claim: ResourceClaim, users: list[Pod]) -> None:
         """Avoid the node of an allocation that kube-scheduler has deallocated: it does not suit the pods."""
@@ -355,7 +363,6 @@ class Wakeups:
                 self.queue.add_first(pod.key)
                 continue
             self._journal.apply(NodeTurnedDown(uid, node, self._clock.monotonic()))
-            self._journal.apply(PodExpected(PodID(pod.key, uid), None))
             log.info(
                 "kube-scheduler could not place the pod and deallocated; trying elsewhere",
                 pod=str(pod.key),

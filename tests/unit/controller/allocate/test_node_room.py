@@ -181,3 +181,53 @@ def test_host_ports_and_sidecars_are_counted() -> None:
         assert h.devices("p") == [("n2", "gpu-0")]
 
     run(cluster, scenario)
+
+
+def sharing(cluster: FakeClient, cpu: str, *names: str) -> None:
+    claim(cluster, "shared")
+    for name in names:
+        pod(cluster, name, "shared", containers=[container(cpu)])
+
+
+def test_pods_that_could_not_join_another_one_take_no_room_after_its_end() -> None:
+    """Each of them would wait for the room of the other one for ever."""
+    cluster = cluster_of(n1=(40,))
+    sharing(cluster, "5", "first", "p", "q")
+
+    async def scenario(h: Harness) -> None:
+        assert h.devices("shared") == [("n1", "gpu-0")]
+        h.bind("first", "n1")
+        for name in ("p", "q"):
+            h.report(name, "0/1 nodes are available: 1 Insufficient cpu.")
+        await asyncio.sleep(5)
+        # The controller-manager takes the reservation back, and deallocates with it.
+        h.cluster.edit(PODS, "first", {"status": {"phase": "Succeeded"}}, NS)
+        h.deallocate("shared")
+        await asyncio.sleep(5)
+        assert h.devices("shared") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("end", ["deallocated", "deleted"])
+def test_pods_whose_shared_claim_is_gone_take_no_room(end: str) -> None:
+    cluster = cluster_of(n1=(40, 80))
+    sharing(cluster, "3", "p", "q")
+
+    async def scenario(h: Harness) -> None:
+        assert h.devices("shared") == [("n1", "gpu-0")]
+        wanting(cluster, "other", "6")
+        await h.quiet()
+        assert h.devices("other") == []
+        if end == "deallocated":
+            for name in ("q", "p"):
+                h.report(name, "0/1 nodes are available: 1 node(s) didn't match pod affinity rules.")
+                await h.quiet()
+        else:
+            h.cluster.remove(RESOURCE_CLAIMS, "shared", NS)
+            for name in ("q", "p"):
+                h.report(name, '0/1 nodes are available: resourceclaim "shared" not found.')
+        await h.quiet(SETTLED)
+        assert h.devices("other") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
