@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from dra_driver.cli import common
+from dra_driver.cli.described_fleet import NodeFactory, described_fleet, name_of
 from dra_driver.cli.planning import flags, inputs, output
 from dra_driver.cli.planning.clusters import ClusterBuilder
-from dra_driver.cli.planning.fleets import Fleet, device_classes, parse_fleet
 from dra_driver.cli.planning.inputs import Objects
 from dra_driver.cli.planning.workloads import Questions
 from dra_driver.errors import ConfigurationError
@@ -46,7 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PROFILE:N,…",
         help="a fleet in place of a live cluster: profiles and numbers of nodes, such as h100x8:40,l4x4:10",
     )
-    parser.add_argument("--partitions", action="store_true", help="with --fleet: publish MIG partitions too")
+    parser.add_argument(
+        "--partitions",
+        action="append",
+        default=[],
+        metavar="PROFILE",
+        help="with --fleet: MIG profile that is published beside whole GPUs (repeatable; * for all); "
+        "default: all with --mig, otherwise none",
+    )
     parser.add_argument(
         "--node-profile",
         metavar="PROFILE",
@@ -169,13 +176,7 @@ def _check_sources(args: argparse.Namespace, findings: list[str]) -> None:
 def _objects(args: argparse.Namespace, asked: Objects, findings: list[str], notes: list[str]) -> Objects:
     """Return the cluster's objects: of the fleet, of files, or of the API server."""
     if args.fleet:
-        objects = Objects(classes=device_classes(args.driver_name))
-        fleet = Fleet(args.driver_name, asked.policies, partitions=args.partitions or bool(args.mig))
-        for profile, number in parse_fleet(args.fleet, findings):
-            stem = profile.rpartition("/")[2].removesuffix(".yaml")
-            nodes, slices = fleet.nodes(profile, [f"{stem}-{i}" for i in range(1, number + 1)])
-            objects.nodes += nodes
-            objects.slices += slices
+        objects = _described(args, asked, findings)
     elif args.snapshot:
         objects = inputs.from_files(args.snapshot, findings, ask=False)
         if not findings and not objects.slices:
@@ -195,6 +196,23 @@ def _objects(args: argparse.Namespace, asked: Objects, findings: list[str], note
     objects.classes = [c for c in objects.classes if c.metadata.name not in names] + asked.classes
     objects.rules += asked.rules
     return objects
+
+
+def _described(args: argparse.Namespace, asked: Objects, findings: list[str]) -> Objects:
+    try:
+        found = described_fleet(
+            args.fleet, _partitions(args), driver=args.driver_name, policies=asked.policies
+        )
+    except ConfigurationError as e:
+        findings += e.findings
+        return Objects()
+    return Objects(nodes=list(found.nodes), slices=list(found.slices), classes=list(found.classes))
+
+
+def _partitions(args: argparse.Namespace) -> list[str]:
+    """Return the profiles of partitions that a described fleet publishes; all where one is asked for."""
+    given: list[str] = args.partitions
+    return given or (["*"] if args.mig else [])
 
 
 async def _live(args: argparse.Namespace, notes: list[str]) -> Objects:
@@ -229,11 +247,11 @@ def _templates(
     """Return the kinds of nodes of which more are tried."""
     if not args.node_profile:
         return builder.templates()
-    fleet = Fleet(args.driver_name, asked.policies, partitions=args.partitions or bool(args.mig))
+    factory = NodeFactory(args.driver_name, asked.policies, _partitions(args))
     found: list[Template] = []
     for profile in args.node_profile:
         try:
-            nodes, slices = fleet.nodes(profile, [profile.rpartition("/")[2].removesuffix(".yaml").lower()])
+            nodes, slices = factory.nodes(profile, [name_of(profile)])
         except ConfigurationError as e:
             findings += [f"--node-profile: {finding}" for finding in e.findings]
             continue

@@ -12,9 +12,9 @@ from typing import Any, Final
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.cli import common
 from dra_driver.cli.allocator import manifests as allocator_manifests
+from dra_driver.cli.described_fleet import FleetObjects, described_fleet
 from dra_driver.cli.shapes_argument import add_shape_argument
 from dra_driver.cli.simulation import plot, workload
-from dra_driver.cli.simulation.described_fleet import FleetObjects, described_fleet
 from dra_driver.cli.simulation.replay import Played, play, sizes_of, weights_of
 from dra_driver.cli.simulation.report import data_of, text_of
 from dra_driver.errors import ConfigurationError, InvalidInput
@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fleet",
         default="",
         metavar="PROFILE:NODES,…",
-        help=f"profiles, as for --backend simulated=, and how many nodes of each; default: {_FLEET}",
+        help="profiles and numbers of nodes, such as h100x8:40; profiles as for --backend simulated=, or a "
+        f"known GPU and its number; default: {_FLEET}",
     )
     fleet.add_argument(
         "--partitions",
@@ -146,7 +147,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _fleet(args: argparse.Namespace) -> FleetObjects:
     if not args.file:
-        return described_fleet(args.fleet or _FLEET, args.partitions)
+        return described_fleet(args.fleet or _FLEET, args.partitions, mixed=True)
     found = allocator_manifests.read(args.file)
     snapshot = found.snapshot()
     return FleetObjects(tuple(snapshot.nodes.values()), tuple(found.slices), tuple(found.classes))

@@ -12,7 +12,7 @@ import time
 from random import Random
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
-from dra_driver.cli.simulation.described_fleet import FleetObjects, described_fleet
+from dra_driver.cli.described_fleet import FleetObjects, described_fleet
 from dra_driver.fleet import count_shapes, parse_shapes
 from dra_driver.structured import AllocatedState, Cluster, DeviceID, Snapshot
 

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from dra_driver.api import codec
-from dra_driver.api.core import Node
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import (
     AllocationResult,
@@ -23,7 +22,7 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceClaimStatus,
 )
-from dra_driver.cli.planning.fleets import Fleet, device_classes
+from dra_driver.cli.described_fleet import described_fleet
 from dra_driver.planning import Checks, Holder, PlannedCluster, Template, Workload, make_plan
 from dra_driver.structured import AllocatedState, GroupMember, Snapshot
 
@@ -49,17 +48,10 @@ def request(name: str, count: int, *same: str) -> ResourceClaim:
 def cluster(nodes: int, full: float) -> tuple[PlannedCluster, Template]:
     """Return the cluster, and what its nodes are like; of each node about a part is allocated."""
     chance = random.Random(1)
-    fleet = Fleet(DRIVER, (), partitions=False)
     half = nodes // 2
-    kinds = (("dgx-h100", half), ("dgx-a100", nodes - half))
-    found: list[Node] = []
-    slices = []
-    for profile, number in kinds:
-        more, of = fleet.nodes(profile, [f"{profile}-{i}" for i in range(number)])
-        found += more
-        slices += of
+    fleet = described_fleet(f"dgx-h100:{half},dgx-a100:{nodes - half}", driver=DRIVER)
     holders: list[Holder] = []
-    for slice_ in slices:
+    for slice_ in fleet.slices:
         free = [device.name for device in slice_.spec.devices]
         while len(free) > 8 * (1 - full) and free:
             size = min(len(free), chance.choice((1, 1, 2, 4, 8)))
@@ -86,12 +78,12 @@ def cluster(nodes: int, full: float) -> tuple[PlannedCluster, Template]:
                 Holder(name, (held,), (name,), chance.choice((0, 0, 100)), (GroupMember((bare,)),))
             )
     snapshot = Snapshot.build(
-        slices=slices,
-        classes=device_classes(DRIVER),
-        nodes=found,
+        slices=fleet.slices,
+        classes=fleet.classes,
+        nodes=fleet.nodes,
         allocated=AllocatedState.from_claims(c for h in holders for c in h.claims),
     )
-    template = Template("dgx-h100", found[0], (slices[0],))
+    template = Template("dgx-h100", fleet.nodes[0], (fleet.slices[0],))
     return PlannedCluster(snapshot, tuple(holders)), template
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.cli.simulation.described_fleet import FleetObjects
+from dra_driver.cli.described_fleet import FleetObjects
 from dra_driver.cli.simulation.workload import Arrival
 from dra_driver.errors import InvalidInput
 from dra_driver.fleet import RequestShape, ShapeCount, count_shapes

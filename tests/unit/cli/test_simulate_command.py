@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dra_driver.cli.described_fleet import described_fleet
 from dra_driver.cli.main import main
-from dra_driver.cli.simulation.described_fleet import described_fleet
 from dra_driver.cli.simulation.replay import play, sizes_of, weights_of
 from dra_driver.cli.simulation.workload import Arrival, generated, parse_jobs, read_arrivals
 from dra_driver.fleet import RequestShape, parse_shapes
@@ -113,7 +113,10 @@ def test_arrivals_follow_the_hours_of_the_day_and_the_load() -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (["--fleet", "dgx-h100,nothing:2"], ["must be PROFILE:NODES", "--fleet nothing: "]),
+        (
+            ["--fleet", "dgx-h100:0,nothing:2"],
+            ["'dgx-h100:0' is not understood; PROFILE:NODES is", "profile 'nothing' is unknown"],
+        ),
         (
             ["--load", "0", "--days", "0"],
             ["--load 0: must be above 0", "--days 0: must be between"],
