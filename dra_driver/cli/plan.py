@@ -184,7 +184,7 @@ def _objects(args: argparse.Namespace, asked: Objects, findings: list[str], note
                 f"{', '.join(args.snapshot)}: no ResourceSlices; export them with kubectl get -o json"
             )
         if not objects.pods_known:
-            notes.append("no pods are exported: CPU, memory and priorities are not looked at")
+            notes.append("no pods are exported: priorities and what pods take of nodes are not looked at")
     elif findings:
         return Objects()
     else:

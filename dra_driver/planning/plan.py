@@ -127,7 +127,8 @@ def _of_nodes(workload: Workload, answer: Answer) -> str:
         return ""
     if not answer.held and answer.first is None:
         return (
-            "devices that fit are free, but their nodes have too little CPU or memory left, or too many pods"
+            "devices that fit are free, but their nodes have too little CPU, memory or ephemeral "
+            "storage left, or too many pods"
         )
     return ""
 

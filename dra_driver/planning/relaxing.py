@@ -84,7 +84,7 @@ def _all(checks: Checks, workload: Workload) -> Iterator[Relaxed]:
         changed = replace(
             workload, members=tuple(replace(m, needs=tuple(0 for _ in m.needs)) for m in workload.members)
         )
-        yield _try(checks, changed, "CPU and memory of the pods", "left out")
+        yield _try(checks, changed, "CPU, memory and ephemeral storage of the pods", "left out")
 
 
 def _try(checks: Checks, changed: Workload, part: str, change: str, excludes: int | None = None) -> Relaxed:

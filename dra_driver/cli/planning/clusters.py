@@ -44,10 +44,7 @@ class ClusterBuilder:
         implied = [Node(metadata=ObjectMeta(name=name)) for name in sorted(named - known)]
         self.nodes = [*objects.nodes, *implied]
         self._nodes = {n.metadata.name: n for n in self.nodes}
-        self._rooms: dict[str, NodeRoom] = {}
-        for pod in objects.pods:
-            if pod.spec.node_name and not is_finished(pod):
-                self._rooms.setdefault(pod.spec.node_name, NodeRoom()).add(needs_of(pod))
+        self._asked: set[ObjectKey] = set()
         self._allowed: dict[bytes, frozenset[str] | None] = {}
 
     def nodes_for(self, pod: Pod) -> frozenset[str] | None:
@@ -62,6 +59,10 @@ class ClusterBuilder:
             )
             self._allowed[key] = None if len(found) == len(self.nodes) else found
         return self._allowed[key]
+
+    def ask_about(self, pod: Pod) -> None:
+        """Leave a pod of the cluster out of what pods take of nodes, for it is asked where it would be."""
+        self._asked.add(pod.key)
 
     def build(self, *, not_held: Iterable[ObjectKey] = ()) -> PlannedCluster:
         """Return the cluster.
@@ -80,10 +81,9 @@ class ClusterBuilder:
         )
         free: dict[str, tuple[int, ...]] = {}
         if objects.pods_known:
+            rooms = self._rooms()
             free = {
-                n.metadata.name: NEEDS.free(
-                    self._rooms.get(n.metadata.name, NodeRoom()), n.status.allocatable
-                )
+                n.metadata.name: NEEDS.free(rooms.get(n.metadata.name, NodeRoom()), n.status.allocatable)
                 for n in self.nodes
                 if n.status.allocatable
             }
@@ -94,6 +94,14 @@ class ClusterBuilder:
             free=free,
             coupled=any(s.spec.node_name is None and s.spec.devices for s in self.slices),
         )
+
+    def _rooms(self) -> dict[str, NodeRoom]:
+        found: dict[str, NodeRoom] = {}
+        for pod in self.objects.pods:
+            node = _node_of(pod)
+            if node and pod.key not in self._asked and not is_finished(pod):
+                found.setdefault(node, NodeRoom()).add(needs_of(pod))
+        return found
 
     # --- holders --------------------------------------------------------------------------------------------
 
@@ -121,8 +129,8 @@ class ClusterBuilder:
             mine = tuple(asked[u.key] for u in pod_claims(pod) if u.key is not None and u.key in asked)
             needs = NEEDS.of(needs_of(pod))
             members.append(GroupMember(mine, self.nodes_for(pod), needs))
-            node = pod.spec.node_name
-            if node:
+            node = _node_of(pod)
+            if node and pod.key not in self._asked:
                 before = gives.get(node, NEEDS.nothing)
                 gives[node] = tuple(a + b for a, b in zip(before, needs, strict=True))
         if not pods:
@@ -158,6 +166,11 @@ class ClusterBuilder:
         if self.objects.pods_known and node.status.allocatable:
             room = NEEDS.free(NodeRoom(), node.status.allocatable)
         return Template(name, node, slices, room)
+
+
+def _node_of(pod: Pod) -> str:
+    """Return the node on which a pod counts: before it is bound that for which it is nominated."""
+    return pod.spec.node_name or pod.status.nominated_node_name
 
 
 def _connected(key: ObjectKey, users: dict[ObjectKey, list[Pod]]) -> tuple[set[ObjectKey], list[Pod]]:

@@ -184,7 +184,7 @@ async def from_cluster(client: KubeApi, notes: list[str]) -> Objects:
         objects.pods = list((await client.list(PODS)).items)
         objects.pods_known = True
     except Forbidden:
-        notes.append("pods may not be read: CPU, memory and priorities are not looked at")
+        notes.append("pods may not be read: priorities and what pods take of nodes are not looked at")
     try:
         objects.templates = list((await client.list(RESOURCE_CLAIM_TEMPLATES)).items)
     except Forbidden:

@@ -118,11 +118,12 @@ class Questions:
         for one in together:
             meta = {"name": one.metadata.name, "namespace": one.metadata.namespace}
             raw = RawWorkload("Pod", {"metadata": meta}, "the cluster")
+            self._builder.ask_about(one)
             self._add_pods(raw, {"spec": {}}, 1, one.metadata.name, one)
         return [self._workload(g) for g in self._groups.values() if g.members]
 
     def _of_claim(self, name: str, claim: ResourceClaim) -> Workload:
-        return Workload(name, (GroupMember((claim,), None, (0, 0, 0)),))
+        return Workload(name, (GroupMember((claim,), None, NEEDS.nothing),))
 
     # --- pods of objects ------------------------------------------------------------------------------------
 

@@ -171,10 +171,50 @@ def test_cpu_of_nodes_counts_and_is_given_back(tmp_path: Path, capsys: Capture) 
     asked = write(tmp_path, "asked.yaml", template("t"), pod("new", from_template="t", cpu="2"))
     status, answer = plan(capsys, "-s", export, "-f", asked)
     assert (status, answer["free"]["number"]) == (1, 1)
-    assert "too little CPU or memory left" in answer["reason"]
-    assert any(r["part"] == "CPU and memory of the pods" and r["fits"] for r in answer["relax"])
+    assert "too little CPU, memory or ephemeral storage left" in answer["reason"]
+    assert any(
+        r["part"] == "CPU, memory and ephemeral storage of the pods" and r["fits"] for r in answer["relax"]
+    )
     small = write(tmp_path, "small.yaml", template("t"), pod("new", from_template="t", cpu="1"))
     assert plan(capsys, "-s", export, "-f", small)[0] == 0
+
+
+def test_claims_fit_beside_what_pods_take_of_nodes(tmp_path: Path, capsys: Capture) -> None:
+    node = builders.node("n1", allocatable={"cpu": "4", "pods": "10"})
+    export = write(tmp_path, "export.yaml", CLASS, node, gpus("n1", "a"), pod("p", "none", nodeName="n1"))
+    asked = write(tmp_path, "asked.yaml", claim("new"))
+    status, answer = plan(capsys, "-s", export, "-f", asked, "--how-many")
+    assert (status, answer["fitting"]) == (0, {"number": 1, "proven": True})
+
+
+def test_number_of_pods_and_ephemeral_storage_of_nodes_count(tmp_path: Path, capsys: Capture) -> None:
+    asked = pod("new", from_template="t")
+    asked["spec"]["containers"][0]["resources"] = {"requests": {"ephemeral-storage": "2Gi"}}
+    file = write(tmp_path, "asked.yaml", template("t"), asked)
+    for allocatable, fits in (
+        ({"cpu": "4", "pods": "2", "ephemeral-storage": "2Gi"}, True),
+        ({"cpu": "4", "pods": "1", "ephemeral-storage": "2Gi"}, False),
+        ({"cpu": "4", "ephemeral-storage": "2Gi"}, False),
+        ({"cpu": "4", "pods": "2", "ephemeral-storage": "1Gi"}, False),
+    ):
+        node = builders.node("n1", allocatable=allocatable)
+        bound = pod("p", "none", nodeName="n1")
+        export = write(tmp_path, "export.yaml", CLASS, node, gpus("n1", "a"), bound)
+        assert plan(capsys, "-s", export, "-f", file)[1]["fits"] is fits, allocatable
+
+
+def test_pods_count_on_the_node_for_which_they_are_nominated(tmp_path: Path, capsys: Capture) -> None:
+    node = builders.node("n1", allocatable={"cpu": "4", "pods": "10"})
+    nominated = pod("p", "one", cpu="3")
+    nominated["status"] = {"nominatedNodeName": "n1"}
+    export = write(
+        tmp_path, "export.yaml", CLASS, node, gpus("n1", "a", "b"), claim("one", 1, ("a",)), nominated
+    )
+    asked = write(tmp_path, "asked.yaml", template("t"), pod("new", from_template="t", cpu="2"))
+    status, answer = plan(capsys, "-s", export, "-f", asked)
+    assert (status, answer["free"]["number"]) == (1, 1)
+    # A pod that is asked about itself does not stand in its own way.
+    assert plan(capsys, "-s", export, "--pod", "p")[0] == 0
 
 
 def test_pods_that_no_node_takes_are_told_so(tmp_path: Path, capsys: Capture) -> None:
