@@ -189,7 +189,7 @@ class EmbeddedCluster:
         self._run("node lifecycle", NodeLifecycle(await self._connect("node-controller")).run())
         self._run("scheduler", Scheduler(await self._connect("kube-scheduler")).run())
         for i, node in enumerate(self.config.nodes, start=1):
-            await self._start_node(f"node{i}", node)
+            await self.add_node(f"node{i}", node)
         if self.config.run_controller:
             self.controller = self._process("controller", self._controller_command())
             await self.start_process(self.controller)
@@ -255,7 +255,8 @@ class EmbeddedCluster:
 
     # --- nodes ----------------------------------------------------------------------------------------------
 
-    async def _start_node(self, name: str, config: NodeConfig) -> None:
+    async def add_node(self, name: str, config: NodeConfig) -> None:
+        """Start a node with its kubelet and its plugins, beside those that there are."""
         layout = NodeLayout(self.root / name)
         layout.create()
         profiles.write_profile(config.profile, layout.hardware)

@@ -120,7 +120,7 @@ def test_adding_the_nodes_is_enough() -> None:
         answer = await waiting(cluster, "wants", 4)
         (more,) = answer["addNodes"]
         assert (more["number"], more["proven"]) == (1, True)
-        await cluster._start_node("more", NodeConfig("l4x4"))
+        await cluster.add_node("more", NodeConfig("l4x4"))
         pod = await support.phase(cluster, "wants", "Running")
         assert pod.spec.node_name == "more"
 
