@@ -56,7 +56,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """A help formatter that shows defaults other than None and empty ones."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, [], ()):
+        if action.default is False or action.default in (None, "", [], ()):
             return action.help
         return super()._get_help_string(action)
 
