@@ -29,6 +29,7 @@ from dra_driver.discovery.simulated.machine import SimulatedMachine
 from dra_driver.errors import ConfigurationError
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import PublishOptions, SliceContent, build_slices
+from dra_driver.resourceslice.partitioning import ALL_PROFILES
 from dra_driver.structured.model.nodeselection import selector_matches
 
 __all__ = ["FleetObjects", "NodeFactory", "described_fleet", "device_classes", "name_of"]
@@ -72,6 +73,8 @@ def described_fleet(
         ConfigurationError: with every finding.
     """
     groups = _parsed(text)
+    if partitions and not policies:
+        _check_partitions(partitions, [profile for profile, _ in groups])
     named = _mixed_names(groups) if mixed else _names_by_profile(groups)
     factory = NodeFactory(driver, policies, partitions)
     nodes: list[Node] = []
@@ -237,6 +240,24 @@ def _parsed(text: str) -> list[tuple[str, int]]:
     if findings:
         raise ConfigurationError(list(dict.fromkeys(findings)))
     return found
+
+
+def _check_partitions(partitions: Sequence[str], profiles_of_nodes: Sequence[str]) -> None:
+    """Check that some device of a fleet can be cut in each of the ways.
+
+    Raises:
+        ConfigurationError: with every finding.
+    """
+    devices = [d.device for profile in profiles_of_nodes for d in devices_of(machine_of(profile), profile)]
+    there = sorted({p.name for d in devices for p in d.partitions})
+    known = ", ".join(there) or "none"
+    findings = [
+        f"--partitions {name}: no device of the fleet has this profile; there are {known}"
+        for name in partitions
+        if name not in (*there, ALL_PROFILES)
+    ]
+    if findings:
+        raise ConfigurationError(findings)
 
 
 def _names_by_profile(groups: Sequence[tuple[str, int]]) -> list[tuple[str, list[str]]]:

@@ -76,3 +76,11 @@ def test_every_mistake_is_named() -> None:
         "more than 20000 nodes in all",
     ):
         assert text in said
+
+
+def test_partitions_that_no_device_can_be_cut_into_are_named() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        described_fleet("h100x2,l4x4", ["9g.99gb", "1g.10gb"])
+    (finding,) = caught.value.findings
+    assert "--partitions 9g.99gb: no device of the fleet has this profile; there are 1g.10gb, " in finding
+    assert devices_of(described_fleet("h100x2", ["7g.80gb"])) == {"h100x2-1": 4}
