@@ -409,3 +409,13 @@ def test_lists_of_kubectl_and_standard_input_are_read(
     assert "ResourceClaim default/x fits now" in printed.out
     assert "ResourceClaim default/y does not fit now" in printed.out
     assert "no pods are exported" in printed.err
+
+
+def test_help_shows_no_empty_defaults(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    assert "(default: 30)" in shown
+    assert "(default: )" not in shown
+    assert "(default: False)" not in shown
