@@ -24,6 +24,7 @@ from controller.allocate.last_look import LastLook
 from controller.allocate.loop import Allocator
 from controller.allocate.pool_owners import CurrentOwners
 from controller.allocate.pool_states import PoolStates
+from controller.allocate.reporting import AllocationReports
 from controller.allocate.signal import Signal
 from controller.allocate.starvation import SettingAside
 from controller.allocate.tentative import TentativeAllocations
@@ -278,6 +279,9 @@ class Allocation:
         reasons = WaitingReasons(env.client, env.clock, informers.pods)
         last_look = LastLook(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
         decider = Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows)
+        reports = AllocationReports(
+            env.recorder, reasons, metrics, env.clock, informers.pods, wakeups.pending
+        )
         allocator = Allocator(
             decider,
             state.journal,
@@ -286,9 +290,7 @@ class Allocation:
             wakeups,
             writer,
             deallocator,
-            env.recorder,
-            reasons,
-            metrics,
+            reports,
             env.clock,
             mode,
             config.schedulers,

@@ -33,17 +33,16 @@ from controller.allocate.decide import (
     node_of,
     rank_of_group,
 )
+from controller.allocate.reporting import AllocationReports
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
-from controller.observe.metrics import Metrics
-from controller.observe.reasons import WaitingReasons
 from controller.observe.tracing import span
-from dra_driver.api.core import PODS, Pod
+from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.names import CLAIM_FINALIZER
-from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
+from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.errors import ApiError
-from dra_driver.kube import EventRecorder, Handler, Informer
+from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolAllocator
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import foreign_gates, is_gated, is_served, uses_claims
@@ -52,14 +51,8 @@ __all__ = ["Allocator"]
 
 log = structlog.get_logger(__name__)
 
-# A group of 1,024 would hold the event loop for 0.1 s.
-_MEMBERS_AT_A_TIME: Final = 32
 # Until the users of a claim that was deallocated are looked at again: what is reported about them ends that.
 _SETTLING_SECONDS: Final = 1.0
-_ALIKE_AT_A_TIME: Final = 256
-_NO_ROOM: Final = (
-    "pods before it are allocated and not bound yet; it is its turn when kube-scheduler has bound them"
-)
 # Until a pod is looked at again at the soonest.
 _SOONEST_SECONDS: Final = 0.05
 
@@ -76,9 +69,7 @@ class Allocator:
         wakeups: Wakeups,
         writer: Writer,
         deallocator: Deallocator,
-        recorder: EventRecorder,
-        reasons: WaitingReasons,
-        metrics: Metrics,
+        reports: AllocationReports,
         clock: Clock,
         mode: Callable[[], PoolAllocator],
         schedulers: Collection[str],
@@ -94,10 +85,8 @@ class Allocator:
             wakeups: pods to be looked at, and those that wait.
             writer: of allocations and gates.
             deallocator: for allocations that pin a pod.
-            recorder: for Events.
-            reasons: why pods wait.
-            metrics: to report to.
-            clock: for the time in which pods are allocated.
+            reports: what becomes of pods, and why they wait.
+            clock: for the times at which pods are with kube-scheduler.
             mode: who allocates at present; SCHEDULER: gates are removed, nothing is allocated.
             schedulers: whose pods are served.
             pods: all namespaces.
@@ -110,24 +99,16 @@ class Allocator:
         self._wakeups = wakeups
         self._writer = writer
         self._deallocator = deallocator
-        self._recorder = recorder
-        self._reasons = reasons
-        self._metrics = metrics
+        self._reports = reports
         self._clock = clock
         self._mode = mode
         self._pods = pods
-        self._first_seen: dict[Uid, float] = {}
         self._ungated: set[Uid] = set()
-        pods.add_handler(Handler(deleted=self._forget))
-
-    def _forget(self, pod: Pod) -> None:
-        """Forget a pod that is gone."""
-        self._first_seen.pop(pod.metadata.uid, None)
-        self._ungated.discard(pod.metadata.uid)
+        pods.add_handler(Handler(deleted=lambda pod: self._ungated.discard(pod.metadata.uid)))
 
     def reason(self, pod: ObjectKey) -> str:
         """Return why a pod waits; empty where it does not."""
-        return self._reasons.reason(pod)
+        return self._reports.reason(pod)
 
     # --- one pod --------------------------------------------------------------------------------------------
 
@@ -172,25 +153,21 @@ class Allocator:
             return
         if not (pod.spec.node_name or is_served(pod, self._schedulers)):
             if is_gated(pod):  # else this has been said before
-                served = ", ".join(self._schedulers)
-                text = f"its devices are left to {pod.spec.scheduler_name}: pods of {served} are served here"
-                self._recorder.event(PODS, pod, "Normal", "OtherScheduler", text)
+                self._reports.other_scheduler(pod, ", ".join(self._schedulers))
             await self._proceed(pod)
             return
-        self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())
+        self._reports.seen(pod)
         if not self._may_be_allocated(pod, lane):
             return
         progress = self._wakeups.progress
         with span("decide"):
             found = await self._ask(pod, lane)
+        self._reports.answered(found[0] if found is not None else None)
         if found is None:
-            self._metrics.outdated_answers.inc()
             # Not at once: one outdated answer after the other would be asked for without a pause.
             self._wakeups.queue.add_rate_limited(key)
             return
         answer, answered = found
-        if not answer.remembered:
-            self._metrics.decision_seconds.observe(answer.seconds)
         now = self._pods.get(key)
         if now is not pod and (now is None or not _same_for_the_answer(now, pod)):
             self._decider.release(answered)
@@ -222,7 +199,7 @@ class Allocator:
             return False
         if self._attempts.room(pod.metadata.namespace, now) <= 0:
             self._attempts.wait(pod.key, self._wakeups.rank(pod.key))
-            self._reasons.waits(pod, "WaitingForTurn", _NO_ROOM)
+            self._reports.waits_for_turn(pod)
             return False
         return True
 
@@ -264,19 +241,13 @@ class Allocator:
     def _delay(self, pod: Pod) -> None:
         """Have a pod wait for its turn in the slow lane."""
         if pod.key not in self._wakeups.pending:
-            text = "the decision about its claims takes much work; it is made beside those of other pods"
-            self._reasons.waits(pod, "DecisionDelayed", text)
-            self._recorder.event(PODS, pod, "Normal", "DecisionDelayed", text)
+            self._reports.delayed(pod)
         self._wakeups.slow.add(pod.key)
 
     def _wait(self, pod: Pod, group: GroupMembers | None, decision: Wait) -> None:
         log.debug("pod waits", pod=str(pod.key), reason=decision.reason)
         self._wakeups.served(pod.key)
-        reason = "WaitingForGroup" if group is not None else "WaitingForClaim"
-        if group is not None or is_gated(pod):
-            self._reasons.waits(pod, reason, decision.reason)
-        if group is not None and is_gated(pod):
-            self._recorder.event(PODS, pod, "Normal", reason, decision.reason)
+        self._reports.waits(pod, group, decision)
         if decision.poll:
             self._wakeups.queue.add_after(pod.key, max(decision.poll, _SOONEST_SECONDS))
 
@@ -339,7 +310,7 @@ class Allocator:
     def _served(self, pod: Pod) -> None:
         """Note that a pod waits no longer."""
         self._wakeups.served(pod.key)
-        self._reasons.served(pod, allocated=not self._wakeups.lacks_devices(pod))
+        self._reports.served(pod, allocated=not self._wakeups.lacks_devices(pod))
 
     def _pod(self, pod_id: PodID) -> Pod | None:
         """Return the pod as it is now, if it is still there."""
@@ -379,7 +350,7 @@ class Allocator:
             # No event says when a node may be tried again, and the event that led here has undone the delay.
             queue.add_after(pod.key, answer.next_node)
         if refusal.claims or is_gated(pod):  # else it is not ours; kube-scheduler says what is wrong with it
-            await self._report_refusal(pod, answer, refusal)
+            await self._reports.refused(pod, answer, refusal)
             if pod.metadata.uid in self._wakeups.without_devices:
                 self._wakeups.tentative.add(pod.key)
             if refusal.elsewhere:
@@ -387,49 +358,12 @@ class Allocator:
                 # disjoint, and the claim is written under its resourceVersion.
                 await self._ungate(pod)
         if answer.group is not None and not answer.remembered:
-            await self._report_to_others(pod, answer.group, refusal)
+            await self._reports.refused_group(pod, answer.group, refusal, self._pod)
 
     def _rank_of(self, group: GroupMembers | None) -> Rank | None:
         """Return the rank of a group; None where there is none, or the answer does not name its pods."""
         members = [p for p in map(self._pod, group.pods if group is not None else ()) if p is not None]
         return rank_of_group(members) if members else None
-
-    async def _report_refusal(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
-        avoided = {node: round(seconds, 1) for node, seconds in answer.avoided}
-        # A limit of ours says nothing about the cluster, and the pod's author can do something about it.
-        reason = "DecisionLimit" if answer.gave_up else "FailedAllocation"
-        if answer.gave_up and not answer.remembered:
-            self._metrics.stopped_decisions.inc()
-        self._metrics.allocations.labels("refused").inc()
-        log.debug("pod cannot be served now", pod=str(pod.key), reason=refusal.message, avoided=avoided)
-        self._recorder.event(PODS, pod, "Warning", reason, refusal.message)
-        for claim in refusal.claims:
-            self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", reason, refusal.message)
-        changed = self._reasons.waits(pod, reason, refusal.message)
-        if changed and not any(claim.metadata.name in refusal.message for claim in refusal.claims):
-            await self._report_to_alike(pod.key, reason, refusal.message)
-
-    async def _report_to_alike(self, key: ObjectKey, reason: str, message: str) -> None:
-        """Report to pods that ask for the same why they wait: they are looked at when this one is served."""
-        for count, other in enumerate(self._wakeups.pending.alike(key), 1):
-            if count % _ALIKE_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-            pod = self._pods.get(other)
-            if pod is not None and other in self._wakeups.pending:
-                self._reasons.waits(pod, reason, message)
-
-    async def _report_to_others(self, pod: Pod, group: GroupMembers, refusal: Refuse) -> None:
-        """Report to the other members of a group why they wait; nothing else may lead to a look at them."""
-        for count, pod_id in enumerate(group.pods, 1):
-            if count % _MEMBERS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-            member = self._pod(pod_id)
-            if member is None or member.metadata.uid == pod.metadata.uid:
-                continue
-            if not (member.spec.node_name or is_finished(member)):
-                self._wakeups.pending.add(member, refusal.signature)
-                self._reasons.waits(member, "FailedAllocation", refusal.message)
-                self._recorder.event(PODS, member, "Warning", "FailedAllocation", refusal.message)
 
     # --- allocations ----------------------------------------------------------------------------------------
 
@@ -442,21 +376,15 @@ class Allocator:
             while left:
                 await self._writer.allocate(*left[0], bound)
                 claim, allocation = left.pop(0)
-                devices = ", ".join(r.device for r in allocation.devices.results)
-                message = f"allocated {devices} on node {decision.node} for pod {pod.metadata.name}"
-                self._recorder.event(RESOURCE_CLAIMS, claim, "Normal", "Allocated", message)
-                log.info("allocated", claim=str(claim.key), node=decision.node, devices=devices)
+                self._reports.claim_allocated(claim, allocation, pod, decision)
         except ApiError as e:
-            self._failed(e)
             self._give_up(pod)
-            if e.code not in (404, 409):
-                text = f"the allocation of claim {left[0][0].key} was refused: {e}"
-                self._recorder.event(PODS, pod, "Warning", "FailedAllocation", text)
+            self._reports.claim_failed(left[0][0], pod, e)
             raise
         finally:
             for claim, _ in left[1:]:
                 self._assume_cache.release(claim)
-        self._allocated(pod)
+        self._reports.allocated(pod)
         await self._proceed(pod)
 
     async def _write_group(self, group: GroupMembers, answered: Answered, decision: GroupWrite) -> None:
@@ -485,12 +413,10 @@ class Allocator:
         if problems:
             for pod, _ in writes:
                 self._give_up(pod)
-            self._failed(problems[0])
+            self._reports.failed(problems[0])
             raise problems[0]
         for pod, write in writes:
-            message = f"allocated on node {write.node}, with all {group.size} pods of group {group.name}"
-            self._recorder.event(PODS, pod, "Normal", "GroupAllocated", message)
-            self._allocated(pod)
+            self._reports.group_allocated(pod, group, write.node)
         await self._proceed_all(group.pods)
 
     async def _write_side_by_side(self, writes: Sequence[tuple[Pod, Write]]) -> list[ApiError]:
@@ -522,15 +448,6 @@ class Allocator:
         """Expect a pod nowhere, because a claim of it could not be written."""
         self._expect(pod, None)
         self._attempts.cancel(pod.metadata.uid)
-
-    def _allocated(self, pod: Pod) -> None:
-        self._metrics.allocations.labels("allocated").inc()
-        since = self._first_seen.pop(pod.metadata.uid, None)
-        if since is not None:
-            self._metrics.allocation_seconds.observe(self._clock.monotonic() - since)
-
-    def _failed(self, error: ApiError) -> None:
-        self._metrics.allocations.labels("conflict" if error.code in (404, 409) else "error").inc()
 
 
 def _same_for_the_answer(now: Pod, before: Pod) -> bool:

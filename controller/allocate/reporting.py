@@ -1,0 +1,196 @@
+"""What is reported about pods that are allocated, and about those that wait: Events, conditions, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from controller.allocate.decide import (
+    GroupMembers,
+    PodAnswer,
+    PodID,
+    Refuse,
+    Wait,
+    Write,
+    is_finished,
+)
+from controller.allocate.pending import PendingPods
+from controller.observe.metrics import Metrics
+from controller.observe.reasons import WaitingReasons
+from dra_driver.api.core import PODS, Pod
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
+from dra_driver.errors import ApiError
+from dra_driver.kube import EventRecorder, Handler, Informer
+from dra_driver.ports import Clock
+from dra_driver.resourceclaim import is_gated
+
+__all__ = ["AllocationReports"]
+
+log = structlog.get_logger(__name__)
+
+# A group of 1,024 would hold the event loop for 0.1 s.
+_MEMBERS_AT_A_TIME: Final = 32
+_ALIKE_AT_A_TIME: Final = 256
+_NO_ROOM: Final = (
+    "pods before it are allocated and not bound yet; it is its turn when kube-scheduler has bound them"
+)
+
+
+class AllocationReports:
+    """Reports what becomes of pods, and why those that are not served wait.
+
+    Args:
+        recorder: for Events.
+        reasons: why pods wait.
+        metrics: to report to.
+        clock: for the time in which pods are allocated.
+        pods: all namespaces.
+        pending: pods that could not be served.
+    """
+
+    def __init__(
+        self,
+        recorder: EventRecorder,
+        reasons: WaitingReasons,
+        metrics: Metrics,
+        clock: Clock,
+        pods: Informer[Pod],
+        pending: PendingPods,
+    ) -> None:
+        self._recorder = recorder
+        self._reasons = reasons
+        self._metrics = metrics
+        self._clock = clock
+        self._pods = pods
+        self._pending = pending
+        self._first_seen: dict[Uid, float] = {}
+        pods.add_handler(Handler(deleted=self._forget))
+
+    def _forget(self, pod: Pod) -> None:
+        """Forget a pod that is gone."""
+        self._first_seen.pop(pod.metadata.uid, None)
+
+    def reason(self, pod: ObjectKey) -> str:
+        """Return why a pod waits; empty where it does not."""
+        return self._reasons.reason(pod)
+
+    # --- looks ----------------------------------------------------------------------------------------------
+
+    def seen(self, pod: Pod) -> None:
+        """Note when a pod is looked at for the first time."""
+        self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())
+
+    def answered(self, answer: PodAnswer | None) -> None:
+        """Count an answer; None stands for one that was out of date."""
+        if answer is None:
+            self._metrics.outdated_answers.inc()
+        elif not answer.remembered:
+            self._metrics.decision_seconds.observe(answer.seconds)
+
+    def served(self, pod: Pod, *, allocated: bool) -> None:
+        """Report that a pod waits no longer."""
+        self._reasons.served(pod, allocated=allocated)
+
+    # --- pods that wait -------------------------------------------------------------------------------------
+
+    def other_scheduler(self, pod: Pod, served: str) -> None:
+        """Report that a pod is left to a scheduler that is not served."""
+        text = f"its devices are left to {pod.spec.scheduler_name}: pods of {served} are served here"
+        self._recorder.event(PODS, pod, "Normal", "OtherScheduler", text)
+
+    def waits_for_turn(self, pod: Pod) -> None:
+        """Report that kube-scheduler has enough to do without a pod."""
+        self._reasons.waits(pod, "WaitingForTurn", _NO_ROOM)
+
+    def delayed(self, pod: Pod) -> None:
+        """Report that a pod waits for its turn in the slow lane."""
+        text = "the decision about its claims takes much work; it is made beside those of other pods"
+        self._reasons.waits(pod, "DecisionDelayed", text)
+        self._recorder.event(PODS, pod, "Normal", "DecisionDelayed", text)
+
+    def waits(self, pod: Pod, group: GroupMembers | None, decision: Wait) -> None:
+        """Report that a pod waits for its group, or for its claims."""
+        reason = "WaitingForGroup" if group is not None else "WaitingForClaim"
+        if group is not None or is_gated(pod):
+            self._reasons.waits(pod, reason, decision.reason)
+        if group is not None and is_gated(pod):
+            self._recorder.event(PODS, pod, "Normal", reason, decision.reason)
+
+    async def refused(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
+        """Report why the claims of a pod cannot be allocated now, also to pods that ask for the same."""
+        avoided = {node: round(seconds, 1) for node, seconds in answer.avoided}
+        # A limit of ours says nothing about the cluster, and the pod's author can do something about it.
+        reason = "DecisionLimit" if answer.gave_up else "FailedAllocation"
+        if answer.gave_up and not answer.remembered:
+            self._metrics.stopped_decisions.inc()
+        self._metrics.allocations.labels("refused").inc()
+        log.debug("pod cannot be served now", pod=str(pod.key), reason=refusal.message, avoided=avoided)
+        self._recorder.event(PODS, pod, "Warning", reason, refusal.message)
+        for claim in refusal.claims:
+            self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", reason, refusal.message)
+        changed = self._reasons.waits(pod, reason, refusal.message)
+        if changed and not any(claim.metadata.name in refusal.message for claim in refusal.claims):
+            await self._refused_alike(pod.key, reason, refusal.message)
+
+    async def _refused_alike(self, key: ObjectKey, reason: str, message: str) -> None:
+        """Report to pods that ask for the same why they wait: they are looked at when this one is served."""
+        for count, other in enumerate(self._pending.alike(key), 1):
+            if count % _ALIKE_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            pod = self._pods.get(other)
+            if pod is not None and other in self._pending:
+                self._reasons.waits(pod, reason, message)
+
+    async def refused_group(
+        self, pod: Pod, group: GroupMembers, refusal: Refuse, find: Callable[[PodID], Pod | None]
+    ) -> None:
+        """Report to the other members of a group why they wait; nothing else may lead to a look at them."""
+        for count, pod_id in enumerate(group.pods, 1):
+            if count % _MEMBERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            member = find(pod_id)
+            if member is None or member.metadata.uid == pod.metadata.uid:
+                continue
+            if not (member.spec.node_name or is_finished(member)):
+                self._pending.add(member, refusal.signature)
+                self._reasons.waits(member, "FailedAllocation", refusal.message)
+                self._recorder.event(PODS, member, "Warning", "FailedAllocation", refusal.message)
+
+    # --- allocations ----------------------------------------------------------------------------------------
+
+    def claim_allocated(
+        self, claim: ResourceClaim, allocation: AllocationResult, pod: Pod, decision: Write
+    ) -> None:
+        """Report that a claim of a pod is allocated."""
+        devices = ", ".join(r.device for r in allocation.devices.results)
+        message = f"allocated {devices} on node {decision.node} for pod {pod.metadata.name}"
+        self._recorder.event(RESOURCE_CLAIMS, claim, "Normal", "Allocated", message)
+        log.info("allocated", claim=str(claim.key), node=decision.node, devices=devices)
+
+    def claim_failed(self, claim: ResourceClaim, pod: Pod, error: ApiError) -> None:
+        """Report that the allocation of a claim could not be written."""
+        self.failed(error)
+        if error.code not in (404, 409):
+            text = f"the allocation of claim {claim.key} was refused: {error}"
+            self._recorder.event(PODS, pod, "Warning", "FailedAllocation", text)
+
+    def group_allocated(self, pod: Pod, group: GroupMembers, node: str) -> None:
+        """Report that a pod is allocated, and its group with it."""
+        message = f"allocated on node {node}, with all {group.size} pods of group {group.name}"
+        self._recorder.event(PODS, pod, "Normal", "GroupAllocated", message)
+        self.allocated(pod)
+
+    def allocated(self, pod: Pod) -> None:
+        """Count a pod of which all claims are allocated."""
+        self._metrics.allocations.labels("allocated").inc()
+        since = self._first_seen.pop(pod.metadata.uid, None)
+        if since is not None:
+            self._metrics.allocation_seconds.observe(self._clock.monotonic() - since)
+
+    def failed(self, error: ApiError) -> None:
+        """Count an allocation that could not be written."""
+        self._metrics.allocations.labels("conflict" if error.code in (404, 409) else "error").inc()
