@@ -270,18 +270,26 @@ class PodWorker:
         status = self._status()
         if status == self._written:
             return
+        conditions = [*self._foreign_conditions(status["conditions"]), *status["conditions"]]
+        metadata = self._pod.metadata
         try:
             await self._node.api.merge_patch(
                 RUN_PODS,
-                self._pod.metadata.name,
-                {"metadata": {"uid": self.uid}, "status": status},
-                self._pod.metadata.namespace,
+                metadata.name,
+                {
+                    # A merge replaces the whole list, so conditions of others must be those that are there.
+                    "metadata": {"uid": self.uid, "resourceVersion": metadata.resource_version},
+                    "status": {**status, "conditions": conditions},
+                },
+                metadata.namespace,
                 subresource="status",
             )
             self._written = status
             self._unwritten = False
         except NotFound:
             pass  # deleted; the watch will show it
+        except Conflict:
+            self._unwritten = True  # the watch will show a newer version
         except DraError as e:
             self._unwritten = True
             log.warning("pod status not written", pod=str(self._pod.key), error=str(e))
@@ -313,7 +321,7 @@ class PodWorker:
             "startTime": self._started_at,
             "hostIP": "127.0.0.1",
             "hostIPs": [{"ip": "127.0.0.1"}],
-            "conditions": [*self._foreign_conditions(conditions), *self._with_times(conditions)],
+            "conditions": self._with_times(conditions),
             "containerStatuses": [
                 self._container_status(c, running.get(c.name)) for c in self._pod.spec.containers
             ],

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from kubelet_fakes import FakePlugin, short_directory
 
@@ -15,10 +15,14 @@ from dra_driver.api.core import EVENTS
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import NotFound
 from dra_driver.kube import KubeApi
+from dra_driver.kube.delegating import Call, DelegatingClient
+from dra_driver.ports import KubeClient
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.kubelet import KubeletSettings, NodeLayout, SimKubelet
 from dra_driver.sim.objects import RUN_PODS
 from kubelet_plugin.usage.pod_resources import KubeletList, PodResources
+
+R = TypeVar("R")
 
 DRIVER = "a.example.com"
 SETTINGS = dataclasses.replace(
@@ -47,9 +51,9 @@ class Node:
         with contextlib.suppress(asyncio.CancelledError):
             await self.task
 
-    async def start_kubelet(self) -> None:
+    async def start_kubelet(self, api: KubeClient | None = None) -> None:
         old = self.kubelet
-        self.kubelet = SimKubelet(self.api, "n1", old.layout, SETTINGS, runtime=old.runtime)
+        self.kubelet = SimKubelet(api or self.api, "n1", old.layout, SETTINGS, runtime=old.runtime)
         self.task = asyncio.create_task(self.kubelet.run())
         await eventually(lambda: self.kubelet.plugins.plugin(DRIVER) is not None)
 
@@ -168,6 +172,39 @@ def test_a_failed_prepare_is_an_event_and_tried_again() -> None:
             assert waiting["reason"] == "ContainerCreating"
             n.plugin.claim_error = ""
             await n.phase("Running")
+
+    asyncio.run(scenario())
+
+
+class Overtaken(DelegatingClient):
+    """A client whose first write to a pod another one overtakes."""
+
+    def __init__(self, client: KubeClient, before: Callable[[], Awaitable[Any]]) -> None:
+        super().__init__(client)
+        self._before: Callable[[], Awaitable[Any]] | None = before
+
+    async def _call(self, call: Call, send: Callable[[], Awaitable[R]]) -> R:
+        if call.verb == "patch" and call.resource is RUN_PODS and self._before is not None:
+            before, self._before = self._before, None
+            await before()
+        return await send()
+
+
+def test_conditions_of_others_stay_as_they_were_written_last() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+
+            async def write(status: str) -> None:
+                patch = {"status": {"conditions": [{"type": "example.com/Theirs", "status": status}]}}
+                await n.api.merge_patch(RUN_PODS, "p", patch, "default", subresource="status")
+
+            await n.stop_kubelet()
+            await n.create()
+            await write("False")
+            await n.start_kubelet(Overtaken(n.api, lambda: write("True")))
+            pod = await n.phase("Running")
+            theirs = [c["status"] for c in pod["status"]["conditions"] if c["type"] == "example.com/Theirs"]
+            assert theirs == ["True"]
 
     asyncio.run(scenario())
 
