@@ -33,10 +33,10 @@ demo: $(STAMP) ## the main job on the embedded cluster: no root, no GPU, no clus
 	@$(VENV_BIN)/dra-driver demo $(ARGS)
 
 test: $(STAMP) ## the tests (no root, no GPU, no cluster), on JOBS processors; ARGS goes to pytest
-	@$(VENV_BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
+	@$(VENV_BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-long: $(STAMP) ## the long tests: crashes, faults, attacks, crowds of connections, packages, all examples of properties; CI runs them as well
-	@HYPOTHESIS_PROFILE=thorough $(VENV_BIN)/python -m pytest --numprocesses $(JOBS) -m long --ignore=tests/chart $(ARGS)
+	@HYPOTHESIS_PROFILE=thorough $(VENV_BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m long --ignore=tests/chart $(ARGS)
 
 lint: $(STAMP) proto-check ## ruff, mypy --strict (tests too), import-linter, drift of the generated stubs
 	@$(VENV_BIN)/ruff check .
