@@ -121,9 +121,13 @@ def _secure(address: tuple[str, int], source: str, sent: bytes) -> socket.socket
     plain = socket.create_connection(address, timeout=30, source_address=(source, 0))
     try:
         made = context.wrap_socket(plain)
-        made.send(sent)
     except OSError:
         plain.close()
+        raise
+    try:
+        made.send(sent)
+    except OSError:
+        made.close()  # has taken the place of the other
         raise
     made.settimeout(0)
     return made
