@@ -117,7 +117,7 @@ class ControllerConfig:
     otlp_endpoint: str = ""
     schedulers: tuple[str, ...] = (DEFAULT_SCHEDULER,)
     binding_seconds: float = 60.0
-    starvation_seconds: float = 300.0
+    starvation_seconds: float = 0.0
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None

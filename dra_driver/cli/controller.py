@@ -61,10 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--starvation-timeout",
         type=float,
-        default=300.0,
+        default=0.0,
         metavar="SECONDS",
         help="how long a pod may wait before devices are set aside for it, which pods that come after it do "
-        "not get, one pod at a time; 0: never; default: 300",
+        "not get, one pod at a time; 0: never; default: 0",
     )
     parser.add_argument(
         "--workers", type=int, default=16, help="pods whose allocations are written at the same time"

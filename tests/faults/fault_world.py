@@ -25,6 +25,7 @@ import contextvars
 import functools
 import itertools
 import logging
+import os
 import random
 import shutil
 import tempfile
@@ -94,6 +95,8 @@ DISTURBED_SECONDS = 3.0
 LEAST_ACTS = 20
 SETTLE_SECONDS = 120.0
 # The same behaviour with less waiting.
+# After which devices are set aside for a pod; off, as by default.
+STARVATION = float(os.environ.get("STARVATION_SECONDS") or 0.0)
 QUICK = Timings(avoid=0.2, longest_avoid=0.6, unused=0.3, drain=0.2, settle=0.02)
 QUIET_SECONDS = 1.0
 OBSERVER = "observer"
@@ -314,7 +317,11 @@ class Scenario:
 
     async def _run_controller(self) -> None:
         config = ControllerConfig(
-            drivers=(DRIVER,), leader_elect=False, group_seconds=1.0, starvation_seconds=1.0, timings=QUICK
+            drivers=(DRIVER,),
+            leader_elect=False,
+            group_seconds=1.0,
+            starvation_seconds=STARVATION,
+            timings=QUICK,
         )
         async with await KubeApi.connect(self.root / "kubeconfig", user_agent="controller") as api:
             await Controller(api, config, answers_of=inline).run()
