@@ -5,15 +5,14 @@ VENV := .venv
 # Not BIN: that is the folder of `make e2e CLUSTER=local BIN=DIR`.
 VENV_BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Twice the processors where they are few, because tests of processes and sockets wait as long as they compute; yet more
-# than 4 at once slow each other down.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? 4 : 2)))
+# More than there are processors where they are few, because tests of processes and sockets wait as long as they compute.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? 6 : 2)))
 
 # Container images like to set it. Each of the hundreds of processes that tests start would compile us again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long lint fmt types proto proto-check crash-test fault-test stop-test attack bench e2e chart-test manifests wheel image sbom docs constraints clean
+.PHONY: help venv demo test test-long lint fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test manifests wheel image sbom docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,13 +63,16 @@ fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embe
 	@$(VENV_BIN)/python tests/faults/fault_test.py --schedules $(or $(N),200) --seed $(or $(SEED),1) $(ARGS)
 
 stop-test: $(STAMP) ## N (100) times SIGSTOP and SIGCONT of leading controllers at work; prints writes, refusals, double allocations
-	@ROUNDS=$(or $(N),100) $(VENV_BIN)/python -m pytest -s tests/sim/flows/test_leader_stopped.py $(ARGS)
+	@ROUNDS=$(or $(N),100) $(VENV_BIN)/python -m pytest -s tests/sim/flows/leading/test_leader_stopped.py $(ARGS)
 
 attack: $(STAMP) ## attacks on live controllers beside honest pods; ARGS="--only NAME --seed N --nodes N", --list, --planted
 	@$(VENV_BIN)/python tests/attack/attack_test.py $(ARGS)
 
 bench: $(STAMP) ## the benchmarks; writes build/bench.json and prints a table
 	@$(VENV_BIN)/python tests/benchmarks/run.py $(ARGS)
+
+compare: $(STAMP) ## the same pods with the controller and with kube-scheduler alone, on BIN=DIR of Kubernetes binaries; ARGS="--only NAME", --help
+	@$(VENV_BIN)/python tests/compare/compare.py --bin "$(BIN)" $(ARGS)
 
 e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default), existing (KUBECONFIG, E2E_IMAGE), local (BIN=DIR, root), kind
 ifeq ($(CLUSTER),local)

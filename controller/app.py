@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 from controller.admission import AdmissionServer
+from controller.allocate.waiting_plans import WaitingPlans
 from controller.assembly import (
     Allocation,
     AnswersOf,
@@ -17,13 +18,13 @@ from controller.assembly import (
     labeler_of,
     worker_process,
 )
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, PreemptionMode
 from controller.informers import Informers
 from controller.observe.endpoints import serve_health
 from controller.observe.event_loop import measuring_lag
 from controller.observe.metrics import MeteredClient, Metrics
 from controller.observe.tracing import tracing
-from controller.web import CurrentFeed, Feed
+from controller.web import CurrentFeed, Feed, Plans
 from controller.web import serve as serve_page
 from dra_driver.api.core import Pod
 from dra_driver.api.resource import ResourceClaim
@@ -87,7 +88,7 @@ class Controller:
         self.metrics.watch_leader(self._leads)
         self.health_address: tuple[str, int] | None = None
         self.web_address: tuple[str, int] | None = None
-        self._feed = CurrentFeed()
+        self._feed = CurrentFeed(leader=self._leader)
         self.admission: AdmissionServer | None = None
         if config.admission is not None:
             self.admission = AdmissionServer(
@@ -103,6 +104,9 @@ class Controller:
 
     def _leads(self) -> bool:
         return self.ready.is_set() and (self._elector is None or self._elector.fence.is_open)
+
+    def _leader(self) -> str:
+        return self._elector.holder if self._elector is not None else ""
 
     async def run(self) -> None:
         """Work until cancelled.
@@ -126,7 +130,7 @@ class Controller:
             config=self._config,
             client=client,
             clock=self._clock,
-            informers=await Informers.of(client),
+            informers=await Informers.of(client, self._config.group_labels),
             recorder=EventRecorder(
                 client, "dra-driver-controller", self._clock, per_second=_EVENTS_PER_SECOND
             ),
@@ -141,6 +145,9 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 for informer in env.informers.all():
                     tasks.create_task(informer.run())
+                if self._config.preemption.mode is not PreemptionMode.OFF:
+                    for informer in env.informers.of_preemption():
+                        tasks.create_task(informer.run())
                 tasks.create_task(env.recorder.run())
                 tasks.create_task(state.answers.run())
                 if self.admission is not None:
@@ -152,10 +159,12 @@ class Controller:
                 allocation.start(tasks)
                 if self._config.web_port is not None:
                     self._feed.feed = _feed(env, allocation)
+                    plans = WaitingPlans(state.answers, state.journal, env.informers.pods)
+                    self._feed.plans = Plans(plans)
                 self.ready.set()
         finally:
             self.ready.clear()
-            self._feed.feed = None
+            self._feed.feed = self._feed.plans = None
             publishing.close()
             allocation.close()
             labeler.queue.close()

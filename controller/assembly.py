@@ -14,21 +14,32 @@ import structlog
 
 from controller.allocate.answers.decider import Answers, Decider
 from controller.allocate.answers.journal import Journal
-from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.attempts import Attempts
+from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
-from controller.allocate.decide import Settings
-from controller.allocate.doubles import DoubleAllocations
-from controller.allocate.following import follow
+from controller.allocate.decide import GROUP_INDEX, GroupFinder, Settings, groups_by
 from controller.allocate.last_look import LastLook
 from controller.allocate.loop import Allocator
-from controller.allocate.pool_owners import CurrentOwners
-from controller.allocate.pool_states import PoolStates
+from controller.allocate.preempting import (
+    Candidates,
+    Judge,
+    Preemption,
+    PreemptionCondition,
+    Remover,
+    TermsSource,
+)
+from controller.allocate.releasing.doubles import DoubleAllocations
+from controller.allocate.releasing.tentative import TentativeAllocations
+from controller.allocate.releasing.unused import UnusedAllocations
 from controller.allocate.reporting import AllocationReports
+from controller.allocate.scaling import AddedNodes, ScaleUp
 from controller.allocate.signal import Signal
-from controller.allocate.starvation import SettingAside
-from controller.allocate.tentative import TentativeAllocations
-from controller.allocate.unused import UnusedAllocations
+from controller.allocate.starvation import SetAsideCondition, SettingAside
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.following import follow
+from controller.allocate.state.pod_groups import PodGroupChanges
+from controller.allocate.state.pool_owners import CurrentOwners
+from controller.allocate.state.pool_states import PoolStates
+from controller.allocate.state.storage_changes import StorageChanges
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.worker.process import Limits, WorkerProcess
 from controller.allocate.writer import Writer
@@ -44,8 +55,10 @@ from controller.publish.gates import PoolGates
 from controller.publish.policies import PolicyBook
 from controller.publish.publisher import POOL_INDEX, Publisher
 from controller.publish.tolerators import Tolerators
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import Uid
 from dra_driver.errors import DraError
-from dra_driver.kube import Backoff, EventRecorder
+from dra_driver.kube import Backoff, EventRecorder, Handler
 from dra_driver.ownership import PoolAllocator, PoolID, refusal_of
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceclaim import capacity_advice
@@ -143,9 +156,11 @@ class State:
             group_seconds=config.group_seconds,
             avoid_seconds=config.timings.avoid,
             longest_avoid_seconds=config.timings.longest_avoid,
+            rest_seconds=config.binding_seconds,
             decision_seconds=config.decision_seconds,
             group_decision_seconds=config.group_decision_seconds,
             shapes=config.shapes,
+            group_labels=config.group_labels,
         )
         journal = Journal()
         answers = env.answers_of(journal, settings, config, env.metrics)
@@ -157,6 +172,8 @@ class State:
             classes=informers.classes,
             inventories=informers.inventories,
             taint_rules=informers.taint_rules,
+            storage=informers.storage,
+            pod_groups=informers.pod_groups,
         )
         freed: Signal[[]] = Signal()
         pool_changed: Signal[[PoolID]] = Signal()
@@ -259,6 +276,8 @@ class Allocation:
     tentative: TentativeAllocations
     doubles: DoubleAllocations
     setting_aside: SettingAside
+    scale_up: ScaleUp
+    preemption: Preemption
     reasons: WaitingReasons
     workers: int
 
@@ -274,13 +293,29 @@ class Allocation:
         def mode() -> PoolAllocator:
             return publishing.publisher.allocator
 
-        wakeups = _wakeups(env, state, attempts, deallocator, mode)
+        taken_back: Signal[[Pod, TakenBack]] = Signal()
+        wakeups = _wakeups(env, state, attempts, deallocator, taken_back, mode)
         slices = informers.slices
         reasons = WaitingReasons(env.client, env.clock, informers.pods)
         last_look = LastLook(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
         decider = Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows)
+        added = AddedNodes(informers.policies, config.drivers, config.allocator)
         reports = AllocationReports(
-            env.recorder, reasons, metrics, env.clock, informers.pods, wakeups.pending
+            env.recorder,
+            reasons,
+            metrics,
+            env.clock,
+            informers.pods,
+            wakeups.pending,
+            lambda pod, grouped: config.scale_up_pods > 0 and added.could_take(pod, grouped=grouped),
+        )
+        groups = GroupFinder(
+            informers.pods.by_index,
+            informers.pods.number_by_index,
+            lambda key: informers.claims.by_index(GROUP_INDEX, key),
+            assume_cache.get,
+            informers.pod_groups.find,
+            config.group_labels,
         )
         allocator = Allocator(
             decider,
@@ -294,10 +329,11 @@ class Allocation:
             env.clock,
             mode,
             config.schedulers,
+            groups,
             informers.pods,
         )
         unused = UnusedAllocations(
-            config.drivers, config.schedulers, informers.pods, assume_cache, owners, deallocator, wakeups
+            config.schedulers, informers.pods, assume_cache, owners, deallocator, wakeups
         )
         tentative = TentativeAllocations(
             config.binding_seconds,
@@ -308,9 +344,11 @@ class Allocation:
             owners,
             deallocator,
             wakeups,
+            taken_back,
             env.recorder,
             metrics,
             env.clock,
+            groups,
             informers.pods,
         )
         metrics.watch_unbound(attempts.__len__)
@@ -323,14 +361,32 @@ class Allocation:
             config.starvation_seconds,
             decider,
             state.journal,
+            assume_cache,
             owners,
             wakeups,
+            taken_back,
+            SetAsideCondition(env.client, env.clock, informers.pods),
             env.recorder,
             env.clock,
             informers.pods,
             informers.nodes,
+            groups.key_of,
         )
-        return cls(wakeups, allocator, unused, tentative, doubles, setting_aside, reasons, config.workers)
+        metrics.watch_set_aside(setting_aside.devices, setting_aside.longest_wait)
+        preemption = _preemption(env, state, wakeups, groups, mode)
+        scale_up = _scale_up(env, state, added, decider, groups, wakeups, writer, preemption.makes_room_for)
+        return cls(
+            wakeups,
+            allocator,
+            unused,
+            tentative,
+            doubles,
+            setting_aside,
+            scale_up,
+            preemption,
+            reasons,
+            config.workers,
+        )
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the loops. The informers must be synced: what is taken must be known."""
@@ -343,6 +399,8 @@ class Allocation:
         tasks.create_task(self.wakeups.tentative.process(tentative, workers=_TENTATIVE_WORKERS))
         tasks.create_task(self.doubles.queue.process(self.doubles.reconcile))
         tasks.create_task(self.setting_aside.run())
+        tasks.create_task(self.scale_up.run())
+        tasks.create_task(self.preemption.run())
         tasks.create_task(self.reasons.run())
 
     def close(self) -> None:
@@ -371,6 +429,7 @@ def _wakeups(
     state: State,
     attempts: Attempts,
     deallocator: Deallocator,
+    taken_back: Signal[[Pod, TakenBack]],
     mode: Callable[[], PoolAllocator],
 ) -> Wakeups:
     """Return the allocator's queues, which the informers fill from now on."""
@@ -385,14 +444,118 @@ def _wakeups(
         state.assume_cache,
         attempts,
         deallocator,
+        taken_back,
         pods=informers.pods,
         claims=informers.claims,
         nodes=informers.nodes,
         others=(informers.slices, informers.classes, *rules),
+        groups_of=groups_by(env.config.group_labels),
+    )
+    StorageChanges(
+        informers.storage,
+        informers.pods,
+        look=wakeups.queue.add,
+        wake=wakeups.wake,
+        lacking=lambda: wakeups.lacking_volumes,
+    )
+    PodGroupChanges(
+        informers.pod_groups, informers.pods.by_index, informers.pods.items, look=wakeups.queue.add
     )
     state.freed.listen(wakeups.wake)
     state.pool_changed.listen(lambda _: wakeups.wake())
     return wakeups
+
+
+def _scale_up(
+    env: Environment,
+    state: State,
+    added: AddedNodes,
+    decider: Decider,
+    groups: GroupFinder,
+    wakeups: Wakeups,
+    writer: Writer,
+    gets_room: Callable[[Uid], bool],
+) -> ScaleUp:
+    """Return the part that shows pods to autoscalers, which also counts them."""
+    informers = env.informers
+    known = (informers.pods, informers.claims, informers.slices, informers.nodes, informers.policies)
+    scale_up = ScaleUp(
+        env.config.scale_up_seconds,
+        env.config.scale_up_pods,
+        added,
+        decider,
+        groups,
+        state.assume_cache,
+        wakeups,
+        writer,
+        env.recorder,
+        env.clock,
+        informers.pods,
+        lambda: any(informer.failing for informer in known),
+        gets_room,
+    )
+    state.pool_changed.listen(lambda _: scale_up.pool_changed())
+    informers.slices.add_handler(
+        Handler(added=lambda _: scale_up.pool_changed(), deleted=lambda _: scale_up.pool_changed())
+    )
+    # What pods say of why they wait follows the policies.
+    informers.policies.add_handler(
+        Handler(
+            added=lambda _: wakeups.look_again(),
+            updated=lambda old, new: wakeups.look_again() if old.spec != new.spec else None,
+            deleted=lambda _: wakeups.look_again(),
+        )
+    )
+    env.metrics.watch_scale_up(scale_up.count)
+    return scale_up
+
+
+def _preemption(
+    env: Environment,
+    state: State,
+    wakeups: Wakeups,
+    groups: GroupFinder,
+    mode: Callable[[], PoolAllocator],
+) -> Preemption:
+    """Return the part that preempts pods of lower priority, or says which it would."""
+    config, informers = env.config, env.informers
+    terms = TermsSource(config.preemption, env.clock, informers.budgets, informers.kept_namespaces)
+    preemption = Preemption(
+        config.preemption,
+        terms.now,
+        terms.budgets_known,
+        lambda: terms.changes,
+        state.answers,
+        state.journal,
+        Candidates(
+            config.timings.preempt,
+            config.schedulers,
+            mode,
+            wakeups,
+            state.assume_cache,
+            groups,
+            informers.pods,
+        ),
+        Judge(
+            state.owners,
+            state.assume_cache,
+            informers.pods,
+            terms.keeps,
+            wakeups.groups_of,
+            groups.is_gang,
+            groups.members,
+        ),
+        Remover(env.client, env.clock, env.recorder),
+        PreemptionCondition(env.client, env.clock, informers.pods),
+        state.owners,
+        wakeups,
+        env.recorder,
+        env.metrics,
+        env.clock,
+        informers.pods,
+    )
+    env.metrics.watch_preemption(preemption.under_way, preemption.wishes)
+    return preemption
 
 
 def _doubles(env: Environment, state: State, deallocator: Deallocator) -> DoubleAllocations:

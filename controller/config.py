@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import socket
 import uuid
@@ -14,9 +15,9 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME, DEFAULT_SCHEDULER, SYSTEM_
 from dra_driver.errors import ConfigurationError
 from dra_driver.fleet import RequestShape
 from dra_driver.ownership import PoolAllocator
-from dra_driver.structured import NodePolicy, Strategy
+from dra_driver.structured import GroupLabels, NodePolicy, Strategy
 
-__all__ = ["ControllerConfig", "Timings", "identity_of"]
+__all__ = ["ControllerConfig", "PreemptionMode", "PreemptionSettings", "Timings", "identity_of"]
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -50,6 +51,7 @@ class Timings:
             server may need longer.
         settle: between a change and the write of the policies' statuses, so that a change of all nodes is one
             write.
+        preempt: for which a pod waits before others are preempted for it, so that what passes has passed.
         review: in which an admission review must be received and judged. The API server has given up by
             then; a request that holds its place for longer holds it from others.
     """
@@ -60,7 +62,43 @@ class Timings:
     longest_avoid: float = 600.0
     drain: float = 15.0
     settle: float = 0.5
+    preempt: float = 3.0
     review: float = float(TIMEOUT_SECONDS)
+
+
+class PreemptionMode(enum.Enum):
+    """Whether pods are removed for others of higher priority."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    """It is only said which pods would be."""
+    ON = "on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionSettings:
+    """How pods are preempted.
+
+    Attributes:
+        mode: whether they are.
+        seconds: for which a round lasts: so long nobody else is removed for the same pod or group.
+        per_minute: how many pods are removed in the long run, and at once after a pause.
+        violates_budgets: whether PodDisruptionBudgets are violated where no other choice is left.
+    """
+
+    mode: PreemptionMode = PreemptionMode.DRY_RUN
+    seconds: float = 300.0
+    per_minute: float = 10.0
+    violates_budgets: bool = False
+
+    def findings(self) -> list[str]:
+        """Return what is wrong."""
+        found: list[str] = []
+        if not 30 <= self.seconds <= 86_400:
+            found.append(f"--preemption-timeout {self.seconds:g}: must be between 30 and 86400 seconds")
+        if not 1 <= self.per_minute <= 10_000:
+            found.append(f"--preemption-rate {self.per_minute:g}: must be between 1 and 10000 pods a minute")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +128,15 @@ class ControllerConfig:
         binding_seconds: for which kube-scheduler may say nothing about a pod whose claims are allocated; then
             they are deallocated.
         starvation_seconds: for which a pod waits before devices are set aside for it; 0: they never are.
+        scale_up_seconds: for which a pod waits before autoscalers see it, where nodes may be added.
+        scale_up_pods: that autoscalers see at a time for that; 0: none.
+        preemption: of pods of lower priority.
         workers: pods whose allocations are written at the same time.
         decision_seconds: CPU time that a decision about a pod may take.
         group_decision_seconds: likewise about all pods of a group.
         decision_memory: bytes that a decision may take.
         shapes: requests that are counted, for metrics.
+        group_labels: labels of others that make pods a group.
         timings: how long to wait for what.
 
     Raises:
@@ -117,7 +159,10 @@ class ControllerConfig:
     otlp_endpoint: str = ""
     schedulers: tuple[str, ...] = (DEFAULT_SCHEDULER,)
     binding_seconds: float = 60.0
-    starvation_seconds: float = 0.0
+    starvation_seconds: float = 300.0
+    scale_up_seconds: float = 15.0
+    scale_up_pods: int = 64
+    preemption: PreemptionSettings = PreemptionSettings()
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
@@ -126,6 +171,7 @@ class ControllerConfig:
     group_decision_seconds: float = 10.0
     decision_memory: int = 256 << 20
     shapes: tuple[RequestShape, ...] = ()
+    group_labels: tuple[str, ...] = tuple(GroupLabels)
     timings: Timings = Timings()
 
     def __post_init__(self) -> None:
@@ -168,6 +214,12 @@ class ControllerConfig:
             findings.append(
                 f"--starvation-timeout {self.starvation_seconds:g}: must be 0, or between 1 and 86400 seconds"
             )
+        if not 0 <= self.scale_up_seconds <= 86_400:
+            findings.append(
+                f"--scale-up-delay {self.scale_up_seconds:g}: must be between 0 and 86400 seconds"
+            )
+        if not 0 <= self.scale_up_pods <= 10_000:
+            findings.append(f"--scale-up-pods {self.scale_up_pods}: must be between 0 and 10000")
         findings += [
             f"--scheduler-name {name!r}: must be a DNS name in lower case, such as default-scheduler"
             for name in self.schedulers
@@ -175,6 +227,12 @@ class ControllerConfig:
         ]
         if not self.schedulers:
             findings.append("--scheduler-name: at least one is needed")
+        findings += [
+            f"--group-labels {name!r}: must be none, or some of {', '.join(GroupLabels)}"
+            for name in self.group_labels
+            if name not in list(GroupLabels)
+        ]
+        findings += self.preemption.findings()
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from controller.allocate.decide import CLAIM_INDEX, GROUP_INDEX, NODE_INDEX, claims_of, groups_of, nodes_of
-from controller.allocate.doubles import HELD_INDEX, pools_held
-from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
+from controller.allocate.decide import (
+    CLAIM_INDEX,
+    GROUP_INDEX,
+    NODE_INDEX,
+    claims_of,
+    group_of_claim,
+    groups_by,
+    nodes_of,
+)
+from controller.allocate.releasing.doubles import HELD_INDEX, pools_held
+from controller.allocate.state.pod_groups import PodGroupInformer
+from controller.allocate.state.storage import PODS_OF_CLAIM, StorageInformers
+from controller.allocate.state.taint_rules import informer_of_rules, until_rules_are_known
 from controller.publish.publisher import POOL_INDEX, pool_of
-from dra_driver.api.core import NODES, PODS, Node, Pod
-from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
-from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
+from dra_driver.api.core import NAMESPACES, NODES, PODS, Namespace, Node, Pod
+from dra_driver.api.names import PREEMPTIBLE_LABEL
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.own.policy import DEVICE_POLICIES, DevicePolicy
+from dra_driver.api.policy import POD_DISRUPTION_BUDGETS, PodDisruptionBudget
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -29,6 +42,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Informer
+from dra_driver.nodefit.volumes import claim_keys
 from dra_driver.ports import KubeClient
 
 __all__ = ["Informers"]
@@ -38,7 +52,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Informers:
-    """Local copies of what is watched; ``taint_rules`` is None where the API server has none."""
+    """Local copies of what is watched; ``taint_rules`` is None where the API server has none.
+
+    ``kept_namespaces`` are those whose pods are never preempted.
+    """
 
     inventories: Informer[DeviceInventory]
     policies: Informer[DevicePolicy]
@@ -48,31 +65,51 @@ class Informers:
     claims: Informer[ResourceClaim]
     templates: Informer[ResourceClaimTemplate]
     pods: Informer[Pod]
+    storage: StorageInformers
+    pod_groups: PodGroupInformer
+    budgets: Informer[PodDisruptionBudget]
+    kept_namespaces: Informer[Namespace]
     taint_rules: Informer[DeviceTaintRule] | None = None
 
     @classmethod
-    async def of(cls, client: KubeClient) -> Informers:
-        """Return informers that are not started, after the API server has said which kinds it serves."""
+    async def of(cls, client: KubeClient, group_labels: Collection[str]) -> Informers:
+        """Return informers that are not started, after the API server has said which kinds it serves.
+
+        Args:
+            client: lists and watches.
+            group_labels: labels of others that make pods a group.
+        """
         return cls(
             inventories=Informer(client, DEVICE_INVENTORIES),
             policies=Informer(client, DEVICE_POLICIES),
             slices=Informer(client, RESOURCE_SLICES, indices={POOL_INDEX: pool_of}),
             nodes=Informer(client, NODES),
             classes=Informer(client, DEVICE_CLASSES),
-            claims=Informer(client, RESOURCE_CLAIMS, indices={HELD_INDEX: pools_held}),
+            claims=Informer(
+                client, RESOURCE_CLAIMS, indices={HELD_INDEX: pools_held, GROUP_INDEX: group_of_claim}
+            ),
             templates=Informer(client, RESOURCE_CLAIM_TEMPLATES),
             pods=Informer(
                 client,
                 PODS,
-                indices={CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of, NODE_INDEX: nodes_of},
+                indices={
+                    CLAIM_INDEX: claims_of,
+                    GROUP_INDEX: groups_by(group_labels),
+                    NODE_INDEX: nodes_of,
+                    PODS_OF_CLAIM: claim_keys,
+                },
             ),
+            storage=StorageInformers(client),
+            pod_groups=await PodGroupInformer.of(client),
+            budgets=Informer(client, POD_DISRUPTION_BUDGETS),
+            kept_namespaces=Informer(client, NAMESPACES, label_selector=f"{PREEMPTIBLE_LABEL}=false"),
             taint_rules=await informer_of_rules(client),
         )
 
     def all(self) -> tuple[Informer[Any], ...]:
         """Return all of them."""
         optional = (self.policies,) if self.taint_rules is None else (self.policies, self.taint_rules)
-        return (*self._needed(), *optional)
+        return (*self._needed(), *self.storage.all(), *self.pod_groups.all(), *optional)
 
     def _needed(self) -> tuple[Informer[Any], ...]:
         return (
@@ -85,11 +122,15 @@ class Informers:
             self.pods,
         )
 
+    def of_preemption(self) -> tuple[Informer[Any], ...]:
+        """Return those that only preemption needs; the right to read budgets may be missing."""
+        return (self.budgets, self.kept_namespaces)
+
     async def wait(self, client: KubeClient) -> None:
         """Wait until they are filled: nothing may be decided before.
 
         Policies and taint rules may be missing altogether: a cluster where their kind is not installed (yet)
-        has none.
+        has none. Storage objects and PodGroups are waited for until it is known whether they may be read.
 
         Args:
             client: asked whether a kind is there.
@@ -99,6 +140,8 @@ class Informers:
         await _until_policies(client, self.policies)
         if self.taint_rules is not None:
             await until_rules_are_known(client, self.taint_rules)
+        await self.storage.settled.wait()
+        await self.pod_groups.settled.wait()
         log.info("caches are filled", **{i.resource.plural: len(i) for i in self.all()})
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dra_driver.api.inventory import DeviceHealth, InventoryDevice
+from dra_driver.api.own.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits, DeviceNode, Parts
 
 __all__ = ["DeviceSample", "DiscoveredDevice", "GpuInstance", "HealthEvent", "PartitioningMode"]

@@ -131,6 +131,14 @@ class KubeClient(Protocol):
         """DELETE with preconditions where given."""
         ...
 
+    async def evict(self, name: str, namespace: str, *, uid: str = "", resource_version: str = "") -> None:
+        """POST an Eviction (``policy/v1``) of a pod, with preconditions where given.
+
+        Raises:
+            ServerBusy: a PodDisruptionBudget keeps the pod (429), or the server is busy.
+        """
+        ...
+
     async def served(self, group: str, version: str) -> frozenset[str]:
         """Return the plural names of the kinds of one version of a group; empty if it is not served."""
         ...

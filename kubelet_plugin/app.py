@@ -13,7 +13,7 @@ import structlog
 from dra_driver import discovery
 from dra_driver.api.core import NODES
 from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.discovery.core.pci_binding import PciFunctions
+from dra_driver.discovery.core.bus.pci_binding import PciFunctions
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.hardware import GpuInstance
 from dra_driver.kube import KubeApi, SystemClock

@@ -11,7 +11,7 @@ from typing import Final
 
 from dra_driver import discovery
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
-from dra_driver.api.policy import WITHHOLD
+from dra_driver.api.own.policy import WITHHOLD
 from dra_driver.errors import ConfigurationError
 from dra_driver.ports import DeviceBackend
 from dra_driver.preparation import EVERY_NAMESPACE, PassthroughPolicy

@@ -6,15 +6,21 @@ With ``HYPOTHESIS_PROFILE=thorough`` every test of a property tries all its exam
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 
-# Of tests/support, and of the embedded cluster's tests what its rooms share.
-sys.path.extend(str(Path(__file__).parent / folder) for folder in ("support", "support/hardware", "sim"))
+# The rooms of tests/support, and of the embedded cluster's tests what its rooms share.
+sys.path.extend(
+    str(Path(__file__).parent / f"support{folder}")
+    for folder in ("", "/admission", "/allocator", "/controller", "/hardware")
+)
+sys.path.append(str(Path(__file__).parent / "sim"))
 
 from examples import PROFILE, examples
 
@@ -22,6 +28,14 @@ hypothesis.settings.register_profile("default", derandomize=True, deadline=None,
 hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(PROFILE)
+
+# The rich tracebacks of structlog's default take longer than the tests that log them.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,6 +45,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.obj):
                 item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all modules and tests out of the garbage collector's later rounds."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ The manifests bring two configurations without webhooks; the leader fills them b
 drivers, address and authority always fit this controller. Nothing but these two objects is ever written.
 
 A webhook that fails open may still cost its timeout. So ``matchConditions`` see to it that an object which
-does not name one of our drivers, and of which the API server has dropped nothing, never leaves it.
+does not name one of our drivers, makes no group of pods, and of which the API server has dropped nothing,
+never leaves it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from dra_driver.api.admission import (
     WebhookConfiguration,
 )
 from dra_driver.api.meta import Resource
-from dra_driver.api.names import ALLOCATION_GATE, ALLOCATOR_LABEL
+from dra_driver.api.names import (
+    ALLOCATION_GATE,
+    ALLOCATOR_LABEL,
+    GROUP_BY_ANNOTATION,
+    GROUP_DOMAIN_ANNOTATION,
+    GROUP_MIN_LABEL,
+    GROUP_SIZE_LABEL,
+    GROUP_SOME_RUN_ANNOTATION,
+)
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Backoff
 from dra_driver.ports import KubeClient
@@ -49,6 +58,19 @@ _KINDS: Final = (
     ("resourceclaims", "spec.devices", ("CREATE",)),
     ("resourceclaimtemplates", "spec.spec.devices", ("CREATE",)),
     ("deviceclasses", "spec", ("CREATE", "UPDATE")),
+)
+# Where the labels and annotations of groups stand.
+_METADATA: Final = {"resourceclaims": "object.metadata", "resourceclaimtemplates": "object.spec.metadata"}
+_NEW_PODS: Final = {
+    "apiGroups": [""],
+    "apiVersions": ["v1"],
+    "operations": ["CREATE"],
+    "resources": ["pods"],
+    "scope": "Namespaced",
+}
+_OF_GROUPS: Final = (
+    ("labels", (GROUP_SIZE_LABEL, GROUP_MIN_LABEL)),
+    ("annotations", (GROUP_BY_ANNOTATION, GROUP_DOMAIN_ANNOTATION, GROUP_SOME_RUN_ANNOTATION)),
 )
 
 
@@ -95,6 +117,7 @@ class Registration:
             ApiError, ApiUnavailable: of the API server.
         """
         validating = [self._validating(material, *kind) for kind in _KINDS]
+        validating.append(self._groups(material))
         await self._apply(VALIDATING_WEBHOOKS, validating)
         served = await self._client.served(ADMISSION_GROUP, "v1")
         policies = "mutatingadmissionpolicies" in served
@@ -144,7 +167,9 @@ class Registration:
 
     def _concerns_us(self, plural: str, devices: str) -> str:
         names_us = self._names_us(devices)
-        return names_us if plural == "deviceclasses" else f"{names_us} || {_dropped(devices)}"
+        if plural == "deviceclasses":
+            return names_us
+        return f"{names_us} || {_dropped(devices)} || {_makes_a_group(_METADATA[plural])}"
 
     def _names_us(self, devices: str) -> str:
         """Return the CEL expression that is true where an opaque configuration is for one of our drivers."""
@@ -154,18 +179,20 @@ class Registration:
         drivers = ", ".join(f"'{d}'" for d in self._drivers)  # DNS names: nothing in them needs quoting
         return f"{there} && {config}.exists(c, has(c.opaque) && c.opaque.driver in [{drivers}])"
 
+    def _groups(self, material: Material) -> dict[str, Any]:
+        """Return the webhook for pods of groups."""
+        return {
+            **self._common("pods.admission.dra-driver.dev", VALIDATE_PATH, material),
+            "rules": [_NEW_PODS],
+            "matchConditions": [
+                {"name": "makes-a-group", "expression": _makes_a_group("object.metadata")},
+            ],
+        }
+
     def _gate(self, material: Material) -> dict[str, Any]:
         return {
             **self._common("gate.admission.dra-driver.dev", GATE_PATH, material),
-            "rules": [
-                {
-                    "apiGroups": [""],
-                    "apiVersions": ["v1"],
-                    "operations": ["CREATE"],
-                    "resources": ["pods"],
-                    "scope": "Namespaced",
-                }
-            ],
+            "rules": [_NEW_PODS],
             "namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}},
             "reinvocationPolicy": "Never",
             "matchConditions": [
@@ -211,6 +238,15 @@ class Registration:
 
 def _bundle(material: Material) -> str:
     return base64.b64encode(material.bundle).decode("ascii")
+
+
+def _makes_a_group(metadata: str) -> str:
+    """Return the CEL expression that is true where labels or annotations say something about a group."""
+    found: list[str] = []
+    for kind, keys in _OF_GROUPS:
+        there = " || ".join(f"'{key}' in {metadata}.{kind}" for key in keys)
+        found.append(f"has({metadata}.{kind}) && ({there})")
+    return f"has({metadata}) && ({' || '.join(found)})"
 
 
 def _dropped(devices: str) -> str:

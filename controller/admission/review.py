@@ -5,7 +5,8 @@ depth by the decoder, and the number of entries and of findings here.
 
 ResourceClaims, ResourceClaimTemplates and DeviceClasses are served as v1, v1beta2 and v1beta1. The versions
 differ in their requests (v1beta1 has the fields of ``exactly`` in the request itself); where opaque
-parameters stand is the same in all of them.
+parameters stand is the same in all of them. Labels and annotations that make a group of pods are checked on
+pods, claims and templates.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from dra_driver.api.admission import (
     AdmissionStatus,
     GroupVersionKind,
 )
-from dra_driver.api.parameters import KernelDriver, decode_parameters
+from dra_driver.api.own.parameters import KernelDriver, decode_parameters
 from dra_driver.errors import DecodeError, InvalidParameters
 from dra_driver.resourceclaim import ObjectRequests, capacity_advice, dropped_capacity
+from dra_driver.structured import group_findings
 
 __all__ = ["Judgement", "gate", "judge", "read_review", "write_review"]
 
@@ -98,6 +100,22 @@ class _Pod(msgspec.Struct):
     spec: _PodSpec | None = None
 
 
+class _Metadata(msgspec.Struct):
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Inner(msgspec.Struct):
+    metadata: _Metadata | None = None
+
+
+class _Outer(msgspec.Struct):
+    """An object's own metadata, and those that a template gives to what is made of it."""
+
+    metadata: _Metadata | None = None
+    spec: _Inner | None = None
+
+
 class _Envelope(msgspec.Struct, rename="camel"):
     api_version: str
     kind: str
@@ -110,6 +128,7 @@ _templates = msgspec.json.Decoder(_Template | None)
 _classes = msgspec.json.Decoder(_Class | None)
 _requests = msgspec.json.Decoder(ObjectRequests)
 _pods = msgspec.json.Decoder(_Pod | None)
+_outers = msgspec.json.Decoder(_Outer | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +165,7 @@ def write_review(response: AdmissionResponse) -> bytes:
 
 
 def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
-    """Judge whether the opaque parameters for our drivers in an object are right.
+    """Judge whether opaque parameters for our drivers, and what makes a group, are right in an object.
 
     Everything else is allowed: other kinds, other drivers' parameters, and what an update does not change.
 
@@ -154,7 +173,8 @@ def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
         request: of the API server.
         drivers: ours.
     """
-    found = _entries(request.kind, request.object)
+    is_pod = (request.kind.group, request.kind.kind) == ("", "Pod")
+    found = [] if is_pod else _entries(request.kind, request.object)
     if found is None:
         text = f"{request.kind.kind or 'object'} was not checked: its form is unknown"
         return Judgement(
@@ -166,7 +186,7 @@ def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
         before = {
             (o.driver, bytes(o.parameters)) for _, o in _entries(request.kind, request.old_object) or ()
         }
-    causes: list[AdmissionCause] = []
+    causes = _group(request)
     warnings = _dropped(request)
     for path, opaque in found:
         if opaque.driver not in drivers or (opaque.driver, bytes(opaque.parameters)) in before:
@@ -184,6 +204,32 @@ def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
         allowed = AdmissionResponse(uid=request.uid, allowed=True, warnings=tuple(warnings[:1]))
         return Judgement(allowed, "allowed")
     return Judgement(_refusal(request, causes), "refused")
+
+
+def _group(request: AdmissionRequest) -> list[AdmissionCause]:
+    """Return what makes no sense of the labels and annotations that make a group."""
+    path = {"Pod": "metadata", "ResourceClaim": "metadata", "ResourceClaimTemplate": "spec.metadata"}.get(
+        request.kind.kind
+    )
+    if path is None or request.operation != "CREATE":
+        return []
+    try:
+        outer = _outers.decode(request.object)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    found: _Outer | _Inner | None = outer
+    if path == "spec.metadata":
+        found = outer.spec if outer is not None else None
+    metadata = found.metadata if found is not None else None
+    if metadata is None:
+        return []
+    findings = group_findings(metadata.labels or {}, metadata.annotations or {})
+    return [
+        AdmissionCause(
+            field=f"{path}.{f.field}", message=f.message[:MAX_FINDING_CHARACTERS], reason="FieldValueInvalid"
+        )
+        for f in findings
+    ]
 
 
 def _dropped(request: AdmissionRequest) -> list[str]:

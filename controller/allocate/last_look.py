@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.pool_owners import CurrentOwners
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.pool_owners import CurrentOwners
 from dra_driver.api.resource import AllocationResult, DeviceRequestAllocationResult, ResourceSlice
 from dra_driver.ownership import PoolID
 from dra_driver.structured import fits_beside

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import structlog
 
 from controller.allocate.answers.decider import Answered, Decider
 from controller.allocate.answers.journal import Journal
-from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.attempts import Attempt, Attempts
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
     CLAIM_INDEX,
+    GroupFinder,
     GroupMembers,
     GroupWrite,
     Hard,
@@ -28,24 +28,28 @@ from controller.allocate.decide import (
     SetAside,
     Wait,
     Write,
+    called,
     claims_of,
+    has_no_node,
     is_finished,
     node_of,
     rank_of_group,
 )
 from controller.allocate.reporting import AllocationReports
+from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.tracing import span
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.names import CLAIM_FINALIZER
-from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.api.resource import AllocationResult, ResourceClaim, ResourceClaimConsumerReference
+from dra_driver.api.scheduling import PodGroup
 from dra_driver.errors import ApiError
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolAllocator
 from dra_driver.ports import Clock
-from dra_driver.resourceclaim import foreign_gates, is_gated, is_served, uses_claims
+from dra_driver.resourceclaim import consumer_of, foreign_gates, is_gated, is_served, uses_claims
 
 __all__ = ["Allocator"]
 
@@ -73,6 +77,7 @@ class Allocator:
         clock: Clock,
         mode: Callable[[], PoolAllocator],
         schedulers: Collection[str],
+        groups: GroupFinder,
         pods: Informer[Pod],
     ) -> None:
         """Connect the parts.
@@ -89,6 +94,7 @@ class Allocator:
             clock: for the times at which pods are with kube-scheduler.
             mode: who allocates at present; SCHEDULER: gates are removed, nothing is allocated.
             schedulers: whose pods are served.
+            groups: finds the other members of a pod's group.
             pods: all namespaces.
         """
         self._decider = decider
@@ -102,6 +108,7 @@ class Allocator:
         self._reports = reports
         self._clock = clock
         self._mode = mode
+        self._groups = groups
         self._pods = pods
         self._ungated: set[Uid] = set()
         pods.add_handler(Handler(deleted=lambda pod: self._ungated.discard(pod.metadata.uid)))
@@ -139,6 +146,7 @@ class Allocator:
         if pod is None:
             return
         self._wakeups.passed.discard(key)
+        self._wakeups.lacking_volumes.discard(key)
         if is_finished(pod) or pod.metadata.deletion_timestamp:
             self._served(pod)
             return
@@ -174,6 +182,8 @@ class Allocator:
             self._wakeups.queue.add(key)
             return
         await self._carry_out(pod, answer, answered)
+        if isinstance(answer.decision, Proceed) and answer.group is None:
+            self._wakeups.look_at_group(pod)
         if self._wakeups.progress != progress:
             self._look_again(pod, answer)
 
@@ -197,6 +207,9 @@ class Allocator:
         if left > 0:
             self._wakeups.queue.add_after(pod.key, min(max(left, _SOONEST_SECONDS), _SETTLING_SECONDS))
             return False
+        if has_no_node(pod) and self._attempts.is_probed(pod.metadata.namespace):
+            self._wakeups.queue.add_after(pod.key, _SETTLING_SECONDS)
+            return False
         if self._attempts.room(pod.metadata.namespace, now) <= 0:
             self._attempts.wait(pod.key, self._wakeups.rank(pod.key))
             self._reports.waits_for_turn(pod)
@@ -204,7 +217,17 @@ class Allocator:
         return True
 
     def _unsettled(self, pod: Pod, now: float) -> float:
-        """Return for how many seconds kube-scheduler may be binding a pod that uses one of these claims."""
+        """Return for how many seconds kube-scheduler may be binding a pod whose claims would be allocated."""
+        found = self._unsettled_alone(pod, now)
+        if self._attempts.may_be_unsettled(now):
+            # All members are decided about together. Those with our gate were never with kube-scheduler.
+            for other in self._groups.beside(pod):
+                if not (other.spec.scheduling_gates or other.spec.node_name):
+                    found = max(found, self._unsettled_alone(other, now))
+        return found
+
+    def _unsettled_alone(self, pod: Pod, now: float) -> float:
+        """Return for how many seconds kube-scheduler may be binding a pod that uses claims of this one."""
         claims = [c for key in claims_of(pod) if (c := self._assume_cache.get(key)) is not None]
         pending = [c for c in claims if c.status.allocation is None]
         was_allocated = any(CLAIM_FINALIZER in (c.metadata.finalizers or ()) for c in pending)
@@ -247,6 +270,8 @@ class Allocator:
     def _wait(self, pod: Pod, group: GroupMembers | None, decision: Wait) -> None:
         log.debug("pod waits", pod=str(pod.key), reason=decision.reason)
         self._wakeups.served(pod.key)
+        if decision.volumes:
+            self._wakeups.lacking_volumes.add(pod.key)
         self._reports.waits(pod, group, decision)
         if decision.poll:
             self._wakeups.queue.add_after(pod.key, max(decision.poll, _SOONEST_SECONDS))
@@ -254,11 +279,13 @@ class Allocator:
     # --- nothing is left to be allocated --------------------------------------------------------------------
 
     async def _go_on(self, pod: Pod, group: GroupMembers | None, node: str | None, *, theirs: bool) -> None:
-        if group is not None:
-            await self._proceed_all(group.pods)
-            return
         if theirs:
             self._wakeups.passed.add(pod.key)
+        if group is not None:
+            if theirs:
+                self._wakeups.passed.update(member.key for member in group.pods)
+            await self._proceed_all(group)
+            return
         if node is not None and not pod.spec.node_name:
             self._expect(pod, node)  # known from its claims after a restart, too
         await self._proceed(pod)
@@ -270,7 +297,8 @@ class Allocator:
         if attempt is None or attempt.handed_over:
             await self._ungate(pod)
             return
-        nominated = await self._nominate(self._pods.get(pod.key) or pod, attempt.node)
+        now = self._pods.get(pod.key) or pod
+        nominated = "" if attempt.probe else await self._nominate(now, attempt.node)
         await self._ungate(pod)
         self._attempts.handed_over(pod.metadata.uid, self._clock.monotonic(), nominated)
         self._wakeups.tentative.add(pod.key)
@@ -295,10 +323,19 @@ class Allocator:
             return pod.metadata.resource_version
         return await self._writer.nominate(pod, node)
 
-    async def _proceed_all(self, pods: Iterable[PodID]) -> None:
-        for pod_id in pods:
+    async def _proceed_all(self, group: GroupMembers, written: Collection[PodID] = ()) -> None:
+        """Hand over the members of a group that wait no longer.
+
+        Args:
+            group: with its members.
+            written: those that have their devices just now, unless they have lost them in the meantime.
+        """
+        waiting = set(group.waiting)
+        for pod_id in group.pods:
             pod = self._pod(pod_id)
-            if pod is not None and not is_finished(pod):
+            if pod is None or is_finished(pod) or pod_id in waiting:
+                continue
+            if not (pod_id in written and self._wakeups.lacks_devices(pod)):
                 await self._proceed(pod)
 
     async def _ungate(self, pod: Pod) -> None:
@@ -339,13 +376,19 @@ class Allocator:
         if refusal.undo:
             for claim in refusal.undo:
                 log.info("deallocating a claim that pins the pod", pod=str(pod.key), claim=str(claim.key))
+                if answer.group is not None:
+                    self._reports.given_back(claim, refusal.message)
                 await self._deallocator.deallocate(claim)
             if answer.group is None:
                 queue.add(pod.key)
             else:
                 self._wakeups.look_behind(pod.key, [p.key for p in answer.group.pods])
             return
-        self._wakeups.pending.add(pod, refusal.signature, self._rank_of(answer.group))
+        following = self._wakeups.pending.add(
+            pod, refusal.signature, self._rank_of(answer.group), new_node=refusal.new_node
+        )
+        if following is not None:
+            queue.add(following)
         if answer.next_node is not None:
             # No event says when a node may be tried again, and the event that led here has undone the delay.
             queue.add_after(pod.key, answer.next_node)
@@ -363,18 +406,17 @@ class Allocator:
     def _rank_of(self, group: GroupMembers | None) -> Rank | None:
         """Return the rank of a group; None where there is none, or the answer does not name its pods."""
         members = [p for p in map(self._pod, group.pods if group is not None else ()) if p is not None]
-        return rank_of_group(members) if members else None
+        return rank_of_group(members, group.priority) if group is not None and members else None
 
     # --- allocations ----------------------------------------------------------------------------------------
 
     async def _write(self, pod: Pod, answered: Answered, decision: Write) -> None:
         with self._decider.accepting(answered):
             self._take(pod, decision)
-        bound = pod if pod.spec.node_name else None
         left = list(decision.allocations)
         try:
             while left:
-                await self._writer.allocate(*left[0], bound)
+                await self._writer.allocate(*left[0], self._consumer(pod, left[0][0]))
                 claim, allocation = left.pop(0)
                 self._reports.claim_allocated(claim, allocation, pod, decision)
         except ApiError as e:
@@ -388,7 +430,7 @@ class Allocator:
         await self._proceed(pod)
 
     async def _write_group(self, group: GroupMembers, answered: Answered, decision: GroupWrite) -> None:
-        """Write all allocations of a group.
+        """Write all allocations of members of a group.
 
         Where one is refused, the next decision completes the group or deallocates the rest.
 
@@ -406,7 +448,7 @@ class Allocator:
         problems = await self._write_side_by_side(writes)
         log.info(
             "group could not be allocated" if problems else "group allocated",
-            group=f"{group.namespace}/{group.name}",
+            group=called(group.name, group.namespace),
             pods=len(writes),
             claims=sum(len(w.allocations) for _, w in writes) - len(problems),
         )
@@ -417,7 +459,9 @@ class Allocator:
             raise problems[0]
         for pod, write in writes:
             self._reports.group_allocated(pod, group, write.node)
-        await self._proceed_all(group.pods)
+        await self._proceed_all(group, {pod_id for pod_id, _ in decision.writes})
+        for pod_id in group.waiting:
+            self._wakeups.queue.add(pod_id.key)  # they are told why they wait
 
     async def _write_side_by_side(self, writes: Sequence[tuple[Pod, Write]]) -> list[ApiError]:
         """Write all allocations; return what was refused."""
@@ -425,7 +469,7 @@ class Allocator:
 
         async def one(pod: Pod, claim: ResourceClaim, allocation: AllocationResult) -> None:
             try:
-                await self._writer.allocate(claim, allocation, pod if pod.spec.node_name else None)
+                await self._writer.allocate(claim, allocation, self._consumer(pod, claim))
             except ApiError as e:
                 problems.append(e)
 
@@ -434,6 +478,13 @@ class Allocator:
                 for claim, allocation in write.allocations:
                     tasks.create_task(one(pod, claim, allocation))
         return problems
+
+    def _consumer(self, pod: Pod, claim: ResourceClaim) -> ResourceClaimConsumerReference | None:
+        """Return for what a claim of a pod is reserved at once; None where kube-scheduler does that."""
+        if not pod.spec.node_name:
+            return None
+        group = self._groups.pod_group(pod)
+        return consumer_of(pod, group if isinstance(group, PodGroup) else None, claim)
 
     def _take(self, pod: Pod, write: Write) -> None:
         """Assume what was decided: from now on the devices, CPU and memory are taken."""
@@ -448,6 +499,7 @@ class Allocator:
         """Expect a pod nowhere, because a claim of it could not be written."""
         self._expect(pod, None)
         self._attempts.cancel(pod.metadata.uid)
+        self._wakeups.look_beside(claims_of(pod))
 
 
 def _same_for_the_answer(now: Pod, before: Pod) -> bool:

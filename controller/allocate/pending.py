@@ -15,6 +15,7 @@ from typing import Final
 from controller.allocate.decide import Rank, rank_of
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
+from dra_driver.nodefit import waits_for_others
 
 __all__ = ["PendingPods"]
 
@@ -51,17 +52,24 @@ class _Alike(_Ordered):
 
     Attributes:
         group: rank of all of them together, if they are a group.
+        new_node: whether another node might serve them (``Refuse``).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.group: Rank | None = None
+        self.new_node = False
 
 
 class PendingPods:
-    """Pods that wait, by signature, ordered by ``Rank``."""
+    """Pods that wait, by signature, ordered by ``Rank``.
+
+    Attributes:
+        for_others: those that may fit for the mere reason that another pod is bound.
+    """
 
     def __init__(self) -> None:
+        self.for_others: set[ObjectKey] = set()
         self._signatures: dict[ObjectKey, bytes] = {}
         self._alike: dict[bytes, _Alike] = {}
         self._all = _Ordered()
@@ -88,24 +96,43 @@ class PendingPods:
         alike = self._alike[signature]
         return alike.ranks[key] if alike.group is None else alike.group._replace(key=key)
 
-    def add(self, pod: Pod, signature: bytes, group: Rank | None = None) -> None:
+    def add(
+        self, pod: Pod, signature: bytes, group: Rank | None = None, *, new_node: bool = False
+    ) -> ObjectKey | None:
         """Note that a pod waits; with another signature than before, perhaps.
 
         Args:
             pod: that waits.
             signature: of what it asks for.
             group: rank of its group, as far as it has one and that is known.
+            new_node: whether another node might serve it, and those that ask for the same.
+
+        Returns:
+            The pod that is the first of the signature that this one had before, if it was that itself: what
+            keeps this one waiting may not hold for the other.
         """
+        following = None
         before = self._alike.get(signature)
         group = group or (before.group if before is not None else None)
         rank = rank_of(pod)
         if before is None or before.ranks.get(pod.key) != rank:
-            self.remove(pod.key)
+            following = self._remove_first(pod.key, signature)
             before = self._alike.setdefault(signature, _Alike())
             before.add(rank)
             self._all.add(rank)
             self._signatures[pod.key] = signature
+        if waits_for_others(pod):
+            self.for_others.add(pod.key)
         before.group = group
+        before.new_node = new_node
+        return following
+
+    def _remove_first(self, key: ObjectKey, signature: bytes) -> ObjectKey | None:
+        """Remove a pod; return the one that comes in its place, where it was first of another signature."""
+        old = self._signatures.get(key)
+        was_first = old is not None and old != signature and self._alike[old].first().key == key
+        following = self.remove(key)
+        return following if was_first else None
 
     def remove(self, key: ObjectKey) -> ObjectKey | None:
         """Note that a pod waits no longer.
@@ -116,6 +143,7 @@ class PendingPods:
         signature = self._signatures.pop(key, None)
         if signature is None:
             return None
+        self.for_others.discard(key)
         self._all.remove(key)
         alike = self._alike[signature]
         alike.remove(key)
@@ -124,13 +152,22 @@ class PendingPods:
             return None
         return alike.first().key
 
-    def ranked(self) -> list[tuple[Rank, ObjectKey]]:
-        """Return the first pod of each signature with the rank that counts for it, in order."""
-        return sorted((alike.group or alike.first(), alike.first().key) for alike in self._alike.values())
+    def first_of_each(self) -> Iterator[tuple[Rank, ObjectKey]]:
+        """Yield the first pod of each signature with the rank that counts for it, in no order."""
+        for alike in self._alike.values():
+            first = alike.first()
+            yield alike.group or first, first.key
+
+    def for_new_nodes(self) -> Iterator[tuple[bytes, Rank | None, Rank]]:
+        """Yield signature, rank of the group and own rank of each pod that another node might serve."""
+        for signature, alike in self._alike.items():
+            if alike.new_node:
+                for rank in alike.ranks.values():
+                    yield signature, alike.group, rank
 
     def heads(self) -> list[ObjectKey]:
         """Return the first pod of each signature, in order."""
-        return [key for _, key in self.ranked()]
+        return [key for _, key in sorted(self.first_of_each())]
 
     def first(self) -> Rank | None:
         """Return the least rank of all pods by themselves; None where no pod waits."""

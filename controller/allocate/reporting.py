@@ -9,12 +9,14 @@ from typing import Final
 import structlog
 
 from controller.allocate.decide import (
+    CLAIM_INDEX,
     GroupMembers,
     PodAnswer,
     PodID,
     Refuse,
     Wait,
     Write,
+    called,
     is_finished,
 )
 from controller.allocate.pending import PendingPods
@@ -35,6 +37,7 @@ log = structlog.get_logger(__name__)
 # A group of 1,024 would hold the event loop for 0.1 s.
 _MEMBERS_AT_A_TIME: Final = 32
 _ALIKE_AT_A_TIME: Final = 256
+_NODE_MAY_COME: Final = "waits for a node to be added, or for devices to become free"
 _NO_ROOM: Final = (
     "pods before it are allocated and not bound yet; it is its turn when kube-scheduler has bound them"
 )
@@ -48,8 +51,9 @@ class AllocationReports:
         reasons: why pods wait.
         metrics: to report to.
         clock: for the time in which pods are allocated.
-        pods: all namespaces.
+        pods: all namespaces, with the index ``CLAIM_INDEX``.
         pending: pods that could not be served.
+        is_shown: whether autoscalers see a pod without a gate for that; with whether it is of a group.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class AllocationReports:
         clock: Clock,
         pods: Informer[Pod],
         pending: PendingPods,
+        is_shown: Callable[[Pod, bool], bool],
     ) -> None:
         self._recorder = recorder
         self._reasons = reasons
@@ -67,12 +72,16 @@ class AllocationReports:
         self._clock = clock
         self._pods = pods
         self._pending = pending
+        self._is_shown = is_shown
         self._first_seen: dict[Uid, float] = {}
+        # Pods about whose claims Events say that they cannot be allocated.
+        self._refused: set[Uid] = set()
         pods.add_handler(Handler(deleted=self._forget))
 
     def _forget(self, pod: Pod) -> None:
         """Forget a pod that is gone."""
         self._first_seen.pop(pod.metadata.uid, None)
+        self._refused.discard(pod.metadata.uid)
 
     def reason(self, pod: ObjectKey) -> str:
         """Return why a pod waits; empty where it does not."""
@@ -104,7 +113,7 @@ class AllocationReports:
 
     def waits_for_turn(self, pod: Pod) -> None:
         """Report that kube-scheduler has enough to do without a pod."""
-        self._reasons.waits(pod, "WaitingForTurn", _NO_ROOM)
+        self._reasons.waits(pod, "WaitingForTurn", _NO_ROOM, passing=True)
 
     def delayed(self, pod: Pod) -> None:
         """Report that a pod waits for its turn in the slow lane."""
@@ -113,10 +122,15 @@ class AllocationReports:
         self._recorder.event(PODS, pod, "Normal", "DecisionDelayed", text)
 
     def waits(self, pod: Pod, group: GroupMembers | None, decision: Wait) -> None:
-        """Report that a pod waits for its group, or for its claims."""
+        """Report that a pod waits for its group, for its volumes, or for its claims."""
+        if decision.volumes and group is None:
+            self._reasons.waits(pod, "WaitingForVolumes", decision.reason)
+            self._recorder.event(PODS, pod, "Warning", "WaitingForVolumes", decision.reason)
+            return
         reason = "WaitingForGroup" if group is not None else "WaitingForClaim"
         if group is not None or is_gated(pod):
-            self._reasons.waits(pod, reason, decision.reason)
+            # The controller-manager makes claims from templates a moment after the pods.
+            self._reasons.waits(pod, reason, decision.reason, passing=group is None)
         if group is not None and is_gated(pod):
             self._recorder.event(PODS, pod, "Normal", reason, decision.reason)
 
@@ -132,43 +146,63 @@ class AllocationReports:
         self._recorder.event(PODS, pod, "Warning", reason, refusal.message)
         for claim in refusal.claims:
             self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", reason, refusal.message)
-        changed = self._reasons.waits(pod, reason, refusal.message)
+            self._refused.add(pod.metadata.uid)
+        grouped = answer.group is not None
+        changed = self._waits_for_devices(pod, reason, refusal, grouped=grouped)
         if changed and not any(claim.metadata.name in refusal.message for claim in refusal.claims):
-            await self._refused_alike(pod.key, reason, refusal.message)
+            await self._refused_alike(pod.key, reason, refusal, grouped=grouped)
 
-    async def _refused_alike(self, key: ObjectKey, reason: str, message: str) -> None:
+    def _waits_for_devices(self, pod: Pod, reason: str, refusal: Refuse, *, grouped: bool) -> bool:
+        """Note why a pod waits, and whether autoscalers see that; return whether it did not wait for that."""
+        visible = not (pod.spec.scheduling_gates or pod.spec.node_name)
+        if refusal.new_node and visible and self._is_shown(pod, grouped):
+            return self._reasons.waits(pod, "WaitingForScaleUp", f"{_NODE_MAY_COME}: {refusal.message}")
+        return self._reasons.waits(pod, reason, refusal.message)
+
+    async def _refused_alike(self, key: ObjectKey, reason: str, refusal: Refuse, *, grouped: bool) -> None:
         """Report to pods that ask for the same why they wait: they are looked at when this one is served."""
         for count, other in enumerate(self._pending.alike(key), 1):
             if count % _ALIKE_AT_A_TIME == 0:
                 await asyncio.sleep(0)
             pod = self._pods.get(other)
             if pod is not None and other in self._pending:
-                self._reasons.waits(pod, reason, message)
+                self._waits_for_devices(pod, reason, refusal, grouped=grouped)
 
     async def refused_group(
         self, pod: Pod, group: GroupMembers, refusal: Refuse, find: Callable[[PodID], Pod | None]
     ) -> None:
         """Report to the other members of a group why they wait; nothing else may lead to a look at them."""
+        waiting = set(group.waiting)
         for count, pod_id in enumerate(group.pods, 1):
             if count % _MEMBERS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
             member = find(pod_id)
             if member is None or member.metadata.uid == pod.metadata.uid:
                 continue
-            if not (member.spec.node_name or is_finished(member)):
-                self._pending.add(member, refusal.signature)
-                self._reasons.waits(member, "FailedAllocation", refusal.message)
+            if pod_id in waiting:
+                self._pending.add(member, refusal.signature, new_node=refusal.new_node)
+                self._waits_for_devices(member, "FailedAllocation", refusal, grouped=True)
                 self._recorder.event(PODS, member, "Warning", "FailedAllocation", refusal.message)
+
+    def given_back(self, claim: ResourceClaim, message: str) -> None:
+        """Report to pods that kube-scheduler has seen that they lose a claim: their group is not whole."""
+        for pod in self._pods.by_index(CLAIM_INDEX, claim.key):
+            if not (is_gated(pod) or is_finished(pod)):
+                self._recorder.event(PODS, pod, "Normal", "Deallocated", message)
 
     # --- allocations ----------------------------------------------------------------------------------------
 
     def claim_allocated(
         self, claim: ResourceClaim, allocation: AllocationResult, pod: Pod, decision: Write
     ) -> None:
-        """Report that a claim of a pod is allocated."""
+        """Report that a claim of a pod is allocated: by an Event only where one says that it was refused.
+
+        Otherwise the status of the claim says the same, and a write for each claim would say it again.
+        """
         devices = ", ".join(r.device for r in allocation.devices.results)
-        message = f"allocated {devices} on node {decision.node} for pod {pod.metadata.name}"
-        self._recorder.event(RESOURCE_CLAIMS, claim, "Normal", "Allocated", message)
+        if pod.metadata.uid in self._refused:
+            message = f"allocated {devices} on node {decision.node} for pod {pod.metadata.name}"
+            self._recorder.event(RESOURCE_CLAIMS, claim, "Normal", "Allocated", message)
         log.info("allocated", claim=str(claim.key), node=decision.node, devices=devices)
 
     def claim_failed(self, claim: ResourceClaim, pod: Pod, error: ApiError) -> None:
@@ -179,14 +213,21 @@ class AllocationReports:
             self._recorder.event(PODS, pod, "Warning", "FailedAllocation", text)
 
     def group_allocated(self, pod: Pod, group: GroupMembers, node: str) -> None:
-        """Report that a pod is allocated, and its group with it."""
-        message = f"allocated on node {node}, with all {group.size} pods of group {group.name}"
+        """Report that a pod is allocated, and its group with it, or how much of it is."""
+        if group.allocated == group.size and not group.running:
+            message = f"allocated on node {node}, with all {group.size} pods of {called(group.name)}"
+        else:
+            message = (
+                f"allocated on node {node}; {group.allocated} of {group.size} pods of {called(group.name)} "
+                f"have their devices, {group.running} of them run"
+            )
         self._recorder.event(PODS, pod, "Normal", "GroupAllocated", message)
         self.allocated(pod)
 
     def allocated(self, pod: Pod) -> None:
         """Count a pod of which all claims are allocated."""
         self._metrics.allocations.labels("allocated").inc()
+        self._refused.discard(pod.metadata.uid)
         since = self._first_seen.pop(pod.metadata.uid, None)
         if since is not None:
             self._metrics.allocation_seconds.observe(self._clock.monotonic() - since)

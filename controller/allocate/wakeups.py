@@ -9,28 +9,33 @@ from typing import Any
 import structlog
 
 from controller.allocate.answers.journal import Journal
-from controller.allocate.assume_cache import AssumeCache
-from controller.allocate.attempts import Attempts
+from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
     CLAIM_INDEX,
     GROUP_INDEX,
     NODE_INDEX,
+    GroupsOf,
     NodeTurnedDown,
     PodExpected,
     PodID,
     Rank,
+    attracts,
     changed_node,
     claims_of,
-    groups_of,
+    group_of_claim,
     is_finished,
+    kept_others_back,
     node_of,
     rank_of,
+    repels_less,
     same_but_reason,
     same_for_pods,
 )
 from controller.allocate.pending import PendingPods
-from controller.allocate.pool_owners import CurrentOwners
+from controller.allocate.signal import Signal
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.pool_owners import CurrentOwners
 from controller.config import Timings
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey, Uid
@@ -38,7 +43,7 @@ from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import Handler, Informer, WorkQueue
 from dra_driver.ownership import PoolAllocator
 from dra_driver.ports import Clock
-from dra_driver.resourceclaim import is_gated, uses_claims
+from dra_driver.resourceclaim import foreign_gates, is_gated, uses_claims
 
 __all__ = ["Wakeups"]
 
@@ -59,6 +64,8 @@ class Wakeups:
             become it.
         without_devices: pods that were seen being bound, or bound already, when their claims were not
             allocated.
+        lost: pods of which kube-scheduler has deallocated a claim; their groups are looked at.
+        lacking_volumes: pods that can be placed nowhere because of their volumes.
         unused_later: claims that no pod uses, in pools that are not ours to decide on for the moment.
     """
 
@@ -72,11 +79,13 @@ class Wakeups:
         assume_cache: AssumeCache,
         attempts: Attempts,
         deallocator: Deallocator,
+        taken_back: Signal[[Pod, TakenBack]],
         *,
         pods: Informer[Pod],
         claims: Informer[ResourceClaim],
         nodes: Informer[Node],
         others: tuple[Informer[Any], ...],
+        groups_of: GroupsOf,
     ) -> None:
         """Follow the informers.
 
@@ -89,10 +98,12 @@ class Wakeups:
             assume_cache: the newest version of each claim.
             attempts: the pods that are with kube-scheduler.
             deallocator: knows which deallocations are ours.
+            taken_back: sent with each pod that loses its allocations.
             pods: with the indices ``CLAIM_INDEX``, ``GROUP_INDEX`` and ``NODE_INDEX``.
             claims: all namespaces.
             nodes: all.
             others: objects of which every change may help.
+            groups_of: the group of a pod.
         """
         self._timings = timings
         self._clock = clock
@@ -103,7 +114,9 @@ class Wakeups:
         self._assume_cache = assume_cache
         self._attempts = attempts
         self._deallocator = deallocator
+        self._taken_back = taken_back
         self._informer = pods
+        self.groups_of = groups_of
         self._passed_at = (PoolAllocator.CONTROLLER, -1)
         self._timer: asyncio.TimerHandle | None = None
         # Groups of which members have ended, to be looked at soon.
@@ -123,6 +136,8 @@ class Wakeups:
         self.pending = PendingPods()
         self.passed: set[ObjectKey] = set()
         self.without_devices: set[Uid] = set()
+        self.lost: set[ObjectKey] = set()
+        self.lacking_volumes: set[ObjectKey] = set()
         self.unused_later: set[ObjectKey] = set()
         deallocator.deallocated.listen(self._deallocated)
         pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
@@ -240,6 +255,25 @@ class Wakeups:
     def _pod_added(self, pod: Pod) -> None:
         if uses_claims(pod) or is_gated(pod):
             self.queue.add(pod.key)
+        else:
+            self.look_at_group(pod)
+
+    def look_at_group(self, pod: Pod) -> None:
+        """Look at the group of a member that needs nothing of ours: the others may have waited for it alone.
+
+        All are decided about together, so one of them is enough.
+        """
+        if pod.spec.node_name or foreign_gates(pod):
+            return
+        for group in self.groups_of(pod):
+            members = (m for m in self._informer.by_index(GROUP_INDEX, group) if m.key != pod.key)
+            first = next((m.key for m in members if self._waits_for_devices(m)), None)
+            if first is not None:
+                self.queue.add(first)
+
+    def _waits_for_devices(self, pod: Pod) -> bool:
+        waits = not (pod.spec.node_name or foreign_gates(pod) or pod.key in self.passed)
+        return waits and uses_claims(pod) and (is_gated(pod) or self.lacks_devices(pod))
 
     def lacks_devices(self, pod: Pod) -> bool:
         """Return whether a claim of the pod is not allocated, nor being written."""
@@ -266,6 +300,9 @@ class Wakeups:
             self._look_first(pod)
         if old.status.nominated_node_name and not pod.status.nominated_node_name:
             self.look_again()  # pods that share its claims may go elsewhere now
+        repels_or_attracts = repels_less(old, pod) or (self.pending.for_others and attracts(old, pod))
+        if kept_others_back(old, pod) or repels_or_attracts:
+            self.wake()
         if is_finished(pod) and not is_finished(old):
             self.wake()
             self._check_claims(pod)
@@ -281,16 +318,19 @@ class Wakeups:
         self._behind.discard(pod.key)
         self._waited.discard(pod.key)
         self.passed.discard(pod.key)
+        self.lost.discard(pod.key)
+        self.lacking_volumes.discard(pod.key)
         self.without_devices.discard(pod.metadata.uid)
         self._check_claims(pod)
         self._check_group(pod)
-        if pod.spec.node_name:
+        # It had room there, or kept others from claims that it shared with them.
+        if pod.spec.node_name or pod.status.nominated_node_name or not pod.spec.scheduling_gates:
             self.wake()
 
     def _check_group(self, pod: Pod) -> None:
         """Look at the other members of a group again: their number has changed."""
         claims = (self._assume_cache.get(key) for key in claims_of(pod))
-        self._groups.update(groups_of(pod), *(groups_of(c) for c in claims if c is not None))
+        self._groups.update(self.groups_of(pod), *(group_of_claim(c) for c in claims if c is not None))
         if self._groups and self._groups_timer is None:
             # Where a thousand members are deleted, each of them is looked at once, not a thousand times.
             loop = asyncio.get_running_loop()
@@ -305,13 +345,25 @@ class Wakeups:
 
     def _check_claims(self, pod: Pod) -> None:
         for key in claims_of(pod):
-            self.unused.add_after(key, self._timings.unused)
+            self.check_use(key)
+
+    def check_use(self, claim: ObjectKey) -> None:
+        """Look in a while whether any pod uses a claim."""
+        self.unused.add_after(claim, self._timings.unused)
+
+    def look_beside(self, claims: Iterable[ObjectKey]) -> None:
+        """Look at pods that could not be placed: another is not being placed with these claims any more."""
+        for key in claims:
+            for other in self._informer.by_index(CLAIM_INDEX, key):
+                attempt = self._attempts.get(other.metadata.uid)
+                if attempt is not None and attempt.failed:
+                    self.tentative.add(other.key)
 
     # --- claims and nodes -----------------------------------------------------------------------------------
 
     def _claim_seen(self, claim: ResourceClaim) -> None:
         if claim.status.allocation is not None and not claim.status.reserved_for:
-            self.unused.add_after(claim.key, self._timings.unused)
+            self.check_use(claim.key)
         for pod in self._informer.by_index(CLAIM_INDEX, claim.key):
             self.queue.add(pod.key)
 
@@ -333,6 +385,7 @@ class Wakeups:
         self._expect_nowhere(users)
         by_scheduler = not ours and len(users) == 1
         attempts = [self._attempts.end(pod, now, by_scheduler=by_scheduler) for pod in users]
+        self.look_beside(sorted({key for pod in users for key in claims_of(pod)} - {claim.key}))
         self.next_turns()
         return [p for p, a in zip(users, attempts, strict=True) if a is None or not a.failed]
 
@@ -363,6 +416,9 @@ class Wakeups:
                 self.queue.add_first(pod.key)
                 continue
             self._journal.apply(NodeTurnedDown(uid, node, self._clock.monotonic()))
+            self._taken_back.send(pod, TakenBack.UNSCHEDULABLE)
+            self.lost.add(pod.key)
+            self.tentative.add(pod.key)
             log.info(
                 "kube-scheduler could not place the pod and deallocated; trying elsewhere",
                 pod=str(pod.key),

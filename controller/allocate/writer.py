@@ -14,16 +14,20 @@ from typing import Any
 import msgspec
 import structlog
 
-from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.decide import same_devices
+from controller.allocate.state.assume_cache import AssumeCache
 from dra_driver.api import codec, names
 from dra_driver.api.core import PODS, Pod
-from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
+from dra_driver.api.resource import (
+    RESOURCE_CLAIMS,
+    AllocationResult,
+    ResourceClaim,
+    ResourceClaimConsumerReference,
+)
 from dra_driver.errors import ApiError, ApiUnavailable, Conflict, NotFound, ServerBusy
 from dra_driver.kube import Backoff
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
-from dra_driver.resourceclaim import pod_reference
 
 __all__ = ["Writer"]
 
@@ -47,7 +51,12 @@ class Writer:
         self._assume_cache = assume_cache
         self._clock = clock
 
-    async def allocate(self, claim: ResourceClaim, allocation: AllocationResult, bound: Pod | None) -> None:
+    async def allocate(
+        self,
+        claim: ResourceClaim,
+        allocation: AllocationResult,
+        consumer: ResourceClaimConsumerReference | None,
+    ) -> None:
         """Write an assumed allocation, and confirm or release the assumption.
 
         A write without an answer may have been done, or may yet be done, so the devices stay taken and the
@@ -56,7 +65,7 @@ class Writer:
         Args:
             claim: as the decision saw it; not allocated.
             allocation: assumed in the cache.
-            bound: a pod that is bound already, for which the claim is reserved at once.
+            consumer: a pod that is bound already, or its PodGroup, for which the claim is reserved at once.
 
         Raises:
             Conflict: the claim was changed by another writer; look again.
@@ -69,7 +78,7 @@ class Writer:
         while True:
             try:
                 async with asyncio.timeout(WRITE_SECONDS):
-                    self._assume_cache.confirm(await self._once(current, dated, bound))
+                    self._assume_cache.confirm(await self._once(current, dated, consumer))
                     return
             except (ApiUnavailable, ServerBusy, TimeoutError) as e:
                 log.warning("no answer to an allocation", claim=str(claim.key), error=str(e) or "timeout")
@@ -93,7 +102,10 @@ class Writer:
             current = found
 
     async def _once(
-        self, claim: ResourceClaim, allocation: AllocationResult, bound: Pod | None
+        self,
+        claim: ResourceClaim,
+        allocation: AllocationResult,
+        consumer: ResourceClaimConsumerReference | None,
     ) -> ResourceClaim:
         finalizers = claim.metadata.finalizers or ()
         if names.CLAIM_FINALIZER not in finalizers:
@@ -101,8 +113,8 @@ class Writer:
             self._assume_cache.note(claim)
         # As it is: what a claim's author has nested deeply could not be made into lists and back.
         status: dict[str, Any] = {"allocation": msgspec.Raw(codec.encode(allocation))}
-        if bound is not None:
-            status["reservedFor"] = [msgspec.Raw(codec.encode(pod_reference(bound)))]
+        if consumer is not None:
+            status["reservedFor"] = [msgspec.Raw(codec.encode(consumer))]
         return await self._patch(claim, {}, status)
 
     async def _patch(
@@ -151,12 +163,22 @@ class Writer:
 
         The uid is the precondition, not the resourceVersion: gates can only be removed, so the list cannot
         have grown since, and kube-scheduler writes the status of gated pods at the same time.
+
+        Raises:
+            ApiError: ``Conflict`` where others write the pod at the same time, again and again.
         """
         rest = [{"name": g.name} for g in pod.spec.scheduling_gates if g.name != names.ALLOCATION_GATE]
         patch = {"metadata": {"uid": pod.metadata.uid}, "spec": {"schedulingGates": rest or None}}
         try:
-            await self._client.merge_patch(PODS, pod.metadata.name, patch, pod.metadata.namespace)
-        except (NotFound, Conflict):
+            try:
+                await self._client.merge_patch(PODS, pod.metadata.name, patch, pod.metadata.namespace)
+            except Conflict:
+                # Another pod has its name, or the API server has given up its attempts.
+                found = await self._client.get(PODS, pod.metadata.name, pod.metadata.namespace)
+                if found.metadata.uid == pod.metadata.uid:
+                    raise
+                log.debug("pod is gone", pod=str(pod.key))
+        except NotFound:
             log.debug("pod is gone", pod=str(pod.key))
 
     async def nominate(self, pod: Pod, node: str) -> str:

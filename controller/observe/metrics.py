@@ -94,7 +94,8 @@ class Metrics:
         self.deallocations = Counter(
             f"{prefix}_tentative_deallocations",
             "Pods that were not bound, so that their claims were deallocated: unschedulable (kube-scheduler "
-            "could not place them), timeout (it said nothing), displaced (a pod that is bound needs them).",
+            "could not place them), timeout (it said nothing), displaced (a pod that is bound needs them), "
+            "group (it could not place another pod of the group).",
             ["reason"],
             registry=self.registry,
         )
@@ -149,6 +150,50 @@ class Metrics:
         self._unbound = Gauge(
             f"{prefix}_unbound_pods",
             "Pods whose claims are allocated, and which kube-scheduler has not bound yet.",
+            registry=self.registry,
+        )
+        self._set_aside = Gauge(
+            f"{prefix}_set_aside_devices",
+            "Devices that are set aside for a pod that has waited for long (--starvation-timeout).",
+            registry=self.registry,
+        )
+        self._longest_wait = Gauge(
+            f"{prefix}_longest_wait_seconds",
+            "How long the pod waits for devices that waits longest, 0 where none does.",
+            registry=self.registry,
+        )
+        self._scale_up = Gauge(
+            f"{prefix}_scale_up_pods",
+            "Pods that wait for devices that a new node might have, and that autoscalers see.",
+            registry=self.registry,
+        )
+        self.preemption_rounds = Counter(
+            f"{prefix}_preemption_rounds",
+            "Rounds of preemption by how they ended: served, timed out, changed, gone, other (than before), "
+            "not recorded, unanswered.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.preemption_victims = Counter(
+            f"{prefix}_preemption_victims",
+            "Attempts to remove pods for others: evicted, deleted (against a budget), gone, kept (by a "
+            "budget, tried again), later (tried again).",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.preemption_wishes = Counter(
+            f"{prefix}_preemption_wishes",
+            "How often it was said that pods would be preempted, in a dry run.",
+            registry=self.registry,
+        )
+        self._preempting = Gauge(
+            f"{prefix}_preempting",
+            "Pods and groups for which others are being preempted.",
+            registry=self.registry,
+        )
+        self._would_preempt = Gauge(
+            f"{prefix}_would_preempt",
+            "Pods and groups for which others would be preempted, in a dry run.",
             registry=self.registry,
         )
         self._depth = Gauge(
@@ -214,6 +259,20 @@ class Metrics:
     def watch_unbound(self, count: Callable[[], float]) -> None:
         """Read how many pods are allocated and not bound whenever metrics are read."""
         self._unbound.set_function(count)
+
+    def watch_set_aside(self, devices: Callable[[], float], longest_wait: Callable[[], float]) -> None:
+        """Read how many devices are set aside, and how long pods wait, whenever metrics are read."""
+        self._set_aside.set_function(devices)
+        self._longest_wait.set_function(longest_wait)
+
+    def watch_scale_up(self, count: Callable[[], float]) -> None:
+        """Read how many pods that wait autoscalers see whenever metrics are read."""
+        self._scale_up.set_function(count)
+
+    def watch_preemption(self, rounds: Callable[[], float], wishes: Callable[[], float]) -> None:
+        """Read for how many pods and groups others are, or would be, preempted whenever metrics are read."""
+        self._preempting.set_function(rounds)
+        self._would_preempt.set_function(wishes)
 
     def watch_leader(self, leads: Callable[[], bool]) -> None:
         """Read whether this process works whenever metrics are read."""

@@ -15,8 +15,8 @@ import structlog
 
 from controller.observe.tracing import traced
 from dra_driver.api.core import NODES, Node
-from dra_driver.api.inventory import DeviceInventory, InventoryDevice, inventory_name
 from dra_driver.api.meta import DriverName
+from dra_driver.api.own.inventory import DeviceInventory, InventoryDevice, inventory_name
 from dra_driver.errors import NotFound
 from dra_driver.kube import Handler, Informer, WorkQueue
 from dra_driver.ports import KubeClient
@@ -30,8 +30,8 @@ LabelSet = str  # none, own, nvidia
 _OWN: Final = "dra-driver.dev/gpu."
 _NVIDIA: Final = "nvidia.com/gpu."
 KEYS: Final = frozenset(
-    [_OWN + k for k in ("count", "vendor", "model", "architecture", "memory", "driver-version")]
-    + [_NVIDIA + k for k in ("count", "product", "family", "memory")]
+    [_OWN + k for k in ("count", "vendor", "model", "architecture", "memory", "driver-version", "clique")]
+    + [_NVIDIA + k for k in ("count", "product", "family", "memory", "clique")]
 )
 _VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MIB: Final = 1 << 20
@@ -60,6 +60,8 @@ def labels_of(inventory: DeviceInventory, which: LabelSet) -> dict[str, str]:
         _OWN + "architecture": _common(gpus, "architecture"),
         _OWN + "memory": str(memory.pop()) if len(memory) == 1 else None,
         _OWN + "driver-version": _common(gpus, "driverVersion"),
+        # Of a fabric over several nodes, so that pods can be kept in one clique of it by a node label.
+        _OWN + "clique": _common(gpus, "fabricClique"),
     }
     if which == "nvidia" and facts[_OWN + "vendor"] == "nvidia":
         product = _common(gpus, "productName")
@@ -69,6 +71,7 @@ def labels_of(inventory: DeviceInventory, which: LabelSet) -> dict[str, str]:
             _NVIDIA + "product": product.replace(" ", "-") if product else None,
             _NVIDIA + "family": family.lower() if family else None,
             _NVIDIA + "memory": facts[_OWN + "memory"],
+            _NVIDIA + "clique": facts[_OWN + "clique"],
         }
     return {k: v for k, v in facts.items() if v is not None and k in KEYS and _VALUE.fullmatch(v)}
 

@@ -34,9 +34,13 @@ log = structlog.get_logger(__name__)
 
 # A pod that waits no longer than this is not written for that.
 GRACE_SECONDS: Final = 1.0
+# The same where the wait is expected to end by itself: else each pod of a burst would cost two writes.
+PASSING_SECONDS: Final = 15.0
 # Between two writes of one condition: at first, and where its reasons flap.
 REPEAT_SECONDS: Final = 5.0
 LONGEST_REPEAT_SECONDS: Final = 300.0
+# Less is as good as nothing: a timer for it may ring before it is over, because sums of times are rounded.
+_RESOLUTION_SECONDS: Final = 0.001
 # After so long without a write a pod's reasons do not flap.
 _CALM_SECONDS: Final = 600.0
 # Between two writes about pods that have a condition: for another reason, for other figures in the same text.
@@ -82,6 +86,7 @@ class _State:
         wanted: why it waits; None where it does not.
         shown: why it waits as its condition says; None where it says nothing like that.
         allocated: whether its claims are allocated, where it does not wait.
+        began: when it began to wait, by the monotonic clock.
         since: ``lastTransitionTime`` of the condition.
         due: before then it is not written, by the monotonic clock.
         delay: what was last added to that.
@@ -92,6 +97,7 @@ class _State:
     wanted: Reason | None
     shown: Reason | None
     since: str = ""
+    began: float = 0.0
     allocated: bool = True
     due: float = 0.0
     delay: float = 0.0
@@ -133,13 +139,14 @@ class WaitingReasons:
         state = self._states.get(pod)
         return state.wanted.message if state is not None and state.wanted is not None else ""
 
-    def waits(self, pod: Pod, reason: str, message: str) -> bool:
+    def waits(self, pod: Pod, reason: str, message: str, *, passing: bool = False) -> bool:
         """Note that a pod waits, and why.
 
         Args:
             pod: that waits.
             reason: CamelCase, stable.
             message: what was asked, what is there, and why it does not fit.
+            passing: whether others are at work on what it waits for, so that this is no news at first.
 
         Returns:
             Whether it did not wait before, or for another reason; other figures in the text are none.
@@ -152,8 +159,11 @@ class WaitingReasons:
         if before == wanted:
             return False
         now = self._clock.monotonic()
-        if before is None and state.shown is None:
-            state.due = max(state.due, now + GRACE_SECONDS)
+        if before is None:
+            state.began = now
+        if state.shown is None:
+            again = state.written + state.delay if state.written else 0.0
+            state.due = max(again, state.began + (PASSING_SECONDS if passing else GRACE_SECONDS))
         left = max(0.0, state.due - now)
         if state.shown is None:
             self._first.add_after(key, left)
@@ -213,8 +223,8 @@ class WaitingReasons:
             self._forget(key)
             return False
         now = self._clock.monotonic()
-        if now < state.due:
-            self._first.add_after(key, state.due - now)
+        if (left := state.due - now) > _RESOLUTION_SECONDS:
+            self._first.add_after(key, left)
             return False
         wanted = state.wanted
         if wanted is not None and (state.shown is None or not wanted.is_like(state.shown)):

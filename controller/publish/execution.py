@@ -7,7 +7,7 @@ from typing import Literal
 import structlog
 
 from controller.publish.gates import PoolGates
-from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.errors import ApiUnavailable, DraError, Invalid
 from dra_driver.kube import EventRecorder

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import structlog
 
-from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolID, pool_of_inventory, pool_of_slice, recorded_allocator

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dra_driver.api.inventory import DeviceInventory, Registration
+from dra_driver.api.own.inventory import DeviceInventory, Registration
 
 __all__ = ["Pace"]
 

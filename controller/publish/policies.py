@@ -14,9 +14,9 @@ import structlog
 from controller.config import Timings
 from controller.observe.tracing import traced
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName
-from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
+from dra_driver.api.own.inventory import DeviceInventory
+from dra_driver.api.own.policy import DEVICE_POLICIES, DevicePolicy
 from dra_driver.api.resource import Condition
 from dra_driver.errors import NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue

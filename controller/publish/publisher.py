@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
-from controller.allocate.assume_cache import AssumeCache
+from controller.allocate.state.assume_cache import AssumeCache
 from controller.config import ControllerConfig
 from controller.observe.tracing import traced
 from controller.publish.execution import Attempts, Execution
@@ -22,8 +22,8 @@ from controller.publish.policies import PolicyBook
 from controller.publish.same_uuids import SameUuids
 from controller.publish.tolerators import Tolerators
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import DeviceInventory, inventory_name
-from dra_driver.api.policy import DevicePolicy
+from dra_driver.api.own.inventory import DeviceInventory, inventory_name
+from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.features import probe_features

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName
+from dra_driver.api.own.inventory import DeviceInventory
 
 __all__ = ["SameUuids"]
 

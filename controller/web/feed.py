@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
+from controller.web.plans import Plans
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.inventory import DeviceInventory
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.fleet import Fleet, PoolView, WaitingClaim
 from dra_driver.kube import Handler, Informer
@@ -185,9 +186,17 @@ class Feed:
 
 @dataclass(slots=True)
 class CurrentFeed:
-    """The feed of the controller that leads; None while this replica stands by."""
+    """What the page shows at the moment.
+
+    Attributes:
+        feed: of the controller that leads; None while this replica stands by.
+        plans: likewise.
+        leader: returns the holder of the lease; empty while that is not known.
+    """
 
     feed: Feed | None = None
+    plans: Plans | None = None
+    leader: Callable[[], str] = lambda: ""
 
 
 def _handler(put: Callable[[Any], None], remove: Callable[[Any], None]) -> Handler[Any]:

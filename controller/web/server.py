@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Final
@@ -14,8 +15,9 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from controller.web.feed import MOST_READERS, CurrentFeed, Feed, TooManyReaders
+from controller.web.feed import MOST_READERS, CurrentFeed, TooManyReaders
 from dra_driver import serving
+from dra_driver.api.meta import ObjectKey
 from dra_driver.serving import Authorizer, Limits, Recent, protected
 
 __all__ = ["serve"]
@@ -25,6 +27,7 @@ log = structlog.get_logger(__name__)
 _FILES: Final = {
     "/": ("index.html", "text/html"),
     "/fleet.js": ("fleet.js", "text/javascript"),
+    "/plans.js": ("plans.js", "text/javascript"),
     "/fleet.css": ("fleet.css", "text/css"),
 }
 # Names of claims and pods come from users: even if one got into the page as markup, nothing would run.
@@ -39,7 +42,9 @@ _HEADERS: Final = {
 # Of the readers that stay, there are places for others beside them.
 LIMITS: Final = Limits(connections=MOST_READERS + 32, silent=128)
 # What names claims and pods; all else is the same for everybody.
-_PROTECTED: Final = frozenset({"/fleet", "/fleet/events"})
+_PROTECTED: Final = frozenset({"/fleet", "/fleet/events", "/fleet/plan"})
+# Of a namespace, and of a pod (RFC 1123).
+_POD: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -64,7 +69,7 @@ async def serve(
     local = _is_loopback(host)
 
     async def get_events(request: web.Request) -> web.StreamResponse:
-        return await _events(request, current.feed, stopping)
+        return await _events(request, current, stopping)
 
     async def encode() -> bytes:
         return msgspec.json.encode(await current.feed.whole()) if current.feed is not None else b""
@@ -73,8 +78,11 @@ async def serve(
 
     async def get_fleet(_: web.Request) -> web.StreamResponse:
         if current.feed is None or not (body := await fleet.get()):
-            return web.json_response({"error": "this replica stands by: another one leads"}, status=503)
+            return web.json_response({"error": _standby(current)}, status=503)
         return web.Response(body=body, content_type="application/json")
+
+    async def get_plan(request: web.Request) -> web.StreamResponse:
+        return await _plan(request, current)
 
     def make_app(opened: serving.Port) -> web.Application:
         check = protected(None if local else authorizer, _PROTECTED)
@@ -83,6 +91,7 @@ async def serve(
             app.router.add_get(path, _file(name, content_type))
         app.router.add_get("/fleet", get_fleet)
         app.router.add_get("/fleet/events", get_events)
+        app.router.add_get("/fleet/plan", get_plan)
         return app
 
     async with serving.serve(
@@ -130,11 +139,33 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def _events(request: web.Request, feed: Feed | None, stopping: asyncio.Event) -> web.StreamResponse:
+def _standby(current: CurrentFeed) -> str:
+    # What is behind the "_" differs from start to start (``identity_of``).
+    return f"this replica stands by: {current.leader().rpartition('_')[0] or 'another one'} leads"
+
+
+async def _plan(request: web.Request, current: CurrentFeed) -> web.StreamResponse:
+    names = request.query.getall("pod", [])
+    if len(names) != 1 or len(request.query) != 1 or not _POD.fullmatch(names[0]):
+        text = "ask for one pod that waits: /fleet/plan?pod=NAMESPACE/NAME"
+        return web.json_response({"error": text}, status=400)
+    if current.plans is None:
+        return web.json_response({"error": _standby(current)}, status=503)
+    namespace, _, name = names[0].partition("/")
+    reply = await current.plans.get(ObjectKey(namespace, name))
+    headers = {"Retry-After": str(reply.retry_after)} if reply.retry_after else {}
+    return web.Response(
+        body=reply.body, status=reply.status, content_type="application/json", headers=headers
+    )
+
+
+async def _events(request: web.Request, current: CurrentFeed, stopping: asyncio.Event) -> web.StreamResponse:
     response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
     await response.prepare(request)
+    feed = current.feed
     if feed is None:
-        await response.write(b"event: standby\ndata: {}\n\n")
+        told = msgspec.json.encode({"text": _standby(current)})
+        await response.write(b"event: standby\ndata: " + told + b"\n\n")
         return response
     try:
         async with contextlib.aclosing(feed.changes()) as changes, asyncio.TaskGroup() as group:

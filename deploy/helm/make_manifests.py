@@ -25,6 +25,8 @@ NAMESPACE = "dra-driver"
 # Any version that the chart admits; Helm asks no cluster for its own here.
 KUBE_VERSION = "1.36.0"
 
+PREEMPTION = ("controller.preemption=on", "controller.preemptionViolatesBudgets=true")
+
 # File → template, values.
 MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/10-rbac.yaml": ("rbac.yaml", ()),
@@ -35,6 +37,8 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/60-account-policies.yaml": ("account-policies.yaml", ()),
     "manifests/60-networkpolicy.yaml": ("networkpolicy.yaml", ()),
     "manifests/gating.yaml": ("admission-policies.yaml", ()),
+    "optional/preemption/rbac.yaml": ("rbac.yaml", PREEMPTION),
+    "optional/preemption/policies.yaml": ("account-policies.yaml", PREEMPTION),
     "optional/rdma.yaml": ("rdma.yaml", ("rdma.enabled=true",)),
     "optional/publish-node.yaml": ("publish-node.yaml", ("publish=node", "allocator=scheduler")),
 }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from dra_driver.api.meta import ObjectMeta, Resource, Uid, Wire, WireObject
+from dra_driver.api.pod_affinity import PodAffinity, TopologySpreadConstraint
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import NodeSelector
 
 __all__ = [
     "EVENTS",
+    "MOST_VOLUMES",
     "NAMESPACES",
     "NODES",
     "PODS",
@@ -23,6 +26,7 @@ __all__ = [
     "ContainerPort",
     "ContainerResources",
     "ContainerStatus",
+    "DiskSource",
     "Event",
     "Namespace",
     "Node",
@@ -34,8 +38,10 @@ __all__ = [
     "PodResourceClaim",
     "PodResourceClaimStatus",
     "PodSchedulingGate",
+    "PodSchedulingGroup",
     "PodSpec",
     "PodStatus",
+    "PodVolume",
     "Secret",
     "Taint",
     "Toleration",
@@ -146,16 +152,78 @@ class Affinity(Wire, frozen=True, kw_only=True):
     """``spec.affinity``."""
 
     node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
+
+
+class VolumeClaimSource(Wire, frozen=True, kw_only=True):
+    """``spec.volumes[].persistentVolumeClaim``."""
+
+    claim_name: str = ""
+
+
+class EphemeralSource(Wire, frozen=True, kw_only=True):
+    """``spec.volumes[].ephemeral``: the claim is made for the pod, and is named after pod and volume."""
+
+
+class DiskSource(Wire, frozen=True, kw_only=True):
+    """A disk that the pod itself names: all that tells two of one kind apart."""
+
+    pd_name: str = ""
+    volume_id: str = msgspec.field(default="", name="volumeID")
+    iqn: str = ""
+    monitors: tuple[str, ...] = ()
+    pool: str = "rbd"
+    image: str = ""
+    read_only: bool = False
+
+
+class PodVolume(Wire, frozen=True, kw_only=True):
+    """``spec.volumes[]``, as far as it decides where the pod can go."""
+
+    name: str
+    persistent_volume_claim: VolumeClaimSource | None = None
+    ephemeral: EphemeralSource | None = None
+    aws_elastic_block_store: DiskSource | None = None
+    gce_persistent_disk: DiskSource | None = None
+    iscsi: DiskSource | None = None
+    rbd: DiskSource | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it matters where the pod goes: it does not for most, such as ConfigMaps."""
+        return any(
+            source is not None
+            for source in (
+                self.persistent_volume_claim,
+                self.ephemeral,
+                self.aws_elastic_block_store,
+                self.gce_persistent_disk,
+                self.iscsi,
+                self.rbd,
+            )
+        )
+
+
+class PodSchedulingGroup(Wire, frozen=True, kw_only=True):
+    """``spec.schedulingGroup``: the PodGroup of the pod's namespace that it belongs to; immutable."""
+
+    pod_group_name: str | None = None
+
+
+MOST_VOLUMES: Final = 256
+"""Volumes of one pod that are kept; a pod can have tens of thousands."""
 
 
 class PodSpec(Wire, frozen=True, kw_only=True):
-    """``spec`` of a pod."""
+    """``spec`` of a pod. Of volumes only those are kept that decide where it can go, up to 256."""
 
     node_name: str = ""
     scheduler_name: str = ""
     node_selector: Mapping[str, str] = msgspec.field(default_factory=dict)
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] = ()
+    topology_spread_constraints: tuple[TopologySpreadConstraint, ...] = ()
     scheduling_gates: tuple[PodSchedulingGate, ...] = ()
     resource_claims: tuple[PodResourceClaim, ...] = ()
     containers: tuple[Container, ...] = ()
@@ -164,6 +232,21 @@ class PodSpec(Wire, frozen=True, kw_only=True):
     overhead: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
     priority: int = 0
     preemption_policy: str = ""
+    volumes: tuple[PodVolume, ...] = ()
+    scheduling_group: PodSchedulingGroup | None = None
+
+    @property
+    def pod_group(self) -> str:
+        """The name of the PodGroup that the pod belongs to; empty if it belongs to none."""
+        group = self.scheduling_group
+        return (group.pod_group_name or "") if group is not None else ""
+
+    def __post_init__(self) -> None:
+        if self.volumes and not all(volume.decides for volume in self.volumes):
+            kept = tuple(volume for volume in self.volumes if volume.decides)
+            msgspec.structs.force_setattr(self, "volumes", kept)
+        if len(self.volumes) > MOST_VOLUMES:
+            msgspec.structs.force_setattr(self, "volumes", self.volumes[:MOST_VOLUMES])
 
 
 class PodResourceClaimStatus(Wire, frozen=True, kw_only=True):
@@ -208,6 +291,7 @@ class PodStatus(Wire, frozen=True, kw_only=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    start_time: str | None = None
     conditions: tuple[Mapping[str, str | int | None], ...] = ()
     nominated_node_name: str = ""
     resource_claim_statuses: tuple[PodResourceClaimStatus, ...] = ()

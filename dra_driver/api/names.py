@@ -16,9 +16,12 @@ __all__ = [
     "DEFAULT_SCHEDULER",
     "DEVICE_CLASSES",
     "EXTENDED_RESOURCE_ANNOTATION",
+    "GROUP_BY_ANNOTATION",
     "GROUP_DOMAIN_ANNOTATION",
     "GROUP_LABEL",
+    "GROUP_MIN_LABEL",
     "GROUP_SIZE_LABEL",
+    "GROUP_SOME_RUN_ANNOTATION",
     "IMPLICIT_RESOURCE_PREFIX",
     "NOT_ON_NODE",
     "NUMA_NODE",
@@ -28,8 +31,13 @@ __all__ = [
     "PCI_BUS_ID",
     "PLUGIN_FIELD_MANAGER",
     "POD_CLAIM_ANNOTATION",
+    "PREEMPTIBLE_LABEL",
+    "PREEMPTING_CONDITION",
+    "PREEMPTION_FIELD_MANAGER",
     "RDMA_DRIVER_NAME",
     "REQUEST_SHAPES",
+    "SET_ASIDE_CONDITION",
+    "SET_ASIDE_FIELD_MANAGER",
     "SYSTEM_NAMESPACE",
     "TOPOLOGY_ANNOTATION",
     "cdi_kind",
@@ -61,15 +69,34 @@ ALLOCATOR_LABEL: Final = "dra-driver.dev/allocator"
 CANNOT_ALLOCATE: Final = "cannot allocate all claims"
 NOT_ON_NODE: Final = "resourceclaim not available on the node"
 
+# What it says of a pod whose PodGroup it cannot place as a whole: another member has no node, or is not there
+# yet, or other pods are evicted first.
+GANG_REPORTS: Final = (
+    "waiting for minCount pods from a gang to be scheduled",
+    "failed to schedule other pod from a pod group",
+    "pod group is waiting for preemption",
+)
+
 # ``spec.schedulerName`` of pods that do not say otherwise.
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 # Condition of a pod that waits for devices: False, with the reason. Pods that never waited do not have it.
 ALLOCATED_CONDITION: Final = "dra-driver.dev/Allocated"
+# On the pod for which devices are set aside.
+SET_ASIDE_CONDITION: Final = "dra-driver.dev/DevicesSetAside"
 
-# On pods, or on claims, that are allocated all or none: the group's name and its number of pods.
+# On the pod for which others are preempted, or would be: True during a round; the message is for programs.
+PREEMPTING_CONDITION: Final = "dra-driver.dev/Preempting"
+# On a pod, or a namespace: with the value "false" its pods are never preempted by this driver.
+PREEMPTIBLE_LABEL: Final = "dra-driver.dev/preemptible"
+
+# On pods, or on claims, that are allocated all or none: the group's name and its number of pods; for an
+# elastic group, how many of them suffice.
 GROUP_LABEL: Final = "dra-driver.dev/group"
 GROUP_SIZE_LABEL: Final = "dra-driver.dev/group-size"
+GROUP_MIN_LABEL: Final = "dra-driver.dev/group-min"
+# On pods, in place of the name: labels of the pod whose values name the group.
+GROUP_BY_ANNOTATION: Final = "dra-driver.dev/group-by"
 
 # Kubernetes' own: kept on allocated claims; on generated claims, the pod's name for the claim.
 CLAIM_FINALIZER: Final = "resource.kubernetes.io/delete-protection"
@@ -80,8 +107,10 @@ POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 EXTENDED_RESOURCE_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 IMPLICIT_RESOURCE_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 
-# On the pods of a group or on their claims: a node label of which all nodes of the group have one value.
+# On the pods of a group or on their claims: the levels of topology that its members share; what becomes of
+# members that are not bound where others are and one cannot be placed ("wait", "release").
 GROUP_DOMAIN_ANNOTATION: Final = "dra-driver.dev/group-domain"
+GROUP_SOME_RUN_ANNOTATION: Final = "dra-driver.dev/group-when-some-run"
 
 # On claims: what its devices are to have in common, such as "required:numaNode" or "preferred:nvlinkGroup"
 # (several separated by commas).
@@ -97,6 +126,10 @@ PASSTHROUGH: Final = "passthrough"
 
 PLUGIN_FIELD_MANAGER: Final = "dra-driver-kubelet-plugin"
 CONTROLLER_FIELD_MANAGER: Final = "dra-driver-controller"
+# Of the condition ``SET_ASIDE_CONDITION`` alone.
+SET_ASIDE_FIELD_MANAGER: Final = "dra-driver-controller-set-aside"
+# Of the condition ``PREEMPTING_CONDITION`` alone.
+PREEMPTION_FIELD_MANAGER: Final = "dra-driver-controller-preemption"
 
 
 def cdi_kind(driver: str) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import DeviceInventory, DeviceInventorySpec
 from dra_driver.api.meta import DriverName, ObjectMeta, PoolName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
-from dra_driver.api.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
+from dra_driver.api.own.inventory import DeviceInventory, DeviceInventorySpec
+from dra_driver.api.own.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
 from dra_driver.api.resource import (
     CelSelector,
     DeviceClass,

@@ -18,22 +18,29 @@ from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 
 __all__ = ["kubectl_dra", "main"]
 
-# Name → (module, one line of help). The help is kept here so that `dra-driver --help` imports nothing.
+# Name → (module below dra_driver.cli, one line of help). The help is kept here so that `dra-driver --help`
+# imports nothing.
 COMMANDS = {
     "demo": (
-        "demo",
+        "processes.demo",
         "the embedded cluster end to end: simulated nodes, example pods, and a table of their devices",
     ),
-    "sim": ("sim", "parts of the embedded cluster alone (sim apiserver)"),
+    "sim": ("processes.sim", "parts of the embedded cluster alone (sim apiserver)"),
     "controller": (
-        "controller",
+        "processes.controller",
         "the cluster controller: publishes ResourceSlices, allocates ResourceClaims",
     ),
-    "kubelet-plugin": ("kubelet_plugin", "the node agent: discovery, registration, prepare and unprepare"),
-    "devices": ("devices", "what discovery finds on this machine"),
-    "cdi": ("cdi", "CDI documents of this node: list devices, validate documents, show what a device brings"),
+    "kubelet-plugin": (
+        "processes.kubelet_plugin",
+        "the node agent: discovery, registration, prepare and unprepare",
+    ),
+    "devices": ("node.devices", "what discovery finds on this machine"),
+    "cdi": (
+        "node.cdi",
+        "CDI documents of this node: list devices, validate documents, show what a device brings",
+    ),
     "fake-hardware": (
-        "fake_hardware",
+        "node.fake_hardware",
         "build sysfs, procfs and dev trees of a simulated machine from its profile",
     ),
     "allocate": ("allocate", "run the allocator on manifests or recorded cases, and print its decisions"),

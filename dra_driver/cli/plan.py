@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from controller.allocate.plans import ClusterBuilder, plan_data
 from dra_driver.cli import common
-from dra_driver.cli.described_fleet import NodeFactory, described_fleet, name_of
 from dra_driver.cli.planning import flags, inputs, output
-from dra_driver.cli.planning.clusters import ClusterBuilder
 from dra_driver.cli.planning.inputs import Objects
 from dra_driver.cli.planning.workloads import Questions
-from dra_driver.errors import ConfigurationError
+from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 from dra_driver.kube import KubeApi
 from dra_driver.planning import Checks, Plan, PlannedCluster, Template, Workload, make_plan, take_in
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "until_interrupted"]
+
+# Seconds after which all time is over.
+_FOREVER = 1e9
 
 _EPILOG = """The cluster is a live one (the default), exported objects (-s), or a described fleet (--fleet).
 Nothing is written. Several workloads are answered one after the other, each beside what the ones before it
-got. Exit status: 0 all fit, 1 one does not, 2 the input is wrong. docs/plan.md has examples."""
+got. Ctrl-C ends the search: what is known by then is printed. Exit status: 0 all fit, 1 one does not, 2 the
+input is wrong, 3 the cluster cannot be read. docs/plan.md has examples."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,38 +86,80 @@ def run(args: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        0 if everything fits, 1 if something does not.
+        0 if everything fits, 1 if something does not, 3 if the cluster cannot be read.
 
     Raises:
         ConfigurationError: with everything that is wrong with the input.
     """
+    progress, done = _progress()
+    # What is read stays until the end: to look for garbage in it would take a third of the time.
+    gc.disable()
+    try:
+        return _run(args, progress, done)
+    except InvalidInput:
+        raise
+    except DraError as e:
+        # Not 1: that means that something does not fit.
+        done()
+        print(f"dra-driver plan: {e}", file=sys.stderr)
+        return 3
+    finally:
+        done()
+        gc.unfreeze()
+        gc.enable()
+
+
+def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callable[[], None]) -> int:
     findings: list[str] = []
     notes: list[str] = []
     seconds = _seconds(args.seconds, findings)
     _check_sources(args, findings)
     asked = inputs.from_files(args.file, findings, ask=True)
-    objects = _objects(args, asked, findings, notes)
+    objects = _objects(args, asked, findings, notes, progress)
+    progress("the pods of nodes")
     builder = ClusterBuilder(objects)
-    workloads = _workloads(args, asked, builder, findings, notes)
+    workloads = _workloads(args, asked, objects, builder, findings, notes)
     templates = _templates(args, builder, asked, findings)
     if findings:
         raise ConfigurationError(findings)
-    own = [key for w in workloads for key in w.claims]
-    progress, done = _progress()
-    plans = _plans(args, builder.build(not_held=own), workloads, templates, seconds, progress)
-    shown: list[tuple[Plan, PlannedCluster]] = list(plans)
+    progress("the devices of nodes")
+    cluster = builder.build(not_held=[key for w in workloads for key in w.claims])
+    gc.freeze()
+    gc.enable()
+    with until_interrupted() as clock:
+        shown = _plans(args, cluster, workloads, templates, seconds, clock, progress)
     done()
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
     if args.output == "table":
         print("\n\n".join(output.text_of(plan, cluster) for plan, cluster in shown))
     else:
-        data = {"plans": [output.data_of(plan, cluster) for plan, cluster in shown], "notes": notes}
+        data = {"plans": [plan_data(plan, cluster) for plan, cluster in shown], "notes": notes}
         common.print_data(data, args.output)
     wrong = [f"{plan.workload.name}: {plan.reason}" for plan, _ in shown if plan.error]
     if wrong:
         raise ConfigurationError(wrong)
     return 0 if all(plan.placed is not None for plan, _ in shown) else 1
+
+
+@contextmanager
+def until_interrupted() -> Iterator[Callable[[], float]]:
+    """Give a clock in seconds; the first Ctrl-C ends all time, so that what is known by then is shown."""
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield time.monotonic
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: time.monotonic() + (_FOREVER if interrupted else 0)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _plans(
@@ -119,15 +168,16 @@ def _plans(
     workloads: Sequence[Workload],
     templates: Sequence[Template],
     seconds: float,
+    clock: Callable[[], float],
     progress: Callable[[str], None],
 ) -> list[tuple[Plan, PlannedCluster]]:
     """Return a plan for each workload, with the cluster that it is about."""
-    end = time.monotonic() + seconds
+    end = clock() + seconds
     found: list[tuple[Plan, PlannedCluster]] = []
     for number, workload in enumerate(workloads):
-        now = time.monotonic()
-        deadline = now + max(0.0, end - now) / (len(workloads) - number)
-        checks = Checks(cluster, time.monotonic, deadline, progress)
+        now = min(clock(), end)
+        deadline = now + (end - now) / (len(workloads) - number)
+        checks = Checks(cluster, clock, deadline, progress)
         plan = make_plan(checks, workload, templates=templates, count=args.how_many)
         found.append((plan, cluster))
         cluster = take_in(cluster, plan)
@@ -164,31 +214,41 @@ def _check_sources(args: argparse.Namespace, findings: list[str]) -> None:
             "nothing is asked: give -f FILE, --claim, --pod, or a request in flags such as --gpus 8"
         )
     live = [f"--{name}" for name in ("kubeconfig", "context") if getattr(args, name)]
-    sources = [n for n, is_given in (("--snapshot", args.snapshot), ("--fleet", args.fleet)) if is_given]
+    described = args.fleet is not None
+    sources = [n for n, is_given in (("--snapshot", args.snapshot), ("--fleet", described)) if is_given]
     if len(sources) > 1 or (sources and live):
         findings.append(f"{', '.join([*sources, *live])}: give one cluster only, live, exported or described")
-    if args.fleet and (args.claim or args.pod):
+    if described and (args.claim or args.pod):
         findings.append("--claim and --pod are about a cluster; a described fleet has neither")
-    if args.partitions and not args.fleet:
-        findings.append("--partitions goes with --fleet")
+    if args.partitions and not (described or args.node_profile):
+        findings.append("--partitions goes with --fleet or --node-profile")
 
 
-def _objects(args: argparse.Namespace, asked: Objects, findings: list[str], notes: list[str]) -> Objects:
+def _objects(
+    args: argparse.Namespace,
+    asked: Objects,
+    findings: list[str],
+    notes: list[str],
+    progress: Callable[[str], None],
+) -> Objects:
     """Return the cluster's objects: of the fleet, of files, or of the API server."""
-    if args.fleet:
+    if args.fleet is not None:
         objects = _described(args, asked, findings)
     elif args.snapshot:
+        progress(f"reading {', '.join(args.snapshot)}")
         objects = inputs.from_files(args.snapshot, findings, ask=False)
         if not findings and not objects.slices:
             findings.append(
                 f"{', '.join(args.snapshot)}: no ResourceSlices; export them with kubectl get -o json"
             )
+        if not objects.claims:
+            notes.append("no ResourceClaims are exported: all devices count as free")
         if not objects.pods_known:
             notes.append("no pods are exported: priorities and what pods take of nodes are not looked at")
     elif findings:
         return Objects()
     else:
-        objects = asyncio.run(_live(args, notes))
+        objects = asyncio.run(_live(args, notes, progress))
     # A draft may bring slices, classes and nodes of its own.
     objects.nodes += asked.nodes
     objects.slices += asked.slices
@@ -199,6 +259,9 @@ def _objects(args: argparse.Namespace, asked: Objects, findings: list[str], note
 
 
 def _described(args: argparse.Namespace, asked: Objects, findings: list[str]) -> Objects:
+    # The discovery behind it takes a quarter of a second to import.
+    from dra_driver.cli.described_fleet import described_fleet
+
     try:
         found = described_fleet(
             args.fleet, _partitions(args), driver=args.driver_name, policies=asked.policies
@@ -215,20 +278,28 @@ def _partitions(args: argparse.Namespace) -> list[str]:
     return given or (["*"] if args.mig else [])
 
 
-async def _live(args: argparse.Namespace, notes: list[str]) -> Objects:
+async def _live(args: argparse.Namespace, notes: list[str], progress: Callable[[str], None]) -> Objects:
     async with await KubeApi.connect(
         args.kubeconfig, context=args.context, field_manager="dra-driver-plan", user_agent="dra-driver-plan"
     ) as client:
-        return await inputs.from_cluster(client, notes)
+        return await inputs.from_cluster(client, notes, progress)
 
 
 def _workloads(
-    args: argparse.Namespace, asked: Objects, builder: ClusterBuilder, findings: list[str], notes: list[str]
+    args: argparse.Namespace,
+    asked: Objects,
+    objects: Objects,
+    builder: ClusterBuilder,
+    findings: list[str],
+    notes: list[str],
 ) -> list[Workload]:
-    questions = Questions(asked, builder, findings, notes)
+    questions = Questions(asked, objects, builder, findings, notes)
     if args.claim:
         return questions.existing(args.claim, "claim", args.namespace)
     if args.pod:
+        if not builder.objects.pods_known and builder.objects.nodes:
+            findings.append(f"--pod {args.pod}: there are no pods, or they may not be listed")
+            return []
         return questions.existing(args.pod, "pod", args.namespace)
     if args.file:
         found = questions.workloads()
@@ -237,7 +308,7 @@ def _workloads(
                 f"{', '.join(args.file)}: nothing that asks for devices; a claim or a pod is expected"
             )
         return found
-    one = flags.workload_of(args, builder.objects.classes, findings)
+    one = flags.workload_of(args, builder, findings)
     return [one] if one is not None else []
 
 
@@ -247,6 +318,8 @@ def _templates(
     """Return the kinds of nodes of which more are tried."""
     if not args.node_profile:
         return builder.templates()
+    from dra_driver.cli.described_fleet import NodeFactory, name_of
+
     factory = NodeFactory(args.driver_name, asked.policies, _partitions(args))
     found: list[Template] = []
     for profile in args.node_profile:

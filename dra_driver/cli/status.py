@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.allocate.taint_rules import served_rules
+import msgspec
+
+from controller.allocate.state.taint_rules import served_rules
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS, Node, Pod
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, REQUEST_SHAPES, SYSTEM_NAMESPACE
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
@@ -29,12 +31,15 @@ from dra_driver.fleet import (
     STATES,
     Fleet,
     PoolView,
+    PreemptionRow,
     RequestShape,
     ShapeCount,
     WaitingClaim,
     count_shapes,
     latest_reasons,
     parse_shapes,
+    preemptions_of,
+    set_aside_condition,
     waiting_condition,
 )
 from dra_driver.kube import KubeApi
@@ -114,6 +119,21 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAsideRow:
+    """Devices that are set aside for a pod.
+
+    Attributes:
+        pod: ``namespace/name``.
+        since: RFC 3339.
+        devices: which, and until when, for people.
+    """
+
+    pod: str
+    since: str
+    devices: str
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """All rows and claims that are shown."""
 
@@ -123,6 +143,8 @@ class Overview:
     nodes_with_devices: int
     notes: tuple[str, ...]
     shapes: tuple[ShapeCount, ...] = ()
+    set_aside: tuple[SetAsideRow, ...] = ()
+    preemptions: tuple[PreemptionRow, ...] = ()
 
 
 async def look(
@@ -154,15 +176,16 @@ async def look(
     claims = (await client.list(RESOURCE_CLAIMS)).items
     for claim in claims:
         fleet.put_claim(claim)
-    for pod in (await client.list(PODS)).items:
+    pods = (await client.list(PODS)).items
+    for pod in pods:
         fleet.put_pod(pod)
     nodes = (await client.list(NODES)).items
     told = latest_reasons((await client.list(EVENTS)).items)
 
     def reason_of(claim: ResourceClaim, users: Iterable[Pod]) -> str:
-        pods = list(users)
-        waits = [str(c.get("message") or "") for p in pods if (c := waiting_condition(p)) is not None]
-        found = (*waits, *(told.get(o.metadata.uid, "") for o in (claim, *pods)))
+        own = list(users)
+        waits = [str(c.get("message") or "") for p in own if (c := waiting_condition(p)) is not None]
+        found = (*waits, *(told.get(o.metadata.uid, "") for o in (claim, *own)))
         return next((text for text in found if text), "")
 
     notes = list(await dropped_notes(client, claims))
@@ -178,7 +201,17 @@ async def look(
         nodes_with_devices=len({v.node for v in views if v.devices}),
         notes=(*(f"{v.node} ({v.driver}): {note}" for v in views for note in v.notes), *notes),
         shapes=await _count(client, shapes, nodes, slices, claims) if shapes else (),
+        set_aside=tuple(_set_aside(pods)),
+        preemptions=tuple(preemptions_of(pods)),
     )
+
+
+def _set_aside(pods: Iterable[Pod]) -> Iterator[SetAsideRow]:
+    for pod in pods:
+        condition = set_aside_condition(pod)
+        if condition is not None:
+            since, devices = (str(condition.get(field) or "") for field in ("lastTransitionTime", "message"))
+            yield SetAsideRow(str(pod.key), since, devices)
 
 
 async def _configured(
@@ -265,6 +298,12 @@ def _text(overview: Overview, form: str) -> str:
     if overview.waiting:
         waits = [(w.claim, ", ".join(w.pods) or "-", w.reason) for w in overview.waiting]
         parts.append(common.table(("WAITING CLAIM", "PODS", "WHY"), waits))
+    if overview.set_aside:
+        kept = [(s.pod, s.since, s.devices) for s in overview.set_aside]
+        parts.append(common.table(("SET ASIDE FOR POD", "SINCE", "DEVICES"), kept))
+    if overview.preemptions:
+        found = [(p.pod, p.state, p.since, p.whom) for p in overview.preemptions]
+        parts.append(common.table(("PREEMPTOR", "STATE", "SINCE", "PODS"), found))
     if overview.notes:
         parts.append("\n".join(overview.notes))
     return "\n\n".join(parts)
@@ -274,6 +313,8 @@ def _data(overview: Overview) -> dict[str, Any]:
     return {
         "devices": [r.data() for r in overview.rows],
         "waiting": [{"claim": w.claim, "pods": list(w.pods), "reason": w.reason} for w in overview.waiting],
+        "setAside": [{"pod": s.pod, "since": s.since, "devices": s.devices} for s in overview.set_aside],
+        "preemptions": [msgspec.to_builtins(p) for p in overview.preemptions],
         "shapes": [s.data() for s in overview.shapes],
         "nodes": overview.nodes,
         "notes": list(overview.notes),

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.api.names import NUMA_NODE, PCI_BUS_ID, PCIE_ROOT
+from dra_driver.api.own.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.cdi import ContainerEdits, DeviceNode, Mount, read_only_mount
 from dra_driver.discovery.core import schema
-from dra_driver.discovery.core.hotplug import HotplugHints, HotplugSource
-from dra_driver.discovery.core.pci import PciAddress, exists, numa_node, pcie_root
-from dra_driver.discovery.core.pci import read_sysfs as read_text
-from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
-from dra_driver.discovery.core.schema import device_name, model_of, semantic_version
-from dra_driver.discovery.core.simulation import Simulation
-from dra_driver.discovery.core.sysfs import (
+from dra_driver.discovery.core.bus.pci import PciAddress, exists, numa_node, pcie_root
+from dra_driver.discovery.core.bus.pci import read_sysfs as read_text
+from dra_driver.discovery.core.host.sysfs import (
     children,
     entries,
     link_address,
@@ -32,6 +28,10 @@ from dra_driver.discovery.core.sysfs import (
     pci_id,
     read_number,
 )
+from dra_driver.discovery.core.hotplug import HotplugHints, HotplugSource
+from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
+from dra_driver.discovery.core.schema import device_name, model_of, semantic_version
+from dra_driver.discovery.core.simulation import Simulation
 from dra_driver.discovery.registry import BackendFactory
 from dra_driver.errors import ConfigurationError, DiscoveryError
 from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from dra_driver.api.core import Pod
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.fleet.views import Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import WaitingClaim

@@ -8,10 +8,11 @@ from typing import Final
 
 import msgspec
 
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaim, ResourceSlice
 from dra_driver.ownership import PoolID, newest_generation
+from dra_driver.resourceclaim import consumer_names
 from dra_driver.resourceslice import HEALTH_TAINT
 
 __all__ = ["STATES", "DeviceView", "Holder", "PoolView", "holders_of", "pool_view"]
@@ -27,7 +28,7 @@ class Holder(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         claim: ``namespace/name``.
         request: name of the claim's request, with the subrequest that was chosen.
-        pods: names of the pods that the claim is reserved for.
+        pods: names of the pods that the claim is reserved for; of PodGroups, ``podgroup:NAME``.
         admin: whether it is admin access, which takes nothing from other claims.
         share: capacity → amount that is allocated to the share; empty if the whole device is allocated.
         shared: whether the allocation is a share of the device.
@@ -84,7 +85,7 @@ def holders_of(claim: ResourceClaim) -> Iterator[tuple[PoolID, str, Holder]]:
     """Yield pool, device and holder of each device that is allocated to the claim."""
     if claim.status.allocation is None:
         return
-    pods = tuple(sorted(r.name for r in claim.status.reserved_for if r.resource == "pods"))
+    pods = tuple(sorted(consumer_names(claim)))
     for r in claim.status.allocation.devices.results:
         holder = Holder(
             claim=str(ObjectKey(claim.metadata.namespace, claim.metadata.name)),

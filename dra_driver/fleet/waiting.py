@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from dra_driver.api.core import Event, Pod
-from dra_driver.api.names import ALLOCATED_CONDITION
+from dra_driver.api.names import ALLOCATED_CONDITION, SET_ASIDE_CONDITION
 
-__all__ = ["WaitingClaim", "latest_reasons", "waiting_condition"]
+__all__ = ["WaitingClaim", "latest_reasons", "set_aside_condition", "waiting_condition"]
 
 _REASONS: Final = ("FailedAllocation", "WaitingForGroup", "OtherScheduler", "FailedScheduling")
 
@@ -31,8 +31,17 @@ class WaitingClaim(msgspec.Struct, frozen=True, rename="camel", order=True):
 
 def waiting_condition(pod: Pod) -> Mapping[str, str | int | None] | None:
     """Return the condition in which the controller says why a pod waits; None where it does not say."""
-    found = (c for c in pod.status.conditions if c.get("type") == ALLOCATED_CONDITION)
-    return next((c for c in found if c.get("status") == "False"), None)
+    return _condition(pod, ALLOCATED_CONDITION, "False")
+
+
+def set_aside_condition(pod: Pod) -> Mapping[str, str | int | None] | None:
+    """Return the condition in which the controller says which devices are set aside for a pod; None: none."""
+    return _condition(pod, SET_ASIDE_CONDITION, "True")
+
+
+def _condition(pod: Pod, type_: str, status: str) -> Mapping[str, str | int | None] | None:
+    found = (c for c in pod.status.conditions if c.get("type") == type_)
+    return next((c for c in found if c.get("status") == status), None)
 
 
 def latest_reasons(events: Iterable[Event]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from dra_driver.api.core import PODS
 from dra_driver.api.meta import Resource, WireObject
 from dra_driver.api.watch import ObjectList, WatchEvent
 from dra_driver.ports import KubeClient
@@ -172,6 +173,13 @@ class DelegatingClient:
                 resource_version=resource_version,
                 grace_period_seconds=grace_period_seconds,
             ),
+        )
+
+    async def evict(self, name: str, namespace: str, *, uid: str = "", resource_version: str = "") -> None:
+        """See ``KubeClient``."""
+        await self._call(
+            Call("evict", PODS),
+            lambda: self._client.evict(name, namespace, uid=uid, resource_version=resource_version),
         )
 
     async def served(self, group: str, version: str) -> frozenset[str]:

@@ -12,7 +12,7 @@ import structlog
 
 from dra_driver.api.meta import ObjectKey, Resource, WireObject
 from dra_driver.api.watch import WatchEventType
-from dra_driver.errors import ApiError, ApiUnavailable, DraError, Gone
+from dra_driver.errors import ApiError, ApiUnavailable, DraError, Forbidden, Gone, NotFound
 from dra_driver.kube.backoff import Backoff
 from dra_driver.ports import KubeClient
 
@@ -21,6 +21,9 @@ __all__ = ["Handler", "Informer"]
 T = TypeVar("T", bound=WireObject)
 
 log = structlog.get_logger(__name__)
+
+# Unlike 401, which passes when a token is renewed.
+_NOT_ALLOWED = 403
 
 
 def _nothing(*_: object) -> None:
@@ -41,6 +44,12 @@ class Informer(Generic[T]):
 
     Errors are never raised out of ``run``: they are logged and tried again with growing delays, and the store
     keeps what was last known.
+
+    Attributes:
+        synced: set when the store has been filled.
+        failing: whether a list or watch has failed since the API server last sent something.
+        access: whether the API server let us read the last time that it said; None: it has not said yet.
+        access_changed: called when ``access`` has changed.
     """
 
     def __init__(
@@ -66,6 +75,9 @@ class Informer(Generic[T]):
         self._handlers: list[Handler[T]] = []
         self._resource_version = ""
         self.synced = asyncio.Event()
+        self.failing = False
+        self.access: bool | None = None
+        self.access_changed: list[Callable[[], None]] = []
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -116,23 +128,35 @@ class Informer(Generic[T]):
                     backoff.reset()
                 await self._watch(backoff)
             except Gone:
+                self.failing = True
                 self._resource_version = ""
                 if backoff.failures:
                     await asyncio.sleep(backoff.next())
                 else:
                     backoff.next()  # the first time at once; a server that says 410 forever is not hammered
             except DraError as e:
+                self.failing = True
+                refused = isinstance(e, NotFound) or (isinstance(e, Forbidden) and e.code == _NOT_ALLOWED)
                 delay = backoff.next()
-                log.warning(
+                # Where a right is missing, this goes on for as long as nobody grants it.
+                (log.debug if refused and self.access is False else log.warning)(
                     "list or watch failed, will be tried again",
                     resource=repr(self._resource),
                     error=f"{type(e).__name__}: {e}",
                     retry_in=round(delay, 2),
                 )
+                if refused:
+                    self._set_access(False)
                 if isinstance(e, ApiError) and not isinstance(e, ApiUnavailable) and backoff.failures > 3:
                     # Some servers answer 400 or 500 to a resourceVersion that they never gave out.
                     self._resource_version = ""
                 await asyncio.sleep(delay)
+
+    def _set_access(self, access: bool) -> None:
+        if self.access is not access:
+            self.access = access
+            for call in self.access_changed:
+                call()
 
     async def _list(self) -> None:
         found = await self._client.list(
@@ -154,7 +178,9 @@ class Informer(Generic[T]):
                 continue
             self._put(item)
         self._resource_version = found.resource_version
+        self.failing = False
         self.synced.set()
+        self._set_access(True)
 
     async def _watch(self, backoff: Backoff) -> None:
         events = self._client.watch(
@@ -173,7 +199,9 @@ class Informer(Generic[T]):
                 stack.push_async_callback(close)
             async for event in events:
                 seen = True
+                self.failing = False
                 backoff.reset()
+                self._set_access(True)
                 if event.type is WatchEventType.DELETED:
                     self._remove(event.object.key)
                 elif event.type is not WatchEventType.BOOKMARK:

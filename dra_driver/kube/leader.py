@@ -82,6 +82,7 @@ class LeaderElector:
 
     Attributes:
         fence: open while the work may write; give the work a ``FencedClient`` with it.
+        holder: identity of the process that held the lease when it was read last; empty: none did.
     """
 
     def __init__(self, client: KubeClient, config: LeaderConfig, clock: Clock) -> None:
@@ -91,6 +92,7 @@ class LeaderElector:
         self._seen: tuple[str, str] | None = None  # uid, resourceVersion
         self._others_until = 0.0
         self._lease: Lease | None = None
+        self.holder = ""
         self.fence = Fence(clock, config.renew_deadline_seconds, config.lease_seconds)
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -215,6 +217,7 @@ class LeaderElector:
         lease: Lease | None = None
         with contextlib.suppress(NotFound):
             lease = await self._client.get(LEASES, config.name, config.namespace)
+        self.holder = (lease.spec.holder_identity or "") if lease is not None else ""
         if lease is not None:
             seen = (lease.metadata.uid, lease.metadata.resource_version)
             if seen != self._seen:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import structlog
 
 from dra_driver.api import codec
-from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube.clock import rfc3339

@@ -9,7 +9,13 @@ from dra_driver.api.core import Node, Pod, Taint, Toleration
 from dra_driver.api.resource import NodeSelector
 from dra_driver.structured.model.nodeselection import selector_matches
 
-__all__ = ["condition_problem", "has_many_conditions", "tolerates"]
+__all__ = [
+    "condition_problem",
+    "has_many_conditions",
+    "matches_selectors",
+    "tolerates",
+    "tolerates_taints",
+]
 
 _UNSCHEDULABLE: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
@@ -50,6 +56,20 @@ def condition_problem(pod: Pod, node: Node, *, looked_at: bool = True) -> str:
     """
     if looked_at and (problem := _taint_problem(pod.spec.tolerations, node)):
         return problem
+    return _selector_problem(pod, node, looked_at=looked_at)
+
+
+def matches_selectors(pod: Pod, node: Node) -> bool:
+    """Return whether node selector and required node affinity of a pod match a node."""
+    return not _selector_problem(pod, node)
+
+
+def tolerates_taints(pod: Pod, node: Node) -> bool:
+    """Return whether a pod tolerates the taints of a node (``spec.taints``) that keep pods away."""
+    return not _untolerated(pod.spec.tolerations, node)
+
+
+def _selector_problem(pod: Pod, node: Node, *, looked_at: bool = True) -> str:
     labels = node.metadata.labels or {}
     if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
         return "not matching the node selector"
@@ -62,9 +82,15 @@ def condition_problem(pod: Pod, node: Node, *, looked_at: bool = True) -> str:
 def _taint_problem(tolerations: Iterable[Toleration], node: Node) -> str:
     if node.spec.unschedulable and not tolerates(tolerations, _UNSCHEDULABLE):
         return "unschedulable"
+    taint = _untolerated(tolerations, node)
+    return f"with the untolerated taint {taint}" if taint else ""
+
+
+def _untolerated(tolerations: Iterable[Toleration], node: Node) -> str:
+    """Return the key of a taint that keeps pods with these tolerations away; empty: there is none."""
     for taint in node.spec.taints:
         if taint.effect in ("NoSchedule", "NoExecute") and not tolerates(tolerations, taint):
-            return f"with the untolerated taint {taint.key}"
+            return taint.key
     return ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from dra_driver.api.quantity import Quantity
-from dra_driver.nodefit.ports import HostPort
+from dra_driver.nodefit.ports import HostPort, conflict
 from dra_driver.nodefit.requests import MOST_RESOURCES, PodNeeds, amount
 from dra_driver.nodefit.room import NodeRoom
 
@@ -24,22 +24,32 @@ class NeedsVectors:
 
     Of more than 64 of them the rest is left to kube-scheduler. Where one pod takes a port on all addresses,
     all pods with that port exclude one another, also two of them that name different addresses.
+
+    Args:
+        pods: that ask.
+        others: pods that ask as well; if there are more than 64 places, the rest of theirs is left out first.
     """
 
-    def __init__(self, pods: Iterable[PodNeeds]) -> None:
-        names: set[str] = set()
-        ports: set[HostPort] = set()
-        for needs in set(pods):
-            names.update(name for name, _ in needs.amounts)
-            ports.update(needs.ports)
-        self._everywhere = {(p.protocol, p.number) for p in ports if not p.address}
-        order = sorted(names, key=lambda name: (name not in _FIRST, name))
-        places: list[str | HostPort] = [*order, *sorted({self._place(port) for port in ports})]
-        self._places = tuple(places[:MOST_RESOURCES])
+    def __init__(self, pods: Iterable[PodNeeds], others: Iterable[PodNeeds] = ()) -> None:
+        first, second = set(pods), set(others)
+        every = {port for needs in first | second for port in needs.ports}
+        self._everywhere = {(p.protocol, p.number) for p in every if not p.address}
+        places = dict.fromkeys([*self._places_of(first), *self._places_of(second)])
+        self._places = tuple(places)[:MOST_RESOURCES]
+
+    def _places_of(self, pods: Collection[PodNeeds]) -> list[str | HostPort]:
+        names = {name for needs in pods for name, _ in needs.amounts}
+        ports = {self._place(port) for needs in pods for port in needs.ports}
+        return [*sorted(names, key=lambda name: (name not in _FIRST, name)), *sorted(ports)]
 
     def _place(self, port: HostPort) -> HostPort:
         all_of_it = (port.protocol, port.number) in self._everywhere
         return HostPort(port.protocol, port.number) if all_of_it else port
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the places are, for people."""
+        return tuple(p if isinstance(p, str) else f"host port {p.number}/{p.protocol}" for p in self._places)
 
     @property
     def nothing(self) -> Vector:
@@ -47,11 +57,10 @@ class NeedsVectors:
         return (0,) * len(self._places)
 
     def of(self, needs: PodNeeds) -> Vector:
-        """Return what one of the pods takes."""
+        """Return what a pod takes. A port on all addresses takes those of single addresses, too."""
         amounts = dict(needs.amounts)
-        ports = {self._place(port) for port in needs.ports}
         return tuple(
-            int(place in ports) if isinstance(place, HostPort) else amounts.get(place, 0)
+            int(_takes(needs.ports, place)) if isinstance(place, HostPort) else amounts.get(place, 0)
             for place in self._places
         )
 
@@ -61,9 +70,34 @@ class NeedsVectors:
         """Return what is left of a node that has room for each of the pods alone; as for ``problem``."""
 
         def left(name: str) -> int:
-            has = amount(name, allocatable[name].nano) if name in allocatable else 0
-            if not allocatable or (name in served and has <= 0):
-                return _PLENTY
-            return max(0, has - room.taken(name))
+            has = _has(name, allocatable, served)
+            return _PLENTY if has is None else max(0, has - room.taken(name))
 
         return tuple(1 if isinstance(place, HostPort) else left(place) for place in self._places)
+
+    def left(
+        self, pods: Iterable[PodNeeds], allocatable: Mapping[str, Quantity], served: Collection[str] = ()
+    ) -> Vector:
+        """Return what pods leave of a node; less than 0 where they take more than there is.
+
+        Args:
+            pods: of the node.
+            allocatable: as for ``problem``.
+            served: as for ``problem``.
+        """
+        left = [1 if isinstance(p, HostPort) else _has(p, allocatable, served) for p in self._places]
+        for needs in pods:
+            taken = self.of(needs)
+            left = [None if a is None else a - b for a, b in zip(left, taken, strict=True)]
+        return tuple(_PLENTY if amount is None else amount for amount in left)
+
+
+def _has(name: str, allocatable: Mapping[str, Quantity], served: Collection[str]) -> int | None:
+    """Return what a node has of a resource; None where that does not matter."""
+    has = amount(name, allocatable[name].nano) if name in allocatable else 0
+    return None if not allocatable or (name in served and has <= 0) else has
+
+
+def _takes(ports: Iterable[HostPort], place: HostPort) -> bool:
+    same = (p.address for p in ports if (p.protocol, p.number) == (place.protocol, place.number))
+    return conflict(place, same)

@@ -6,6 +6,7 @@ These are rules of safety: each stands here once. Pure, and built on the API typ
 from __future__ import annotations
 
 from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_inventory, pool_of_slice
+from dra_driver.ownership.recalls import ADMITTED, MAX_RECALLED, RECALLED, Recalls
 from dra_driver.ownership.records import (
     CREATED_BY_CONTROLLER,
     CREATED_BY_NODE,
@@ -16,6 +17,7 @@ from dra_driver.ownership.records import (
     newest_devices,
     newest_generation,
     owner_of,
+    raw_loans,
     raw_publication,
     recorded_allocator,
     refusal_of,
@@ -29,17 +31,24 @@ from dra_driver.ownership.taints import (
     is_protected,
     protected_pools,
     tolerates,
+    unprotected_devices,
 )
+from dra_driver.ownership.units import devices_in, unit_of, units
 from dra_driver.ownership.versions import is_newer
 
 __all__ = [
+    "ADMITTED",
     "CREATED_BY_CONTROLLER",
     "CREATED_BY_NODE",
+    "MAX_RECALLED",
     "PROTECTION_TAINT",
+    "RECALLED",
     "AllocatorRecord",
     "PoolAllocator",
     "PoolID",
+    "Recalls",
     "blocks",
+    "devices_in",
     "is_controller_taint",
     "is_newer",
     "is_owned_by",
@@ -52,10 +61,14 @@ __all__ = [
     "pool_of_inventory",
     "pool_of_slice",
     "protected_pools",
+    "raw_loans",
     "raw_publication",
     "recorded_allocator",
     "refusal_of",
     "slice_name",
     "slices_of_node",
     "tolerates",
+    "unit_of",
+    "units",
+    "unprotected_devices",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceSlice
 
 __all__ = ["PoolAllocator", "PoolID", "pool_of_inventory", "pool_of_slice"]

@@ -15,8 +15,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import NODE_PUBLISHES, DeviceInventory, Publication, inventory_name
 from dra_driver.api.meta import OwnerReference
+from dra_driver.api.own.inventory import (
+    NODE_PUBLISHES,
+    DeviceInventory,
+    LentUnit,
+    Publication,
+    inventory_name,
+)
 from dra_driver.api.resource import Device, ResourceSlice
 
 __all__ = [
@@ -29,6 +35,7 @@ __all__ = [
     "newest_devices",
     "newest_generation",
     "owner_of",
+    "raw_loans",
     "raw_publication",
     "recorded_allocator",
     "refusal_of",
@@ -68,7 +75,10 @@ def recorded_allocator(publication: Publication) -> AllocatorRecord:
 
 
 def raw_publication(publication: Publication) -> dict[str, Any]:
-    """Return every field, also those with default values: a merge patch keeps what it does not name."""
+    """Return every field, also those with default values: a merge patch keeps what it does not name.
+
+    All but ``lent``, which is noted by itself (``raw_loans``): nothing else may change it.
+    """
     return {
         "epoch": publication.epoch,
         "attempted": publication.attempted,
@@ -78,6 +88,11 @@ def raw_publication(publication: Publication) -> dict[str, Any]:
         "allocator": publication.allocator,
         "withheldFor": list(publication.withheld_for),
     }
+
+
+def raw_loans(lent: Iterable[LentUnit]) -> dict[str, Any]:
+    """Return the note of what is lent, as a field of ``status.publication``."""
+    return {"lent": [{"unit": one.unit, "devices": list(one.devices)} for one in lent]}
 
 
 def missing_slices(publication: Publication, present: Collection[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Final
 from dra_driver.api import names
 from dra_driver.api.resource import DeviceTaint, DeviceToleration, ResourceSlice
 from dra_driver.ownership.pools import PoolID, pool_of_slice
+from dra_driver.ownership.records import newest_devices
 
 __all__ = [
     "PROTECTION_TAINT",
@@ -21,6 +22,7 @@ __all__ = [
     "is_protected",
     "protected_pools",
     "tolerates",
+    "unprotected_devices",
 ]
 
 PROTECTION_TAINT: Final = DeviceTaint(key=names.CONTROLLER_TAINT, value="allocates", effect="NoSchedule")
@@ -73,3 +75,9 @@ def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
             pool = pool_of_slice(slice_)
             protected[pool] = protected.get(pool, True) and is_protected(slice_)
     return frozenset(pool for pool, good in protected.items() if good)
+
+
+def unprotected_devices(slices: Iterable[ResourceSlice]) -> frozenset[str]:
+    """Return the devices of a pool's newest generation that kube-scheduler can allocate, by name."""
+    devices = newest_devices(slices).values()
+    return frozenset(d.name for d in devices if not any(map(is_controller_taint, d.taints)))

@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import cached_property
 
 from dra_driver.api.resource import AllocationResult
-from dra_driver.ownership import PoolID, is_controller_taint
+from dra_driver.ownership import is_controller_taint
+from dra_driver.planning.holdings import Holdings, NodeHoldings
 from dra_driver.planning.question import PlannedCluster, Workload, want_room
 from dra_driver.structured import (
     Allocated,
-    AllocatedState,
     Budget,
     DeviceEntry,
     DoesNotFit,
@@ -24,7 +24,6 @@ from dra_driver.structured import (
     GroupMember,
     GroupRefused,
     Level,
-    PoolState,
     Snapshot,
     allocate,
     allocate_group,
@@ -70,18 +69,7 @@ class Checks:
         self.progress = progress
         self._clock = clock
         self._deadline = deadline
-        # Pool → what holds something of it: name, allocation, number of the holder (-1 for what is kept).
-        self._of_pool: dict[PoolID, list[tuple[str, AllocationResult, int]]] = {}
-        for claim in cluster.kept:
-            self._note(str(claim.key), claim.status.allocation, -1)
-        for number, holder in enumerate(cluster.holders):
-            for claim in holder.claims:
-                self._note(str(claim.key), claim.status.allocation, number)
-
-    def _note(self, name: str, allocation: AllocationResult | None, holder: int) -> None:
-        if allocation is not None:
-            for pool in _pools(allocation):
-                self._of_pool.setdefault(pool, []).append((name, allocation, holder))
+        self._holdings = Holdings(cluster.snapshot, [h.claims for h in cluster.holders], cluster.kept)
 
     def on(self, cluster: PlannedCluster) -> Checks:
         """Return the same questions about another cluster, with the same deadline."""
@@ -117,36 +105,17 @@ class Checks:
         }
         return tuple(found.values())
 
-    def in_pool(self, pool: PoolID) -> Sequence[tuple[str, AllocationResult, int]]:
-        """Return what holds devices of a pool: name, allocation, number of the holder or -1."""
-        return self._of_pool.get(pool, ())
+    def on_node(self, name: str) -> NodeHoldings:
+        """Return what is held of the devices of a node."""
+        return self._holdings.on_node(name)
 
     # --- changed clusters -----------------------------------------------------------------------------------
 
     def without(self, freed: Collection[int]) -> Snapshot:
         """Return the cluster as it is when some holders have gone."""
-        snapshot = self.cluster.snapshot
-        if not freed:
-            return snapshot
-        if len(freed) == len(self.cluster.holders) and not self.cluster.kept:
+        if freed and len(freed) == len(self.cluster.holders) and not self.cluster.kept:
             return self.empty
-        gone = frozenset(freed)
-        holders = self.cluster.holders
-        pools = {
-            pool
-            for i in gone
-            for claim in holders[i].claims
-            if claim.status.allocation is not None
-            for pool in _pools(claim.status.allocation)
-        }
-        changed: dict[PoolID, PoolState] = {}
-        for pool in pools:
-            kept = [(name, of) for name, of, holder in self._of_pool[pool] if holder not in gone]
-            changed[pool] = AllocatedState().with_allocations(kept).pool(pool)
-        empty = [pool for pool, state in changed.items() if not (state.devices or state.shares)]
-        for pool in empty:
-            del changed[pool]
-        return snapshot.with_allocated(AllocatedState(snapshot.allocated.pools.updated(changed, empty)))
+        return self._holdings.without(freed)
 
     def free(self, freed: Collection[int]) -> Mapping[str, tuple[int, ...]]:
         """Return what is left of nodes besides devices when some holders have gone."""
@@ -176,7 +145,8 @@ class Checks:
         members: Sequence[GroupMember],
         levels: Sequence[Level] = (),
         free: Mapping[str, tuple[int, ...]] | None = None,
-        least: int | None = None,
+        *,
+        brief: bool = False,
     ) -> Answer:
         """Ask the allocator; the arguments are those of ``allocate_group``.
 
@@ -186,6 +156,11 @@ class Checks:
         left = self.seconds_left
         if left <= 0:
             raise OutOfTime
+        if free is not None:
+            # What a pod does not ask for does not matter, however little there is of it.
+            free = {
+                n: tuple(max(0, a) for a in of) if min(of, default=0) < 0 else of for n, of in free.items()
+            }
         self.asked += 1
         budget = Budget(_STEPS, _PER_NODE, seconds=left, clock=self._clock)
         if len(members) == 1 and not levels and free is None:
@@ -196,9 +171,9 @@ class Checks:
                 members,
                 levels=levels,
                 free=free,
-                least=least,
                 ignore_taint=is_controller_taint,
                 budget=budget,
+                brief=brief,
             )
         if isinstance(answer, Failed) and answer.gave_up:
             if self.seconds_left <= 0:
@@ -214,7 +189,7 @@ class Checks:
         free: Mapping[str, tuple[int, ...]] | None = None,
     ) -> bool:
         """Return whether all members fit. As for ``ask``."""
-        return isinstance(self.ask(snapshot, members, levels, free), GroupAllocated)
+        return isinstance(self.ask(snapshot, members, levels, free, brief=True), GroupAllocated)
 
     def _one(self, snapshot: Snapshot, member: GroupMember, budget: Budget) -> Answer:
         outcome = allocate(
@@ -227,10 +202,6 @@ class Checks:
                 return GroupRefused(1, 0, first=outcome)
             case Failed():
                 return outcome
-
-
-def _pools(allocation: AllocationResult) -> set[PoolID]:
-    return {PoolID(r.driver, r.pool) for r in allocation.devices.results if not r.admin_access}
 
 
 def allocated_with(snapshot: Snapshot, members: Iterable[GroupMember], answer: GroupAllocated) -> Snapshot:

@@ -9,8 +9,9 @@ import msgspec
 
 from dra_driver.api.resource import DeviceRequest, ResourceClaim
 from dra_driver.planning.checks import Checks, OutOfTime, allocated_with, less_room
-from dra_driver.planning.domains import Domain
-from dra_driver.planning.nodes import NodeCosts
+from dra_driver.planning.holders.areas import devices_needed
+from dra_driver.planning.holders.domains import Domain
+from dra_driver.planning.holders.nodes import NodeCosts
 from dra_driver.planning.question import PlannedCluster, Unit, Workload, units_of, want_room
 from dra_driver.structured import GroupAllocated, GroupMember
 
@@ -18,6 +19,8 @@ __all__ = ["Count", "copies", "countable", "how_many", "largest_block", "with_co
 
 # Of a workload; nothing larger is asked in one piece.
 _MOST_MEMBERS = 4096
+# The same of one with units that do not use devices up.
+_MOST_UNCOUNTED = 64
 _MOST_DEVICES = 256
 _MOST_ON_NODE = 256
 
@@ -62,7 +65,8 @@ def how_many(checks: Checks, workload: Workload) -> Count:
     if not checks.cluster.coupled and len({unit.kind for unit in units}) == 1:
         return _by_nodes(checks, workload, units)
     size = max(1, len(workload.members))
-    most = max(1, _MOST_MEMBERS // size)
+    uses_up = all(devices_needed(unit.claims)[0] for unit in units)
+    most = max(1, (_MOST_MEMBERS if uses_up else _MOST_UNCOUNTED) // size)
     low, high = 0, 1
     try:
         while high <= most and _fit(checks, workload, high):
@@ -89,8 +93,8 @@ def _by_nodes(checks: Checks, workload: Workload, units: Sequence[Unit]) -> Coun
         costs = NodeCosts(checks, replace(one, members=copies(one, _MOST_ON_NODE)))
         for nodes in costs.classes(Domain(tuple(checks.cluster.snapshot.nodes))):
             checks.progress(f"{number} fit")
-            most = costs.most(nodes)
-            complete = complete and most < _MOST_ON_NODE
+            most, proven = costs.most(nodes)
+            complete = complete and proven
             number += most * len(nodes.nodes)
     except OutOfTime:
         complete = False

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from dra_driver.api.resource import AllocationResult, ResourceClaim
-from dra_driver.planning.adding import Added, fewest_nodes
+from dra_driver.planning.changes.adding import Added, fewest_nodes
+from dra_driver.planning.changes.freeing import Freed, Freeing
+from dra_driver.planning.changes.moving import Moved, fewest_moves
+from dra_driver.planning.changes.relaxing import Relaxed, relaxations
 from dra_driver.planning.checks import Answer, Checks, OutOfTime, allocated_with, less_room
 from dra_driver.planning.counting import Count, how_many, largest_block
-from dra_driver.planning.freeing import Freed, Freeing
-from dra_driver.planning.moving import Moved, fewest_moves
-from dra_driver.planning.question import PlannedCluster, Template, Workload, want_room
-from dra_driver.planning.relaxing import Relaxed, relaxations
+from dra_driver.planning.question import PlannedCluster, Template, Workload, needed, want_room
 from dra_driver.structured import Failed, GroupAllocated, GroupRefused
 
-__all__ = ["NewNodes", "Plan", "make_plan", "take_in"]
+__all__ = ["NewNodes", "Plan", "make_plan", "reason_of", "take_in"]
 
 # Parts of the seconds that are left which the longer searches may use.
 _FOR_BLOCKS = 0.2
@@ -111,29 +111,30 @@ def make_plan(
     if isinstance(answer, GroupAllocated):
         plan.placed = answer
     else:
-        plan.reason = _of_nodes(workload, answer) or _reason(answer)
+        plan.reason = _of_nodes(workload, answer, checks.cluster.resources) or reason_of(answer)
         plan.error = isinstance(answer, Failed) and not answer.gave_up
+    if plan.error:
+        return plan
     _count(plan, checks, count)
-    if plan.placed is None and changes and not plan.error:
+    if plan.placed is None and changes:
         _look_for_changes(plan, checks, templates)
     return plan
 
 
-def _of_nodes(workload: Workload, answer: Answer) -> str:
+def _of_nodes(workload: Workload, answer: Answer, resources: Sequence[str]) -> str:
     """Return why no node can take a pod, whatever devices it has; empty if that is not the reason."""
     if any(member.nodes is not None and not member.nodes for member in workload.members):
         return "no node matches the node selector, affinity and tolerations of the pod"
     if not isinstance(answer, GroupRefused) or answer.level is not None or not want_room(workload.members):
         return ""
     if not answer.held and answer.first is None:
-        return (
-            "devices that fit are free, but their nodes have too little CPU, memory or ephemeral "
-            "storage left, or too many pods"
-        )
+        names = [name for _, name in needed(workload.members, resources)]
+        return f"devices that fit are free, but their nodes have too little left of {', '.join(names)}"
     return ""
 
 
-def _reason(answer: Answer) -> str:
+def reason_of(answer: Answer) -> str:
+    """Return why the allocator does not place a workload, for people; empty if it does."""
     match answer:
         case GroupRefused():
             single = answer.wanted == 1 and answer.first is not None and answer.level is None
@@ -149,7 +150,9 @@ def _reason(answer: Answer) -> str:
 def _count(plan: Plan, checks: Checks, count: bool) -> None:
     workload = plan.workload
     try:
-        if count:
+        if count and plan.placed is None and plan.certain:
+            plan.count = Count(0, proven=True)
+        elif count:
             checks.progress("how many fit")
             with checks.share(_FOR_NODES):
                 plan.count = how_many(checks, workload)
@@ -213,7 +216,7 @@ def _decide_never(plan: Plan, checks: Checks, complete: bool) -> None:
         alone = checks.solve(plan.workload, range(len(checks.cluster.holders)))
     except OutOfTime:
         return
-    plan.never = _reason(alone)
+    plan.never = reason_of(alone)
 
 
 def take_in(cluster: PlannedCluster, plan: Plan) -> PlannedCluster:

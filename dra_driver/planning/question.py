@@ -12,7 +12,17 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.structured import GroupMember, Level, Snapshot
 
-__all__ = ["Holder", "PlannedCluster", "Template", "Unit", "Workload", "node_of", "units_of", "want_room"]
+__all__ = [
+    "Holder",
+    "PlannedCluster",
+    "Template",
+    "Unit",
+    "Workload",
+    "needed",
+    "node_of",
+    "units_of",
+    "want_room",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ class Holder:
     claims: tuple[ResourceClaim, ...]
     pods: tuple[str, ...] = ()
     priority: int = 0
-    members: tuple[GroupMember, ...] = ()
+    members: Sequence[GroupMember] = ()
     gives: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -81,7 +91,9 @@ class PlannedCluster:
         snapshot: with everything that is allocated.
         holders: what may be freed or moved.
         kept: allocated claims that may not.
-        free: what pods leave of nodes besides devices; absent nodes have enough.
+        free: what pods leave of nodes besides devices, less than 0 where they take more than there is;
+            absent nodes have enough.
+        resources: what the places of ``free`` are, for people.
         coupled: whether nodes share devices.
     """
 
@@ -90,6 +102,7 @@ class PlannedCluster:
     kept: tuple[ResourceClaim, ...] = ()
     free: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     coupled: bool = False
+    resources: tuple[str, ...] = ()
 
 
 class Unit(NamedTuple):
@@ -113,6 +126,12 @@ class Unit(NamedTuple):
 def want_room(members: Iterable[GroupMember]) -> bool:
     """Return whether members need anything of a node besides devices."""
     return any(any(member.needs) for member in members)
+
+
+def needed(members: Iterable[GroupMember], resources: Sequence[str]) -> list[tuple[int, str]]:
+    """Return what members need of a node besides devices: its place in ``needs``, and its name."""
+    places = {i for member in members for i, amount in enumerate(member.needs) if amount}
+    return [(i, resources[i] if i < len(resources) else f"resource {i}") for i in sorted(places)]
 
 
 def units_of(members: Sequence[GroupMember]) -> list[Unit]:

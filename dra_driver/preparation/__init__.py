@@ -5,7 +5,6 @@ Pure: no I/O, no clock. ``kubelet_plugin`` carries the effects out.
 
 from __future__ import annotations
 
-from dra_driver.preparation.checkpoint import Checkpoint
 from dra_driver.preparation.claim import (
     BindingRecord,
     ClaimState,
@@ -16,16 +15,17 @@ from dra_driver.preparation.claim import (
     PreparedClaim,
     PreparedDevice,
 )
-from dra_driver.preparation.document import (
-    RECORD_ANNOTATION,
-    annotated,
-    named_on_host,
-    without_absent,
+from dra_driver.preparation.files.checkpoint import Checkpoint
+from dra_driver.preparation.files.document import RECORD_ANNOTATION, annotated, named_on_host, without_absent
+from dra_driver.preparation.files.metadata import METADATA_FILE, metadata_files
+from dra_driver.preparation.files.names import (
+    check_uid,
+    spec_file_name,
+    spec_file_prefix,
+    uid_of_spec_file,
 )
 from dra_driver.preparation.holdings import Conflict, Holdings
 from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transition, transition
-from dra_driver.preparation.metadata import METADATA_FILE, metadata_files
-from dra_driver.preparation.names import check_uid, spec_file_name, spec_file_prefix, uid_of_spec_file
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.passthrough import EVERY_NAMESPACE, FunctionFacts, PassthroughPolicy, bound
 from dra_driver.preparation.plan import complete, plan, recover, reserving_pods, without_instances

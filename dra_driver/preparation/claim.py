@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import ObjectKey, PoolName, Uid, Wire
-from dra_driver.api.parameters import IommuBackend
+from dra_driver.api.own.inventory import InventoryDevice
+from dra_driver.api.own.parameters import IommuBackend
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, Spec
 
@@ -194,7 +194,7 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
         spec: the CDI document of the claim; None for a claim without devices. It is kept whole, so that it
             can be compared with the file, and written again, without the API server.
         pods: those that the claim was reserved for at that time; others may have come and gone since.
-        pod_claim: the pod's name for it, of a claim that was made from a template.
+        pod_claim: the name that pods have for it, of a claim that was made from a template.
         boot_id: which boot of the machine it was prepared in; empty where that is not known.
         ended: a reboot has ended what the claim had. Only which devices it was given is remembered, so that
             no other device is handed out under their names.
@@ -216,6 +216,11 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
     def standing(self) -> ClaimState:
         """The state for the table of ``machine``."""
         return ClaimState.ENDED if self.ended else self.state
+
+    @property
+    def is_for_one_pod(self) -> bool:
+        """Whether it was made for one pod: it is reserved for that then, not for a PodGroup."""
+        return bool(self.pods and self.pod_claim)
 
     @property
     def touches_hardware(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dra_driver.api.parameters import DeviceType, Parameters, decode_parameters
+from dra_driver.api.own.parameters import DeviceType, Parameters, decode_parameters
 from dra_driver.api.resource import DeviceAllocationConfiguration
 from dra_driver.errors import InvalidParameters
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from dra_driver import cdi
-from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.preparation.claim import PartitionRecord
 

@@ -13,10 +13,10 @@ from dra_driver import cdi
 from dra_driver.api import codec
 from dra_driver.api import names as api_names
 from dra_driver.api.meta import PoolName, Uid
-from dra_driver.api.parameters import DeviceType, KernelDriver, Parameters
+from dra_driver.api.own.parameters import DeviceType, KernelDriver, Parameters
 from dra_driver.api.resource import DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.errors import DecodeError, InvalidParameters, PrepareError
-from dra_driver.preparation import configs, names
+from dra_driver.preparation import configs
 from dra_driver.preparation.claim import (
     BindingRecord,
     ClaimState,
@@ -25,8 +25,9 @@ from dra_driver.preparation.claim import (
     PreparedClaim,
     PreparedDevice,
 )
-from dra_driver.preparation.document import RECORD_ANNOTATION, annotated, documented
-from dra_driver.preparation.metadata import metadata_mount, pod_claim_name
+from dra_driver.preparation.files import names
+from dra_driver.preparation.files.document import RECORD_ANNOTATION, annotated, documented
+from dra_driver.preparation.files.metadata import metadata_mount, pod_claim_name
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.passthrough import PassthroughPolicy
 from dra_driver.preparation.sharing import SharingPlan, device_type, plan_sharing, settings_of

@@ -16,8 +16,8 @@ import msgspec
 from dra_driver import cdi
 from dra_driver.errors import PrepareError
 from dra_driver.preparation.claim import ClaimState, PreparedClaim, PreparedDevice
-from dra_driver.preparation.document import documented
-from dra_driver.preparation.metadata import CONTAINER_DIRECTORY
+from dra_driver.preparation.files.document import documented
+from dra_driver.preparation.files.metadata import CONTAINER_DIRECTORY
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.plan import complete
 from dra_driver.preparation.sharing import MPS_PIPES

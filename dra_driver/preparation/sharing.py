@@ -6,7 +6,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from dra_driver import cdi
-from dra_driver.api.parameters import DEFAULT_SHARE, DeviceType, KernelDriver, Parameters, Strategy
+from dra_driver.api.own.parameters import (
+    DEFAULT_SHARE,
+    DeviceType,
+    KernelDriver,
+    Parameters,
+    Strategy,
+)
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import PrepareError
 from dra_driver.preparation.claim import DeviceSetting

@@ -111,7 +111,7 @@ def judge(
             if users:
                 return Verdict(Use.IN_USE, f"processes of a pod have {node} open (PID {_named(users)})")
     # Of a claim that was made for one pod, it is enough that this pod has no process.
-    if listed is False or (view is not None and (view.complete or bool(pods and record.pod_claim))):
+    if listed is False or (view is not None and (view.complete or record.is_for_one_pod)):
         return Verdict(Use.FREE)
     return Verdict(
         Use.UNKNOWN, "neither the kubelet's list of pods nor the node's processes can be seen from here"
@@ -125,7 +125,7 @@ def _is_user(process: NodeProcess, record: PreparedClaim, others_pods: set[Uid])
     """
     if record.uid in process.claims:
         return True
-    if process.pod in others_pods or record.pod_claim:
+    if process.pod in others_pods or record.is_for_one_pod:
         return False
     return not any(_tells_claim(device, record.uid) for device in record.devices)
 

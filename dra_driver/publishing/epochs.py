@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from dra_driver.api.inventory import Publication, Registration
+from dra_driver.api.own.inventory import Publication, Registration
 from dra_driver.ownership import missing_slices
 from dra_driver.publishing.tables import Transition, total
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import NODE_PUBLISHES, DeviceInventory, Publication
-from dra_driver.api.policy import DevicePolicy
+from dra_driver.api.own.inventory import NODE_PUBLISHES, DeviceInventory, Publication
+from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.api.resource import Condition, DeviceClass, ResourceSlice
 from dra_driver.ownership import (
     CREATED_BY_CONTROLLER,
@@ -402,6 +402,7 @@ class _Steps:
             devices=self._desired.devices,
             allocator=self._record.value,
             withheld_for=self._desired.withheld_for,
+            lent=present.lent,
         )
         if self._notes_allocator():
             present = msgspec.structs.replace(present, allocator=self._record.value)

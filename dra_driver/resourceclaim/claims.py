@@ -10,6 +10,7 @@ from dra_driver.api.resource import (
     DeviceRequestAllocationResult,
     ResourceClaim,
 )
+from dra_driver.api.scheduling import POD_GROUPS, SCHEDULING_GROUP
 from dra_driver.ownership import PoolID
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "RequestName",
     "allocated_pools",
     "config_for_request",
+    "consumer_names",
     "is_allocated",
     "is_reserved_for",
     "join_request",
@@ -81,6 +83,18 @@ def is_reserved_for(claim: ResourceClaim, uid: str) -> bool:
     return any(
         ref.uid == uid and ref.resource == "pods" and not ref.api_group for ref in claim.status.reserved_for
     )
+
+
+def consumer_names(claim: ResourceClaim) -> Iterator[str]:
+    """Yield what the claim is reserved for, for people: names of pods, and PodGroups as ``podgroup:NAME``.
+
+    A name of a pod has no colon. Consumers of kinds that are not known are left out.
+    """
+    for ref in claim.status.reserved_for:
+        if ref.resource == "pods" and not ref.api_group:
+            yield ref.name
+        elif ref.resource == POD_GROUPS and ref.api_group == SCHEDULING_GROUP:
+            yield f"podgroup:{ref.name}"
 
 
 def own_results(claim: ResourceClaim, driver: str) -> tuple[DeviceRequestAllocationResult, ...]:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dra_driver.api.core import Container, Pod, PodResourceClaim
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.meta import ObjectKey, OwnerReference
 from dra_driver.api.resource import ResourceClaim, ResourceClaimConsumerReference
+from dra_driver.api.scheduling import POD_GROUPS, SCHEDULING_GROUP, PodGroup
 
 __all__ = [
     "PodClaim",
     "claim_name",
+    "consumer_of",
     "container_requests",
     "is_for_pod",
     "is_generated",
@@ -87,12 +89,46 @@ def pod_uses_claim(pod: Pod, claim: ResourceClaim) -> bool:
 def is_for_pod(pod: Pod, claim: ResourceClaim) -> bool:
     """Return whether a generated claim belongs to this pod, not to an earlier one of the same name.
 
-    True for claims that are not generated (no controlling owner of kind Pod).
+    One that is generated for a PodGroup belongs to its pods, which know its name only. True for claims that
+    are not generated (no controlling owner of these kinds).
     """
     for owner in claim.metadata.owner_references or ():
         if owner.controller and owner.kind == "Pod":
             return owner.uid == pod.metadata.uid
+        if owner.controller and _is_pod_group(owner):
+            return owner.name == pod.spec.pod_group
     return True
+
+
+def consumer_of(pod: Pod, group: PodGroup | None, claim: ResourceClaim) -> ResourceClaimConsumerReference:
+    """Return the entry of ``status.reservedFor`` for a pod that uses a claim.
+
+    Where name, claim and template of the pod's entry are those of an entry of its PodGroup, the claim is
+    reserved for the group, and stays so until the PodGroup is deleted (gate DRAWorkloadResourceClaims).
+
+    Args:
+        pod: that uses the claim.
+        group: its PodGroup, if it has one.
+        claim: that it uses.
+    """
+    of_group = {
+        (entry.name, entry.resource_claim_name, entry.resource_claim_template_name)
+        for entry in (group.spec.resource_claims if group is not None else ())
+    }
+    for entry in pod.spec.resource_claims if of_group else ():
+        what = (entry.name, entry.resource_claim_name, entry.resource_claim_template_name)
+        if group is not None and what in of_group and claim_name(pod, entry)[0] == claim.metadata.name:
+            return ResourceClaimConsumerReference(
+                api_group=SCHEDULING_GROUP,
+                resource=POD_GROUPS,
+                name=group.metadata.name,
+                uid=group.metadata.uid,
+            )
+    return pod_reference(pod)
+
+
+def _is_pod_group(owner: OwnerReference) -> bool:
+    return owner.kind == "PodGroup" and owner.api_version.startswith(f"{SCHEDULING_GROUP}/")
 
 
 def pod_reference(pod: Pod) -> ResourceClaimConsumerReference:

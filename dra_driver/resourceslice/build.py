@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.api.policy import PUBLISH, DevicePolicy
+from dra_driver.api.own.inventory import DeviceInventory
+from dra_driver.api.own.policy import PUBLISH, DevicePolicy
 from dra_driver.api.resource import CounterSet, Device
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice.device_plugins import PluginDevices
@@ -42,6 +42,7 @@ def build_slices(
     options: PublishOptions | None = None,
     features: ServerFeatures | None = None,
     plugins: Sequence[PluginDevices] = (),
+    loans: Collection[str] = (),
 ) -> DesiredPool:
     """Return the slices that should exist for an inventory. Health is in the inventory.
 
@@ -56,6 +57,9 @@ def build_slices(
     What a device plugin of the node hands out is left out whole and in parts, unless a policy publishes it
     all the same. Claims that hold such devices keep them; nothing new is allocated from them.
 
+    In a pool that the controller allocates, devices that are lent have no taint of ours and come first:
+    kube-scheduler takes counters for a device before it looks at its taints, and does not give them back.
+
     Args:
         inventory: what the node's plugin found; not trusted.
         policies: those that match the node.
@@ -63,6 +67,7 @@ def build_slices(
         options: how the pool is published; if None, the defaults.
         features: what the API server keeps; if None, every field.
         plugins: what device plugins hand out on the node.
+        loans: names of devices that are lent to kube-scheduler.
     """
     options = options or PublishOptions()
     features = features or ServerFeatures()
@@ -86,7 +91,10 @@ def build_slices(
     if inventory.spec.truncated:
         problems.append(f"{inventory.spec.truncated} devices did not fit into the inventory")
     protected = allocator is PoolAllocator.CONTROLLER
-    published = [form.device(protected=protected) for form in sorted(forms.forms, key=_preference)]
+    lent = frozenset(loans) if protected else frozenset[str]()
+    # The others keep their order.
+    ordered = sorted(sorted(forms.forms, key=_preference), key=lambda form: form.base.name not in lent)
+    published = [form.device(protected=protected and form.base.name not in lent) for form in ordered]
     return DesiredPool(
         driver=inventory.spec.driver,
         pool=PoolName(inventory.spec.node_name),

@@ -13,14 +13,14 @@ from typing import Final
 import msgspec
 
 from dra_driver.api import names
-from dra_driver.api.inventory import (
+from dra_driver.api.own.inventory import (
     LARGEST_CAPACITY,
     MOST_PLACES,
     MOST_PLACES_OF_ALL,
     DeviceHealth,
     InventoryDevice,
 )
-from dra_driver.api.policy import HealthPolicy
+from dra_driver.api.own.policy import HealthPolicy
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Device, DeviceAttribute, DeviceCapacity, DeviceTaint
 from dra_driver.api.version import Version

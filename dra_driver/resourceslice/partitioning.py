@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dra_driver.api import names
-from dra_driver.api.inventory import InventoryDevice, PartitionProfile
-from dra_driver.api.partitions import PartitionDevice
+from dra_driver.api.own.inventory import InventoryDevice, PartitionProfile
+from dra_driver.api.own.partitions import PartitionDevice
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Counter, CounterSet, Device, DeviceAttribute, DeviceCounterConsumption
 

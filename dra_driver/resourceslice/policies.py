@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from dra_driver.api.meta import DriverName
-from dra_driver.api.policy import DevicePolicy, HealthPolicy, PartitionPolicy, SharePolicy
+from dra_driver.api.own.policy import DevicePolicy, HealthPolicy, PartitionPolicy, SharePolicy
 from dra_driver.api.resource import Device, DeviceAttribute, DeviceTaint
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dra_driver.api.inventory import InventoryDevice
-from dra_driver.api.partitions import PartitionDevice, partition_devices
+from dra_driver.api.own.inventory import InventoryDevice
+from dra_driver.api.own.partitions import PartitionDevice, partition_devices
 from dra_driver.api.resource import (
     CounterSet,
     Device,

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from dra_driver.api import names
-from dra_driver.api.policy import SharePolicy
+from dra_driver.api.own.policy import SharePolicy
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import (
     CapacityRequestPolicy,

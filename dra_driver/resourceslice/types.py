@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dra_driver.api.meta import DriverName, PoolName
@@ -81,6 +81,16 @@ class Usage:
     whole: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     published: Mapping[str, Device] = field(default_factory=dict)
+
+    def with_lent(self, devices: Collection[str]) -> Usage:
+        """Return what is held with devices that may be, because kube-scheduler may have decided on them.
+
+        Args:
+            devices: all of the units that are lent, so that none of them changes its form.
+        """
+        several = {name for name, d in self.published.items() if d.allow_multiple_allocations}
+        lent = frozenset(devices)
+        return replace(self, whole=self.whole | (lent - several), shared=self.shared | (lent & several))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -30,8 +30,8 @@ import structlog
 import yaml
 
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.names import RDMA_DRIVER_NAME
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.discovery.simulated import layout as simulated_layout
 from dra_driver.discovery.simulated import profile as simulated_profile
@@ -441,7 +441,7 @@ class EmbeddedCluster:
             raise ClusterFailed("\n".join(self._failures))
 
     async def wait_for(
-        self, what: str, condition: Callable[[], Awaitable[T | None]], seconds: float = 30.0
+        self, what: str, condition: Callable[[], Awaitable[T | None]], seconds: float = 120.0
     ) -> T:
         """Poll until ``condition`` returns something true, and return that.
 
@@ -462,12 +462,12 @@ class EmbeddedCluster:
                 raise ClusterFailed(f"waited {seconds:g} s in vain for: {what}\n{tails}")
             await asyncio.sleep(POLL)
 
-    async def ready(self, seconds: float = 60.0) -> None:
+    async def ready(self, seconds: float = 120.0) -> None:
         """Wait until every node has its devices published."""
         async for _ in self.published(seconds):
             pass
 
-    async def published(self, seconds: float = 60.0) -> AsyncIterator[tuple[SimNode, list[ResourceSlice]]]:
+    async def published(self, seconds: float = 120.0) -> AsyncIterator[tuple[SimNode, list[ResourceSlice]]]:
         """Yield each node and its slices as soon as they are complete for the plugin's present epoch."""
         waiting = dict(self.nodes)
         deadline = asyncio.get_running_loop().time() + seconds

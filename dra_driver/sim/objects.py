@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dra_driver.api import core
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import Resource, Wire, WireObject
-from dra_driver.api.policy import DEVICE_POLICIES
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
+from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
 
 __all__ = [
@@ -15,14 +15,11 @@ __all__ = [
     "OWNED_KINDS",
     "OWNER_KINDS",
     "RUN_PODS",
-    "SCHEDULED_PODS",
-    "VOLUME_CLAIMS",
     "EnvVar",
     "MetaObject",
     "RunContainer",
     "RunPod",
     "RunPodSpec",
-    "ScheduledPod",
     "metadata_only",
 ]
 
@@ -58,40 +55,11 @@ class RunPod(core.Pod, frozen=True, kw_only=True):
     spec: RunPodSpec = RunPodSpec()
 
 
-class VolumeClaimSource(Wire, frozen=True, kw_only=True):
-    """``spec.volumes[].persistentVolumeClaim``."""
-
-    claim_name: str
-
-
-class PodVolume(Wire, frozen=True, kw_only=True):
-    """``spec.volumes[]``, as far as it names a PersistentVolumeClaim."""
-
-    name: str
-    persistent_volume_claim: VolumeClaimSource | None = None
-
-
-class ScheduledPodSpec(core.PodSpec, frozen=True, kw_only=True):
-    """``spec`` of a pod that a scheduler places."""
-
-    volumes: tuple[PodVolume, ...] = ()
-
-
-class ScheduledPod(core.Pod, frozen=True, kw_only=True):
-    """A pod that a scheduler places."""
-
-    spec: ScheduledPodSpec = ScheduledPodSpec()
-
-
 class MetaObject(WireObject, frozen=True, kw_only=True):
     """Any object, with nothing but its metadata."""
 
 
 RUN_PODS = Resource("", "v1", "pods", "Pod", RunPod, namespaced=True)
-SCHEDULED_PODS = Resource("", "v1", "pods", "Pod", ScheduledPod, namespaced=True)
-VOLUME_CLAIMS = Resource(
-    "", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", MetaObject, namespaced=True
-)
 
 
 def metadata_only(

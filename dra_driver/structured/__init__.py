@@ -13,15 +13,34 @@ from __future__ import annotations
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
 from dra_driver.structured.groups import (
+    LARGEST_GROUP,
     GroupAllocated,
+    GroupFinding,
+    GroupLabels,
     GroupMember,
     GroupRefused,
+    GroupTerms,
     Level,
     allocate_group,
+    group_by_problem,
+    group_findings,
+    group_name,
+    group_terms,
+    is_named_by_others,
+    is_named_by_us,
+    levels_of,
+    pod_group_terms,
+    restart_of,
 )
 from dra_driver.structured.index.copies import Copies, count_copies
 from dra_driver.structured.index.room import Room, room
-from dra_driver.structured.index.similar import attribute_text, emptied, similar_nodes, suitable_devices
+from dra_driver.structured.index.similar import (
+    attribute_text,
+    emptied,
+    node_layouts,
+    similar_nodes,
+    suitable_devices,
+)
 from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
@@ -47,10 +66,12 @@ from dra_driver.structured.model.types import (
     PoolPolicy,
     Strategy,
 )
+from dra_driver.structured.search.upstream import scheduler_takes
 
 __all__ = [
     "DEFAULT",
     "DEFAULT_POLICY",
+    "LARGEST_GROUP",
     "Allocated",
     "AllocatedState",
     "AllocationTracker",
@@ -66,8 +87,11 @@ __all__ = [
     "Failed",
     "Features",
     "GroupAllocated",
+    "GroupFinding",
+    "GroupLabels",
     "GroupMember",
     "GroupRefused",
+    "GroupTerms",
     "Level",
     "NodePolicy",
     "NodeReasons",
@@ -89,8 +113,19 @@ __all__ = [
     "count_copies",
     "emptied",
     "fits_beside",
+    "group_by_problem",
+    "group_findings",
+    "group_name",
+    "group_terms",
+    "is_named_by_others",
+    "is_named_by_us",
+    "levels_of",
+    "node_layouts",
+    "pod_group_terms",
     "prepare",
+    "restart_of",
     "room",
+    "scheduler_takes",
     "similar_nodes",
     "suitable_devices",
     "with_rules",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dra_driver import cdi
-from dra_driver.discovery.core import pci
-from dra_driver.discovery.core.host_view import HostView
+from dra_driver.discovery.core.bus import pci
+from dra_driver.discovery.core.host.host_view import HostView
 from dra_driver.preparation import PreparedClaim, named_on_host, without_absent
 
 __all__ = ["EverythingThere", "Host", "HostFiles"]

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import structlog
 
-from dra_driver.api.inventory import Activity
+from dra_driver.api.own.inventory import Activity
 from dra_driver.hardware import DeviceSample
 from dra_driver.ports import Clock
 from kubelet_plugin.core.signals import Changes

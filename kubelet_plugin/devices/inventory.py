@@ -16,7 +16,8 @@ import structlog
 
 from dra_driver.api import codec
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import (
+from dra_driver.api.meta import DriverName, ObjectMeta, OwnerReference
+from dra_driver.api.own.inventory import (
     DEVICE_INVENTORIES,
     LARGEST_CAPACITY,
     NODE_PUBLISHES,
@@ -31,7 +32,6 @@ from dra_driver.api.inventory import (
     Registration,
     inventory_name,
 )
-from dra_driver.api.meta import DriverName, ObjectMeta, OwnerReference
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import RESOURCE_SLICES, Condition
 from dra_driver.discovery import DRIVER_ABSENT, BackendReport

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.discovery import BackendReport, LastKnownGood
 from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice

@@ -21,9 +21,9 @@ import msgspec
 import structlog
 
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName
-from dra_driver.api.policy import PUBLISH, WITHHOLD
+from dra_driver.api.own.inventory import DeviceInventory
+from dra_driver.api.own.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.errors import DraError
 from dra_driver.kube import SystemClock

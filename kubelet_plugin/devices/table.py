@@ -13,10 +13,10 @@ import msgspec
 import structlog
 
 from dra_driver.api import names
-from dra_driver.api.partitions import partition_devices
+from dra_driver.api.own.partitions import partition_devices
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.discovery import BackendReport, LastKnownGood, is_simulated
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.kube import SystemClock
 from dra_driver.ports import Clock, Daemons, DeviceBackend, GpuControl

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 import structlog
 
-from dra_driver.api.inventory import DeviceHealth
-from dra_driver.api.parameters import IommuBackend
-from dra_driver.discovery.core.pci_binding import PciFunctions
+from dra_driver.api.own.inventory import DeviceHealth
+from dra_driver.api.own.parameters import IommuBackend
+from dra_driver.discovery.core.bus.pci_binding import PciFunctions
 from dra_driver.errors import DriverRefused, PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import Pausable

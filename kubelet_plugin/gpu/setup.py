@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.discovery.core.bus.pci_binding import PciFunctions
 from dra_driver.discovery.core.control import DaemonSource, ToolPaths, control_of
-from dra_driver.discovery.core.pci_binding import PciFunctions
 from dra_driver.discovery.nvidia.injection.material import NvidiaMaterial
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import Daemons, DeviceBackend, GpuControl, Pausable

@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol, TypeVar
 import grpc
 import structlog
 
-from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import PoolName
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.errors import DraError
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock

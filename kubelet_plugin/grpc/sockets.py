@@ -18,6 +18,8 @@ __all__ = ["SocketServer"]
 # The kubelet's deadline.
 OLD_CALLS_SECONDS: Final = 45.0
 _CLOSING_SECONDS: Final = 0.2
+# It takes a few steps of the event loop.
+_STARTING_SECONDS: Final = 5.0
 
 
 class SocketServer:
@@ -61,8 +63,7 @@ class SocketServer:
         # From here on it is stopped by ``stop``, even if the start is cancelled half-way: a server that is
         # collected as garbage removes the file of its name, which may be another server's by then.
         self._server = server
-        # A start that is cancelled half-way inside gRPC leaves a server that cannot be stopped.
-        await asyncio.shield(server.start())
+        await _started(server)
         # A process that can connect can prepare claims.
         self._path.chmod(0o600)
 
@@ -93,3 +94,13 @@ class SocketServer:
             await asyncio.wait(set(self._ending), timeout=grace)
         with contextlib.suppress(OSError):
             self._path.unlink()
+
+
+async def _started(server: grpc.aio.Server) -> None:
+    """Wait until a server has started, also where this is cancelled: gRPC crashes if it is stopped before."""
+    starting = asyncio.create_task(server.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting], timeout=_STARTING_SECONDS)
+        raise

@@ -14,8 +14,8 @@ import msgspec
 import structlog
 
 from dra_driver.api import codec, names
-from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import Uid
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocatedDeviceStatus, Condition, ResourceClaim
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube.clock import rfc3339

@@ -14,8 +14,8 @@ from typing import Final
 import structlog
 
 from dra_driver.api.core import NODES, PODS, Node, Pod
-from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice, HealthEvent
 from dra_driver.kube import EventRecorder

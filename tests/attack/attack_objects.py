@@ -8,7 +8,6 @@ from typing import Any
 import fleet_objects as fleet
 from attack_api import Manifest
 
-from dra_driver.api.inventory import API_VERSION, inventory_name
 from dra_driver.api.names import (
     ALLOCATION_GATE,
     DEFAULT_DRIVER_NAME,
@@ -17,6 +16,7 @@ from dra_driver.api.names import (
     GROUP_SIZE_LABEL,
     RDMA_DRIVER_NAME,
 )
+from dra_driver.api.own.inventory import API_VERSION, inventory_name
 
 __all__ = [
     "DRIVER",

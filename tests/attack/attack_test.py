@@ -23,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
-sys.path[:0] = [str(_HERE), str(_HERE.parent / "support"), str(_HERE.parent / "benchmarks")]
+_TESTS = _HERE.parent
+sys.path[:0] = [
+    str(f) for f in (_HERE, _TESTS / "support", _TESTS / "support" / "allocator", _TESTS / "benchmarks")
+]
 
 import attacks  # noqa: E402, F401 - fills the table
 from attack_judgement import BARS, Measured, findings, p999, table, together  # noqa: E402

@@ -1,28 +1,38 @@
 """Plans for 5,000 nodes of eight GPUs that claims of 1, 2, 4 and 8 devices fill at random.
 
-What is measured is the search: the cluster is in memory, as it is once the objects are read.
+The search is measured by itself, with the cluster in memory, and as the whole command on objects that kubectl
+exports: nodes with their images, and pods, some that hold the devices and twice as many others.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dra_driver.api import codec
+from dra_driver.api.core import NODES as NODE_KIND
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     AllocationResult,
     DeviceAllocationResult,
     DeviceRequestAllocationResult,
     ResourceClaim,
     ResourceClaimStatus,
 )
-from dra_driver.cli.described_fleet import described_fleet
+from dra_driver.cli.described_fleet import FleetObjects, described_fleet
 from dra_driver.planning import Checks, Holder, PlannedCluster, Template, Workload, make_plan
 from dra_driver.structured import AllocatedState, GroupMember, Snapshot
 
@@ -45,11 +55,16 @@ def request(name: str, count: int, *same: str) -> ResourceClaim:
     return codec.convert(ResourceClaim, raw)
 
 
+def fleet_of(nodes: int) -> FleetObjects:
+    """Return so many nodes, half of them with H100s."""
+    half = nodes // 2
+    return described_fleet(f"dgx-h100:{half},dgx-a100:{nodes - half}", driver=DRIVER)
+
+
 def cluster(nodes: int, full: float) -> tuple[PlannedCluster, Template]:
     """Return the cluster, and what its nodes are like; of each node about a part is allocated."""
     chance = random.Random(1)
-    half = nodes // 2
-    fleet = described_fleet(f"dgx-h100:{half},dgx-a100:{nodes - half}", driver=DRIVER)
+    fleet = fleet_of(nodes)
     holders: list[Holder] = []
     for slice_ in fleet.slices:
         free = [device.name for device in slice_.spec.devices]
@@ -112,6 +127,88 @@ def measure(
     }
 
 
+def exported(nodes: int, full: float) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a cluster as an API server has them."""
+    now, _ = cluster(nodes, full)
+    fleet = fleet_of(nodes)
+    status = {
+        "allocatable": {"cpu": "192", "memory": "2000Gi", "pods": "110", "ephemeral-storage": "1000Gi"},
+        "conditions": [{"type": t, "status": "True", "reason": t * 30, "message": t * 60} for t in "abcde"],
+        "images": [
+            {"names": [f"registry.example.com/image-{i}@sha256:{'0' * 64}"], "sizeBytes": 123456789}
+            for i in range(30)
+        ],
+    }
+    for node in fleet.nodes:
+        yield {**codec.to_raw(NODE_KIND, node), "status": status}
+    yield from (codec.to_raw(RESOURCE_SLICES, slice_) for slice_ in fleet.slices)
+    yield from (codec.to_raw(DEVICE_CLASSES, class_) for class_ in fleet.classes)
+    for holder in now.holders:
+        (claim,) = holder.claims
+        yield codec.to_raw(RESOURCE_CLAIMS, claim)
+        assert claim.status.allocation is not None
+        place = str(claim.status.allocation.devices.results[0].pool)
+        yield running(holder.name, place, priority=holder.priority, claim=claim.metadata.name)
+        yield running(f"{holder.name}-a", place)
+        yield running(f"{holder.name}-b", place)
+
+
+def running(name: str, node: str, *, priority: int = 0, claim: str = "") -> dict[str, Any]:
+    """Return a pod of three kilobytes on a node."""
+    container = {
+        "name": "c",
+        "image": "i" * 60,
+        "env": [{"name": f"VARIABLE_{i}", "value": "x" * 40} for i in range(20)],
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+    }
+    spec: dict[str, Any] = {"nodeName": node, "priority": priority, "containers": [container]}
+    if claim:
+        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": claim}]
+    conditions = [{"type": t, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"} for t in "abcd"]
+    metadata = {"name": name, "namespace": "default"}
+    status = {"phase": "Running", "conditions": conditions}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+def write_export(path: Path, nodes: int, full: float) -> int:
+    """Write the list that ``kubectl get … -o json`` prints; return the number of its objects."""
+    number = 0
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": [')
+        for number, item in enumerate(exported(nodes, full), 1):
+            item["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number)}
+            file.write("," * (number > 1) + json.dumps(item, indent=4))
+        file.write("]}")
+    return number
+
+
+def measure_command(what: str, limit: float, path: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return how long a user waits for the command, with reading and its start."""
+    command = [sys.executable, "-m", "dra_driver.cli.main", "plan", "-s", str(path), *arguments]
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    elapsed = time.perf_counter() - begin
+    return {
+        "name": f"dra-driver plan for {what}, {path.stat().st_size >> 20} MiB of exported objects",
+        "value": round(elapsed, 2),
+        "unit": "s",
+        "baseline": limit,
+        "baseline_of": "what it may take",
+        "status": done.returncode,
+        "says": done.stdout.splitlines()[:1] or done.stderr.splitlines()[-1:],
+    }
+
+
+def run_commands(nodes: int = NODES) -> Iterator[dict[str, Any]]:
+    """Measure the command on exported objects of a cluster that is nearly full."""
+    flags = ("--model", "H100", "--same", "nvlinkGroup", "--gpus", "8", "--how-many")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.json"
+        write_export(path, nodes, 0.7)
+        yield measure_command("a claim for 8", 3.0, path, flags)
+        yield measure_command("64 pods with 8 each", 10.0, path, (*flags, "--pods", "64"))
+
+
 def run(nodes: int = NODES) -> Iterator[dict[str, Any]]:
     """Measure a claim and a gang on a cluster that is full, and on one that is nearly full."""
     for full in (1.0, 0.7):
@@ -125,5 +222,5 @@ def run(nodes: int = NODES) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    for row in run():
+    for row in chain(run(), run_commands()):
         print(json.dumps(row), flush=True)

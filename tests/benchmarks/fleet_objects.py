@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.api import codec
-from dra_driver.api.inventory import API_VERSION, inventory_name
 from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
+from dra_driver.api.own.inventory import API_VERSION, inventory_name
 from dra_driver.discovery.registry import open_backend
 
 NAMESPACE = "default"

@@ -20,7 +20,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(HERE.parent / "support" / "hardware")]
+SUPPORT = HERE.parent / "support"
+sys.path[:0] = [str(folder) for folder in (HERE, SUPPORT, SUPPORT / "allocator", SUPPORT / "hardware")]
 
 
 def machine() -> dict[str, Any]:

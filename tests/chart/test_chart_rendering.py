@@ -17,10 +17,12 @@ from chart_support import CHART, ROOT, Chart, Object, Refused, agent, host_paths
 
 from dra_driver.api import codec
 from dra_driver.api.names import REQUEST_SHAPES
-from dra_driver.api.parameters import DeviceType, KernelDriver, decode_parameters
+from dra_driver.api.own.parameters import DeviceType, KernelDriver, decode_parameters
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaimSpec
+from dra_driver.api.storage import STORAGE_RESOURCES
 from dra_driver.cel import DeviceView, compile_selector
 from dra_driver.cli import common
+from dra_driver.cli.main import COMMANDS
 from dra_driver.fleet import parse_shapes
 from dra_driver.sim.apiserver import ApiServer
 
@@ -127,7 +129,7 @@ def parse(command: list[str], args: list[str]) -> argparse.Namespace:
     """As the image would."""
     assert command[0] == "dra-driver"
     parser = argparse.ArgumentParser(exit_on_error=False)
-    module = importlib.import_module(f"dra_driver.cli.{command[1].replace('-', '_')}")
+    module = importlib.import_module(f"dra_driver.cli.{COMMANDS[command[1]][0]}")
     common.add_logging_arguments(parser)
     module.add_arguments(parser)
     return parser.parse_args(args)
@@ -333,6 +335,54 @@ def test_rights_are_few(rendered: dict[tuple[str, str], list[Object]]) -> None:
         (driver,) = [r for r in plugin["rules"] if r["resources"] == ["resourceclaims/driver"]]
         assert driver["verbs"] == ["associated-node:patch"]
         assert driver["resourceNames"] == [CASES[name].get("driverName", "gpu.dra-driver.dev")]
+
+
+def test_pods_are_evicted_and_deleted_only_where_a_value_says_so(
+    rendered: dict[tuple[str, str], list[Object]],
+) -> None:
+    for (name, _), objects in rendered.items():
+        values = CASES[name].get("controller", {})
+        mode, violates = values.get("preemption", "dry-run"), values.get("preemptionViolatesBudgets", False)
+        for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role")):
+            rights = {
+                (resource, verb)
+                for rule in role["rules"]
+                for resource in rule.get("resources", ())
+                for verb in rule["verbs"]
+            }
+            mine = role["metadata"]["name"] == "dra-driver-controller" and role["kind"] == "ClusterRole"
+            assert (("pods/eviction", "create") in rights) == (mine and mode == "on"), name
+            assert (("pods", "delete") in rights) == (mine and mode == "on" and violates), name
+            budgets = {verb for resource, verb in rights if resource == "poddisruptionbudgets"}
+            assert budgets == ({"list", "watch"} if mine and mode != "off" else set()), name
+
+
+def test_storage_objects_are_listed_and_watched_only(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    names = {r.plural for r in STORAGE_RESOURCES}
+    for (name, _), objects in rendered.items():
+        for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role")):
+            found = [
+                (resource, tuple(rule["verbs"]))
+                for rule in role["rules"]
+                for resource in rule.get("resources", ())
+                if resource.partition("/")[0] in names or "storage.k8s.io" in rule["apiGroups"]
+            ]
+            who = (role["kind"], role["metadata"]["name"])
+            may = who == ("ClusterRole", "dra-driver-controller")
+            wanted = {(plural, ("list", "watch")) for plural in names} if may else set()
+            assert set(found) == wanted, (name, who)
+
+
+def test_pod_groups_are_listed_and_watched_only(rendered: dict[tuple[str, str], list[Object]]) -> None:
+    for (name, _), objects in rendered.items():
+        for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role")):
+            found = [
+                (tuple(rule["resources"]), tuple(rule["verbs"]))
+                for rule in role["rules"]
+                if "scheduling.k8s.io" in rule.get("apiGroups", ())
+            ]
+            may = role["metadata"]["name"] == "dra-driver-controller" and role["kind"] == "ClusterRole"
+            assert found == ([(("podgroups",), ("list", "watch"))] if may else []), name
 
 
 # --- the network --------------------------------------------------------------------------------------------

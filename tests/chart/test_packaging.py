@@ -151,8 +151,8 @@ def test_everything_that_is_left_in_the_image_can_be_imported(image: Image) -> N
     done = image.run("python", "-c", script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "dra_driver.cli.demo needs dra_driver.sim",
-        "dra_driver.cli.sim needs dra_driver.sim",
+        "dra_driver.cli.processes.demo needs dra_driver.sim",
+        "dra_driver.cli.processes.sim needs dra_driver.sim",
     ]
 
 

@@ -22,6 +22,9 @@ HERE = Path(__file__).parent
 OWN = HERE / "data" / "cel_cases.json.gz"
 ALL = HERE.parents[2] / "shared" / "corpus" / "cel" / "cel_cases.json.gz"
 
+# Of so many cases in a row, the first one is played by default; all are in the long run.
+SHARES = [4, pytest.param(1, marks=pytest.mark.long)]
+
 
 def cases(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as f:
@@ -119,8 +122,9 @@ def test_the_estimated_cost_is_the_recorded_one() -> None:
     assert count > 1000
 
 
-def test_an_evaluation_changes_nothing() -> None:
-    for case in cases(OWN):
+@pytest.mark.parametrize("each", SHARES)
+def test_an_evaluation_changes_nothing(each: int) -> None:
+    for case in cases(OWN)[::each]:
         if outcome(case)[0]:
             continue
         selector = selector_of(case)
@@ -144,10 +148,11 @@ def vars_of(device: cel.DeviceView) -> tuple[object, ...]:
     return (device.attributes, capacity, device.driver, device.allow_multiple_allocations, device.error)
 
 
-def test_an_evaluation_that_is_counted_has_the_same_outcome() -> None:
+@pytest.mark.parametrize("each", SHARES)
+def test_an_evaluation_that_is_counted_has_the_same_outcome(each: int) -> None:
     # A list that the evaluation puts together makes it count, whatever else the expression is.
     counted = 0
-    for case in cases(OWN):
+    for case in cases(OWN)[::each]:
         plain = outcome(case)
         expression = f"cel.bind(counted_, [device.driver], {case['expression']})"
         if plain[0] or len(expression) > cel.MAX_EXPRESSION_LENGTH:
@@ -158,4 +163,4 @@ def test_an_evaluation_that_is_counted_has_the_same_outcome() -> None:
             continue
         counted += 1
         assert got == plain, case["name"]
-    assert counted > 1000
+    assert counted > 1000 // each

@@ -168,7 +168,7 @@ class Replay:
         )
         stop = asyncio.Event()
         task = self.tasks.create_task(plugin.run(stop))
-        await asyncio.wait_for(plugin.ready.wait(), 5)
+        await asyncio.wait_for(plugin.ready.wait(), 60)
         self.instances[name] = instance = Instance(plugin, config, stop, task)
         return instance
 
@@ -184,7 +184,7 @@ class Replay:
     async def _watch(self, instance: Instance) -> None:
         stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(instance.channel)
         stream = stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest())
-        first = await asyncio.wait_for(next_health(stream), 5)
+        first = await asyncio.wait_for(next_health(stream), 60)
         assert first is not None
         names = {d.device.device_name for d in first.devices}
         assert names == set(self.devices.values())

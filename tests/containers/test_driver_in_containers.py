@@ -10,7 +10,7 @@ from pathlib import Path
 import glibc_images as images
 import pytest
 
-from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits
 from dra_driver.discovery.nvidia.injection.material import NvidiaMaterial

@@ -24,7 +24,7 @@ import live_faults
 from faults import Injector, Plan
 
 # Imported before the first fork, so that an agent costs no imports; nothing here starts a thread.
-import dra_driver.cli.kubelet_plugin
+import dra_driver.cli.processes.kubelet_plugin
 import dra_driver.discovery.simulated.backend  # noqa: F401
 from dra_driver.cli.main import main as command
 

@@ -57,12 +57,12 @@ class FileDaemons:
 
 def install(root: Path) -> None:
     """Puts the daemons and the kernel of the PCI bus under the agent of this process."""
-    import dra_driver.discovery.core.pci_binding
+    import dra_driver.discovery.core.bus.pci_binding
     import dra_driver.discovery.simulated.backend as simulated_backend
     from dra_driver.discovery.simulated.control import SimulatedControl
 
     simulated_backend.SimulatedDaemons = FileDaemons  # type: ignore[attr-defined, assignment]
-    dra_driver.discovery.core.pci_binding.write_attribute = FakePci(root).write
+    dra_driver.discovery.core.bus.pci_binding.write_attribute = FakePci(root).write
     SimulatedControl.runs_daemons = True  # type: ignore[assignment, method-assign]
 
 

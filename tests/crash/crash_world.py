@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import yaml
 from crash_figures import Figures, Violation
 from crash_invariants import differences
 from crash_processes import Agent, ForkServer, listens
 from faults import Plan
 from machines import Machine
 from machines.simulated import SimulatedMachine
+from manifest_files import documents
 
-from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.preparation import Checkpoint, ClaimState
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.storage.store import Key
@@ -37,10 +37,10 @@ from dra_driver.wire import dra_v1_pb2
 
 NODE = "node-a"
 NAMESPACE = "default"
-START_SECONDS = 20.0
+START_SECONDS = 90.0
 # The DaemonSet's terminationGracePeriodSeconds.
 GRACE_SECONDS = 50.0
-EVENTUALLY_SECONDS = 40
+EVENTUALLY_SECONDS = 120
 # Of runs that failed.
 KEPT = Path(__file__).parents[2] / "build/crash-test"
 
@@ -454,8 +454,7 @@ class World:
 @functools.cache
 def definitions() -> list[dict[str, Any]]:
     """Our CRDs."""
-    files = sorted((deploy_directory("manifests") / "crds").glob("*.yaml"))
-    return [d for file in files for d in yaml.safe_load_all(file.read_text()) if d]
+    return documents(*sorted((deploy_directory("manifests") / "crds").glob("*.yaml")))
 
 
 def without_beginnings(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from scenarios import SCENARIOS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [5, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.long)])
 def test_kills_leave_nothing_behind(kills: int) -> None:
     figures = asyncio.run(kill_at_every_step(kills, seed=7, jobs=3, quiet=True))
     assert figures.texts == []

@@ -9,9 +9,14 @@ objects, and at what can be told of nodes and containers. ``E2E_IMAGE`` replaces
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent / "harness"))
+
 from e2e_support import Background, Cluster, open_cluster, set_up
 
 KINDS = ("embedded", "existing", "local")

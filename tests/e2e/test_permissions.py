@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import DraError
 from dra_driver.kube import KubeApi

@@ -106,7 +106,12 @@ def test_pods_come_back_after_a_reboot_of_their_node(
         await eventually("the pod to run again with its device", sees_its_device)
         assert await allocated(cluster, NAMESPACE, "kept") == devices
         _, cdi = actions.state(node)
-        assert list(cdi.glob("k8s.*claim*")), "the CDI file that the reboot took was not written again"
+
+        async def written_again() -> bool:
+            # Until the kubelet has begun to report, the pod may be shown as it was before.
+            return bool(list(cdi.glob("k8s.*claim*")))
+
+        await eventually("the CDI file that the reboot took to be written again", written_again)
         await another_runs(cluster, "q")
 
     background.run(scenario())

@@ -8,8 +8,8 @@ import pytest
 from e2e_support import EXAMPLES, clear, eventually
 
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import DraError
 

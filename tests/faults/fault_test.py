@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support" / "controller"))
 
 from fault_world import Result, play, quiet_logs
 
@@ -60,7 +61,8 @@ def main() -> int:
     print(
         f"schedules {len(results)}, faults injected {sum(r.faults for r in results)} "
         f"(of them kills {sum(r.kills for r in results)}), writes {sum(r.writes for r in results)}, "
-        f"claims {sum(r.claims for r in results)}, given out: {', '.join(forms)}; "
+        f"claims {sum(r.claims for r in results)}, victims {sum(r.victims for r in results)}, "
+        f"given out: {', '.join(forms)}; "
         f"violations {violations}; {time.monotonic() - start:.0f} s"
     )
     return 1 if violations else 0

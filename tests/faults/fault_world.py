@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import io
 import itertools
 import logging
 import os
@@ -39,16 +40,24 @@ from typing import Any
 import structlog
 import yaml
 from inline_answers import inline
+from manifest_files import documents
+from preemption_audit import PreemptionAudit
 
 from controller.app import Controller
-from controller.config import ControllerConfig, Timings
+from controller.config import ControllerConfig, PreemptionMode, PreemptionSettings, Timings
 from dra_driver import discovery
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Pod
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import DriverName, PoolName, Resource, WireObject
-from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
-from dra_driver.api.partitions import partition_devices
-from dra_driver.api.policy import DEVICE_POLICIES
+from dra_driver.api.names import (
+    GROUP_LABEL,
+    GROUP_MIN_LABEL,
+    GROUP_SIZE_LABEL,
+    GROUP_SOME_RUN_ANNOTATION,
+)
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
+from dra_driver.api.own.partitions import partition_devices
+from dra_driver.api.own.policy import DEVICE_POLICIES
+from dra_driver.api.policy import POD_DISRUPTION_BUDGETS
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
@@ -92,12 +101,20 @@ CLASS = "any"
 NS = "default"
 NODE_NAMES = ("n1", "n2")
 DISTURBED_SECONDS = 3.0
-LEAST_ACTS = 20
+LEAST_ACTS = 50 if os.environ.get("PREEMPTION") else 20
 SETTLE_SECONDS = 120.0
-# The same behaviour with less waiting.
-# After which devices are set aside for a pod; off, as by default.
-STARVATION = float(os.environ.get("STARVATION_SECONDS") or 0.0)
-QUICK = Timings(avoid=0.2, longest_avoid=0.6, unused=0.3, drain=0.2, settle=0.02)
+# A part that is cancelled has ended by then, however busy the machine is: node agents let calls end for 45 s.
+STOP_SECONDS = 180.0
+# After which devices are set aside for a pod; 0: never.
+STARVATION = float(os.environ.get("STARVATION_SECONDS") or 1.0)
+# Whether pods of lower priority are removed for others: a run of its own (PREEMPTION=on).
+PREEMPTION = PreemptionSettings(
+    mode=PreemptionMode(os.environ.get("PREEMPTION") or PreemptionMode.DRY_RUN.value),
+    seconds=30.0,
+    per_minute=1000.0,
+)
+# The same behaviour with less waiting. A drain is longer than any latency of a request that is made here.
+QUICK = Timings(avoid=0.2, longest_avoid=0.6, unused=0.3, drain=1.0, settle=0.02, preempt=0.2)
 QUIET_SECONDS = 1.0
 OBSERVER = "observer"
 TAINT_RULES = device_taint_rules("v1beta2")
@@ -197,6 +214,7 @@ class Result:
     kills: int = 0
     writes: int = 0
     claims: int = 0
+    victims: int = 0
     forms: set[str] = field(default_factory=set)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
     state: list[str] = field(default_factory=list)
@@ -223,8 +241,11 @@ class Part:
         if task is not None:
             self._ending = task
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            while not (await asyncio.wait({task}, timeout=STOP_SECONDS))[0]:
+                stack = io.StringIO()
+                task.print_stack(file=stack)
+                self._failed(f"{self.name} does not stop: {stack.getvalue()}")
+                task.cancel()
 
     async def _guarded(self, before: asyncio.Task[None] | None) -> None:
         if before is not None and not before.done():
@@ -322,6 +343,7 @@ class Scenario:
             group_seconds=1.0,
             starvation_seconds=STARVATION,
             timings=QUICK,
+            preemption=PREEMPTION,
         )
         async with await KubeApi.connect(self.root / "kubeconfig", user_agent="controller") as api:
             await Controller(api, config, answers_of=inline).run()
@@ -443,7 +465,9 @@ class Scenario:
 
     async def _somebody(self) -> None:
         roll = self.chance.random()
-        if roll < 0.45:
+        if PREEMPTION.mode is PreemptionMode.ON and self.chance.random() < 0.5:
+            await self._new_pod()  # devices have to be scarce
+        elif roll < 0.45:
             await self._new_pod()
         elif roll < 0.52:
             await self._new_group()
@@ -457,12 +481,27 @@ class Scenario:
             await self._taint_rule()
         elif roll < 0.92:
             await self._lift_gate()
+        elif roll < 0.93 and PREEMPTION.mode is PreemptionMode.ON:
+            await self._budget()
         elif roll < 0.95:
             node = self.chance.choice(NODE_NAMES)
             labels = {"zone": self.chance.choice(("a", "b"))}
             await self.api.merge_patch(NODES, node, {"metadata": {"labels": labels}})
         else:
             await self._loose_claim()
+
+    async def _budget(self) -> None:
+        """Have a budget allow a number of disruptions of all pods; nothing here counts them again."""
+        with contextlib.suppress(NotFound):
+            await self.api.delete(POD_DISRUPTION_BUDGETS, "budget", NS)
+        meta = {"name": "budget", "namespace": NS}
+        body = {"metadata": meta, "spec": {"selector": {}, "minAvailable": 1}}
+        await self.api.create(POD_DISRUPTION_BUDGETS, body)
+        allowed = {"disruptionsAllowed": self.chance.choice((0, 1, 2))}
+        counts = {"currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}
+        await self.api.merge_patch(
+            POD_DISRUPTION_BUDGETS, "budget", {"status": allowed | counts}, NS, subresource="status"
+        )
 
     def _claim_spec(self) -> dict[str, Any]:
         chance = self.chance
@@ -475,7 +514,9 @@ class Scenario:
             exactly["capacity"] = {"requests": {"memory": chance.choice(("4Gi", "10Gi", "20Gi"))}}
         return {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
 
-    async def _new_pod(self, labels: dict[str, str] | None = None, spec: Any = None) -> None:
+    async def _new_pod(
+        self, labels: dict[str, str] | None = None, spec: Any = None, some_run: str = ""
+    ) -> None:
         name = f"p{next(self._names)}"
         meta = {"name": name, "namespace": NS}
         entries: list[dict[str, Any]] = []
@@ -506,10 +547,17 @@ class Scenario:
         if self.chance.random() < 0.2:
             container["resources"]["requests"] = {"cpu": "40"}
         gates = [{"name": gate} for gate in GATES if self.chance.random() < 0.12]
+        # The stand-in kube-scheduler does not preempt, so nobody may count on it for CPU.
+        for_devices = PREEMPTION.mode is PreemptionMode.ON and "requests" not in container["resources"]
         pod = {
-            "metadata": {**meta, **({"labels": labels} if labels else {})},
+            "metadata": {
+                **meta,
+                **({"labels": labels} if labels else {}),
+                **({"annotations": {GROUP_SOME_RUN_ANNOTATION: some_run}} if some_run else {}),
+            },
             "spec": {
                 "priority": self.chance.choice(PRIORITIES),
+                "preemptionPolicy": "PreemptLowerPriority" if for_devices else "Never",
                 **({"schedulingGates": gates} if gates else {}),
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 1,
@@ -533,13 +581,16 @@ class Scenario:
     async def _new_group(self) -> None:
         size = self.chance.choice((2, 3))
         labels = {GROUP_LABEL: f"g{next(self._names)}", GROUP_SIZE_LABEL: str(size)}
+        if self.chance.random() < 0.4:
+            labels[GROUP_MIN_LABEL] = str(self.chance.randint(1, size))
+        some_run = self.chance.choice(("", "wait", "release"))
         exactly = {
             "deviceClassName": CLASS,
             "selectors": [{"cel": {"expression": self.chance.choice(SELECTORS)}}],
         }
         spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
         for _ in range(size - (self.chance.random() < 0.15)):
-            await self._new_pod(labels, spec)
+            await self._new_pod(labels, spec, some_run)
             await asyncio.sleep(self.chance.uniform(0.0, 0.1))
 
     async def _loose_claim(self) -> None:
@@ -580,11 +631,19 @@ class Scenario:
         claims = store.collection(RESOURCE_CLAIMS.group, RESOURCE_CLAIMS.plural)
         seen = claims.end()
         counted = store.notify
+        pods = store.collection(PODS.group, PODS.plural)
+        pods_seen = pods.end()
+        audit = PreemptionAudit(PREEMPTION.seconds)
 
         def notify() -> None:
-            nonlocal seen
+            nonlocal seen, pods_seen
             counted()
             self.result.writes += 1
+            if PREEMPTION.mode is PreemptionMode.ON and pods.end() != pods_seen:
+                pods_seen = pods.end()
+                for text in audit.look(store.list(PODS)):
+                    self.violation(f"write {store.version}: {text}")
+                self.result.victims = audit.victims
             if claims.end() != seen:
                 seen = claims.end()
                 for text in self.collisions():
@@ -755,7 +814,8 @@ class Scenario:
             if group:
                 waiting.setdefault(group, []).append(pod)
             elif any(c.status.allocation is None for c in claims):
-                outcome = allocate(snapshot, claims, nodes=self._room(pod), ignore_taint=is_controller_taint)
+                nodes = self._room_behind(pod, claims)
+                outcome = allocate(snapshot, claims, nodes=nodes, ignore_taint=is_controller_taint)
                 if isinstance(outcome, Allocated):
                     yield f"pod {pod.metadata.name} fits on {outcome.node} and waits"
         for group, members in waiting.items():
@@ -765,7 +825,9 @@ class Scenario:
                 yield f"claim {claim.metadata.name} is allocated, and no pod that may run uses it"
 
     def _group(self, group: str, members: list[Pod]) -> Iterator[str]:
-        size = int((members[0].metadata.labels or {})[GROUP_SIZE_LABEL])
+        labels = members[0].metadata.labels or {}
+        size = int(labels[GROUP_SIZE_LABEL])
+        least = int(labels.get(GROUP_MIN_LABEL, size))
         claims = [self._claims_of(p) or [] for p in members]
         mine = {p.metadata.name for p in members}
         # A claim that somebody outside the group uses as well may be allocated for that one.
@@ -774,20 +836,73 @@ class Scenario:
         started = any(p.spec.node_name for p in members)
         if states <= {True} or (started and len(members) < size):
             return
+        whole = [all(c.status.allocation is not None for c in cs) for cs in claims]
+        if sum(whole) >= least and least < size:
+            yield from self._joining(group, members, claims, whole)
+            return
         if True in states and not started:
             yield f"group {group} is allocated in part"
         # With CPUs to share out it is another puzzle, which the single pods pose already.
         puzzle = any(c.resources.requests for p in members for c in p.spec.containers)
-        if len(members) == size and not started and not puzzle:
-            ours = {
-                i.spec.node_name
-                for i in self.server.store.list(DEVICE_INVENTORIES)
-                if i.status.publication.allocator == "controller"
-            }
+        behind = any(self._room_behind(p, c) != self._room(p) for p, c in zip(members, claims, strict=True))
+        if len(members) >= least and not started and not (puzzle or behind):
             asked = [GroupMember(tuple(c)) for c in claims]
-            outcome = allocate_group(self.snapshot(ours), asked, ignore_taint=is_controller_taint)
+            outcome = allocate_group(
+                self.snapshot(self._ours()), asked, least=least, ignore_taint=is_controller_taint
+            )
             if isinstance(outcome, GroupAllocated):
                 yield f"group {group} fits and waits"
+
+    def _ours(self) -> set[str]:
+        """Return the nodes whose devices the controller allocates: groups are served on no others."""
+        return {
+            i.spec.node_name
+            for i in self.server.store.list(DEVICE_INVENTORIES)
+            if i.status.publication.allocator == "controller"
+        }
+
+    def _room_behind(self, pod: Pod, claims: list[ResourceClaim]) -> list[str]:
+        """Nodes with CPU for the pod, and for those before it that kube-scheduler tries with its claims.
+
+        Where such a pod fits nowhere, kube-scheduler deallocates the claim that is allocated for this one.
+        """
+        mine = {c.metadata.name for c in claims if c.status.allocation is None}
+        nodes = self._room(pod)
+        for other in self.server.store.list(PODS, NS):
+            theirs = {c.metadata.name for c in self._claims_of(other) or () if c.status.allocation is None}
+            if other.spec.node_name or other.spec.scheduling_gates or mine.isdisjoint(theirs):
+                continue
+            # A later one that fits nowhere is tried beside the binding of this one, and its deallocation of
+            # the claim may come before the reservation, again and again: kube-scheduler decides that.
+            if _queued(other) < _queued(pod) or _is_reported(other):
+                room = self._room_with_claims(other) if theirs <= mine else ()
+                nodes = [n for n in nodes if n in room]
+        return nodes
+
+    def _room_with_claims(self, pod: Pod) -> list[str]:
+        """Nodes with CPU for the pod on which all its allocated claims are."""
+        allocations = [c.status.allocation for c in self._claims_of(pod) or () if c.status.allocation]
+        pools = {str(r.pool) for a in allocations for r in a.devices.results}
+        return [n for n in self._room(pod) if pools <= {n}]
+
+    def _joining(
+        self, group: str, members: list[Pod], claims: list[list[ResourceClaim]], whole: list[bool]
+    ) -> Iterator[str]:
+        """Members of an elastic group that has started wait for devices, and only for devices."""
+        snapshot = self.snapshot(self._ours())
+        for pod, own, served in zip(members, claims, whole, strict=True):
+            if served or self._users_beside(pod, own):
+                continue
+            if any(c.status.allocation is not None for c in own) and not pod.spec.node_name:
+                yield f"pod {pod.metadata.name} of group {group} is allocated in part"
+            room = self._room(pod)
+            outcome = allocate(snapshot, own, nodes=room, ignore_taint=is_controller_taint)
+            if isinstance(outcome, Allocated):
+                yield f"pod {pod.metadata.name} of group {group} fits and waits"
+
+    def _users_beside(self, pod: Pod, claims: list[ResourceClaim]) -> bool:
+        """Return whether others use a claim of a pod."""
+        return any(self._users[c.metadata.name] != {pod.metadata.name} for c in claims)
 
     def _room(self, pod: Pod) -> list[str]:
         """Nodes with CPU for the pod."""
@@ -816,7 +931,7 @@ class Scenario:
                 yield f"pod {pod.metadata.name} does not go away"
 
     def _blocked(self, pod: Pod) -> bool:
-        """A shared claim, allocated for another pod, is on a node without room for this one.
+        """A shared claim, allocated for another pod, is on a node without room or other claims for this one.
 
         Or the node agent refuses the claim, as documented: two devices with an MPS daemon each.
         """
@@ -825,9 +940,8 @@ class Scenario:
             results = claim.status.allocation.devices.results if claim.status.allocation else ()
             if sum(1 for r in results if r.share_id) > 1:
                 return True
-        pools = {r.pool for c in claims if c.status.allocation for r in c.status.allocation.devices.results}
         shared = any(len(c.status.reserved_for) > 0 for c in claims)
-        return (shared and not pools <= set(self._room(pod))) or bool(
+        return (shared and not self._room_with_claims(pod)) or bool(
             (pod.metadata.labels or {}).get(GROUP_LABEL)
         )
 
@@ -845,6 +959,17 @@ async def play(seed: int) -> Result:
         await world.disturb()
         await world.settle()
     return world.result
+
+
+def _is_reported(pod: Pod) -> bool:
+    """Whether kube-scheduler has reported that it cannot place a pod."""
+    conditions = (c for c in pod.status.conditions if c.get("type") == "PodScheduled")
+    return any(c.get("status") == "False" and c.get("reason") == "Unschedulable" for c in conditions)
+
+
+def _queued(pod: Pod) -> tuple[Any, ...]:
+    """Where kube-scheduler's queue has a pod: by priority, then by age."""
+    return -pod.spec.priority, pod.metadata.creation_timestamp or "", pod.key
 
 
 _TEMPLATES = Resource(
@@ -865,8 +990,11 @@ def _manifests() -> list[dict[str, Any]]:
         folder / "20-deviceclasses.yaml",
         folder / "gating.yaml",
     ]
-    documents = [d for p in paths for d in yaml.safe_load_all(p.read_text(encoding="utf-8")) if d]
-    return [d for d in documents if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS]
+    return [
+        d
+        for d in documents(*paths)
+        if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS
+    ]
 
 
 __all__ = ["Result", "Scenario", "play", "quiet_logs"]

@@ -14,7 +14,7 @@ FAULT_TEST = Path(__file__).with_name("fault_test.py")
 
 @pytest.mark.slow
 @pytest.mark.sim
-@pytest.mark.parametrize("schedules", [4, pytest.param(15, marks=pytest.mark.long)])
+@pytest.mark.parametrize("schedules", [2, pytest.param(15, marks=pytest.mark.long)])
 def test_no_invariant_is_violated_under_faults(tmp_path: Path, schedules: int) -> None:
     command = [sys.executable, str(FAULT_TEST), f"--schedules={schedules}", "--side-by-side=8"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)

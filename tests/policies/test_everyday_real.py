@@ -33,8 +33,8 @@ from controller.app import LEASE, Controller
 from controller.config import ControllerConfig, identity_of
 from controller.observe.reasons import shown_reason
 from dra_driver.api.core import EVENTS, NODES, PODS
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import ALLOCATED_CONDITION, ALLOCATION_GATE, DEFAULT_DRIVER_NAME
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, LeaderConfig
@@ -157,7 +157,6 @@ def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server
         await until("the allocation", allocated)
         await until("the pod without its gate", ungated)
         await until("the node's labels", labelled)
-        await until("the event", spoken)
         slices = (await made.admin.list(RESOURCE_SLICES)).items
         assert any(s.spec.driver == DEFAULT_DRIVER_NAME and s.spec.devices for s in slices)
         # The next pod for the same device waits, and has a condition of ours beside those of others.
@@ -169,6 +168,7 @@ def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server
         await made.admin.delete(PODS, POD, TENANT, grace_period_seconds=0)
         await until("the deallocation", deallocated)
         await until("the pod without a reason", served)
+        await until("the event", spoken)
         left = (await made.admin.get(PODS, LATE, TENANT)).status.conditions
         assert {c["type"]: c["status"] for c in left} == {
             "PodScheduled": "False",

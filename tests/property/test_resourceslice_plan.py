@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from dra_driver.api import names
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import (
+from dra_driver.api.meta import DriverName, ObjectMeta, Uid
+from dra_driver.api.own.inventory import (
     DeviceHealth,
     DeviceInventory,
     DeviceInventorySpec,
     InventoryDevice,
 )
-from dra_driver.api.meta import DriverName, ObjectMeta, Uid
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity, ResourceSlice
 from dra_driver.ownership import PoolAllocator, owner_of, slice_name

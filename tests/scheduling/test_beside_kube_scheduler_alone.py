@@ -1,6 +1,6 @@
 """The same pods with the controller, and with kube-scheduler alone: how long they take, and what they write.
 
-On the real kube-scheduler only. Figures are printed; what is asserted does not depend on the machine.
+With the real kube-scheduler figures are printed; what is asserted does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from dra_driver.api.core import EVENTS, PODS
 from dra_driver.api.meta import Resource
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.kube import Handler, Informer
-
-pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 NODES, SURGE, UNAVAILABLE = 8, 2, 2
 APART = {
@@ -111,6 +109,24 @@ async def burst(world: SchedulingWorld, *, gated: bool) -> float:
     return await world.until_bound(names)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["embedded", pytest.param("real", marks=pytest.mark.long)])
+def test_pods_that_keep_apart_are_replaced_without_a_wrong_choice(kind: str) -> None:
+    """No pod reaches kube-scheduler with devices on a node that is not free of its kind."""
+
+    async def main() -> None:
+        async with asyncio.timeout(250), scheduling_world(kind) as world:
+            for i in range(NODES):
+                await world.node(f"n{i}", 2, labels={"kubernetes.io/hostname": f"n{i}"})
+            async with judging(world.api, NAMESPACE), world.controller():
+                seconds = await roll(world, gated=True)
+            events = (await world.api.list(EVENTS, NAMESPACE)).items
+        print(f"{kind}: {NODES} pods replaced in {seconds:.1f} s")
+        assert [e.message for e in events if e.reason in ("Deallocated", "FailedScheduling")] == []
+
+    asyncio.run(main())
+
+
 Load = Callable[..., Awaitable[float]]
 
 
@@ -129,6 +145,8 @@ async def measured(load: Load, gpus: int, *, ours: bool) -> tuple[float, Counter
         return seconds, counts
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("load", "gpus"), [(roll, 2), (burst, 4)], ids=["rolling", "burst"])
 def test_the_same_pods_with_the_controller_and_with_kube_scheduler_alone(load: Load, gpus: int) -> None:
     async def main() -> None:

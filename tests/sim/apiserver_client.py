@@ -71,7 +71,7 @@ class Client:
             assert response.status == 200, await response.text()
 
             async def following() -> Raw | None:
-                line = await asyncio.wait_for(response.content.readline(), 5)
+                line = await asyncio.wait_for(response.content.readline(), 60)
                 return json.loads(line) if line else None
 
             yield following
@@ -81,7 +81,7 @@ def run(scenario: Callable[[Client], Awaitable[None]], **settings: Any) -> None:
     """Runs a scenario against a fresh server on a free port."""
 
     async def main() -> None:
-        async with asyncio.timeout(20), ApiServer(**settings) as server, aiohttp.ClientSession() as session:
+        async with asyncio.timeout(120), ApiServer(**settings) as server, aiohttp.ClientSession() as session:
             await scenario(Client(server, session))
 
     asyncio.run(main())

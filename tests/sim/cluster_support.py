@@ -10,8 +10,8 @@ from typing import Any
 import forked
 
 from dra_driver.api.core import PODS
-from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.errors import NotFound
 from dra_driver.sim.cluster import ClusterConfig, EmbeddedCluster, SimNode
@@ -30,7 +30,7 @@ def config(*profiles: str | NodeConfig, settings: KubeletSettings = SETTINGS, **
 def run(
     scenario: Callable[[EmbeddedCluster], Awaitable[None]],
     cluster_config: ClusterConfig | None = None,
-    seconds: float = 60,
+    seconds: float = 240,
 ) -> None:
     """Runs a scenario on a cluster of its own, whose devices are published."""
 

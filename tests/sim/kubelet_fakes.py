@@ -49,6 +49,7 @@ class FakePlugin:
     claim_error: str = ""
     cdi: bool = True
     prepare_seconds: float = 0.0
+    unprepare_seconds: float = 0.0
     health: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     get_info_failures: int = 0
@@ -131,6 +132,9 @@ class _Dra(dra_v1_pb2_grpc.DRAPluginServicer, dra_v1beta1_pb2_grpc.DRAPluginServ
     async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
         uids = [c.uid for c in request.claims]
         self._plugin.calls.append((f"Unprepare {self._version}", uids))
+        while self._plugin.unprepare_seconds > 0:
+            await asyncio.sleep(min(self._plugin.unprepare_seconds, 0.05))
+            self._plugin.unprepare_seconds -= 0.05
         answer = self._messages.NodeUnprepareResourcesResponse()
         for uid in uids:
             answer.claims[uid].error = self._plugin.claim_error

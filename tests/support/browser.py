@@ -72,7 +72,7 @@ class Page:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    async def until(self, script: str, seconds: float = 20.0) -> Any:
+    async def until(self, script: str, seconds: float = 60.0) -> Any:
         """Waits until the expression is true; its value."""
         value = None
         try:

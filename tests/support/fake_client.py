@@ -16,9 +16,10 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
-import yaml
+from manifest_files import documents
 
 from dra_driver.api import codec
+from dra_driver.api.core import PODS
 from dra_driver.api.meta import Resource, WireObject
 from dra_driver.api.watch import ObjectList, WatchEvent, WatchEventType
 from dra_driver.errors import ApiUnavailable
@@ -30,7 +31,7 @@ from dra_driver.sim.apiserver.objects import decoding
 from dra_driver.sim.apiserver.objects.kinds import BUILT_IN, Kind
 from dra_driver.sim.apiserver.objects.status import StatusError
 from dra_driver.sim.apiserver.storage.store import Collection, Key, Store
-from dra_driver.sim.apiserver.writing import strategy
+from dra_driver.sim.apiserver.writing import pods, strategy
 from dra_driver.sim.apiserver.writing.options import Options
 from dra_driver.sim.apiserver.writing.patches import merge_patch
 from dra_driver.sim.apiserver.writing.registry import DeleteOptions, Registry
@@ -48,8 +49,8 @@ class Call(NamedTuple):
     """A call of the port, or a write that was done.
 
     Attributes:
-        verb: ``get``, ``list``, ``watch``, ``create``, ``replace``, ``patch``, ``apply`` or ``delete``;
-            ``dry-run`` for every write that stores nothing.
+        verb: ``get``, ``list``, ``watch``, ``create``, ``replace``, ``patch``, ``apply``, ``delete`` or
+            ``evict``; ``dry-run`` for every write that stores nothing.
         kind: for example ``Pod``.
         name: of the object; empty for collections.
         subresource: ``status`` or empty.
@@ -351,6 +352,16 @@ class FakeClient:
             raise error_of(e) from None
         self._done(Call("delete", resource.kind, name, ""))
 
+    async def evict(self, name: str, namespace: str, *, uid: str = "", resource_version: str = "") -> None:
+        await self._enter("evict", PODS, name, "")
+        preconditions = {"uid": uid, "resourceVersion": resource_version}
+        try:
+            body = {"deleteOptions": {"preconditions": preconditions}}
+            pods.evict(self.registry, self._kind(PODS), namespace, name, body)
+        except StatusError as e:
+            raise error_of(e) from None
+        self._done(Call("evict", PODS.kind, name, ""))
+
     async def served(self, group: str, version: str) -> frozenset[str]:
         await asyncio.sleep(0)
         self._check_up()
@@ -431,7 +442,7 @@ def _own_kinds() -> tuple[Kind, ...]:
     definitions = registry.kinds.get("apiextensions.k8s.io", "v1", "customresourcedefinitions")
     assert definitions is not None
     for path in sorted((deploy_directory("manifests") / "crds").glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        for document in documents(path):
             registry.create(definitions, "", document, Options())
     return tuple(k for k in registry.kinds if id(k) not in before)
 

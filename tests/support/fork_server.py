@@ -5,7 +5,8 @@ Imports them once and forks one process for each connection. A connection brings
 ended, its exit status (negative: the signal). A process whose connection is closed is killed, and so are all
 when our stdin is closed.
 
-They are the real commands, but a controller waits 1 s instead of 15 s before a pool changes hands.
+They are the real commands, or scripts (the first argument is then a path that ends in ``.py``), but a
+controller waits 1 s instead of 15 s before a pool changes hands.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import gc
 import os
 import random
+import runpy
 import select
 import signal
 import socket
@@ -24,8 +26,8 @@ from typing import Any
 import msgspec
 
 # Imported before the first fork; nothing here starts a thread.
-import dra_driver.cli.controller
-import dra_driver.cli.kubelet_plugin
+import dra_driver.cli.processes.controller
+import dra_driver.cli.processes.kubelet_plugin
 import dra_driver.discovery.rdma.backend
 import dra_driver.discovery.simulated.backend
 from controller.config import Timings
@@ -103,15 +105,19 @@ def child(request: dict[str, Any], output: int) -> int:
 
 
 def command(arguments: list[str]) -> int:
-    """Run ``dra-driver``."""
+    """Run ``dra-driver``, or a script."""
+    if arguments[0].endswith(".py"):
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+        return 0
     if arguments[0] != "controller":
         return cli.main(arguments)
     parser = argparse.ArgumentParser()
     common.add_logging_arguments(parser)
-    dra_driver.cli.controller.add_arguments(parser)
+    dra_driver.cli.processes.controller.add_arguments(parser)
     args = parser.parse_args(arguments[1:])
     common.configure_logging(args.log_level, args.log_format)
-    return dra_driver.cli.controller.run(args, TIMINGS)
+    return dra_driver.cli.processes.controller.run(args, TIMINGS)
 
 
 if __name__ == "__main__":

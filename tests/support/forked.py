@@ -42,10 +42,14 @@ class ForkedChild:
 
 
 async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> ForkedChild:
-    """Start a command line of ``dra-driver``; see ``processes.Spawn``."""
+    """Start a command line of ``dra-driver``, or of a script in Python; see ``processes.Spawn``."""
     prefix = dra_driver_command()
-    assert tuple(command[: len(prefix)]) == prefix, command
-    request = {"arguments": command[len(prefix) :], "environment": dict(environment)}
+    if tuple(command[: len(prefix)]) == prefix:
+        arguments = command[len(prefix) :]
+    else:
+        assert (command[0], command[1][-3:]) == (sys.executable, ".py"), command
+        arguments = command[1:]
+    request = {"arguments": arguments, "environment": dict(environment)}
     readable, writable = os.pipe()
     connection = socket.socket(socket.AF_UNIX)
     try:

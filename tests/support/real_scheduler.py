@@ -36,8 +36,9 @@ class RealScheduler:
         log: of the process.
     """
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, *flags: str) -> None:
         self.slow_binding = 0.0
+        self._flags = flags
         self.writes: list[tuple[str, str]] = []
         self.log = folder / "scheduler.log"
         self._url = url
@@ -114,6 +115,7 @@ class RealScheduler:
             "--leader-elect=false",
             "--secure-port=0",
             "--v=3",
+            *self._flags,
         ]
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -133,10 +135,10 @@ class RealScheduler:
 
 
 @contextlib.asynccontextmanager
-async def real_scheduler(server: RealApiServer, folder: Path) -> AsyncIterator[RealScheduler]:
-    """Run a kube-scheduler with its default configuration while the block runs."""
+async def real_scheduler(server: RealApiServer, folder: Path, *flags: str) -> AsyncIterator[RealScheduler]:
+    """Run a kube-scheduler with its default configuration, but for the flags, while the block runs."""
     assert os.access(binaries() / "kube-scheduler", os.X_OK)
-    scheduler = RealScheduler(server.url, folder)
+    scheduler = RealScheduler(server.url, folder, *flags)
     async with scheduler.proxying():
         scheduler.start()
         try:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 from controller.allocate.answers.freshness import Knowledge
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
@@ -31,7 +33,9 @@ from controller.allocate.decide import (
     Write,
     claims_of,
 )
+from controller.allocate.plans import PlanAnswer, PlanQuestion, work_out
 from controller.allocate.signal import Signal
+from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
@@ -93,6 +97,14 @@ class Answers(Protocol):
         """
         ...
 
+    async def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """Return what would make a pod fit; it decides nothing.
+
+        Raises:
+            WorkerEnded: there is no answer; it may be asked again.
+        """
+        ...
+
     def mistrust(self, reason: str) -> None:
         """Replace whatever answers: what it says cannot be, by what it was told."""
         ...
@@ -109,6 +121,7 @@ class Inline:
 
     def __init__(self, journal: Journal, settings: Settings, work: Callable[[], float]) -> None:
         self._journal = journal
+        self._work = work
         self._decisions = Decisions(settings, work)
         journal.send_to(lambda _, change: self._decisions.apply(change))
 
@@ -118,6 +131,12 @@ class Inline:
     async def ask(self, question: PodQuestion, unwanted: Callable[[Answered], None]) -> Answered:
         """See ``Answers.ask``."""
         return Answered(self._decisions.decide(question), Knowledge(self._journal.version))
+
+    async def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """See ``Answers.plan``."""
+        since = self._work()
+        plan = codec.encode(work_out(self._decisions, question, self._work))
+        return PlanAnswer(self._journal.version, self._work() - since, plan=msgspec.Raw(plan))
 
     def mistrust(self, reason: str) -> None:
         """See ``Answers.mistrust``; it would say the same again."""

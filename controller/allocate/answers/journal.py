@@ -27,22 +27,32 @@ from controller.allocate.decide import (
     ObjectGone,
     ObjectSeen,
     PodExpected,
+    PodGroupsUnknown,
     PoolChanged,
     QuestionHeavy,
+    VolumesKnown,
     Watched,
     changed_node,
     has_node,
     same_devices,
 )
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
     DeviceTaintRule,
     ResourceClaim,
     ResourceSlice,
+)
+from dra_driver.api.scheduling import PodGroup
+from dra_driver.api.storage import (
+    CSINode,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
+    VolumeAttachment,
 )
 from dra_driver.ownership import PoolID, pool_of_slice
 
@@ -58,6 +68,12 @@ _KINDS: Final[tuple[type[Watched], ...]] = (
     DeviceTaintRule,
     ResourceSlice,
     DeviceInventory,
+    PodGroup,
+    StorageClass,
+    CSINode,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    VolumeAttachment,
     Pod,
 )
 # Of one pod and node: doubling ends before that.
@@ -89,7 +105,10 @@ class Journal:
         self._heavy: dict[ObjectKey, QuestionHeavy] = {}
         self._struck: OrderedDict[str, NamespaceStruck] = OrderedDict()
         self._held_since: OrderedDict[tuple[str, str], GroupHeld] = OrderedDict()
-        self._set_aside = DevicesSetAside(None, ())
+        # By the pod that others were preempted for; empty: the pod that starves.
+        self._set_aside: dict[str, DevicesSetAside] = {}
+        self._volumes_known = VolumesKnown(False)
+        self._pod_groups_unknown = PodGroupsUnknown("")
 
     def send_to(self, send: Callable[[int, Change], None] | None) -> None:
         """Pass on every change from now on, with its version; None ends that."""
@@ -161,8 +180,14 @@ class Journal:
                 _keep(self._struck, namespace, change, _MOST_LEARNED)
             case GroupHeld(namespace, name):
                 _keep(self._held_since, (namespace, name), change, _MOST_LEARNED)
-            case DevicesSetAside():
-                self._set_aside = change
+            case DevicesSetAside(rank, _, preemptor):
+                self._set_aside.pop(preemptor, None)
+                if rank is not None:
+                    self._set_aside[preemptor] = change
+            case VolumesKnown():
+                self._volumes_known = change
+            case PodGroupsUnknown():
+                self._pod_groups_unknown = change
 
     def learn(self, pod: ObjectKey, group: GroupMembers | None, learned: Learned) -> None:
         """Keep for the next worker what this one has learned from a question about a pod; it is no change."""
@@ -254,8 +279,11 @@ class Journal:
         yield from _each(self._struck)
         yield from _each(self._held_since)
         yield from _each(self._overran)
-        if self._set_aside.rank is not None:
-            yield self._set_aside
+        yield from _each(self._set_aside)
+        if self._volumes_known.known:
+            yield self._volumes_known
+        if self._pod_groups_unknown.reason:
+            yield self._pod_groups_unknown
         for pods in _each(self._turned_down):
             for downs in _each(pods):
                 yield from downs

@@ -13,6 +13,7 @@ from controller.allocate.attempts.evidence import (
     Bound,
     Deallocate,
     Hold,
+    TakenBack,
     failed_before_claims,
     judge,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "Bound",
     "Deallocate",
     "Hold",
+    "TakenBack",
     "failed_before_claims",
     "judge",
 ]

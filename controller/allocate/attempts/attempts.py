@@ -9,17 +9,22 @@ from typing import Final, NamedTuple
 from controller.allocate.attempts.evidence import Attempt, Bound, Deallocate, Hold, judge
 from controller.allocate.attempts.turns import Turns
 from controller.allocate.attempts.window import LEAST_OF_NAMESPACE, BindingWindow
-from controller.allocate.decide import Rank, Report, misses_only_claims, report_of
+from controller.allocate.decide import Rank, Report, has_no_node, misses_only_claims, report_of
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 
 __all__ = ["Attempts"]
 
 _LONGEST_SECONDS: Final = 600.0
+# For which a pod that kube-scheduler had no node for is allocated, unless it looks at the pod again.
+_PROBE_SECONDS: Final = 2.0
 # Until kube-scheduler's watch shows it a deallocation.
 _WATCH_SECONDS: Final = 1.0
 # Of the time-out: until its requests are sent, by the measure of the window.
 _SHARE: Final = 1 / 3
+# For which it holds a pod with a node until enough others of its PodGroup have one (plugin GangScheduling).
+# It nominates the node before, so the pod's claims stay there, and reserves them after that.
+_PERMIT_SECONDS: Final = 300.0
 
 
 class _Settling(NamedTuple):
@@ -41,7 +46,8 @@ class Attempts:
 
     Args:
         seconds: without a sign of kube-scheduler after which claims are deallocated the first time; doubled
-            for the same pod each time, up to ten minutes: what takes so long once may take long again.
+            for the same pod each time, up to ten minutes: what takes so long once may take long again. Pods
+            of a PodGroup have five minutes more: for so long kube-scheduler waits for others of it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -50,6 +56,8 @@ class Attempts:
         self._attempts: dict[Uid, Attempt] = {}
         # Those without evidence against them, by namespace.
         self._live: Counter[str] = Counter()
+        # Those of them that are probes.
+        self._probes: Counter[str] = Counter()
         self._timeouts: dict[Uid, int] = {}
         self._settling: dict[Uid, _Settling] = {}
         self._started: float | None = None
@@ -69,6 +77,10 @@ class Attempts:
         """Return whether a pod is with kube-scheduler, and nothing says that it cannot be placed."""
         attempt = self._attempts.get(pod)
         return attempt is not None and not attempt.failed
+
+    def is_probed(self, namespace: str) -> bool:
+        """Return whether a pod of a namespace is allocated that kube-scheduler had no node for."""
+        return self._probes[namespace] > 0
 
     # --- from the allocation to the binding -----------------------------------------------------------------
 
@@ -108,11 +120,17 @@ class Attempts:
         del self._settling[uid]
         return 0.0
 
+    def may_be_unsettled(self, now: float) -> bool:
+        """Return whether ``unsettled`` may be more than 0 for any pod."""
+        return bool(self._settling) or self._started is None or now < self._started + self._seconds * _SHARE
+
     def begin(self, pod: Pod, node: str, now: float, *, handed_over: bool = False) -> None:
         """Note that all claims of a pod are allocated on a node, or are being written.
 
         What kube-scheduler reported before is about something else, unless this process has just started and
-        does not know.
+        does not know. Where it had no node for the pod, an allocation is no reason for it to look again, so
+        devices are held for seconds. No node is nominated then: so it shows when kube-scheduler nominates one
+        to bind the pod.
 
         Args:
             pod: as it was last seen.
@@ -125,9 +143,14 @@ class Attempts:
         seconds = min(self._seconds * float(1 << min(self._timeouts.get(uid, 0), 10)), _LONGEST_SECONDS)
         sign = _sign(pod)
         before = report if uid in self._known else None
-        seconds = max(seconds, self._seconds)
+        seconds = max(seconds, self._seconds) + (_PERMIT_SECONDS if pod.spec.pod_group else 0.0)
+        probe = has_no_node(pod)
+        if probe:
+            seconds = min(seconds, _PROBE_SECONDS)
         namespace = pod.metadata.namespace
-        attempt = Attempt(namespace, node, before, sign, sign, now, seconds, handed_over=handed_over)
+        attempt = Attempt(
+            namespace, node, before, sign, sign, now, seconds, handed_over=handed_over, probe=probe
+        )
         self._put(uid, attempt)
 
     def handed_over(self, pod: Uid, now: float, nominated: str) -> None:
@@ -153,11 +176,10 @@ class Attempts:
             # It nominates a node while it binds the pod to it.
             binds = bool(pod.status.nominated_node_name)
             nominated = attempt.nominated or (pod.metadata.resource_version if binds else "")
-            failed = attempt.failed and not binds
-            self._put(
-                pod.metadata.uid,
-                replace(attempt, sign=sign, since=now, nominated=nominated, failed=failed),
-            )
+            attempt = replace(attempt, sign=sign, since=now, nominated=nominated)
+            if attempt.probe and not has_no_node(pod):
+                attempt = replace(attempt, probe=False, seconds=self._seconds)
+            self._put(pod.metadata.uid, replace(attempt, failed=attempt.failed and not binds))
         return True
 
     def judge(self, pod: Pod, now: float, *, preempting: bool = False) -> Bound | Hold | Deallocate | None:
@@ -221,13 +243,15 @@ class Attempts:
         self._attempts[pod] = attempt
         if not attempt.failed:
             self._live[attempt.namespace] += 1
+            self._probes[attempt.namespace] += attempt.probe
 
     def _remove(self, pod: Uid) -> Attempt | None:
         attempt = self._attempts.pop(pod, None)
         if attempt is not None and not attempt.failed:
-            self._live[attempt.namespace] -= 1
-            if not self._live[attempt.namespace]:
-                del self._live[attempt.namespace]
+            for counter, number in ((self._live, 1), (self._probes, int(attempt.probe))):
+                counter[attempt.namespace] -= number
+                if not counter[attempt.namespace]:
+                    del counter[attempt.namespace]
         return attempt
 
     # --- the window -----------------------------------------------------------------------------------------

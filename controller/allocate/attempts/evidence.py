@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import enum
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from controller.allocate.decide import Report, report_of
 from dra_driver.api.core import Pod
-from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
+from dra_driver.api.names import CANNOT_ALLOCATE, GANG_REPORTS, NOT_ON_NODE
 from dra_driver.ownership import is_newer
 
-__all__ = ["Attempt", "Bound", "Deallocate", "Hold", "failed_before_claims", "judge"]
+__all__ = ["Attempt", "Bound", "Deallocate", "Hold", "TakenBack", "failed_before_claims", "judge"]
 
+# Pods of a PodGroup that are bound at the same time reserve its claim for it; all but the first one fail, and
+# find the reservation when they are tried again.
+_RESERVED: Final = re.compile(r"status\.reservedFor\[\d+\]: Duplicate value")
 # Until victims of a preemption show after the report.
 _PREEMPTION_SECONDS: Final = 1.5
 
@@ -31,6 +36,8 @@ class Attempt:
         handed_over: kube-scheduler can see the pod: our gate is off.
         nominated: resourceVersion of the pod at which ``status.nominatedNodeName`` was written for this
             attempt, by us or by kube-scheduler; empty: it was not.
+        probe: kube-scheduler had no node for the pod by its last report, and nothing shows that it has looked
+            at the pod since; ``seconds`` are few.
         failed: evidence was found; allocations that are left are used by other pods, or being deallocated.
     """
 
@@ -43,6 +50,7 @@ class Attempt:
     seconds: float
     handed_over: bool = False
     nominated: str = ""
+    probe: bool = False
     failed: bool = False
 
 
@@ -62,17 +70,28 @@ class Hold:
     seconds: float
 
 
+class TakenBack(enum.Enum):
+    """Why a pod that is not bound loses its allocations."""
+
+    UNSCHEDULABLE = "unschedulable"
+    """kube-scheduler cannot place it."""
+    TIMEOUT = "timeout"
+    """kube-scheduler has said nothing."""
+    DISPLACED = "displaced"
+    """A pod that is bound needs them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deallocate:
     """The claims are to be deallocated, as far as nobody has reserved them and no other pod needs them.
 
     Attributes:
-        reason: ``unschedulable``, ``timeout`` or ``displaced``, for metrics.
+        reason: for metrics, and for what is done about the pod next.
         message: for people.
         everywhere: no node suits the pod, whatever devices it has there.
     """
 
-    reason: str
+    reason: TakenBack
     message: str
     everywhere: bool = False
 
@@ -96,7 +115,8 @@ def judge(attempt: Attempt, pod: Pod, now: float, *, preempting: bool = False) -
     A report counts where it is newer than the allocation: it differs from the one before, or the nomination
     is gone again. kube-scheduler clears ``nominatedNodeName`` in the write in which it reports a failure, but
     not while it preempts other pods for this one, and not where it fails before it looks at claims (a claim
-    of a volume that does not exist). Victims of a preemption tell the two apart.
+    of a volume that does not exist). Victims of a preemption tell the two apart. At the end of a *probe* the
+    report before counts again: kube-scheduler has not looked at the pod meanwhile, or has found the same.
 
     Args:
         attempt: what is known of it.
@@ -112,21 +132,28 @@ def judge(attempt: Attempt, pod: Pod, now: float, *, preempting: bool = False) -
         wait = attempt.since + _PREEMPTION_SECONDS - now if pod.status.nominated_node_name else 0.0
         if wait > 0:
             return Hold(wait)
-        return Deallocate("unschedulable", f"{report.reason}: {report.message}", everywhere)
+        text = f"{report.reason}: {report.message}"
+        return Deallocate(TakenBack.UNSCHEDULABLE, text, everywhere)
     if not attempt.handed_over:
         return Hold(attempt.seconds)
     left = attempt.since + attempt.seconds - now
     if left > 0:
         return Hold(left)
-    return Deallocate("timeout", f"kube-scheduler has not said anything about it for {attempt.seconds:g} s")
+    if attempt.probe and report is not None:
+        return Deallocate(TakenBack.UNSCHEDULABLE, f"{report.reason}: {report.message}", everywhere=True)
+    text = f"kube-scheduler has not said anything about it for {attempt.seconds:g} s"
+    return Deallocate(TakenBack.TIMEOUT, text)
 
 
 def _is_new(report: Report, attempt: Attempt, pod: Pod) -> bool:
     """Return whether a report is about the allocations of an attempt.
 
     A cycle that found a claim not allocated began before it could see the allocation, however late its report
-    comes.
+    comes. What is said of a pod because of other members of its PodGroup says nothing about its own node:
+    there is a report about one of those as well, and with that one its group gives back what it holds.
     """
+    if any(text in report.message for text in GANG_REPORTS) or _RESERVED.search(report.message):
+        return False
     seen = bool(attempt.nominated) and is_newer(pod.metadata.resource_version, attempt.nominated)
     nominated = bool(pod.status.nominated_node_name)
     if nominated and (report.reason == "SchedulerError" or NOT_ON_NODE in report.message):

@@ -8,9 +8,9 @@ allocated and assumed, and which pools are blocked; an answer says how many of i
 
 from __future__ import annotations
 
-from controller.allocate.decide.claims import ClaimView, node_of, same_devices
 from controller.allocate.decide.decisions import Decisions
-from controller.allocate.decide.group_levels import levels_of
+from controller.allocate.decide.earlier_users import kept_others_back
+from controller.allocate.decide.groups.group_members import Gang, GroupFinder, Standing
 from controller.allocate.decide.messages import (
     LONGEST_LEARNED,
     Change,
@@ -33,6 +33,7 @@ from controller.allocate.decide.messages import (
     Place,
     PodAnswer,
     PodExpected,
+    PodGroupsUnknown,
     PodID,
     PodQuestion,
     PoolChanged,
@@ -41,31 +42,50 @@ from controller.allocate.decide.messages import (
     Refuse,
     SetAside,
     Settings,
+    VolumesKnown,
     Wait,
     Watched,
     Write,
 )
-from controller.allocate.decide.node_backoff import EVERYWHERE, changed_node
-from controller.allocate.decide.objects import (
+from controller.allocate.decide.nodes.beside import attracts, repels_less
+from controller.allocate.decide.nodes.node_backoff import EVERYWHERE, changed_node
+from controller.allocate.decide.nodes.placement import same_for_pods
+from controller.allocate.decide.nodes.reports import (
+    Report,
+    has_no_node,
+    has_node,
+    misses_only_claims,
+    report_of,
+    suitable_nodes,
+)
+from controller.allocate.decide.nodes.signatures import signature_of
+from controller.allocate.decide.order import Rank, rank_of, rank_of_group
+from controller.allocate.decide.state.claims import ClaimView, node_of, same_devices
+from controller.allocate.decide.state.objects import (
     CLAIM_INDEX,
     GROUP_INDEX,
     NODE_INDEX,
+    GroupKey,
+    GroupsOf,
+    called,
     claims_of,
-    groups_of,
+    group_of_claim,
+    groups_by,
     is_finished,
     nodes_of,
+    pod_group_key,
     same_but_reason,
 )
-from controller.allocate.decide.order import Rank, rank_of, rank_of_group
-from controller.allocate.decide.placement import same_for_pods
-from controller.allocate.decide.pool_owners import Owner, PoolOwners
-from controller.allocate.decide.reports import Report, has_node, misses_only_claims, report_of
+from controller.allocate.decide.state.pod_groups import MISSING, PodGroupView
+from controller.allocate.decide.state.pool_owners import Owner, PoolOwners
+from controller.allocate.decide.view import StateView
 
 __all__ = [
     "CLAIM_INDEX",
     "EVERYWHERE",
     "GROUP_INDEX",
     "LONGEST_LEARNED",
+    "MISSING",
     "NODE_INDEX",
     "Change",
     "ClaimAssumed",
@@ -76,9 +96,13 @@ __all__ = [
     "DecisionOverran",
     "Decisions",
     "DevicesSetAside",
+    "Gang",
+    "GroupFinder",
     "GroupHeld",
+    "GroupKey",
     "GroupMembers",
     "GroupWrite",
+    "GroupsOf",
     "Hard",
     "Lane",
     "Learned",
@@ -90,6 +114,8 @@ __all__ = [
     "Place",
     "PodAnswer",
     "PodExpected",
+    "PodGroupView",
+    "PodGroupsUnknown",
     "PodID",
     "PodQuestion",
     "PoolChanged",
@@ -101,22 +127,33 @@ __all__ = [
     "Report",
     "SetAside",
     "Settings",
+    "Standing",
+    "StateView",
+    "VolumesKnown",
     "Wait",
     "Watched",
     "Write",
+    "attracts",
+    "called",
     "changed_node",
     "claims_of",
-    "groups_of",
+    "group_of_claim",
+    "groups_by",
+    "has_no_node",
     "has_node",
     "is_finished",
-    "levels_of",
+    "kept_others_back",
     "misses_only_claims",
     "node_of",
     "nodes_of",
+    "pod_group_key",
     "rank_of",
     "rank_of_group",
+    "repels_less",
     "report_of",
     "same_but_reason",
     "same_devices",
     "same_for_pods",
+    "signature_of",
+    "suitable_nodes",
 ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 
-from controller.allocate.decide.claims import ClaimView
-from controller.allocate.decide.cluster_state import ClusterState
-from controller.allocate.decide.gangs import Gang, Gangs, GroupProblem, signature_of_group
+from controller.allocate.decide.earlier_users import EarlierUsers, kept_others_back
+from controller.allocate.decide.groups.gangs import Gangs
+from controller.allocate.decide.groups.group_members import Gang, GroupProblem, signature_of_group
 from controller.allocate.decide.heavy import HeavyQuestions, Known, Strikes
 from controller.allocate.decide.messages import (
     LONGEST_LEARNED,
@@ -30,9 +29,9 @@ from controller.allocate.decide.messages import (
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
-    Place,
     PodAnswer,
     PodExpected,
+    PodGroupsUnknown,
     PodID,
     PodQuestion,
     PoolChanged,
@@ -40,30 +39,41 @@ from controller.allocate.decide.messages import (
     Refuse,
     SetAside,
     Settings,
+    VolumesKnown,
     Wait,
     Watched,
     Write,
 )
-from controller.allocate.decide.node_backoff import NodeBackoff, changed_node
-from controller.allocate.decide.objects import (
+from controller.allocate.decide.nodes.node_backoff import NodeBackoff, changed_node
+from controller.allocate.decide.nodes.placement import NodeUsage, Placements, same_for_pods
+from controller.allocate.decide.nodes.reports import has_node, suitable_nodes
+from controller.allocate.decide.nodes.signatures import requests_of, signature_of
+from controller.allocate.decide.questions import NoFit
+from controller.allocate.decide.set_aside import NOTE, SetAsideDevices
+from controller.allocate.decide.solving import PodDecider
+from controller.allocate.decide.state.claims import ClaimView
+from controller.allocate.decide.state.cluster_state import ClusterState
+from controller.allocate.decide.state.objects import (
     CLAIM_INDEX,
     GROUP_INDEX,
+    GroupKey,
     Objects,
     claims_of,
-    groups_of,
+    group_of_claim,
+    groups_by,
     is_finished,
+    pod_group_of,
 )
-from controller.allocate.decide.order import Rank, rank_of, rank_of_group
-from controller.allocate.decide.placement import NodeUsage, Placements, same_for_pods
-from controller.allocate.decide.reports import has_node, suitable_nodes
-from controller.allocate.decide.set_aside import NOTE, SetAsideDevices, soonest
-from controller.allocate.decide.signatures import requests_of, signature_of
-from controller.allocate.decide.solving import NoFit, PodDecider
+from controller.allocate.decide.state.pod_groups import PodGroupView
+from controller.allocate.decide.suppositions import Suppositions
+from controller.allocate.decide.view import StateView, view_of
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass, ResourceClaim
+from dra_driver.api.scheduling import PodGroup
 from dra_driver.fleet import ShapeCount
+from dra_driver.nodefit.volumes import STORAGE_KINDS
 from dra_driver.resourceclaim import foreign_gates, is_generated
 from dra_driver.structured import Budget
 
@@ -87,16 +97,46 @@ class Decisions:
         self._version = 0
         # Counts what may have changed for the better.
         self._improvements = 0
-        self._pods: Objects[Pod] = Objects({CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of})
+        self._groups_of = groups_by(settings.group_labels)
+        self._pods: Objects[Pod] = Objects({CLAIM_INDEX: claims_of, GROUP_INDEX: self._groups_of})
+        self._pod_groups = PodGroupView()
         self._claims = ClaimView()
         self._cluster = ClusterState(settings.drivers)
         self._usage = NodeUsage()
         self._placements = Placements(self._cluster.nodes, self._usage)
-        self._backoff = NodeBackoff(settings.avoid_seconds, settings.longest_avoid_seconds)
+        self._backoff = NodeBackoff(
+            settings.avoid_seconds, settings.longest_avoid_seconds, settings.rest_seconds
+        )
         self._heavy = HeavyQuestions(work)
         self._set_aside = SetAsideDevices()
         self._decider = PodDecider(settings, self._cluster, self._claims, self._pods, self._placements)
-        self._gangs = Gangs(settings, self._pods, self._claims, self._decider, self._usage, self._avoided)
+        self._earlier = EarlierUsers(
+            self._pods,
+            self._claims,
+            self._placements,
+            self._avoided,
+            self._groups_of,
+            self._pod_groups.is_gang,
+        )
+        self._gangs = Gangs(
+            settings,
+            self._pods,
+            self._claims,
+            self._decider,
+            self._usage,
+            self._avoided,
+            self._earlier,
+            self._pod_groups.find,
+        )
+        self._supposed = Suppositions(
+            self._pods,
+            self._claims,
+            self._usage,
+            self._decider,
+            self._gangs,
+            self._set_aside,
+            self._avoided,
+        )
 
     # --- changes --------------------------------------------------------------------------------------------
 
@@ -135,10 +175,28 @@ class Decisions:
             case DevicesSetAside():
                 self._set_aside.put(change)
                 self._improved(True)
+            case VolumesKnown(known):
+                self._placements.know_volumes(known)
+                self._improved(True)
+            case PodGroupsUnknown(reason):
+                self._pod_groups.unknown = reason
+                self._improved(True)
 
     def _key_of(self, key: ObjectKey) -> Hashable | None:
         pod = self._pods.get(key)
-        return None if pod is None else self._key(pod, self._gangs.of(pod))
+        return None if pod is None else self._key(pod, self._group_of(pod))
+
+    def _group_of(self, pod: Pod) -> Gang | GroupProblem | None:
+        """Return the group of a pod as far as it concerns us.
+
+        What is wrong with a PodGroup does not keep a pod whose claims kube-scheduler allocates.
+        """
+        group = self._gangs.of(pod)
+        if isinstance(group, GroupProblem) and pod_group_of(group.key) is not None:
+            claims = [self._claims.get(key) for key in claims_of(pod)]
+            if claims and all(c is not None and self._decider.is_theirs(c) for c in claims):
+                return None
+        return group
 
     def _improved(self, perhaps: bool) -> None:
         self._improvements += perhaps
@@ -148,6 +206,12 @@ class Decisions:
             self._pod_seen(item)
         elif isinstance(item, Node):
             self._node_seen(item)
+        elif isinstance(item, PodGroup):
+            self._pod_groups.objects.put(item)
+            self._improved(True)
+        elif isinstance(item, STORAGE_KINDS):
+            self._placements.storage_seen(item)
+            self._improved(True)
         else:
             self._cluster.put(item)
             if isinstance(item, DeviceClass):
@@ -156,14 +220,17 @@ class Decisions:
 
     def _pod_seen(self, pod: Pod) -> None:
         old = self._pods.put(pod)
+        before = self._usage.neighbours.version
         self._usage.seen(pod)
+        self._improved(self._usage.neighbours.version != before)
         self._backoff.seen(pod)
         if old is None:
             return
         ends = is_finished(pod) and not is_finished(old)
         nominated = bool(pod.status.nominated_node_name or pod.spec.node_name)
         freed = changed_node(old, pod)
-        self._improved(ends or bool(freed) or (bool(old.status.nominated_node_name) and not nominated))
+        left = (bool(old.status.nominated_node_name) and not nominated) or kept_others_back(old, pod)
+        self._improved(ends or left or bool(freed))
         self._backoff.reset(freed)
         if has_node(old, pod):
             self._backoff.has_node(pod.metadata.uid)
@@ -185,19 +252,35 @@ class Decisions:
                 self._usage.gone(pod)
                 self._backoff.forget(pod.metadata.uid)
                 self._forget_groups(pod)
-                self._improved(bool(pod.spec.node_name))
+                # It had room on its node, or others that share its claims waited for it.
+                has_room = pod.spec.node_name or pod.status.nominated_node_name
+                self._improved(bool(has_room) or not pod.spec.scheduling_gates)
                 self._backoff.reset(changed_node(pod, None))
+            return
+        if kind is PodGroup:
+            self._pod_groups.objects.remove(key)
+            self._improved(True)
+            return
+        if kind in STORAGE_KINDS:
+            self._placements.storage_gone(kind, key)
+            self._improved(True)
             return
         self._cluster.remove(kind, key.name)
         if kind is Node:
             self._placements.changed(key.name)
+            self._backoff.node_gone(key.name)
         elif kind is DeviceClass:
             self._placements.class_changed(key.name, None)
         self._improved(kind is not DeviceInventory)
 
+    def groups_of(self, pod: Pod) -> Collection[GroupKey]:
+        """Return the groups of a pod that are allocated as a whole."""
+        return self._earlier.groups_of(pod)
+
     def _forget_groups(self, pod: Pod) -> None:
         claims = (self._claims.get(key) for key in claims_of(pod))
-        for key in {*groups_of(pod), *(key for c in claims if c is not None for key in groups_of(c))}:
+        of_claims = (key for c in claims if c is not None for key in group_of_claim(c))
+        for key in {*self._groups_of(pod), *of_claims}:
             self._gangs.forget(key)
 
     def _pod_expected(self, pod_id: PodID, node: str | None) -> None:
@@ -213,6 +296,23 @@ class Decisions:
     def refresh(self) -> None:
         """Work into the state what has been taken in, which else the next question does."""
         self._decider.refresh()
+
+    def view(self, pod_id: PodID) -> StateView:
+        """Return the state around a pod that waits, for a question that decides nothing."""
+        self.refresh()
+        pod = self._pod(pod_id)
+        group = self._group_of(pod) if pod is not None else None
+        gang = group if isinstance(group, Gang) else None
+        ahead = self._supposed.ahead_of(pod, gang) if pod is not None else ()
+        return view_of(
+            pod,
+            group,
+            claims=self._claims,
+            cluster=self._cluster,
+            pods=self._pods,
+            terms=self._decider.terms,
+            set_aside=(a for one in ahead for a in one.allocations),
+        )
 
     # --- shapes ---------------------------------------------------------------------------------------------
 
@@ -242,21 +342,23 @@ class Decisions:
         now, pod = question.now, self._pod(question.pod)
         if pod is None:
             return PodAnswer(self._version, Wait("the pod does not exist"))
-        group = self._gangs.of(pod)
+        group = self._group_of(pod)
         if isinstance(group, GroupProblem):
-            refusal = Refuse(group.message, signature=signature_of_group(group.key))
-            return self._complete(PodAnswer(self._version, refusal, GroupMembers(*group.key)), pod, now)
+            problem = Wait(group.message) if group.passing else self._refusal_of(pod, group)
+            return self._complete(PodAnswer(self._version, problem, GroupMembers(*group.key)), pod, now)
         if question.set_aside:
             return None
         # Without its members: each of them is told of them once, when the answer is worked out.
-        members = GroupMembers(*group.key, group.size) if group is not None else None
+        members = None
         if group is not None:
-            known = self._gangs.known_refusal(group, self._improvements, now)
+            members = GroupMembers(*group.key, group.size, priority=group.priority)
+        if group is not None:
+            known = self._gangs.known_refusal(group, pod, self._improvements, now)
             if known is not None:
                 # Those of the others were told of when the answer was worked out.
                 own = set(claims_of(pod))
                 known = replace(known, claims=tuple(c for c in known.claims if c.key in own))
-                if self._is_behind(pod, group):
+                if self._supposed.ahead_of(pod, group):
                     known = replace(known, message=known.message + NOTE)
                 return self._complete(PodAnswer(self._version, known, members), pod, now)
         if not self._heavy:
@@ -280,17 +382,15 @@ class Decisions:
         now, pod = question.now, self._pod(question.pod)
         if pod is None:
             return PodAnswer(self._version, Wait("the pod does not exist"))
-        group = self._gangs.of(pod)
+        group = self._group_of(pod)
         assert not isinstance(group, GroupProblem)
         budget = self._budget(question, is_group=group is not None)
         decision: Decision
         gave_up = False
         if question.set_aside:
-            decision = self._soonest(pod, group, budget, now)
-        elif self._is_behind(pod, group):
-            taken = self._set_aside.over(self._claims.allocated)
-            nodes = [(place.pod, place.node) for place in self._set_aside.now.places]
-            with self._decider.supposing(taken), self._placing(nodes):
+            decision = self._supposed.soonest(pod, group, budget, now)
+        elif ahead := self._supposed.ahead_of(pod, group):
+            with self._supposed.beside(ahead):
                 decision, gave_up = self._decide(pod, group, budget, now)
             if isinstance(decision, Refuse):
                 decision = replace(decision, message=decision.message + NOTE)
@@ -300,7 +400,7 @@ class Decisions:
         answer = PodAnswer(
             self._version,
             decision,
-            group.described() if group is not None else None,
+            self._gangs.described(group, decision) if group is not None else None,
             steps=budget.spent,
             seconds=budget.seconds,
             gave_up=gave_up or cut,
@@ -311,9 +411,9 @@ class Decisions:
     def _decide(self, pod: Pod, group: Gang | None, budget: Budget, now: float) -> tuple[Decision, bool]:
         """Return what is to be done about a pod or its group, and whether it was given up."""
         if group is not None:
-            return self._gangs.decide(group, budget, self._improvements, now), False
+            return self._gangs.decide(group, pod, budget, self._improvements, now), False
         avoid = self._avoided(pod, now)
-        found = self._decider.decide(pod, budget, avoid)
+        found = self._decider.decide(pod, budget, avoid, earlier=self._earlier.of(pod, now))
         if isinstance(found, NoFit):
             return self._refusal(pod, found, avoid), found.gave_up
         return found, False
@@ -328,7 +428,7 @@ class Decisions:
             held = answer.learned.group
             since = held.since if held is not None else None
             self._gangs.restore((answer.group.namespace, answer.group.name), since)
-        namespace, key = pod.metadata.namespace, self._key(pod, self._gangs.of(pod))
+        namespace, key = pod.metadata.namespace, self._key(pod, self._group_of(pod))
         if isinstance(answer.decision, Write | GroupWrite):
             self._heavy.served(namespace, key, question.now)
         elif isinstance(answer.decision, Refuse):
@@ -354,7 +454,7 @@ class Decisions:
         pod = self._pod(question.pod)
         if pod is None:
             return Learned(None, strikes)
-        group = self._gangs.of(pod)
+        group = self._group_of(pod)
         known = self._heavy.known(self._key(pod, group))
         since = self._gangs.held_since(group.key) if group is not None else None
         heavy = held = None
@@ -367,67 +467,23 @@ class Decisions:
 
     # --- devices that are set aside -------------------------------------------------------------------------
 
-    def _is_behind(self, pod: Pod, group: Gang | None) -> bool:
-        # The kubelet waits for the devices of a pod that is bound: it must not be kept waiting.
-        if self._set_aside.now.rank is None or pod.spec.node_name:
-            return False
-        return self._set_aside.are_before(_rank(pod, group), pod.metadata.uid)
+    def place_without(self, pod_id: PodID, gone: Collection[ObjectKey], now: float) -> SetAside | None:
+        """Return the devices that a pod, or its group, would get if some pods had ended.
 
-    def _soonest(self, pod: Pod, group: Gang | None, budget: Budget, now: float) -> SetAside | Refuse:
-        """Return the devices that the pod, or all of its group, could have soonest."""
-        members = (pod,) if group is None else group.members
-        own = {key for member in members for key in claims_of(member)}
-        holders = [
-            (allocation.allocation_timestamp or "", key, uid)
-            for key, uid, allocation in self._claims.holders()
-            if key not in own and self._decider.is_ours(allocation)
-        ]
+        Args:
+            pod_id: which one.
+            gone: pods that are taken to have ended; a claim that others use as well stays.
+            now: the time.
 
-        def fits(since: str) -> tuple[Place, ...] | None:
-            gone = [(key, uid) for at, key, uid in holders if at >= since]
-            users = [p for key, _ in gone for p in self._pods.by_index(CLAIM_INDEX, key)]
-            away = [(PodID(p.key, p.metadata.uid), None) for p in users]
-            taken = self._claims.without({uid for _, uid in gone})
-            with self._decider.supposing(taken), self._placing(away):
-                found: object
-                if group is not None:
-                    found = self._gangs.would_fit(group, budget, now)
-                else:
-                    found = self._decider.decide(pod, budget, self._avoided(pod, now))
-            if isinstance(found, Write):
-                found = GroupWrite(((PodID(pod.key, pod.metadata.uid), found),))
-            if not isinstance(found, GroupWrite):
-                return None
-            return tuple(
-                Place(of, write.node, tuple(result for _, result in write.allocations))
-                for of, write in found.writes
-            )
-
-        places = soonest([at for at, _, _ in holders], fits)
-        if places is None:
-            return Refuse("it would not fit if all devices were free", signature=str(pod.key).encode())
-        return SetAside(_rank(pod, group), places)
-
-    @contextlib.contextmanager
-    def _placing(self, places: Iterable[tuple[PodID, str | None]]) -> Iterator[None]:
-        """Count pods on these nodes in the block, or on none."""
-        before: list[tuple[Pod, str | None]] = []
-        for pod_id, node in places:
-            pod = self._pod(pod_id)
-            if pod is not None:
-                before.append((pod, self._usage.place_of(pod)))
-                self._place(pod, node)
-        try:
-            yield
-        finally:
-            for pod, node in reversed(before):
-                self._place(pod, node)
-
-    def _place(self, pod: Pod, node: str | None) -> None:
-        if node is None:
-            self._usage.gone(pod)
-        else:
-            self._usage.place(pod, node)
+        Returns:
+            None where it would not fit, or more work might show that it does.
+        """
+        pod = self._pod(pod_id)
+        group = self._gangs.of(pod) if pod is not None else None
+        if pod is None or isinstance(group, GroupProblem):
+            return None
+        budget = self._heavy.budget(self._settings.group_decision_seconds)
+        return self._supposed.without(pod, group, gone, budget, now)
 
     # --- limits ---------------------------------------------------------------------------------------------
 
@@ -474,7 +530,14 @@ class Decisions:
         return pod.metadata.namespace, asked
 
     def _complete(self, answer: PodAnswer, pod: Pod, now: float) -> PodAnswer:
-        avoided = self._backoff.nodes(pod.metadata.uid, now)
+        uids = {
+            pod.metadata.uid,
+            *(p.uid for p in (answer.group.waiting if answer.group is not None else ())),
+        }
+        avoided: dict[str, float] = {}
+        for uid in uids:
+            for node, seconds in self._backoff.nodes(uid, now).items():
+                avoided[node] = min(seconds, avoided.get(node, seconds))
         return replace(answer, avoided=tuple(sorted(avoided.items()))) if avoided else answer
 
     def _refusal(self, pod: Pod, decision: NoFit, avoid: Collection[str]) -> Refuse:
@@ -486,8 +549,22 @@ class Decisions:
             # A pod that merely shares a claim lets another pod go first.
             tuple(c for c in decision.undo if not self._serves_another(c, pod)),
             decision.elsewhere,
-            signature_of(pod, decision.claims if alone else (), avoid),
+            signature_of(
+                pod,
+                decision.claims if alone else (),
+                avoid,
+                self._decider.beside(pod),
+                self._decider.volume_needs(pod),
+            ),
+            decision.new_node and not decision.gave_up,
         )
+
+    def _refusal_of(self, pod: Pod, problem: GroupProblem) -> Refuse:
+        """Return the refusal of a pod whose group is wrong; it is reported where the pod has no gate, too."""
+        claims = (self._claims.get(key) for key in claims_of(pod))
+        waiting = (c for c in claims if c is not None and c.status.allocation is None)
+        ours = tuple(c for c in waiting if not self._decider.is_theirs(c))
+        return Refuse(problem.message, ours, signature=signature_of_group(problem.key))
 
     def _avoided(self, pod: Pod, now: float) -> Collection[str]:
         """Return the nodes that are left out for a pod.
@@ -515,7 +592,3 @@ class Decisions:
             ):
                 return True
         return False
-
-
-def _rank(pod: Pod, group: Gang | None) -> Rank:
-    return rank_of_group(group.members) if group is not None and group.members else rank_of(pod)

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from controller.allocate.decide.order import Rank
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, Uid
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
@@ -20,9 +20,11 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceSlice,
 )
+from dra_driver.api.scheduling import PodGroup
 from dra_driver.fleet import RequestShape
+from dra_driver.nodefit.volumes import StorageObject
 from dra_driver.ownership import PoolID
-from dra_driver.structured import DEFAULT_POLICY, PoolPolicy
+from dra_driver.structured import DEFAULT_POLICY, GroupLabels, PoolPolicy
 
 __all__ = [
     "LONGEST_LEARNED",
@@ -46,6 +48,7 @@ __all__ = [
     "Place",
     "PodAnswer",
     "PodExpected",
+    "PodGroupsUnknown",
     "PodID",
     "PodQuestion",
     "PoolChanged",
@@ -54,6 +57,7 @@ __all__ = [
     "Refuse",
     "SetAside",
     "Settings",
+    "VolumesKnown",
     "Wait",
     "Watched",
     "Write",
@@ -65,7 +69,9 @@ _SLACK_SECONDS: Final = 0.1
 LONGEST_LEARNED: Final = 1_024
 """Characters of a message that is kept for the next process."""
 
-Watched = Node | Pod | DeviceClass | ResourceSlice | DeviceInventory | DeviceTaintRule
+Watched = (
+    Node | Pod | PodGroup | DeviceClass | ResourceSlice | DeviceInventory | DeviceTaintRule | StorageObject
+)
 """Objects of which decisions need no more than what the API server has."""
 
 
@@ -87,9 +93,12 @@ class Settings:
         avoid_seconds: for which a node is left out where kube-scheduler could not place a pod; doubled each
             time that it could not place the pod there again.
         longest_avoid_seconds: the most that doubling leads to.
+        rest_seconds: for which a pod that no node suits is not tried after a second attempt in vain; doubled
+            each time, too. A cycle of kube-scheduler has ended by then, whatever it does.
         decision_seconds: CPU time that a decision for a pod may take in the slow lane.
         group_decision_seconds: likewise for all pods of a group.
         shapes: requests that are counted now and then.
+        group_labels: labels of others that make pods a group.
     """
 
     drivers: tuple[DriverName, ...]
@@ -97,9 +106,11 @@ class Settings:
     group_seconds: float = 30.0
     avoid_seconds: float = 15.0
     longest_avoid_seconds: float = 600.0
+    rest_seconds: float = 60.0
     decision_seconds: float = 2.0
     group_decision_seconds: float = 10.0
     shapes: tuple[RequestShape, ...] = ()
+    group_labels: tuple[str, ...] = tuple(GroupLabels)
 
 
 # --- changes ------------------------------------------------------------------------------------------------
@@ -264,10 +275,26 @@ class DevicesSetAside:
     Attributes:
         rank: of the pod, or of its group; None: no devices are set aside any more.
         places: of the pod, or of the members of its group.
+        preemptor: for which others were preempted, the UID of a pod; empty: for the pod that starves.
     """
 
     rank: Rank | None
     places: tuple[Place, ...]
+    preemptor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumesKnown:
+    """Whether all storage objects are known; else volumes are left to kube-scheduler."""
+
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroupsUnknown:
+    """Why PodGroups cannot be read; empty where they can."""
+
+    reason: str
 
 
 Change = (
@@ -284,6 +311,8 @@ Change = (
     | NamespaceStruck
     | GroupHeld
     | DevicesSetAside
+    | VolumesKnown
+    | PodGroupsUnknown
 )
 
 
@@ -336,10 +365,12 @@ class Wait:
     Attributes:
         reason: what.
         poll: seconds after which to look again all the same; 0: not.
+        volumes: whether it is volumes, without which the pod cannot be placed anywhere.
     """
 
     reason: str
     poll: float = 0.0
+    volumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +397,8 @@ class Refuse:
             are to be deallocated, then the pod is looked at again.
         elsewhere: kube-scheduler has what the claims ask for in pools of its own.
         signature: pods of one signature are served or not together.
+        new_node: what is missing is devices, or room on the nodes that have them, so that another node might
+            serve the claims.
     """
 
     message: str
@@ -373,6 +406,7 @@ class Refuse:
     undo: tuple[ResourceClaim, ...] = ()
     elsewhere: bool = False
     signature: bytes = b""
+    new_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +419,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class GroupWrite:
-    """Allocations of the members of a group, to be written all or none."""
+    """Allocations of members of a group, to be written all or none."""
 
     writes: tuple[tuple[PodID, Write], ...]
 
@@ -417,15 +451,23 @@ class GroupMembers:
 
     Attributes:
         namespace: of all its pods.
-        name: by its label.
-        size: number of members that there must be; 0 where the labels make no sense.
+        name: in its key.
+        size: number of members that there can be; 0 where the labels make no sense.
         pods: members that count, in the order of their names; none in an answer that is remembered.
+        waiting: those of them that do not go on to kube-scheduler yet.
+        allocated: number of members that have their devices, or get them by this answer.
+        running: number of members that are bound, or about to be.
+        priority: of the PodGroup, where it has one.
     """
 
     namespace: str
     name: str
     size: int = 0
     pods: tuple[PodID, ...] = ()
+    waiting: tuple[PodID, ...] = ()
+    allocated: int = 0
+    running: int = 0
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +483,8 @@ class PodAnswer:
         gave_up: whether the decision met a limit of work: what is refused may fit all the same.
         cut: whether more work might have led to another decision.
         pause: seconds for which the question will not be worked out again, because it took much work.
-        avoided: nodes that are left out for the pod, with the seconds for which they still are.
+        avoided: nodes that are left out for the pod, or for members of its group that wait, with the seconds
+            for which they still are.
         learned: what is remembered from now on; None where that is as before.
     """
 

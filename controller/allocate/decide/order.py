@@ -30,15 +30,21 @@ def rank_of(pod: Pod) -> Rank:
     return Rank(-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.key)
 
 
-def rank_of_group(members: Sequence[Pod]) -> Rank:
+def rank_of_group(members: Sequence[Pod], priority: int | None = None) -> Rank:
     """Return the rank of a group, which has one member at least.
 
     Its priority is the lowest of its pods', so that one pod of a class that its author may use once does not
-    carry others along. It is as old as its youngest pod: before that it could not be served.
+    carry others along. That of a PodGroup may lower it, not raise it: quotas by class count pods only. The
+    group is as old as its youngest pod: before that it could not be served.
+
+    Args:
+        members: pods that count.
+        priority: of the PodGroup, where it has one.
     """
     ranks = [rank_of(pod) for pod in members]
+    levels = [r.level for r in ranks] + ([] if priority is None else [-priority])
     return Rank(
-        max(r.level for r in ranks),
+        max(levels),
         max(r.since for r in ranks),
         min(r.key for r in ranks),
     )

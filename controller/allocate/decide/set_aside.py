@@ -3,12 +3,12 @@
 A request for many devices of a node never fits while small ones take each device that becomes free. So for
 the first pod that has waited too long devices are *set aside*: for pods that come after it they count as
 taken, whoever has them now. Nothing is allocated, reserved or preempted by that. Pods that come before it see
-no difference.
+no difference. The same holds for devices that become free because others are preempted for a pod.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from controller.allocate.decide.messages import DevicesSetAside
@@ -19,7 +19,7 @@ from dra_driver.ownership import PoolID
 from dra_driver.structured import AllocatedState
 from dra_driver.structured.model.state import PoolState
 
-__all__ = ["SetAsideDevices", "soonest"]
+__all__ = ["SetAsideDevices", "SetAsideFor", "over", "soonest"]
 
 _T = TypeVar("_T")
 
@@ -28,35 +28,37 @@ NOTE = "; devices are set aside for a pod that comes first and has waited for lo
 _HOLDER = "set aside"
 
 
-class SetAsideDevices:
-    """What is set aside now."""
+class SetAsideFor:
+    """What is set aside for one pod, or group.
 
-    def __init__(self) -> None:
-        self._now = DevicesSetAside(None, ())
-        self._pods: frozenset[Uid] = frozenset()
+    Args:
+        change: that says so.
+
+    Attributes:
+        rank: from which on pods come after it.
+        places: of its pods.
+    """
+
+    def __init__(self, change: DevicesSetAside) -> None:
+        assert change.rank is not None
+        self.rank = change.rank
+        self.places = change.places
+        self._pods = frozenset(place.pod.uid for place in change.places)
         self._pools: dict[PoolID, list[AllocationResult]] = {}
+        for allocation in self.allocations:
+            for pool in {PoolID(r.driver, r.pool) for r in allocation.devices.results}:
+                self._pools.setdefault(pool, []).append(allocation)
         # What is taken of a pool, and with what is set aside: the same object while the first one is.
         self._known: dict[PoolID, tuple[PoolState, PoolState]] = {}
 
     @property
-    def now(self) -> DevicesSetAside:
-        """What is set aside."""
-        return self._now
+    def allocations(self) -> Iterator[AllocationResult]:
+        """What its pods would get."""
+        return (allocation for place in self.places for allocation in place.allocations)
 
-    def put(self, change: DevicesSetAside) -> None:
-        """Set devices aside in place of others."""
-        self._now = change
-        self._pods = frozenset(place.pod.uid for place in change.places)
-        self._known = {}
-        self._pools = {}
-        for place in change.places:
-            for allocation in place.allocations:
-                for pool in {PoolID(r.driver, r.pool) for r in allocation.devices.results}:
-                    self._pools.setdefault(pool, []).append(allocation)
-
-    def are_before(self, rank: Rank, pod: Uid) -> bool:
-        """Return whether devices are set aside for another pod that comes before this one."""
-        return self._now.rank is not None and self._now.rank < rank and pod not in self._pods
+    def is_before(self, rank: Rank, pod: Uid) -> bool:
+        """Return whether it is for another pod that comes before this one."""
+        return self.rank < rank and pod not in self._pods
 
     def over(self, taken: AllocatedState) -> AllocatedState:
         """Return what is taken for pods that come after."""
@@ -70,6 +72,30 @@ class SetAsideDevices:
                 known = self._known[pool] = (state, both)
             changed[pool] = known[1]
         return AllocatedState(taken.pools.updated(changed)) if changed else taken
+
+
+class SetAsideDevices:
+    """What is set aside now: for the pod that starves, and for pods that others are preempted for."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, SetAsideFor] = {}
+
+    def put(self, change: DevicesSetAside) -> None:
+        """Set devices aside in place of others for the same reason."""
+        self._now.pop(change.preemptor, None)
+        if change.rank is not None:
+            self._now[change.preemptor] = SetAsideFor(change)
+
+    def before(self, rank: Rank, pod: Uid) -> list[SetAsideFor]:
+        """Return what is set aside for other pods that come before this one."""
+        return [one for one in self._now.values() if one.is_before(rank, pod)]
+
+
+def over(taken: AllocatedState, set_aside: Iterable[SetAsideFor]) -> AllocatedState:
+    """Return what is taken for a pod that comes after those for which devices are set aside."""
+    for one in set_aside:
+        taken = one.over(taken)
+    return taken
 
 
 def soonest(times: Sequence[str], fits: Callable[[str], _T | None]) -> _T | None:

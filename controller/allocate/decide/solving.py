@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
-import msgspec
-
-from controller.allocate.decide.claims import ClaimView, node_of
-from controller.allocate.decide.cluster_state import ClusterState
+from controller.allocate.decide.earlier_users import EarlierUser
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
-from controller.allocate.decide.objects import CLAIM_INDEX, Objects, is_finished
-from controller.allocate.decide.ownership import ClaimOwnership, OwnedClaim
-from controller.allocate.decide.placement import FreeRoom, Placement, Placements
-from controller.allocate.decide.pool_owners import Owner
+from controller.allocate.decide.nodes.placement import FreeRoom, Placements
+from controller.allocate.decide.questions import (
+    NoFit,
+    PodDecision,
+    PoolTerms,
+    Question,
+    Trial,
+    first_problem,
+    why_behind,
+    why_nominated,
+    why_withheld,
+)
+from controller.allocate.decide.state.claims import ClaimView, node_of
+from controller.allocate.decide.state.cluster_state import ClusterState
+from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claims_of, is_finished
+from controller.allocate.decide.state.ownership import ClaimOwnership
 from dra_driver.api.core import Pod
-from dra_driver.api.meta import Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.fleet import RequestShape, ShapeCount, count_shapes
+from dra_driver.nodefit.volumes import VolumeNeeds
 from dra_driver.ownership import PoolID, is_controller_taint
 from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
@@ -49,75 +58,9 @@ from dra_driver.structured import (
 )
 from dra_driver.structured.matching.constraints import attribute_of
 
-__all__ = ["NoFit", "PodDecider", "PodDecision", "Question", "Trial"]
+__all__ = ["PodDecider"]
 
 _V = TypeVar("_V")
-
-
-@dataclass(frozen=True, slots=True)
-class NoFit:
-    """The claims cannot be allocated now.
-
-    Attributes:
-        why: what was asked, what is there, and why it does not fit; or what gives this text, which is to be
-            called before the next decision.
-        claims: claims of ours that wait.
-        undo: allocations of the same pod, written before, without a reservation: they pin the pod to a node
-            where the rest does not fit.
-        elsewhere: kube-scheduler has what the claims ask for in pools of its own.
-        gave_up: whether there may be an answer that could not be found.
-    """
-
-    why: str | Callable[[], str]
-    claims: tuple[ResourceClaim, ...] = ()
-    undo: tuple[ResourceClaim, ...] = ()
-    elsewhere: bool = False
-    gave_up: bool = False
-
-    @property
-    def message(self) -> str:
-        """``why`` as a text, which may cost more than the decision."""
-        return self.why if isinstance(self.why, str) else self.why()
-
-
-PodDecision = Wait | Proceed | NoFit | Write
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a pod asks for that has claims to be allocated.
-
-    Attributes:
-        claims: all of the pod's.
-        ours: those that wait for this controller.
-        with_others: whether claims of other drivers wait as well, so that its node must suit those.
-        placement: the nodes that can take the pod, or could if pods of lower priority were evicted.
-    """
-
-    claims: tuple[ResourceClaim, ...]
-    ours: tuple[ResourceClaim, ...]
-    with_others: bool
-    placement: Placement
-
-
-@dataclass(slots=True)
-class Trial:
-    """What would be allocated if the answers for some pods of a group were written.
-
-    Attributes:
-        allocated: everything that is taken then.
-        claims: as they will be.
-    """
-
-    allocated: AllocatedState
-    claims: dict[Uid, ResourceClaim] = field(default_factory=dict)
-
-    def add(self, write: Write) -> None:
-        """Count the allocations of an answer as taken."""
-        for claim, allocation in write.allocations:
-            self.allocated = self.allocated.with_allocations([(str(claim.key), allocation)])
-            status = msgspec.structs.replace(claim.status, allocation=allocation)
-            self.claims[claim.metadata.uid] = msgspec.structs.replace(claim, status=status)
 
 
 class PodDecider:
@@ -182,6 +125,12 @@ class PodDecider:
             self._policies[pool] = policy
         self._stale.add(pool)
 
+    @property
+    def terms(self) -> PoolTerms:
+        """Which pools may be used."""
+        self._current()
+        return PoolTerms(self._ours, self._withheld, len(self._blocked))
+
     def refresh(self) -> None:
         """Take in what has changed; questions do the same."""
         self._current()
@@ -195,7 +144,7 @@ class PodDecider:
             # Maps that come from one another: the allocator looks at the pools that differ, and no others.
             known = {p: self._policies.get(p, self._default) for p in self._stale if p in cluster.pools}
             ours = {p: policy for p, policy in known.items() if p in cluster.own and p not in self._blocked}
-            withheld = {p: _why_withheld(cluster.owner(p)) for p in known if p not in ours}
+            withheld = {p: why_withheld(cluster.owner(p)) for p in known if p not in ours}
             self._every = _changed(self._every, known, self._stale)
             self._ours = _changed(self._ours, ours, self._stale)
             self._withheld = _changed(self._withheld, withheld, self._stale)
@@ -228,6 +177,15 @@ class PodDecider:
         """Return the labels of each node."""
         nodes = self._current().snapshot.nodes
         return {name: node.metadata.labels or {} for name, node in nodes.items()}
+
+    def labels_of(self, node: str) -> Mapping[str, str]:
+        """Return the labels of a node; none if it is not there."""
+        found = self._current().snapshot.nodes.get(node)
+        return (found.metadata.labels or {}) if found is not None else {}
+
+    def is_theirs(self, claim: ResourceClaim) -> bool:
+        """Return whether kube-scheduler allocates a claim."""
+        return self._current().ownership.claim(claim).ownership is ClaimOwnership.KUBE_SCHEDULER
 
     def attribute_values(self, allocations: Iterable[AllocationResult], name: str) -> set[str]:
         """Return the values that allocated devices have for a qualified attribute of strings."""
@@ -265,9 +223,21 @@ class PodDecider:
             self._snapshot(None), shapes, ignore_taint=is_controller_taint, pools=self._ours, budget=budget
         )
 
+    def beside(self, pod: Pod) -> bytes:
+        """Return what decides where a pod may go beside other pods: the same for pods that it holds for."""
+        return self._placements.beside(pod)
+
     def nodes_for(self, pod: Pod) -> Set[str]:
         """Return the nodes that can take the pod, as far as devices do not matter."""
         return self._placements.candidates(pod).nodes & self._current().snapshot.nodes.keys()
+
+    def volume_needs(self, pod: Pod) -> VolumeNeeds:
+        """Return what the volumes of a pod ask of a node, as far as that is looked at."""
+        return self._placements.volume_needs(pod)
+
+    def volumes_suit(self, pod: Pod, node: str) -> bool:
+        """Return whether the volumes of a pod can be used on a node, beside those of all others."""
+        return self._placements.volumes_suit(pod, node)
 
     def free(self, nodes: Collection[str], pods: Sequence[Pod]) -> FreeRoom:
         """Return what is left of nodes besides devices for some pods, which do not count there yet."""
@@ -279,6 +249,7 @@ class PodDecider:
         budget: Budget,
         avoid: Collection[str] = (),
         *,
+        earlier: Iterable[EarlierUser] = (),
         trial: Trial | None = None,
         within: Set[str] | None = None,
     ) -> PodDecision:
@@ -288,10 +259,13 @@ class PodDecider:
             pod: the pod.
             budget: what the decision may cost, together with others that share it.
             avoid: nodes that are left out.
+            earlier: pods that kube-scheduler looks at first, and that share claims with this one.
             trial: what is taken when other pods of its group are allocated; if None, what is taken now.
             within: only these nodes.
         """
-        question = self.question(pod, avoid, trial=trial)
+        question = self.question(pod, avoid, earlier=earlier, trial=trial)
+        if isinstance(question, Wait) and trial is None:
+            return self._without_a_claim(pod) or question
         if not isinstance(question, Question):
             return question
         claims, placement = question.claims, question.placement
@@ -307,7 +281,7 @@ class PodDecider:
             gave_up = answer.gave_up or (decision is not None and decision.gave_up)
             decision = replace(decision or answer, gave_up=gave_up)
         if decision is None:
-            decision = NoFit(placement.summary(), question.ours, self._undo(pod, claims))
+            decision = NoFit(placement.summary(), question.ours, self._undo(pod, claims), new_node=True)
         pending = [c for c in claims if c.status.allocation is None]
         if all(self._current().ownership.claim(c).elsewhere for c in pending) and self._fit_elsewhere(
             pending, trial, budget
@@ -316,7 +290,12 @@ class PodDecider:
         return decision
 
     def question(
-        self, pod: Pod, avoid: Collection[str] = (), *, trial: Trial | None = None
+        self,
+        pod: Pod,
+        avoid: Collection[str] = (),
+        *,
+        earlier: Iterable[EarlierUser] = (),
+        trial: Trial | None = None,
     ) -> Question | PodDecision:
         """Return what a pod asks for, or what is decided without looking for devices; as for ``decide``."""
         claims = self._claims_of(pod, trial)
@@ -327,7 +306,7 @@ class PodDecider:
             held = (node_of(c.status.allocation) for c in claims if c.status.allocation is not None)
             return Proceed(next((node for node in held if node is not None), None))
         owned = [self._current().ownership.claim(c) for c in pending]
-        problem = _first_problem(owned)
+        problem = first_problem(owned)
         ours = [c for c, i in zip(pending, owned, strict=True) if i.ownership is ClaimOwnership.OURS]
         if all(i.ownership is ClaimOwnership.KUBE_SCHEDULER for i in owned):
             return Proceed(theirs=True)
@@ -338,6 +317,9 @@ class PodDecider:
             pairs = zip(pending, owned, strict=True)
             waiting = tuple(c for c, i in pairs if i.ownership in (ClaimOwnership.OURS, ClaimOwnership.MIXED))
             return NoFit(problem, waiting)
+        if why := self._placements.volume_needs(pod).problem:
+            undo = self._undo(pod, claims)
+            return NoFit(why, tuple(ours), undo) if undo else Wait(why, volumes=True)
         if any(map(self._claims.is_assumed, claims)):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         placement = self._placements.candidates(pod, avoid)
@@ -346,20 +328,28 @@ class PodDecider:
             only = nominated.keys() if len(nominated) == 1 else frozenset[str]()
             placement = replace(placement, nodes=placement.nodes & only, evicting=placement.evicting & only)
             if not (placement.nodes or placement.evicting):
-                return NoFit(_why_nominated(nominated), tuple(ours), self._undo(pod, claims))
+                return NoFit(why_nominated(nominated), tuple(ours), self._undo(pod, claims))
+        keys = {c.key for c in pending}
+        for user in earlier:
+            nodes = user.goes_along(keys, placement.nodes)
+            placement = replace(placement, nodes=nodes, evicting=user.goes_along(keys, placement.evicting))
+            if not (nodes or placement.evicting):
+                return NoFit(why_behind(user), tuple(ours), self._undo(pod, claims))
         return Question(tuple(claims), tuple(ours), len(pending) > len(ours), placement)
 
     def solve_group(
         self,
         members: Sequence[tuple[Pod, Question, Set[str]]],
         levels: Sequence[Level],
+        least: int,
         budget: Budget,
     ) -> GroupAllocated | GroupRefused | Failed:
-        """Find nodes and devices for pods that have claims of this controller only, for all or for none.
+        """Find nodes and devices for pods that have claims of this controller only, or for none.
 
         Args:
             members: with what they ask for, and the nodes that they may go to.
             levels: of topology that they share.
+            least: how many of them suffice, the first ones.
             budget: what the answer may cost.
         """
         nodes: set[str] = set()
@@ -370,6 +360,7 @@ class PodDecider:
             self._snapshot(None),
             [GroupMember(q.claims, n, free.needs(pod)) for pod, q, n in members],
             levels=levels,
+            least=least,
             free=free.nodes,
             ignore_taint=is_controller_taint,
             pools=self._ours,
@@ -444,7 +435,7 @@ class PodDecider:
                     text = outcome.summary()
                     return f"{text}; {placement.summary()}" if placement.rejected else text
 
-                return NoFit(why, ours, self._undo(pod, claims))
+                return NoFit(why, ours, self._undo(pod, claims), new_node=True)
             case Failed(message):
                 return NoFit(message, ours, self._undo(pod, claims), gave_up=outcome.gave_up)
 
@@ -502,6 +493,15 @@ class PodDecider:
             if not left:
                 return alone
 
+    def _without_a_claim(self, pod: Pod) -> NoFit | None:
+        """Return what a pod gives back because a claim is missing without which it cannot run."""
+        missing = self._claims_of(pod, None)
+        if not isinstance(missing, Wait):
+            return None
+        found = [c for key in claims_of(pod) if (c := self._claims.get(key)) is not None]
+        undo = self._undo(pod, found)
+        return NoFit(missing.reason, (), undo) if undo else None
+
     def _undo(self, pod: Pod, claims: Sequence[ResourceClaim]) -> tuple[ResourceClaim, ...]:
         if pod.spec.node_name:
             return ()
@@ -525,27 +525,3 @@ def _changed(
     set_ = {p: value for p, value in now.items() if known.get(p) != value}
     gone = [p for p in asked if p not in now and p in known]
     return known.updated(set_, gone) if set_ or gone else known
-
-
-def _why_nominated(nominated: Mapping[str, str]) -> str:
-    named = ", ".join(f"pod {pod} to node {node}" for node, pod in sorted(nominated.items()))
-    return f"kube-scheduler may be binding {named}, so its claims cannot be allocated elsewhere yet"
-
-
-def _why_withheld(owner: Owner | None) -> str:
-    """Return why this controller does not allocate from a pool, as a predicate."""
-    match owner:
-        case Owner.OTHERS:
-            return "allocated by kube-scheduler"
-        case Owner.OTHER_CONTROLLER:
-            return "allocated by another controller"
-        case _:
-            return "blocked during republishing or handover"
-
-
-def _first_problem(owned: Sequence[OwnedClaim]) -> str:
-    for kind in (ClaimOwnership.MIXED, ClaimOwnership.UNKNOWN):
-        for ownership in owned:
-            if ownership.ownership is kind:
-                return ownership.reason
-    return ""

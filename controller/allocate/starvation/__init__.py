@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from controller.allocate.starvation.setting_aside import SettingAside
+from controller.allocate.starvation.shown import SetAsideCondition
 
-__all__ = ["SettingAside"]
+__all__ = ["SetAsideCondition", "SettingAside"]

@@ -46,24 +46,25 @@ def main(descriptor: int, parent: int) -> int:
         except (BrokenPipeError, ConnectionResetError):
             return 0
         finally:
-            for lane in (service.slow, service.shapes):
+            for lane in (service.slow, service.shapes, service.plans):
                 if lane is not None:
                     lane.close()
 
 
 def _wait(connection: socket.socket, service: Service) -> None:
-    """Serve the slow lane and the counts until there is a message."""
+    """Serve the slow lane, the counts and the plans until there is a message."""
     while True:
-        slow, shapes = service.slow, service.shapes
-        if shapes is not None:
-            shapes.look()
-        counting = list(shapes.pipes) if shapes is not None else []
+        slow = service.slow
+        others = [lane for lane in (service.shapes, service.plans) if lane is not None]
+        for lane in others:
+            lane.look()
+        copies = [pipe for lane in others for pipe in lane.pipes]
         pipes = list(slow.pipes) if slow is not None else []
         timeout = slow.timeout if slow is not None else None
         timeout = _IDLE_SECONDS if timeout is None else min(timeout, _IDLE_SECONDS)
         # No ``select``: it takes no descriptors from 1,024 on, and the controller may have given us one.
         poll = select.poll()
-        for descriptor in (connection.fileno(), *pipes, *counting):
+        for descriptor in (connection.fileno(), *pipes, *copies):
             poll.register(descriptor, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(math.ceil(timeout * 1000))]
         if not ready:
@@ -73,9 +74,9 @@ def _wait(connection: socket.socket, service: Service) -> None:
             for pipe in ready:
                 if pipe in pipes:
                     slow.read(pipe)
-        if shapes is not None:
+        for lane in others:
             for pipe in ready:
-                shapes.read(pipe)
+                lane.read(pipe)
         if connection.fileno() in ready:
             return
 

@@ -39,8 +39,8 @@ def memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def bound_copy(more: int, seconds: float) -> None:
-    """Limit this process for good: to so many bytes more than it has, and to seconds of CPU time."""
+def bound_copy(more: int, seconds: float, nice: int) -> None:
+    """Limit this process for good: to so many bytes more than it has, to seconds of CPU time, in priority."""
     limit, cpu = _used() + more, math.ceil(seconds)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = limit if hard < 0 else min(limit, hard)
@@ -48,7 +48,7 @@ def bound_copy(more: int, seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
-        os.nice(5)
+        os.nice(nice)
 
 
 def end_with_parent(parent: int) -> None:

@@ -14,6 +14,7 @@ from controller.allocate.answers.decider import Answered, WorkerEnded
 from controller.allocate.answers.freshness import Knowledge
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import Change, Lane, PodQuestion, Settings
+from controller.allocate.plans import PlanAnswer, PlanQuestion
 from controller.allocate.worker.child import Child, WorkerChild
 from controller.allocate.worker.watch import Facts, Watch
 from controller.allocate.worker.wire import (
@@ -29,6 +30,7 @@ from controller.allocate.worker.wire import (
     decision_of,
     frame,
     frame_of_change,
+    plan_of,
     pods_placed,
 )
 from dra_driver.api import codec
@@ -113,6 +115,7 @@ class WorkerProcess:
         self._written = 0
         self._number = 0
         self._asked: dict[int, _Asked] = {}
+        self._plans: dict[int, asyncio.Future[PlanAnswer]] = {}
         # The question of the fast lane that is worked on; the one that the worker is stopped for.
         self._begun: int | None = None
         self._blamed: int | None = None
@@ -140,6 +143,16 @@ class WorkerProcess:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 unwanted(answer.result())
             raise
+
+    async def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """See ``Answers.plan``."""
+        while not self._ready.is_set():
+            await self._ready.wait()
+        self._number += 1
+        answer: asyncio.Future[PlanAnswer] = asyncio.get_running_loop().create_future()
+        self._plans[self._number] = answer
+        self._write(frame(Code.PLAN, self._number, question))
+        return await answer
 
     def mistrust(self, reason: str) -> None:
         """See ``Answers.mistrust``."""
@@ -244,12 +257,19 @@ class WorkerProcess:
         for number, one in asked.items():
             if not one.answer.done():
                 one.answer.set_exception(WorkerEnded(blamed=number == self._blamed))
+        plans, self._plans = self._plans, {}
+        for plan in plans.values():
+            if not plan.done():
+                plan.set_exception(WorkerEnded(blamed=False))
 
     # --- messages -------------------------------------------------------------------------------------------
 
     def _received(self, message: Frame) -> None:
         if message.code == Code.SHAPES:
             self._counted(counts_of(message, self._settings.shapes))
+            return
+        if message.code == Code.PLANNED:
+            self._planned(message)
             return
         number, asked = message.number, self._asked.get(message.number)
         if message.code not in (Code.BEGUN, Code.ANSWER):
@@ -282,6 +302,14 @@ class WorkerProcess:
             asked.unwanted(answered)
         else:
             asked.answer.set_result(answered)
+
+    def _planned(self, message: Frame) -> None:
+        plan = self._plans.pop(message.number, None)
+        if plan is None:
+            raise DecodeError(f"plan {message.number}, which was not asked for")
+        answer = plan_of(message, self._journal.version)
+        if not plan.done():
+            plan.set_result(answer)
 
     def _next(self) -> int | None:
         """Return the oldest question of the fast lane: they are answered one after the other."""

@@ -27,7 +27,9 @@ from controller.allocate.decide import (
     Settings,
     Write,
 )
+from controller.allocate.plans import PlanAnswer, PlanQuestion
 from controller.allocate.worker import limits
+from controller.allocate.worker.plan_lane import PlanLane
 from controller.allocate.worker.shape_lane import ShapeLane
 from controller.allocate.worker.slow_lane import Outcome, SlowLane
 from controller.allocate.worker.wire import (
@@ -76,6 +78,7 @@ class Service:
         self._tidied = time.monotonic()
         self.slow: SlowLane | None = None
         self.shapes: ShapeLane | None = None
+        self.plans: PlanLane | None = None
 
     def handle(self, message: Frame) -> None:
         """Take in one message.
@@ -96,10 +99,21 @@ class Service:
                 done=self._done,
                 connection=self._connection,
             )
+            self.plans = PlanLane(
+                self._decisions,
+                memory=self._start.memory,
+                version=lambda: self._version,
+                done=self._planned,
+                connection=self._connection,
+            )
             return
         assert self._decisions is not None
         if message.code == Code.QUESTION:
             self._answer(message.number, codec.decode(PodQuestion, message.body))
+            return
+        if message.code == Code.PLAN:
+            assert self.plans is not None
+            self.plans.add(message.number, codec.decode(PlanQuestion, message.body))
             return
         self._version = message.number
         if message.code == Code.READY:
@@ -184,6 +198,10 @@ class Service:
     def _counted(self, counts: bytes) -> None:
         """Send how often request shapes fit."""
         self._send(frame_of_counts(counts))
+
+    def _planned(self, number: int, answer: PlanAnswer) -> None:
+        """Send a plan."""
+        self._send(frame(Code.PLANNED, number, answer))
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the slow lane has found. It is not assumed: others may have its devices by now."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Final
 
 from controller.allocate.decide import Decisions
@@ -24,15 +21,6 @@ _SHARE: Final = 20
 _LOOK_SECONDS: Final = 1.0
 # CPU time of a count. What was counted until then is reported as "at least".
 _SECONDS: Final = 20.0
-_CHUNK: Final = 1 << 16
-
-
-@dataclass(slots=True)
-class _Copy:
-    pipe: int
-    process: int
-    started: float
-    data: bytearray = field(default_factory=bytearray)
 
 
 class ShapeLane:
@@ -62,7 +50,8 @@ class ShapeLane:
         self._clock = clock
         self._counted: object = None
         self._next = 0.0
-        self._copy: _Copy | None = None
+        self._copy: copies.Copy | None = None
+        self._started = 0.0
 
     @property
     def pipes(self) -> Collection[int]:
@@ -73,8 +62,8 @@ class ShapeLane:
         """Begin a count if it is time for one, and stop one that takes too long."""
         now = self._clock()
         if self._copy is not None:
-            if now - self._copy.started > 5 * (_SECONDS + copies.GRACE_SECONDS):
-                os.kill(self._copy.process, signal.SIGKILL)
+            if now - self._started > 5 * (_SECONDS + copies.GRACE_SECONDS):
+                self._copy.stop()
             return
         if now < self._next:
             return
@@ -86,13 +75,13 @@ class ShapeLane:
         self._counted, self._next = state, now + _LEAST_SECONDS
         # Without more processes, files or memory, the next look tries again.
         with contextlib.suppress(OSError):
-            pipe, process = copies.begin(
+            self._copy = copies.begin(
                 lambda: codec.encode(self._decisions.count_shapes(_SECONDS)),
                 connection=self._connection,
                 memory=self._memory,
                 seconds=_SECONDS,
             )
-            self._copy = _Copy(pipe, process, now)
+            self._started = now
             return
         self._counted = None
 
@@ -101,23 +90,14 @@ class ShapeLane:
         copy = self._copy
         if copy is None or copy.pipe != pipe:
             return
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(pipe, _CHUNK):
-                copy.data += data
-                if len(copy.data) > LARGEST:
-                    os.kill(copy.process, signal.SIGKILL)
-                    break
+        if (ended := copy.read(LARGEST)) is not None:
             self._copy = None
-            os.close(pipe)
-            _, status, used = os.wait4(copy.process, 0)
-            self._next = max(self._next, self._clock() + _SHARE * (used.ru_utime + used.ru_stime))
-            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            self._next = max(self._next, self._clock() + _SHARE * ended.seconds)
+            if ended.has_result:
                 self._done(bytes(copy.data))
 
     def close(self) -> None:
         """Stop the count."""
         if self._copy is not None:
-            os.kill(self._copy.process, signal.SIGKILL)
-            os.close(self._copy.pipe)
-            os.waitpid(self._copy.process, 0)
+            self._copy.close()
             self._copy = None

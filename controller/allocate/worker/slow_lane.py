@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from controller.allocate.decide import Decisions, PodQuestion
-from controller.allocate.worker import copies, limits
+from controller.allocate.worker import copies
 from controller.allocate.worker.wire import LARGEST, Answer, packed_answer
 from dra_driver.api import codec
 from dra_driver.errors import DecodeError
 
 __all__ = ["Outcome", "SlowLane"]
 
-_CHUNK: Final = 1 << 16
 # What a question counts for that no copy could be made for.
 _NO_ROOM_SECONDS: Final = 0.5
 
@@ -56,11 +53,10 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class _Copy:
+class _UnderWay:
     asked: _Asked
-    process: int
+    copy: copies.Copy
     started: float
-    data: bytearray = field(default_factory=bytearray)
     overdue: bool = False
 
 
@@ -96,7 +92,7 @@ class SlowLane:
         self._done = done
         self._connection = connection
         self._waiting: deque[_Asked] = deque()
-        self._copies: dict[int, _Copy] = {}  # by pipe
+        self._copies: dict[int, _UnderWay] = {}  # by pipe
 
     @property
     def pipes(self) -> Collection[int]:
@@ -122,10 +118,10 @@ class SlowLane:
     def look(self) -> None:
         """Stop what takes too long, and begin what there is room for."""
         now = time.monotonic()
-        for copy in self._copies.values():
-            if not copy.overdue and now - copy.started >= self._wall_seconds:
-                copy.overdue = True
-                os.kill(copy.process, signal.SIGKILL)
+        for one in self._copies.values():
+            if not one.overdue and now - one.started >= self._wall_seconds:
+                one.overdue = True
+                one.copy.stop()
         while self._waiting and len(self._copies) < self._most:
             asked = self._waiting.popleft()
             self._begin(replace(asked, version=self._state()[0], answers=self._state()[1]))
@@ -133,10 +129,8 @@ class SlowLane:
     def close(self) -> None:
         """Stop everything."""
         self._waiting.clear()
-        for pipe, copy in self._copies.items():
-            os.kill(copy.process, signal.SIGKILL)
-            os.close(pipe)
-            os.waitpid(copy.process, 0)
+        for one in self._copies.values():
+            one.copy.close()
         self._copies.clear()
 
     def _begin(self, asked: _Asked) -> None:
@@ -146,43 +140,33 @@ class SlowLane:
             return packed_answer(answer, asked.version, asked.answers, slow=True)
 
         try:
-            pipe, process = copies.begin(
-                work, connection=self._connection, memory=self._memory, seconds=self._seconds
-            )
+            copy = copies.begin(work, connection=self._connection, memory=self._memory, seconds=self._seconds)
         except OSError as e:
             # No more processes, files or memory: this question waits for a while, the others go on.
             text = f"what there is: {e.strerror}"
             found = Outcome(asked.number, asked.question, None, asked.version, asked.answers)
             self._done(replace(found, limit=text, seconds=_NO_ROOM_SECONDS))
             return
-        self._copies[pipe] = _Copy(asked, process, time.monotonic())
+        self._copies[copy.pipe] = _UnderWay(asked, copy, time.monotonic())
 
     def read(self, pipe: int) -> None:
         """Take in what a copy has sent, and report the outcome when it has ended."""
-        copy = self._copies[pipe]
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(pipe, _CHUNK):
-                copy.data += data
-                if len(copy.data) > LARGEST:
-                    os.kill(copy.process, signal.SIGKILL)
-                    break
+        one = self._copies[pipe]
+        if (ended := one.copy.read(LARGEST)) is not None:
             del self._copies[pipe]
-            os.close(pipe)
-            _, status, used = os.wait4(copy.process, 0)
-            outcome = self._outcome(copy, status)
-            self._done(replace(outcome, seconds=used.ru_utime + used.ru_stime))
+            self._done(replace(self._outcome(one, ended), seconds=ended.seconds))
             self.look()
 
-    def _outcome(self, copy: _Copy, status: int) -> Outcome:
-        asked = copy.asked
+    def _outcome(self, one: _UnderWay, ended: copies.Ended) -> Outcome:
+        asked = one.asked
         found = Outcome(asked.number, asked.question, None, asked.version, asked.answers)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        if ended.has_result:
             with contextlib.suppress(DecodeError):
-                return replace(found, answer=codec.decode(Answer, bytes(copy.data)))
-        if copy.overdue:
+                return replace(found, answer=codec.decode(Answer, bytes(one.copy.data)))
+        if one.overdue:
             return replace(found, limit=f"{self._wall_seconds:g} s")
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == limits.EXIT_MEMORY:
+        if ended.lacked_memory:
             return replace(found, limit=f"{self._memory >> 20} MiB of memory")
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+        if ended.was_stopped:
             return replace(found, limit=f"{self._seconds:g} s of CPU time, or what memory there is")
         return replace(found, limit="what can be worked out: the decision failed")

@@ -34,6 +34,7 @@ from controller.allocate.decide import (
     Place,
     PodAnswer,
     PodExpected,
+    PodGroupsUnknown,
     PodID,
     PodQuestion,
     PoolChanged,
@@ -43,20 +44,30 @@ from controller.allocate.decide import (
     Refuse,
     SetAside,
     Settings,
+    VolumesKnown,
     Wait,
     Watched,
     Write,
 )
+from controller.allocate.plans import LARGEST_PLAN, PlanAnswer
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
     DeviceTaintRule,
     ResourceClaim,
     ResourceSlice,
+)
+from dra_driver.api.scheduling import PodGroup
+from dra_driver.api.storage import (
+    CSINode,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
+    VolumeAttachment,
 )
 from dra_driver.errors import DecodeError
 from dra_driver.fleet import RequestShape, ShapeCount
@@ -80,6 +91,7 @@ __all__ = [
     "frame_of_change",
     "frame_of_counts",
     "packed_answer",
+    "plan_of",
     "pods_placed",
 ]
 
@@ -98,6 +110,12 @@ _KINDS: Final[tuple[type[Watched], ...]] = (
     ResourceSlice,
     DeviceInventory,
     DeviceTaintRule,
+    PersistentVolumeClaim,
+    PersistentVolume,
+    StorageClass,
+    CSINode,
+    VolumeAttachment,
+    PodGroup,
 )
 _CHANGES: Final[tuple[type[Any], ...]] = (
     ClaimAssumed,
@@ -110,6 +128,8 @@ _CHANGES: Final[tuple[type[Any], ...]] = (
     NamespaceStruck,
     GroupHeld,
     DevicesSetAside,
+    VolumesKnown,
+    PodGroupsUnknown,
 )
 
 
@@ -128,6 +148,10 @@ class Code:
     """From the worker: ``Answer`` to the question with the number."""
     SHAPES: Final = 6
     """From the worker, now and then: ``ShapeCount`` of every shape of the settings, in their order."""
+    PLAN: Final = 7
+    """To the worker: ``PlanQuestion``; the number is the question's."""
+    PLANNED: Final = 8
+    """From the worker: ``PlanAnswer`` to the plan with the number."""
     CLAIM_SEEN: Final = 31
     SEEN: Final = 32
     GONE: Final = 48
@@ -240,6 +264,7 @@ class ClaimRef(NamedTuple):
 class _Wait(msgspec.Struct, frozen=True, tag="wait"):
     reason: str
     poll: float
+    volumes: bool = False
 
 
 class _Proceed(msgspec.Struct, frozen=True, tag="proceed"):
@@ -253,6 +278,7 @@ class _Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     undo: tuple[ClaimRef, ...]
     elsewhere: bool
     signature: bytes
+    new_node: bool = False
 
 
 class _Hard(msgspec.Struct, frozen=True, tag="hard"):
@@ -375,14 +401,35 @@ def counts_of(message: Frame, shapes: Iterable[RequestShape]) -> tuple[ShapeCoun
     return counts
 
 
+def plan_of(message: Frame, version: int) -> PlanAnswer:
+    """Return the plan that a message carries.
+
+    Args:
+        message: that was received.
+        version: of the last change that was sent.
+
+    Raises:
+        DecodeError: no worker in order sends it.
+    """
+    if len(message.body) > LARGEST_PLAN + _LONGEST_TEXT:
+        raise DecodeError(f"a plan of {len(message.body)} bytes")
+    answer = codec.decode(PlanAnswer, message.body)
+    if not 0 <= answer.version <= version or not 0 <= answer.seconds <= _LONGEST_WAIT:
+        raise DecodeError(f"a plan of version {answer.version}, in {answer.seconds} s")
+    if len(answer.limit) > _LONGEST_TEXT or bool(answer.limit) is not (bytes(answer.plan) == b"null"):
+        raise DecodeError("a plan and a reason why there is none")
+    return answer
+
+
 def _packed(decision: Decision) -> _Packed:
     match decision:
-        case Wait(reason, poll):
-            return _Wait(reason, poll)
+        case Wait(reason, poll, volumes):
+            return _Wait(reason, poll, volumes)
         case Proceed(node, theirs):
             return _Proceed(node, theirs)
-        case Refuse(message, claims, undo, elsewhere, signature):
-            return _Refuse(message, tuple(map(_ref, claims)), tuple(map(_ref, undo)), elsewhere, signature)
+        case Refuse(message, claims, undo, elsewhere, signature, new_node):
+            refs = tuple(map(_ref, claims)), tuple(map(_ref, undo))
+            return _Refuse(message, *refs, elsewhere, signature, new_node)
         case Hard():
             return _Hard()
         case SetAside(rank, places):
@@ -427,13 +474,13 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
         return claim
 
     match answer.decision:
-        case _Wait(reason, poll):
-            return Wait(reason, poll)
+        case _Wait(reason, poll, volumes):
+            return Wait(reason[:_LONGEST_TEXT], poll, volumes)
         case _Proceed(node, theirs):
             return Proceed(node, theirs)
-        case _Refuse(message, claims, undo, elsewhere, signature):
-            text = message[:_LONGEST_TEXT]
-            return Refuse(text, tuple(newest(claims)), tuple(map(found, undo)), elsewhere, signature)
+        case _Refuse(message, claims, undo, elsewhere, signature, new_node):
+            text, named = message[:_LONGEST_TEXT], tuple(newest(claims))
+            return Refuse(text, named, tuple(map(found, undo)), elsewhere, signature, new_node)
         case _Hard():
             return Hard()
         case _SetAside(rank, places):

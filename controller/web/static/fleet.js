@@ -8,6 +8,8 @@ const nodes = new Map();          // node → Map of its pools
 const elements = new Map();       // node → element
 const shown = new Set(STATES);    // states that are not dimmed
 const dirty = new Set();          // nodes to draw again
+const rows = new Map();           // waiting claim → its lines in the table
+let asked = "", planNumber = 0;   // a pod that is asked about by its name; for identifiers
 let waiting = [], waitingTotal = 0, nodeCount = 0, chosen = null, frame = 0, needle = "";
 
 const $ = (id) => document.getElementById(id);
@@ -161,14 +163,81 @@ function drawSummary() {
 }
 
 function drawWaiting() {
-  $("waiting").hidden = waitingTotal === 0;
-  document.querySelector("#waiting tbody").replaceChildren(...waiting.map((claim) => {
-    const line = make("tr");
-    line.append(make("td", claim.claim), make("td", claim.pods.join(", ") || "–"), make("td", claim.reason));
-    return line;
-  }));
+  $("waiting").hidden = waitingTotal === 0 && !asked;
+  const body = document.querySelector("#waiting tbody");
+  const lines = [];
+  const claims = new Set();
+  for (const claim of waiting) {
+    claims.add(claim.claim);
+    lines.push(...waitingLines(claim));
+  }
+  for (const [name, row] of rows) {
+    if (claims.has(name)) continue;
+    rows.delete(name);
+    plans.delete(row.pod);
+    row.line.remove();
+    row.plan.remove();
+  }
+  // What stands where it belongs is left alone: it may have the focus.
+  let next = body.firstElementChild;
+  for (const line of lines) {
+    if (line === next) next = next.nextElementSibling;
+    else body.insertBefore(line, next);
+  }
+  while (next) {
+    const gone = next;
+    next = next.nextElementSibling;
+    gone.remove();
+  }
   const rest = waitingTotal - waiting.length;
   document.querySelector("#waiting .more").textContent = rest > 0 ? `and ${rest} more` : "";
+  $("other").hidden = rest <= 0 && !asked;
+}
+
+function waitingLines(claim) {
+  let row = rows.get(claim.claim);
+  if (!row) {
+    row = waitingRow(claim.claim);
+    rows.set(claim.claim, row);
+  }
+  const pod = claim.pods.length ? `${claim.claim.split("/")[0]}/${claim.pods[0]}` : "";
+  if (pod !== row.pod) {
+    plans.delete(row.pod);
+    row.pod = pod;
+  }
+  put(row.pods, claim.pods.join(", ") || "–");
+  put(row.reason, claim.reason);
+  row.button.hidden = !pod;
+  row.button.setAttribute("aria-label", `What would make ${pod} fit?`);
+  row.button.setAttribute("aria-expanded", String(plans.has(pod)));
+  return plans.has(pod) ? [row.line, row.plan] : [row.line];
+}
+
+function waitingRow(claim) {
+  const id = `plan-${(planNumber += 1)}`;
+  const row = { pod: "", line: make("tr"), plan: make("tr", undefined, { class: "plan" }) };
+  row.pods = make("td");
+  row.reason = make("td");
+  row.button = make("button", "Plan", { type: "button", class: "ask", "aria-controls": id });
+  row.button.addEventListener("click", () => {
+    if (plans.delete(row.pod)) drawWaiting();
+    else askPlan(row.pod, () => redrawPlan(row, cell));
+  });
+  const last = make("td");
+  last.append(row.button);
+  row.line.append(make("td", claim), row.pods, row.reason, last);
+  const cell = make("td", undefined, { id, colspan: "4", "aria-live": "polite" });
+  row.plan.append(cell);
+  return row;
+}
+
+function redrawPlan(row, cell) {
+  drawWaiting();
+  if (plans.has(row.pod)) drawPlan(cell, row.pod, () => redrawPlan(row, cell));
+}
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }
 
 function drawDetail() {
@@ -229,7 +298,7 @@ function connect() {
     tell("live");
     apply(JSON.parse(event.data));
   });
-  source.addEventListener("standby", () => again("this replica stands by; looking for the one that leads …"));
+  source.addEventListener("standby", (event) => again(`${JSON.parse(event.data).text}; looking for it …`));
   source.addEventListener("busy", () => again("too many readers; trying again …"));
   source.onerror = () => again("not connected, what you see is old; trying again …");
 }
@@ -252,6 +321,14 @@ $("filter").addEventListener("input", (event) => {
 $("nodes").addEventListener("click", (event) => {
   const button = event.target.closest(".device");
   if (button) choose({ key: button.dataset.pool, device: button.dataset.device });
+});
+$("other").addEventListener("submit", (event) => {
+  event.preventDefault();
+  plans.delete(asked);
+  asked = $("other-pod").value.trim();
+  const again = () => { if (plans.has(asked)) drawPlan($("other-plan"), asked, again); };
+  if (asked) askPlan(asked, again);
+  else $("other-plan").replaceChildren();
 });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape" && chosen) choose(null); });
 connect();

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import yaml
 
 from dra_driver.api import codec
@@ -46,16 +47,20 @@ from dra_driver.structured import (
 )
 
 __all__ = [
+    "Exported",
     "Manifests",
     "add_claim_argument",
     "add_file_argument",
     "add_node_policy_argument",
     "decode_object",
     "documents",
+    "documents_of",
     "explained",
+    "exported",
     "items_of",
     "namespaced",
     "read",
+    "read_text",
     "run_allocate",
 ]
 
@@ -64,6 +69,8 @@ _KINDS: dict[str, Resource[Any]] = {
 }
 # Nodes and pods have many fields that we do not model; all others are written by people, who mistype.
 _LENIENT = frozenset({"Node", "Pod"})
+# Characters of a text that begins with a brace and may be YAML all the same: it is read slowly.
+_LONGEST_FLOW = 1_000_000
 
 
 def add_file_argument(parser: argparse._ActionsContainer) -> None:
@@ -184,22 +191,43 @@ def documents(name: str) -> Iterator[Any]:
     Raises:
         InvalidInput: the file cannot be read, or is neither YAML nor JSON.
     """
+    yield from documents_of(read_text(name), name)
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file, or of stdin for ``-``.
+
+    Raises:
+        InvalidInput: the file cannot be read, or is not UTF-8.
+    """
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise InvalidInput(f"{name}: {getattr(e, 'strerror', None) or e}") from e
+
+
+def documents_of(text: str, name: str) -> Iterator[Any]:
+    """Yield the documents of a text; ``name`` is for messages.
+
+    Raises:
+        InvalidInput: it is neither YAML nor JSON.
+    """
+    not_json = ""
     if text.lstrip().startswith("{"):
         try:
             # What kubectl writes with -o json: YAML as well, but read a hundred times as fast.
             yield json.loads(text)
-        except ValueError:
-            pass
+        except ValueError as e:
+            not_json = str(e)
+            if len(text) > _LONGEST_FLOW:
+                raise InvalidInput(f"{name}: not JSON: {e}") from e
         else:
             return
     try:
         yield from (d for d in yaml.load_all(text, Loader=_Loader) if d is not None)
     except yaml.YAMLError as e:
-        raise InvalidInput(f"{name}: not YAML: {' '.join(str(e).split())}") from e
+        why = f"neither JSON ({not_json}) nor YAML" if not_json else "not YAML"
+        raise InvalidInput(f"{name}: {why}: {' '.join(str(e).split())}") from e
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -229,6 +257,61 @@ def items_of(document: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from items_of(item if kind == "List" else {**inner, **item}, f"{where}, items[{i}]")
     else:
         yield where, document
+
+
+class _HeadMeta(msgspec.Struct):
+    uid: str = ""
+
+
+class _Head(msgspec.Struct, rename="camel"):
+    """What tells how to read an object."""
+
+    kind: str = ""
+    api_version: str = ""
+    metadata: _HeadMeta = msgspec.field(default_factory=_HeadMeta)
+    items: tuple[msgspec.Raw, ...] | None = None
+
+
+class Exported(NamedTuple):
+    """An object of an export, not read yet.
+
+    Attributes:
+        kind, version: of the object.
+        stored: whether an API server has had it, so that it has no fields which a person mistyped.
+        text: its JSON.
+    """
+
+    kind: str
+    version: str
+    stored: bool
+    text: msgspec.Raw
+
+
+_HEADS = msgspec.json.Decoder(_Head)
+
+
+def exported(text: str) -> list[Exported] | None:
+    """Return the objects of a list as kubectl exports it with ``-o json``; None if the text is no such list.
+
+    They are not taken apart, which for the objects of thousands of nodes takes long.
+    """
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        whole = _HEADS.decode(text)
+        if whole.items is None or not whole.kind.endswith("List"):
+            return None
+        found: list[Exported] = []
+        for item in whole.items:
+            head = _HEADS.decode(item)
+            kind = head.kind or whole.kind.removesuffix("List")
+            if not kind or head.items is not None:
+                return None
+            version = head.api_version or whole.api_version
+            found.append(Exported(kind, version, bool(head.metadata.uid), item))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found
 
 
 def _add(manifests: Manifests, raw: dict[str, Any], where: str) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
 from typing import Final
 
-from controller.allocate.decide import levels_of
+from controller.allocate.plans import ClusterBuilder
 from dra_driver import cel
 from dra_driver.api import names
 from dra_driver.api.meta import ObjectMeta
@@ -18,7 +17,6 @@ from dra_driver.api.resource import (
     CapacityRequirements,
     CelSelector,
     DeviceClaim,
-    DeviceClass,
     DeviceConstraint,
     DeviceRequest,
     DeviceSelector,
@@ -26,15 +24,15 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceClaimSpec,
 )
-from dra_driver.cli.planning.clusters import NEEDS
 from dra_driver.errors import InvalidQuantity
 from dra_driver.planning import Workload
-from dra_driver.structured import GroupMember
+from dra_driver.structured import GroupMember, levels_of
 
 __all__ = ["add_request_arguments", "request_given", "workload_of"]
 
 _STANDARD: Final = {"pcieRoot": names.PCIE_ROOT, "numaNode": names.NUMA_NODE, "pciBusID": names.PCI_BUS_ID}
 _ATTRIBUTE: Final = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_DRIVER: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
 _FLAGS: Final = ("gpus", "memory", "model", "same", "mig", "device_class", "select", "pods", "domain")
 # What the API admits for one claim.
 _MOST_DEVICES: Final = 32
@@ -76,23 +74,28 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 def request_given(args: argparse.Namespace) -> list[str]:
     """Return the flags of a request that were given."""
-    return [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(args, name)]
+    return [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(args, name) not in (None, [])]
 
 
-def workload_of(
-    args: argparse.Namespace, classes: Sequence[DeviceClass], findings: list[str]
-) -> Workload | None:
+def workload_of(args: argparse.Namespace, builder: ClusterBuilder, findings: list[str]) -> Workload | None:
     """Return the workload that the flags describe; None, with findings, where they are wrong."""
     before = len(findings)
+    classes = builder.objects.classes
     driver = args.driver_name
     count = _number("--gpus", args.gpus, _MOST_DEVICES, findings)
     pods = _number("--pods", args.pods, _MOST_PODS, findings)
     capacity = _memory(args.memory, findings)
-    name = args.device_class or (f"mig.{driver}" if args.mig else driver)
+    name: str = f"mig.{driver}" if args.mig else driver
+    if args.device_class is not None:
+        name = args.device_class
+    if not _DRIVER.fullmatch(driver):
+        findings.append(
+            f"--driver-name {driver!r}: not a DNS name in lower case, for example {DEFAULT_DRIVER_NAME}"
+        )
     if classes and name not in {c.metadata.name for c in classes}:
-        flag = "--device-class" if args.device_class else "--driver-name"
+        flag = "--driver-name" if args.device_class is None else "--device-class"
         known = ", ".join(sorted(c.metadata.name for c in classes)) or "none"
-        findings.append(f"{flag}: there is no DeviceClass {name}; there are {known}")
+        findings.append(f"{flag}: there is no DeviceClass {name or repr(name)}; there are {known}")
     constraints: list[DeviceConstraint] = []
     for attribute in args.same:
         if not _ATTRIBUTE.fullmatch(attribute):
@@ -104,6 +107,8 @@ def workload_of(
     if isinstance(levels, str):
         findings.append(f"--domain: {levels}")
         levels = ()
+    elif any(level.count for level in levels):
+        findings.append("--domain: counts of members for each domain are not planned")
     selectors = _selectors(args, driver, findings)
     if len(findings) > before:
         return None
@@ -126,7 +131,7 @@ def workload_of(
                 ),
             ),
             None,
-            NEEDS.nothing,
+            builder.vectors.nothing,
         )
         for i in range(pods)
     )

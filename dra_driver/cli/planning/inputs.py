@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from controller.allocate.taint_rules import VERSIONS, served_rules
+import msgspec
+
+from controller.allocate.state.taint_rules import VERSIONS, served_rules
+from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS, Node, Pod
-from dra_driver.api.meta import ObjectKey, Resource
-from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
+from dra_driver.api.meta import ObjectKey, Resource, WireObject
+from dra_driver.api.own.policy import DEVICE_POLICIES, DevicePolicy
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -23,10 +26,12 @@ from dra_driver.api.resource import (
     device_taint_rules,
 )
 from dra_driver.cli.allocator import manifests
-from dra_driver.errors import Forbidden, InvalidInput
-from dra_driver.kube import KubeApi
+from dra_driver.errors import DecodeError, Forbidden, InvalidInput
+from dra_driver.ports import KubeClient
 
 __all__ = ["Objects", "RawWorkload", "from_cluster", "from_files"]
+
+_T = TypeVar("_T", bound=WireObject)
 
 WORKLOADS = ("CronJob", "Deployment", "Job", "JobSet", "Pod", "PodGroup", "ReplicaSet", "StatefulSet")
 _KINDS: dict[str, Resource[Any]] = {
@@ -78,7 +83,7 @@ class Objects:
     Attributes:
         pods_known: whether pods were looked for: without them, nothing is known about CPU and memory.
         workloads: objects with pods; of a cluster they are not listed.
-        where: claim or template → file and document.
+        where: claim → file and document.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -105,7 +110,12 @@ def from_files(files: Sequence[str], findings: list[str], *, ask: bool) -> Objec
     objects = Objects()
     for name in files:
         try:
-            for number, document in enumerate(manifests.documents(name), 1):
+            text = manifests.read_text(name)
+            stored = None if ask else manifests.exported(text)
+            if stored is not None:
+                _add_exported(objects, stored, name, findings)
+                continue
+            for number, document in enumerate(manifests.documents_of(text, name), 1):
                 for where, item in manifests.items_of(document, f"{name}, document {number}"):
                     try:
                         _add(objects, item, where, ask=ask)
@@ -116,12 +126,31 @@ def from_files(files: Sequence[str], findings: list[str], *, ask: bool) -> Objec
     return objects
 
 
+def _add_exported(
+    objects: Objects, stored: Sequence[manifests.Exported], name: str, findings: list[str]
+) -> None:
+    """Take in the objects of an export; those of kinds that do not matter are not read."""
+    for i, item in enumerate(stored):
+        resource = _KINDS.get(item.kind)
+        if resource is None and item.kind != "DeviceTaintRule":
+            continue
+        where = f"{name}, document 1, items[{i}]"
+        try:
+            if resource is not None and item.stored and item.version == resource.api_version:
+                _put(objects, codec.decode(resource.type, item.text), where)
+            else:
+                raw = {"kind": item.kind, "apiVersion": item.version, **msgspec.json.decode(item.text)}
+                _add(objects, raw, where, ask=False)
+        except DecodeError as e:
+            findings.append(f"{where}: {e}")
+        except InvalidInput as e:
+            findings.append(str(e))
+
+
 def _add(objects: Objects, raw: dict[str, Any], where: str, *, ask: bool) -> None:
     kind, version = str(raw["kind"]), str(raw.get("apiVersion", ""))
     if ask and kind in WORKLOADS:
-        if not isinstance(raw.get("spec"), dict):
-            raise InvalidInput(f"{where}: {kind}: spec is missing, or is not an object")
-        objects.workloads.append(RawWorkload(kind, raw, where))
+        _add_workload(objects, RawWorkload(kind, raw, where))
         return
     if kind == "DeviceTaintRule":
         served = {f"resource.k8s.io/{v}": device_taint_rules(v) for v in VERSIONS}
@@ -145,6 +174,19 @@ def _add(objects: Objects, raw: dict[str, Any], where: str, *, ask: bool) -> Non
     _put(objects, value, where)
 
 
+def _add_workload(objects: Objects, workload: RawWorkload) -> None:
+    where, raw = f"{workload.where}: {workload.kind}", workload.raw
+    for field_ in ("metadata", "spec"):
+        if not isinstance(raw.get(field_), dict):
+            raise InvalidInput(f"{where}: {field_} is missing, or is not an object")
+    if not (workload.metadata.get("name") or workload.metadata.get("generateName")):
+        raise InvalidInput(f"{where}: metadata.name is missing")
+    named = bool(workload.metadata.get("name"))
+    if named and any(workload.name == other.name for other in objects.workloads):
+        raise InvalidInput(f"{workload.where}: {workload.name} is given twice")
+    objects.workloads.append(workload)
+
+
 def _put(objects: Objects, value: Any, where: str) -> None:
     match value:
         case Node():
@@ -154,8 +196,13 @@ def _put(objects: Objects, value: Any, where: str) -> None:
         case DeviceClass():
             objects.classes.append(value)
         case ResourceClaim():
-            objects.claims.append(manifests.namespaced(value))
-            objects.where[objects.claims[-1].key] = where
+            claim = manifests.namespaced(value)
+            if claim.key in objects.where and not claim.metadata.uid:
+                raise InvalidInput(
+                    f"{where}: ResourceClaim {claim.key} is given twice, first in {objects.where[claim.key]}"
+                )
+            objects.claims.append(claim)
+            objects.where[claim.key] = where
         case ResourceClaimTemplate():
             objects.templates.append(value)
         case Pod():
@@ -167,26 +214,45 @@ def _put(objects: Objects, value: Any, where: str) -> None:
             raise AssertionError(f"{value} is not handled")
 
 
-async def from_cluster(client: KubeApi, notes: list[str]) -> Objects:
-    """Return what the cluster has at this moment; what may not be read is said in ``notes``."""
+async def from_cluster(
+    client: KubeClient, notes: list[str], progress: Callable[[str], None] = lambda _: None
+) -> Objects:
+    """Return what the cluster has at this moment.
+
+    Args:
+        client: of the cluster.
+        notes: gets a sentence for each kind that may not be read and that the answers can do without.
+        progress: is given a word about what is being read.
+
+    Raises:
+        Forbidden: with every right that is missing and needed.
+    """
+    denied: list[str] = []
+
+    async def listed(resource: Resource[_T], without: str = "") -> list[_T]:
+        progress(f"reading {resource.plural}")
+        try:
+            return list((await client.list(resource)).items)
+        except Forbidden as e:
+            right = f"{resource.plural}.{resource.group}".rstrip(".")
+            if without:
+                notes.append(f"{right} may not be listed: {without}")
+            else:
+                denied.append(f"the right to list {right} in the whole cluster is needed: {e}")
+            return []
+
     objects = Objects(
-        nodes=list((await client.list(NODES)).items),
-        slices=list((await client.list(RESOURCE_SLICES)).items),
-        classes=list((await client.list(DEVICE_CLASSES)).items),
-        claims=list((await client.list(RESOURCE_CLAIMS)).items),
+        nodes=await listed(NODES),
+        slices=await listed(RESOURCE_SLICES),
+        classes=await listed(DEVICE_CLASSES),
+        claims=await listed(RESOURCE_CLAIMS),
     )
-    resource = await served_rules(client)
-    try:
-        objects.rules = list((await client.list(resource)).items) if resource is not None else []
-    except Forbidden:
-        notes.append("DeviceTaintRules may not be read: their taints are not looked at")
-    try:
-        objects.pods = list((await client.list(PODS)).items)
-        objects.pods_known = True
-    except Forbidden:
-        notes.append("pods may not be read: priorities and what pods take of nodes are not looked at")
-    try:
-        objects.templates = list((await client.list(RESOURCE_CLAIM_TEMPLATES)).items)
-    except Forbidden:
-        notes.append("ResourceClaimTemplates may not be read: give them with -f where pods name them")
+    if denied:
+        raise Forbidden("; ".join(denied), code=403, reason="Forbidden")
+    if (rules := await served_rules(client)) is not None:
+        objects.rules = await listed(rules, "taints of DeviceTaintRules are not looked at")
+    before = len(notes)
+    objects.pods = await listed(PODS, "priorities and what pods take of nodes are not looked at")
+    objects.pods_known = len(notes) == before
+    objects.templates = await listed(RESOURCE_CLAIM_TEMPLATES, "give those that pods name with -f")
     return objects

@@ -1,141 +1,17 @@
-"""Answers of a plan, for people and as data. docs/plan.md describes the data."""
+"""Answers of a plan, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from controller.allocate.plans import holders_in_order, placement_data
 from dra_driver.cli.common import table
 from dra_driver.planning import Count, Holder, NewNodes, Plan, PlannedCluster
-from dra_driver.structured import Allocated, GroupAllocated, GroupMember
+from dra_driver.structured import GroupAllocated, GroupMember
 
-__all__ = ["data_of", "text_of"]
+__all__ = ["text_of"]
 
 _SHOWN = 12
-
-
-def data_of(plan: Plan, cluster: PlannedCluster) -> dict[str, Any]:
-    """Return the answers as plain data."""
-    return {
-        "workload": plan.workload.name,
-        "pods": len(plan.workload.members),
-        "fits": plan.placed is not None,
-        "certain": plan.certain,
-        "error": plan.error,
-        "reason": plan.reason,
-        "placement": None if plan.placed is None else _placement(plan.workload.members, plan.placed),
-        "fitting": None if plan.count is None else {"number": plan.count.number, "proven": plan.count.proven},
-        "largestClaim": _block(plan),
-        "free": _freed(plan, cluster),
-        "move": _moved(plan, cluster),
-        "addNodes": [_nodes(plan, n) for n in plan.nodes],
-        "relax": [
-            {
-                "part": r.part,
-                "change": r.change,
-                "fits": r.answer is not None,
-                "proven": r.proven,
-                "excludedDevices": r.excludes,
-            }
-            for r in plan.relaxed
-        ],
-        "never": plan.never,
-        "unfinished": plan.out_of_time,
-    }
-
-
-def _block(plan: Plan) -> dict[str, Any] | None:
-    if plan.block is None:
-        return None
-    after = None if plan.block_after is None else plan.block_after.number
-    return {"now": plan.block.number, "after": after}
-
-
-def _placement(members: Sequence[GroupMember], answer: GroupAllocated) -> list[dict[str, Any]]:
-    return [
-        entry
-        for member, got in zip(members, answer.members, strict=True)
-        if got is not None
-        for entry in _of_member(member, got)
-    ]
-
-
-def _of_member(member: GroupMember, got: Allocated) -> Iterator[dict[str, Any]]:
-    for claim, result in zip(member.claims, got.results, strict=True):
-        devices = [
-            {"request": r.request, "device": f"{r.driver}/{r.pool}/{r.device}"}
-            for r in result.devices.results
-        ]
-        yield {"claim": str(claim.key), "node": got.node, "devices": devices}
-
-
-def _holder(holder: Holder) -> dict[str, Any]:
-    return {
-        "name": holder.name,
-        "claims": [str(c.key) for c in holder.claims],
-        "pods": list(holder.pods),
-        "priority": holder.priority,
-        "devices": sum(
-            len(c.status.allocation.devices.results) for c in holder.claims if c.status.allocation is not None
-        ),
-    }
-
-
-def _freed(plan: Plan, cluster: PlannedCluster) -> dict[str, Any]:
-    if plan.freed is None:
-        return {"helps": False if plan.freeing_fails else None, "holders": []}
-    freed = plan.freed
-    return {
-        "helps": True,
-        "number": len(freed.holders),
-        "proven": freed.proven,
-        "atLeast": freed.at_least,
-        "holders": [_holder(cluster.holders[i]) for i in _order(freed.holders, cluster)],
-        "placement": _placement(plan.workload.members, freed.answer),
-    }
-
-
-def _moved(plan: Plan, cluster: PlannedCluster) -> dict[str, Any]:
-    if plan.moved is None:
-        return {"helps": False if plan.moving_fails else None, "holders": []}
-    moved = plan.moved
-    return {
-        "helps": True,
-        "number": len(moved.holders),
-        "proven": moved.proven,
-        "holders": [
-            _holder(cluster.holders[i])
-            | {
-                "to": [
-                    entry
-                    for member, got in zip(cluster.holders[i].members, moved.holders[i], strict=True)
-                    for entry in _of_member(member, got)
-                ]
-            }
-            for i in _order(moved.holders, cluster)
-        ],
-        "placement": _placement(plan.workload.members, moved.answer),
-    }
-
-
-def _nodes(plan: Plan, new: NewNodes) -> dict[str, Any]:
-    if new.added is None:
-        return {"like": new.template.name, "helps": False if new.proven else None}
-    return {
-        "like": new.template.name,
-        "helps": True,
-        "number": len(new.added.names),
-        "proven": new.proven,
-        "placement": _placement(plan.workload.members, new.added.answer),
-    }
-
-
-def _order(numbers: object, cluster: PlannedCluster) -> list[int]:
-    assert isinstance(numbers, dict | frozenset)
-    return sorted(numbers, key=lambda i: (cluster.holders[i].priority, cluster.holders[i].name))
-
-
-# --- for people ---------------------------------------------------------------------------------------------
 
 
 def text_of(plan: Plan, cluster: PlannedCluster) -> str:
@@ -183,7 +59,7 @@ def _many(block: Count) -> str:
 
 
 def _where(members: Sequence[GroupMember], answer: GroupAllocated) -> Iterator[str]:
-    entries = _placement(members, answer)
+    entries = placement_data(members, answer)
     rows = [
         (e["claim"], e["node"], ", ".join(d["device"].rpartition("/")[2] for d in e["devices"]))
         for e in entries
@@ -208,18 +84,17 @@ def _free_lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
     else:
         proof = f"at most {number}, at least {freed.at_least}; that fewer are not enough is not proven"
     yield f"Free holders: {number} ({proof}), then it fits on {_nodes_text(freed.answer)}:"
-    rows = [_row(cluster.holders[i]) for i in _order(freed.holders, cluster)]
+    rows = [_row(cluster.holders[i]) for i in holders_in_order(freed.holders, cluster)]
     yield _indented(table(("HOLDER", "PRIORITY", "CLAIMS", "DEVICES"), rows[:_SHOWN]))
     if number > _SHOWN:
         yield f"  and {number - _SHOWN} more (-o json has all)"
 
 
 def _row(holder: Holder) -> tuple[str, int, str, str]:
-    data = _holder(holder)
     results = [r for c in holder.claims if c.status.allocation for r in c.status.allocation.devices.results]
     devices = ", ".join(f"{r.pool}/{r.device}" for r in results[:3])
     more = f" and {len(results) - 3} more" if len(results) > 3 else ""
-    return holder.name, holder.priority, ", ".join(data["claims"]), devices + more
+    return holder.name, holder.priority, ", ".join(str(c.key) for c in holder.claims), devices + more
 
 
 def _move_lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
@@ -239,7 +114,7 @@ def _move_lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
         f"{_nodes_text(plan.moved.answer)}:"
     )
     rows = []
-    for i in _order(plan.moved.holders, cluster):
+    for i in holders_in_order(plan.moved.holders, cluster):
         holder = cluster.holders[i]
         to = sorted({got.node for got in plan.moved.holders[i]})
         rows.append(

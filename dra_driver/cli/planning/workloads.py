@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from controller.allocate.decide import levels_of
+from controller.allocate.plans import ClusterBuilder, claims_like
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, ObjectMeta
-from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_MIN_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.cli.planning.clusters import NEEDS, ClusterBuilder
 from dra_driver.cli.planning.inputs import Objects, RawWorkload
 from dra_driver.errors import DecodeError
-from dra_driver.nodefit import needs_of
+from dra_driver.nodefit import PodNeeds
 from dra_driver.planning import Workload
-from dra_driver.structured import GroupMember, Level
+from dra_driver.structured import GroupLabels, GroupMember, Level, group_name, levels_of
 
 __all__ = ["Questions"]
 
 _MOST_PODS: Final = 4096
 _POD_GROUP_LABELS: Final = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io")
+
+
+class _Member(NamedTuple):
+    """A pod that is asked about, with its claims, the nodes that can take it, and what it takes of one."""
+
+    claims: tuple[ResourceClaim, ...]
+    nodes: Collection[str] | None
+    needs: PodNeeds
 
 
 @dataclass(slots=True)
@@ -34,14 +41,16 @@ class _Group:
 
     Attributes:
         size: number of pods that there must be; 0 for those that are given.
+        least: number of pods below which none of them runs.
         where: file and document, for messages.
         claims: names and templates of claims that all pods of a PodGroup share.
     """
 
     name: str
-    members: list[GroupMember] = field(default_factory=list)
+    members: list[_Member] = field(default_factory=list)
     levels: tuple[Level, ...] = ()
     size: int = 0
+    least: int = 0
     where: str = ""
     claims: frozenset[tuple[str, str]] = frozenset()
 
@@ -51,16 +60,22 @@ class Questions:
 
     Args:
         asked: objects of the files.
+        there: objects of the cluster.
         builder: of the cluster.
         findings: gets a sentence for each mistake.
         notes: gets a sentence for what is taken for granted.
     """
 
     def __init__(
-        self, asked: Objects, builder: ClusterBuilder, findings: list[str], notes: list[str]
+        self,
+        asked: Objects,
+        there: Objects,
+        builder: ClusterBuilder,
+        findings: list[str],
+        notes: list[str],
     ) -> None:
         self._asked, self._builder, self._findings, self._notes = asked, builder, findings, notes
-        there = builder.objects
+        self._there_is = there
         self._claims = {c.key: c for c in (*there.claims, *asked.claims)}
         self._templates = {_key(t.metadata): t for t in (*there.templates, *asked.templates)}
         self._used: set[ObjectKey] = set()
@@ -92,28 +107,24 @@ class Questions:
         """Return the workload of a claim or a pod that the cluster has, by name or ``namespace/name``."""
         full = name if "/" in name else f"{namespace or 'default'}/{name}"
         if kind == "claim":
-            claims = {str(c.key): c for c in self._builder.objects.claims}
+            claims = {str(c.key): c for c in self._there_is.claims}
             if full in claims:
                 return [self._of_claim(f"ResourceClaim {full}", claims[full])]
             known = [n for n, c in claims.items() if c.status.allocation is None]
             self._findings.append(f"--claim {name}: no such claim; waiting are {_some(known)}")
             return []
-        pods = {str(p.key): p for p in self._builder.objects.pods}
+        pods = {str(p.key): p for p in self._there_is.pods}
         if full not in pods:
             known = [n for n, p in pods.items() if p.spec.resource_claims and not p.spec.node_name]
             self._findings.append(f"--pod {name}: no such pod; waiting are {_some(known)}")
             return []
         pod = pods[full]
-        group = (pod.metadata.labels or {}).get(GROUP_LABEL)
+        group = _group_named(pod)
         together = [
             p
             for _, p in sorted(pods.items())
             if p is pod
-            or (
-                group
-                and p.metadata.namespace == pod.metadata.namespace
-                and (p.metadata.labels or {}).get(GROUP_LABEL) == group
-            )
+            or (group and p.metadata.namespace == pod.metadata.namespace and _group_named(p) == group)
         ]
         for one in together:
             meta = {"name": one.metadata.name, "namespace": one.metadata.namespace}
@@ -123,7 +134,7 @@ class Questions:
         return [self._workload(g) for g in self._groups.values() if g.members]
 
     def _of_claim(self, name: str, claim: ResourceClaim) -> Workload:
-        return Workload(name, (GroupMember((claim,), None, NEEDS.nothing),))
+        return Workload(name, (GroupMember((claim,), None, self._builder.vectors.nothing),))
 
     # --- pods of objects ------------------------------------------------------------------------------------
 
@@ -145,7 +156,12 @@ class Questions:
                 if not isinstance(jobs, list) or not jobs:
                     self._findings.append(f"{raw.where}: {raw.name}: spec.replicatedJobs is missing")
                     return
-                for i, job in enumerate(j for j in jobs if isinstance(j, dict)):
+                for i, job in enumerate(jobs):
+                    if not isinstance(job, dict):
+                        self._findings.append(
+                            f"{raw.where}: {raw.name}: spec.replicatedJobs[{i}] is not an object"
+                        )
+                        continue
                     inner = self._object(raw, self._object(raw, job, "template"), "spec")
                     copies = self._number(raw, job, "replicas", 1)
                     where = f"spec.replicatedJobs[{i}].template.spec"
@@ -196,18 +212,31 @@ class Questions:
             self._findings.append(f"{raw.where}: {raw.name}: {e}")
             return
         group = self._group_of(raw, pod, body)
+        needs, nodes = self._builder.needs_of(pod), self._nodes_for(raw, pod)
+        if not number:
+            self._notes.append(f"{raw.where}: {raw.name}: has no pods, so nothing is asked for")
+            self._used.update(_named(raw.namespace, pod))
         for i in range(number):
             one = name if raw.kind == "Pod" else f"{name}-{i}"
             claims = self._claims_of(raw, pod, one, group)
             if claims is None:
                 return
             if claims:
-                nodes, needs = self._builder.nodes_for(pod), NEEDS.of(needs_of(pod))
-                group.members.append(GroupMember(claims, nodes, needs))
+                group.members.append(_Member(claims, nodes, needs))
         if number and not pod.spec.resource_claims:
             self._notes.append(
                 f"{raw.where}: {raw.name}: pods without claims (spec.resourceClaims) are left out"
             )
+
+    def _nodes_for(self, raw: RawWorkload, pod: Pod) -> Collection[str] | None:
+        """Return the nodes that can take a pod; the one that it names itself, whatever that is like."""
+        name = pod.spec.node_name
+        if not name:
+            return self._builder.nodes_for(pod)
+        known = [node.metadata.name for node in self._builder.nodes]
+        if name not in known:
+            self._findings.append(f"{raw.where}: {raw.name}: no node {name}; there are {_some(known)}")
+        return frozenset((name,))
 
     def _group_of(self, raw: RawWorkload, pod: Pod, body: dict[str, Any]) -> _Group:
         """Return the group of a pod, with its size and levels; a group of its own where it has none."""
@@ -215,10 +244,13 @@ class Questions:
         annotations = pod.metadata.annotations or {}
         scheduling = body["spec"].get("schedulingGroup")
         pod_group = scheduling.get("podGroupName") if isinstance(scheduling, dict) else None
+        pod_group = pod_group or pod.spec.pod_group
         pod_group = pod_group or next((labels[k] for k in _POD_GROUP_LABELS if k in labels), None)
         if pod_group:
             return self._pod_group(raw, str(pod_group))
         name = labels.get(GROUP_LABEL)
+        if raw.kind == "Pod":  # templates lack the labels that make one group of many
+            name = _group_named(pod)
         if not name:
             return self._groups.setdefault(id(raw), _Group(raw.name, where=raw.where))
         group = self._groups.setdefault(
@@ -231,9 +263,17 @@ class Questions:
             )
         elif size:
             group.size = int(size)
+        least = labels.get(GROUP_MIN_LABEL, "")
+        if least and not group.members:
+            self._notes.append(f"{group.name}: {least} pods suffice; all are asked about")
         levels = levels_of(annotations.get(GROUP_DOMAIN_ANNOTATION, ""))
         if isinstance(levels, str):
             self._findings.append(f"{raw.where}: {raw.name}: {GROUP_DOMAIN_ANNOTATION}: {levels}")
+        elif any(level.count for level in levels):
+            self._findings.append(
+                f"{raw.where}: {raw.name}: {GROUP_DOMAIN_ANNOTATION}: counts of members for each domain "
+                "are not planned; expected levels without *COUNT"
+            )
         else:
             group.levels = group.levels or levels
         return group
@@ -250,6 +290,7 @@ class Questions:
             )
             return group
         spec = of.raw["spec"]
+        group.least = self._least_pods(of, spec)
         shared = spec.get("resourceClaims")
         if isinstance(shared, list):
             entries = [e for e in shared if isinstance(e, dict) and e.get("resourceClaimTemplateName")]
@@ -263,6 +304,14 @@ class Questions:
                 Level(label=str(k["key"])) for k in keys if isinstance(k, dict) and "key" in k
             )
         return group
+
+    def _least_pods(self, raw: RawWorkload, spec: dict[str, Any]) -> int:
+        """Return the least pods of a PodGroup: of Kubernetes (KEP-4671), or of the scheduler plugins."""
+        policy = spec.get("schedulingPolicy")
+        gang = policy.get("gang") if isinstance(policy, dict) else None
+        if isinstance(gang, dict):
+            return self._number(raw, gang, "minCount", 0, "spec.schedulingPolicy.gang")
+        return self._number(raw, spec, "minMember", 0)
 
     def _claims_of(
         self, raw: RawWorkload, pod: Pod, name: str, group: _Group
@@ -308,33 +357,36 @@ class Questions:
 
     def _workload(self, group: _Group) -> Workload:
         members = group.members
-        missing = group.size - len(members)
-        if group.size and missing < 0:
+        size = group.size or max(group.least, len(members))
+        missing = size - len(members)
+        if missing < 0:
             self._findings.append(
                 f"{group.where}: {group.name} has {len(members)} pods, its {GROUP_SIZE_LABEL} is {group.size}"
             )
         elif missing > 0 and members:
             self._notes.append(
-                f"{group.name}: {len(members)} of {group.size} pods are given; the others are taken to be "
+                f"{group.name}: {len(members)} of {size} pods are given; the others are taken to be "
                 "like the first"
             )
-            members = [*members, *(_like(members[0], i) for i in range(missing))]
-        return Workload(group.name, tuple(members), group.levels)
+            one = members[0]
+            members = [*members, *(one._replace(claims=claims_like(one.claims, i)) for i in range(missing))]
+        vectors = self._builder.vectors
+        made = (GroupMember(m.claims, m.nodes, vectors.of(m.needs)) for m in members)
+        return Workload(group.name, tuple(made), group.levels)
 
 
-def _like(member: GroupMember, number: int) -> GroupMember:
-    claims = tuple(
-        claim
-        if claim.status.allocation is not None
-        else msgspec.structs.replace(
-            claim,
-            metadata=msgspec.structs.replace(
-                claim.metadata, name=f"{claim.metadata.name}+{number + 1}", uid=""
-            ),
-        )
-        for claim in member.claims
-    )
-    return GroupMember(claims, member.nodes, member.needs)
+def _group_named(pod: Pod) -> str:
+    """Return what a pod has in common with the others of its group; empty where it has none."""
+    if pod.spec.pod_group:
+        return f"PodGroup/{pod.spec.pod_group}"
+    return group_name(pod.metadata.labels or {}, pod.metadata.annotations or {}, tuple(GroupLabels))
+
+
+def _named(namespace: str, pod: Pod) -> Iterator[ObjectKey]:
+    """Yield the claims and templates that a pod names."""
+    for entry in pod.spec.resource_claims:
+        if name := entry.resource_claim_name or entry.resource_claim_template_name:
+            yield ObjectKey(namespace, name)
 
 
 def _key(meta: ObjectMeta) -> ObjectKey:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.discovery.core import sysfs
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
+from dra_driver.discovery.core.host import sysfs
 
 __all__ = ["KfdNode", "gfx_target", "links", "nodes_folder", "read_nodes"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.amd.kfd import KfdNode
-from dra_driver.discovery.core import hwmon, sysfs
+from dra_driver.discovery.core.host import hwmon, sysfs
 from dra_driver.hardware import DeviceSample
 
 __all__ = ["ras_counts", "read_partition_sample", "read_sample"]

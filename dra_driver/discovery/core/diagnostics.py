@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dra_driver.discovery.core import pci
+from dra_driver.discovery.core.bus import pci
 from dra_driver.discovery.core.last_known_good import LastKnownGood
 
 __all__ = ["diagnostics"]

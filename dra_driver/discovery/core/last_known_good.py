@@ -22,7 +22,7 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
-from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent, Problem
 from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dra_driver.api import names
-from dra_driver.api.inventory import PartitionProfile
+from dra_driver.api.own.inventory import PartitionProfile
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.api.version import Version
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.errors import InvalidVersion
 
 __all__ = [

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.api import names
-from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.cdi import ContainerEdits, DeviceNode, own_nodes
-from dra_driver.discovery.core import pci, schema, strict, sysfs
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core import schema, strict
+from dra_driver.discovery.core.bus import pci
+from dra_driver.discovery.core.bus.pci import PciAddress
+from dra_driver.discovery.core.host import sysfs
 from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.discovery.generic import spec as generic_spec
 from dra_driver.discovery.generic.spec import DeviceRule

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.api import names
-from dra_driver.api.inventory import DeviceHealth, InventoryDevice
+from dra_driver.api.own.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits
-from dra_driver.discovery.core import pci, pci_products, schema, sysfs, unserved
+from dra_driver.discovery.core import schema
+from dra_driver.discovery.core.bus import pci, pci_products
+from dra_driver.discovery.core.bus.pci import PciAddress
+from dra_driver.discovery.core.bus.pci_products import PciProduct
+from dra_driver.discovery.core.host import sysfs, unserved
+from dra_driver.discovery.core.host.nodes import FoundNodes, device_nodes, drm_folders
 from dra_driver.discovery.core.hotplug import HotplugHints
-from dra_driver.discovery.core.nodes import FoundNodes, device_nodes, drm_folders
-from dra_driver.discovery.core.pci import PciAddress
-from dra_driver.discovery.core.pci_products import PciProduct
 from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent, Problem, ProblemLog
 from dra_driver.discovery.intel.samples import IntelSampler, Sampled
 from dra_driver.hardware import DeviceSample, DiscoveredDevice

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.discovery.core import hwmon, sysfs
+from dra_driver.discovery.core.host import hwmon, sysfs
 from dra_driver.hardware import DeviceSample
 
 __all__ = ["IntelSampler", "Sampled"]

@@ -15,13 +15,14 @@ import msgspec
 import pynvml
 
 from dra_driver.api import names
-from dra_driver.api.inventory import DeviceHealth, DeviceLink, InventoryDevice
+from dra_driver.api.own.inventory import DeviceHealth, DeviceLink, InventoryDevice
 from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import links as link_groups
-from dra_driver.discovery.core import pci, schema
+from dra_driver.discovery.core import schema
+from dra_driver.discovery.core.bus import pci
 from dra_driver.discovery.core.control import ToolPaths
+from dra_driver.discovery.core.host.nodes import drm_folders
 from dra_driver.discovery.core.hotplug import HotplugHints
-from dra_driver.discovery.core.nodes import drm_folders
 from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.discovery.nvidia import products
 from dra_driver.discovery.nvidia.conditions import Conditions

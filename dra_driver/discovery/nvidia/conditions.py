@@ -23,8 +23,8 @@ from typing import Final
 import msgspec
 
 from dra_driver.api import codec
-from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import Wire
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.discovery.nvidia import xids as nvml_xids
 from dra_driver.discovery.nvidia.xids import Ends, Meaning
 from dra_driver.hardware import HealthEvent

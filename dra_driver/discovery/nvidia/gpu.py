@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 import pynvml
 
-from dra_driver.api.inventory import PartitionPlacement
+from dra_driver.api.own.inventory import PartitionPlacement
 from dra_driver.discovery.core import schema
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.core.problems import Problem
 from dra_driver.discovery.nvidia.conditions import HealthReading
 from dra_driver.discovery.nvidia.health import read_health

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import msgspec
 
-from dra_driver.api.inventory import InventoryDevice, PartitionProfile
-from dra_driver.api.partitions import partition_name
+from dra_driver.api.own.inventory import InventoryDevice, PartitionProfile
+from dra_driver.api.own.partitions import partition_name
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode, own_nodes
 from dra_driver.discovery.core.control import ToolPaths

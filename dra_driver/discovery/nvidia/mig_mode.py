@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.hardware import PartitioningMode
 
 __all__ = ["described", "mig_mode"]

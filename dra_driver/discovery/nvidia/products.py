@@ -13,7 +13,7 @@ from importlib import resources
 
 import msgspec
 
-from dra_driver.api.inventory import PartitionPlacement, PartitionProfile
+from dra_driver.api.own.inventory import PartitionPlacement, PartitionProfile
 from dra_driver.discovery.core import schema
 
 __all__ = ["MIB", "MigProfile", "Product", "mig_partition", "products"]

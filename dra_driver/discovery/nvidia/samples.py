@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pynvml
 
-from dra_driver.api.inventory import InventoryDevice
-from dra_driver.api.partitions import partition_name
+from dra_driver.api.own.inventory import InventoryDevice
+from dra_driver.api.own.partitions import partition_name
 from dra_driver.hardware import DeviceSample
 
 __all__ = ["read_partition_samples", "read_sample"]

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.api import names
-from dra_driver.api.inventory import DeviceHealth, InventoryDevice
+from dra_driver.api.own.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits, DeviceNode
-from dra_driver.discovery.core import pci, pci_products, schema, sysfs
+from dra_driver.discovery.core import schema
+from dra_driver.discovery.core.bus import pci, pci_products
+from dra_driver.discovery.core.bus.pci import PciAddress
+from dra_driver.discovery.core.host import sysfs
 from dra_driver.discovery.core.hotplug import HotplugHints
-from dra_driver.discovery.core.pci import PciAddress
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem, ProblemLog
 from dra_driver.hardware import DiscoveredDevice
 

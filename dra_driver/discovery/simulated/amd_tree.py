@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.simulated.machine import AmdGpu, LinkGroup, PciFunction
 from dra_driver.discovery.simulated.tree import TreeWriter
 

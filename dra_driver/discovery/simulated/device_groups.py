@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.discovery.core import strict
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.simulated.gpu_entries import nvidia_group_gpu
 from dra_driver.discovery.simulated.machine import (
     AmdGpu,

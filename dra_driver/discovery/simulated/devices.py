@@ -1,7 +1,7 @@
 """A simulated machine as devices: what the backends would publish of it if it existed.
 
-``layout.py`` makes the other view of the same machine; ``tests/unit/discovery/test_simulated_views.py`` holds
-that the two agree.
+``layout.py`` makes the other view of the same machine; ``test_simulated_views.py`` of
+``tests/unit/discovery/simulated`` holds that the two agree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import permutations
 
 from dra_driver.api import names
-from dra_driver.api.inventory import DeviceLink, InventoryDevice
+from dra_driver.api.own.inventory import DeviceLink, InventoryDevice
 from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.core import links as link_groups
 from dra_driver.discovery.core import schema

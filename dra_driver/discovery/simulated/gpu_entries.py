@@ -35,9 +35,10 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from dra_driver.api.inventory import DeviceHealth, PartitionPlacement
-from dra_driver.discovery.core import pci_products, schema, strict
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.api.own.inventory import DeviceHealth, PartitionPlacement
+from dra_driver.discovery.core import schema, strict
+from dra_driver.discovery.core.bus import pci_products
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.nvidia.products import MIB, Product, products
 from dra_driver.discovery.simulated.machine import (
     AmdGpu,

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dra_driver.api import names
-from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.discovery.amd import kfd
-from dra_driver.discovery.core import pci_products, schema
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core import schema
+from dra_driver.discovery.core.bus import pci_products
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.core.schema import Facts
 from dra_driver.discovery.rdma import backend as rdma
 from dra_driver.discovery.simulated.machine import (

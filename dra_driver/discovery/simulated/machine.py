@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dra_driver.api.inventory import DeviceHealth, PartitionPlacement
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.api.own.inventory import DeviceHealth, PartitionPlacement
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.core.schema import Facts
 
 __all__ = [

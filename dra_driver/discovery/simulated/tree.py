@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.simulated.machine import PciFunction
 from dra_driver.errors import ConfigurationError
 

@@ -7,7 +7,7 @@ import hashlib
 import uuid
 from collections.abc import Mapping
 
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.simulated.machine import (
     IntelGpu,
     NvidiaGpu,

@@ -17,6 +17,7 @@ import tenacity
 
 import dra_driver
 from dra_driver.api import codec
+from dra_driver.api.core import PODS
 from dra_driver.api.meta import ObjectMeta, Resource, WireObject
 from dra_driver.api.watch import ObjectList, WatchEvent, WatchEventType
 from dra_driver.errors import (
@@ -297,6 +298,18 @@ class KubeApi:
         if grace_period_seconds is not None:
             options["gracePeriodSeconds"] = grace_period_seconds
         await self._call("DELETE", _path(resource, namespace, name), body=options)
+
+    async def evict(self, name: str, namespace: str, *, uid: str = "", resource_version: str = "") -> None:
+        """Send an Eviction; a budget that keeps the pod is not asked again here."""
+        preconditions = {k: v for k, v in (("uid", uid), ("resourceVersion", resource_version)) if v}
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": preconditions},
+        }
+        path = _path(PODS, namespace, name, "eviction")
+        await self._once("POST", path, self._query(False), codec.encode(body), "application/json")
 
     async def served(self, group: str, version: str) -> frozenset[str]:
         """Return what discovery says, without subresources."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import structlog
 
 from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.errors import Conflict, DraError, NotFound
-from dra_driver.kube import Informer
+from dra_driver.kube import Informer, SystemClock
 from dra_driver.kube.clock import rfc3339
-from dra_driver.ports import KubeClient
+from dra_driver.ports import Clock, KubeClient
 
 __all__ = ["NodeLifecycle"]
 
@@ -35,10 +34,14 @@ class NodeLifecycle:
         api: the API server.
         grace: seconds without a heartbeat until a node is unreachable; the real default is 50.
         tick: seconds between two checks.
+        clock: what time it is; if None, the clocks of the machine.
     """
 
-    def __init__(self, api: KubeClient, *, grace: float = 50.0, tick: float = 1.0) -> None:
+    def __init__(
+        self, api: KubeClient, *, grace: float = 50.0, tick: float = 1.0, clock: Clock | None = None
+    ) -> None:
         self._api = api
+        self._clock = clock or SystemClock()
         self._grace = grace
         self._tick = tick
         self._nodes = Informer(api, NODES)
@@ -72,7 +75,7 @@ class NodeLifecycle:
         ready = next((c for c in node.status.conditions if c.get("type") == "Ready"), None)
         if ready is None:
             return  # not registered yet
-        uid, now = node.metadata.uid, time.monotonic()
+        uid, now = node.metadata.uid, self._clock.monotonic()
         beat = f"{ready.get('lastHeartbeatTime')} {ready.get('status')}"
         if self._heard.get(uid, ("", 0.0))[0] != beat:
             self._heard[uid] = (beat, now)
@@ -89,7 +92,7 @@ class NodeLifecycle:
             "status": "Unknown",
             "reason": "NodeStatusUnknown",
             "message": "Kubelet stopped posting node status.",
-            "lastTransitionTime": rfc3339(time.time()),
+            "lastTransitionTime": rfc3339(self._clock.now()),
         }
         others = [dict(c) for c in node.status.conditions if c.get("type") != "Ready"]
         version = {"resourceVersion": node.metadata.resource_version}
@@ -112,9 +115,10 @@ class NodeLifecycle:
         if not key:
             self._tainted.pop(node.metadata.uid, None)
             return
-        since = self._tainted.setdefault(node.metadata.uid, time.monotonic())
+        now = self._clock.monotonic()
+        since = self._tainted.setdefault(node.metadata.uid, now)
         for pod in self._pods.by_index("node", node.metadata.name):
-            if _leaves(pod, key, time.monotonic() - since):
+            if _leaves(pod, key, now - since):
                 with contextlib.suppress(NotFound, Conflict):
                     await self._api.delete(
                         PODS, pod.metadata.name, pod.metadata.namespace, uid=pod.metadata.uid

@@ -5,8 +5,10 @@ allocates), follows allocations made by others, reserves, binds, and deallocates
 one: when no node fits and one was ruled out by the allocation of a claim that no other pod uses. Extended
 resources of device classes get a claim. Of a pod whose claims others have allocated the binding cycle goes on
 beside other pods: it nominates the node, reserves the claims as it finds them, and binds; a failure clears
-the nominated node in the write that reports it. There are no priorities, preemption, scores beyond "fewest
-pods", and of volumes only that a PersistentVolumeClaim must exist.
+the nominated node in the write that reports it. Pods of higher priority come first. A pod that was refused
+for other reasons than its claims is looked at again when something changes that may help it. Volumes are
+looked at by the rules that the controller goes by, too; none are bound or made. There is no preemption, and
+no score beyond "fewest pods".
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import structlog
 
 from dra_driver import resourceclaim, structured
 from dra_driver.api import codec
-from dra_driver.api.core import NODES, PODS, Node
+from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.meta import ObjectKey, Resource
 from dra_driver.api.names import CANNOT_ALLOCATE, CLAIM_FINALIZER, NOT_ON_NODE
 from dra_driver.api.resource import (
@@ -41,7 +43,10 @@ from dra_driver.ports import KubeClient
 from dra_driver.sim.controlplane import node_filters
 from dra_driver.sim.controlplane.extended_resources import ExtendedResources, owner_uids, served_by_classes
 from dra_driver.sim.controlplane.followed import FollowedCluster
-from dra_driver.sim.objects import SCHEDULED_PODS, VOLUME_CLAIMS, MetaObject, ScheduledPod
+from dra_driver.sim.controlplane.neighbour_filters import NeighbourFilters
+from dra_driver.sim.controlplane.queueing import LONGEST_SECONDS, QueueingHints
+from dra_driver.sim.controlplane.volumes import FollowedVolumes
+from dra_driver.sim.objects import MetaObject
 from dra_driver.structured.model.nodeselection import selector_matches
 
 __all__ = ["Scheduler"]
@@ -59,11 +64,19 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class _Unschedulable:
-    """Why a pod cannot be placed; ``early``: it was found before claims were looked at."""
+    """Why a pod cannot be placed.
+
+    Attributes:
+        message: for people.
+        reason: of the condition.
+        early: it was found before claims were looked at.
+        of_claims: claims are among the reasons, or nobody knows: changes of claims may help.
+    """
 
     message: str
     reason: str = "Unschedulable"
     early: bool = False
+    of_claims: bool = True
 
 
 class _PreBindError(DraError):
@@ -84,7 +97,7 @@ class _Round:
     """The state of one round, with bindings and claims that the watches have not shown yet."""
 
     nodes: Sequence[Node]
-    by_node: dict[str, list[ScheduledPod]] = field(default_factory=lambda: defaultdict(list))
+    by_node: dict[str, list[Pod]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Scheduler:
@@ -106,13 +119,14 @@ class Scheduler:
         self._name = name
         self._backoff = backoff
         self._not_before: dict[str, tuple[float, float]] = {}  # pod UID → monotonic time, last delay
-        self._pods = Informer(api, SCHEDULED_PODS)
+        self._pods = Informer(api, PODS)
         self._claims = Informer(api, RESOURCE_CLAIMS, indices={"owner": owner_uids})
         self._slices = Informer(api, RESOURCE_SLICES)
         self._classes = Informer(api, DEVICE_CLASSES)
         self._nodes = Informer(api, NODES)
-        self._volumes = Informer(api, VOLUME_CLAIMS)
+        self._volumes = FollowedVolumes(api, self._nodes)
         self._extended = ExtendedResources(api, self._classes, self._claims)
+        self._hints = QueueingHints(self._pods, self._nodes, self._volumes.informers)
         self._recorder = EventRecorder(api, name, SystemClock())
         self._dirty = asyncio.Event()
         self._cluster = FollowedCluster(
@@ -129,7 +143,7 @@ class Scheduler:
             self._slices,
             self._classes,
             self._nodes,
-            self._volumes,
+            *self._volumes.informers,
         )
         for informer in informers:
             informer.add_handler(_on_any(self._dirty.set))
@@ -156,12 +170,12 @@ class Scheduler:
                 this.by_node[node].append(pod)
         waiting = sorted(
             (p for p in self._pods.items() if self._is_waiting(p)),
-            key=lambda p: (p.metadata.creation_timestamp or "", p.key),
+            key=lambda p: (-p.spec.priority, p.metadata.creation_timestamp or "", p.key),
         )
         now = asyncio.get_running_loop().time()
         for pod in waiting:
-            if now < self._not_before.get(pod.metadata.uid, (0.0, 0.0))[0]:
-                continue  # a timer wakes the next round
+            if now < self._not_before.get(pod.metadata.uid, (0.0, 0.0))[0] or self._hints.waits(pod, now):
+                continue  # a timer wakes the next round, or a change
             try:
                 await self._schedule(this, pod, binding)
             except (Conflict, NotFound) as e:
@@ -174,7 +188,7 @@ class Scheduler:
     def _again(self) -> None:
         asyncio.get_running_loop().call_later(RETRY, self._dirty.set)
 
-    def _is_waiting(self, pod: ScheduledPod) -> bool:
+    def _is_waiting(self, pod: Pod) -> bool:
         return (
             not pod.spec.node_name
             and pod.metadata.uid not in self._bound
@@ -186,7 +200,7 @@ class Scheduler:
 
     def _forget_what_is_seen(self) -> None:
         self._cluster.forget_what_is_seen()
-        pods: dict[str, ScheduledPod] = {p.metadata.uid: p for p in self._pods.items()}
+        pods: dict[str, Pod] = {p.metadata.uid: p for p in self._pods.items()}
         for uid in list(self._bound):
             if uid not in pods or pods[uid].spec.node_name:
                 del self._bound[uid]
@@ -194,10 +208,11 @@ class Scheduler:
             del self._reported[gone]
             self._not_before.pop(gone, None)
         self._extended.forget(pods)
+        self._hints.forget(pods)
 
     # --- one pod --------------------------------------------------------------------------------------------
 
-    async def _schedule(self, this: _Round, pod: ScheduledPod, binding: asyncio.TaskGroup) -> None:
+    async def _schedule(self, this: _Round, pod: Pod, binding: asyncio.TaskGroup) -> None:
         claims: list[ResourceClaim] = []
         for used in resourceclaim.pod_claims(pod):
             if not used.entry:
@@ -206,14 +221,21 @@ class Scheduler:
             if claim is None:
                 return  # without condition or event, until the claim is there
             claims.append(claim)
+        events = self._hints.events
         decision = await self._decide(this, pod, claims)
         if isinstance(decision, _Unschedulable):
             await self._refuse(pod, decision)
+            if not decision.of_claims:
+                loop = asyncio.get_running_loop()
+                self._hints.park(pod, events, loop.time())
+                loop.call_later(LONGEST_SECONDS, self._dirty.set)
             return
         if claims and decision.share is None and all(c.status.allocation is not None for c in claims):
             self._bound[pod.metadata.uid] = decision.node
             this.by_node[decision.node].append(pod)
             binding.create_task(self._binding_cycle(pod, claims, decision))
+            # Its first request is on its way before the next pod is looked at, and perhaps written for.
+            await asyncio.sleep(0)
             return
         try:
             if decision.share is not None:
@@ -228,9 +250,7 @@ class Scheduler:
         await self._bind(pod, decision.node)
         this.by_node[decision.node].append(pod)
 
-    async def _binding_cycle(
-        self, pod: ScheduledPod, claims: Sequence[ResourceClaim], decision: _Placement
-    ) -> None:
+    async def _binding_cycle(self, pod: Pod, claims: Sequence[ResourceClaim], decision: _Placement) -> None:
         """Bind a pod whose claims are allocated, beside other pods."""
         reserved: list[ResourceClaim] = []
         bound = False
@@ -249,7 +269,7 @@ class Scheduler:
                 self._bound.pop(pod.metadata.uid, None)
                 self._dirty.set()
 
-    async def _not_bound(self, pod: ScheduledPod, reserved: Sequence[ResourceClaim], error: DraError) -> None:
+    async def _not_bound(self, pod: Pod, reserved: Sequence[ResourceClaim], error: DraError) -> None:
         """Give reservations back, and report what is not for the next round to find out."""
         await self._unreserve(pod, reserved)
         try:
@@ -259,7 +279,7 @@ class Scheduler:
             log.debug("pod is gone, or the server is", pod=str(pod.key), error=str(e))
         self._again()
 
-    async def _nominate(self, pod: ScheduledPod, node: str) -> None:
+    async def _nominate(self, pod: Pod, node: str) -> None:
         """Write the node for which the binding cycle begins (KEP-5278)."""
         known = self._pods.get(pod.key) or pod
         if known.status.nominated_node_name != node:
@@ -268,7 +288,7 @@ class Scheduler:
                 PODS, pod.metadata.name, patch, pod.metadata.namespace, subresource="status"
             )
 
-    async def _unreserve(self, pod: ScheduledPod, claims: Sequence[ResourceClaim]) -> None:
+    async def _unreserve(self, pod: Pod, claims: Sequence[ResourceClaim]) -> None:
         for claim in claims:
             others = [r for r in claim.status.reserved_for if r.uid != pod.metadata.uid]
             try:
@@ -277,15 +297,16 @@ class Scheduler:
                 log.warning("claim stays reserved", claim=str(claim.key), error=str(e))
 
     async def _decide(
-        self, this: _Round, pod: ScheduledPod, claims: Sequence[ResourceClaim]
+        self, this: _Round, pod: Pod, claims: Sequence[ResourceClaim]
     ) -> _Placement | _Unschedulable:
         wanted = self._extended.wanted(pod)
         left_over = self._extended.left_over(pod) if wanted else None
-        volume = self._missing_volume(pod)
-        if volume:
+        volumes = self._volumes.fit_of(pod, this.by_node)
+        if volumes.needs.problem:
             # PostFilter of DynamicResources finds no state of its PreFilter then, and clears nothing.
-            missing = f'persistentvolumeclaim "{volume}" not found. not found'
-            return _Unschedulable(f"0/{len(this.nodes)} nodes are available: {missing}", early=True)
+            missing = f"{volumes.needs.problem}. not found"
+            text = f"0/{len(this.nodes)} nodes are available: {missing}"
+            return _Unschedulable(text, early=True, of_claims=False)
         problem = self._prefilter(claims)
         if problem:
             total = len(this.nodes)
@@ -295,9 +316,13 @@ class Scheduler:
             )
         reasons: dict[str, str] = {}
         candidates: list[Node] = []
+        beside = NeighbourFilters(pod, this.nodes, this.by_node)
         ruled_out_by: dict[ObjectKey, ResourceClaim] = {}
         for node in this.nodes:
             reason = node_filters.node_rejection(pod, node, this.by_node[node.metadata.name], wanted)
+            if not reason and (found := volumes.problem(node)):
+                reason = f"node(s) {found.removeprefix('that ')}"
+            reason = reason or beside.rejection(node)
             if left_over is not None and not reason:
                 reason = LEFT_OVER
             elsewhere = () if reason else [c for c in claims if not _allows(c, node)]
@@ -323,15 +348,9 @@ class Scheduler:
                 after = "deallocation of ResourceClaim completed"
                 break
         ordered = [reasons[n.metadata.name] for n in this.nodes]
-        return _Unschedulable(node_filters.summary(ordered, after))
-
-    def _missing_volume(self, pod: ScheduledPod) -> str:
-        """Return the name of a PersistentVolumeClaim of the pod that does not exist; empty where all do."""
-        for volume in pod.spec.volumes:
-            used = volume.persistent_volume_claim
-            if used and self._volumes.get(ObjectKey(pod.metadata.namespace, used.claim_name)) is None:
-                return used.claim_name
-        return ""
+        # Candidates suit the pod but for its claims.
+        of_claims = bool(candidates or ruled_out_by or left_over is not None)
+        return _Unschedulable(node_filters.summary(ordered, after), of_claims=of_claims)
 
     def _prefilter(self, claims: Sequence[ResourceClaim]) -> str:
         for claim in claims:
@@ -347,7 +366,7 @@ class Scheduler:
 
     def _allocate(
         self,
-        pod: ScheduledPod,
+        pod: Pod,
         claims: Sequence[ResourceClaim],
         wanted: Mapping[str, DeviceClass],
         candidates: Sequence[Node],
@@ -373,9 +392,7 @@ class Scheduler:
 
     # --- writing --------------------------------------------------------------------------------------------
 
-    async def _reserve(
-        self, pod: ScheduledPod, claim: ResourceClaim, allocation: AllocationResult
-    ) -> ResourceClaim:
+    async def _reserve(self, pod: Pod, claim: ResourceClaim, allocation: AllocationResult) -> ResourceClaim:
         """Reserve a claim for a pod. After a conflict it is read again, and reserved as it is then.
 
         Raises:
@@ -393,7 +410,7 @@ class Scheduler:
         raise _PreBindError(f"claim {claim.key} changes all the time")
 
     async def _reserve_once(
-        self, pod: ScheduledPod, claim: ResourceClaim, allocation: AllocationResult
+        self, pod: Pod, claim: ResourceClaim, allocation: AllocationResult
     ) -> ResourceClaim:
         if claim.status.allocation is None and CLAIM_FINALIZER not in (claim.metadata.finalizers or ()):
             claim = await self._patch_claim(
@@ -416,7 +433,7 @@ class Scheduler:
                 f"add reservation to claim {claim.key}: {e}", code=e.code, reason=e.reason, causes=e.causes
             ) from e
 
-    async def _deallocated(self, pod: ScheduledPod, claim: ResourceClaim) -> bool:
+    async def _deallocated(self, pod: Pod, claim: ResourceClaim) -> bool:
         """Deallocate a claim (PostFilter) that no other pod has reserved, whoever allocated it."""
         if any(ref.uid != pod.metadata.uid for ref in claim.status.reserved_for):
             return False
@@ -439,7 +456,7 @@ class Scheduler:
         self._cluster.assume(changed)
         return changed
 
-    async def _bind(self, pod: ScheduledPod, node: str) -> None:
+    async def _bind(self, pod: Pod, node: str) -> None:
         binding: Resource[MetaObject] = Resource(
             "", "v1", f"pods/{pod.metadata.name}/binding", "Binding", MetaObject, namespaced=True
         )
@@ -459,7 +476,7 @@ class Scheduler:
         message = f"Successfully assigned {pod.key} to {node}"
         self._recorder.event(PODS, pod, "Normal", "Scheduled", message)
 
-    async def _refuse(self, pod: ScheduledPod, why: _Unschedulable) -> None:
+    async def _refuse(self, pod: Pod, why: _Unschedulable) -> None:
         uid = pod.metadata.uid
         loop = asyncio.get_running_loop()
         delay = min(self._not_before.get(uid, (0.0, self._backoff / 2))[1] * 2, self._backoff * 10)

@@ -26,9 +26,9 @@ from dra_driver.sim.faults import FaultPlan
 
 __all__ = ["Demo", "DemoOptions"]
 
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS = 120.0
 QUIET_SECONDS = 10.0
-CLEAN_SECONDS = 30.0
+CLEAN_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """The prepared claims of a node: the pods that use them and the answers of plugins, kept on disk.
 
-Texts of errors are those in the Events of the recorded kubelet.
+Texts of errors are those in the Events of the recorded kubelet. As in kubelets since kubernetes#140212 and
+kubernetes#140527, a claim is not unprepared for a pod that does not have it, and no pod gets a claim that is
+being unprepared. Older ones leave the second pod without its devices, whatever the plugin does.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ class ClaimInfo:
         pods: UIDs of the pods that use it.
         devices: driver → the devices that it has prepared.
         prepared: whether all drivers of the allocation have answered since this kubelet started.
+        unpreparing: whether the last pod that used it has ended: drivers are being asked, or failed, to
+            unprepare it.
     """
 
     key: ObjectKey
@@ -49,6 +53,7 @@ class ClaimInfo:
     pods: set[str] = field(default_factory=set)
     devices: dict[str, tuple[PreparedDevice, ...]] = field(default_factory=dict)
     prepared: bool = False
+    unpreparing: bool = False
 
     @property
     def ref(self) -> ClaimRef:
@@ -138,6 +143,8 @@ class ClaimManager:
                 f"old ResourceClaim with same name {claim.metadata.name} and different UID {info.uid} still "
                 "exists (previous pod force-deleted?!)"
             )
+        if info is not None and info.unpreparing:
+            raise ClaimsNotReady(f"ResourceClaim {claim.metadata.name} is being unprepared")
         if info is None:
             info = ClaimInfo(claim.key, claim.metadata.uid, devices=dict.fromkeys(_drivers(claim), ()))
             self._claims[claim.key] = info
@@ -235,15 +242,14 @@ class ClaimManager:
                 info.pods.discard(pod_uid)
                 continue
             last_user.append(info)
-            info.prepared = False
+            info.unpreparing = True
             for driver in info.devices:
                 batches.setdefault(driver, []).append(info)
         for driver, batch in batches.items():
             await self._unprepare_batch(driver, batch)
         for info in last_user:
-            info.pods.discard(pod_uid)
-            if not info.pods:
-                self._claims.pop(info.key, None)
+            if self._claims.get(info.key) is info:
+                del self._claims[info.key]
         self._save()
 
     async def _unprepare_batch(self, driver: str, batch: Sequence[ClaimInfo]) -> None:

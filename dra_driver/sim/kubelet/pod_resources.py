@@ -11,6 +11,7 @@ import grpc.aio
 from dra_driver.sim.kubelet.claims import ClaimInfo
 from dra_driver.sim.objects import RunPod
 from dra_driver.wire import podresources_v1_pb2, podresources_v1_pb2_grpc
+from kubelet_plugin.grpc.sockets import SocketServer
 
 __all__ = ["PodResourcesLister", "serve"]
 
@@ -48,14 +49,16 @@ class PodResourcesLister(podresources_v1_pb2_grpc.PodResourcesListerServicer):
 @contextlib.asynccontextmanager
 async def serve(socket: Path, lister: PodResourcesLister) -> AsyncIterator[None]:
     """Serve at a socket while the block runs."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    podresources_v1_pb2_grpc.add_PodResourcesListerServicer_to_server(lister, server)
-    server.add_insecure_port(f"unix:{socket}")
-    await server.start()
+
+    def register(server: grpc.aio.Server) -> None:
+        podresources_v1_pb2_grpc.add_PodResourcesListerServicer_to_server(lister, server)
+
+    server = SocketServer(socket, register)
     try:
+        await server.start()
         yield
     finally:
-        await server.stop(None)
+        await server.stop(0.0)
 
 
 def _resource(info: ClaimInfo) -> podresources_v1_pb2.DynamicResource:

@@ -242,7 +242,7 @@ class PodWorker:
                     grace_period_seconds=0,
                 )
                 return
-            except (NotFound, Conflict):
+            except NotFound:
                 return
             except DraError as e:
                 log.warning("pod not removed, will be tried again", pod=str(self._pod.key), error=str(e))

@@ -6,7 +6,43 @@ come first, or how they are called, makes no difference to whether they fit.
 
 from __future__ import annotations
 
+from dra_driver.structured.groups.labels import (
+    GroupLabels,
+    group_by_problem,
+    group_name,
+    is_named_by_others,
+    is_named_by_us,
+    restart_of,
+)
 from dra_driver.structured.groups.members import GroupAllocated, GroupMember, GroupRefused, Level
+from dra_driver.structured.groups.native import pod_group_terms
 from dra_driver.structured.groups.solver import allocate_group
+from dra_driver.structured.groups.terms import (
+    LARGEST_GROUP,
+    GroupFinding,
+    GroupTerms,
+    group_findings,
+    group_terms,
+    levels_of,
+)
 
-__all__ = ["GroupAllocated", "GroupMember", "GroupRefused", "Level", "allocate_group"]
+__all__ = [
+    "LARGEST_GROUP",
+    "GroupAllocated",
+    "GroupFinding",
+    "GroupLabels",
+    "GroupMember",
+    "GroupRefused",
+    "GroupTerms",
+    "Level",
+    "allocate_group",
+    "group_by_problem",
+    "group_findings",
+    "group_name",
+    "group_terms",
+    "is_named_by_others",
+    "is_named_by_us",
+    "levels_of",
+    "pod_group_terms",
+    "restart_of",
+]

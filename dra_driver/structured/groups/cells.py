@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from dra_driver.api.core import Node
@@ -156,6 +157,7 @@ class Cells:
         self._least = [_least(kind, snapshot) for kind in kinds]
         self._allowed = self._by_allowed(names)
         self._cells: dict[object, Cell] = {}
+        self._of_node: dict[tuple[str, Within], Cell] = {}
         self._left_out: dict[tuple[str, Within], frozenset[int]] = {}
 
     @property
@@ -197,8 +199,12 @@ class Cells:
             BudgetExhausted: the question has no steps or no time left.
         """
         found: dict[Cell, list[str]] = {}
+        known = self._of_node
         for name in names:
-            found.setdefault(self._cell(name, within), []).append(name)
+            cell = known.get((name, within))
+            if cell is None:
+                cell = known[name, within] = self._cell(name, within)
+            found.setdefault(cell, []).append(name)
         self._budget.spend(1 + sum(map(len, found.values())) // 16)
         return found
 
@@ -223,9 +229,16 @@ class Cells:
         """Return what is left besides devices; not more than the whole group needs."""
         if self._free is None or name not in self._free:
             return None
-        needs = [kind.of.needs for kind in self._kinds]
-        most = [sum(n[i] * c for n, c in zip(needs, self._most, strict=True)) for i in range(len(needs[0]))]
-        return tuple(map(min, self._free[name], most))
+        return tuple(map(min, self._free[name], self._all_needs))
+
+    @cached_property
+    def _all_needs(self) -> tuple[int, ...]:
+        """What the whole group needs besides devices."""
+        needs = [
+            [amount * number for amount in kind.of.needs]
+            for kind, number in zip(self._kinds, self._most, strict=True)
+        ]
+        return tuple(map(sum, zip(*needs, strict=False)))
 
     def _others(self, name: str, within: Within) -> frozenset[int]:
         """Return the positions of devices on a node that have other values."""

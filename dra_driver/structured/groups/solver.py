@@ -45,6 +45,7 @@ def allocate_group(
     strategy: Strategy = Strategy.BEST_FIT,
     policy: NodePolicy = NodePolicy.PACK,
     budget: Budget | None = None,
+    brief: bool = False,
 ) -> GroupAllocated | GroupRefused | Failed:
     """Find nodes and devices for all members together, or for none.
 
@@ -62,6 +63,7 @@ def allocate_group(
         strategy: as for ``allocate``.
         policy: as for ``allocate``.
         budget: what the whole question may cost; if None, ``Budget()``.
+        brief: whether a refusal need not say how many members fit, and where.
 
     Answers are compared by, in this order: how many members are served; which levels all of them share; the
     alternatives that they get (the sum of their numbers); the number of nodes; the costs of best fit, added
@@ -77,7 +79,7 @@ def allocate_group(
     options = Options(ignore_taint, pools, PoolPolicy(strategy, policy), withheld)
     group = _Group(snapshot, members, levels, options, free, budget or Budget())
     try:
-        return group.solve(len(members) if least is None else least)
+        return group.solve(len(members) if least is None else least, brief=brief)
     except FatalError as e:
         return Failed(str(e))
     except (BudgetExhausted, RecursionError):
@@ -143,7 +145,7 @@ class _Group:
         self._improvement = Improvement()
         self._known_domains: dict[tuple[Level, ...], list[Domain]] = {}
 
-    def solve(self, least: int) -> GroupAllocated | GroupRefused | Failed:
+    def solve(self, least: int, *, brief: bool) -> GroupAllocated | GroupRefused | Failed:
         """Return the best answer for as many members as possible, ``least`` or more."""
         if not self._members:
             return GroupAllocated((), tuple("" for _ in self._levels))
@@ -152,12 +154,19 @@ class _Group:
             return Failed(problem)
         self._cells = Cells(self._snapshot, self._kinds, self._options, self._free, self._budget)
         total = len(self._members)
+        parts = next((level.count for level in self._levels if level.required and level.count), 1)
+        least = -(-least // parts) * parts  # a part that is not whole is none
         found = self._on_best_levels(total)
         if found is None and least < total:
             number, _ = self._most([level for level in self._levels if level.required], least, total)
             if number is not None:
                 found = self._on_best_levels(number)
-        return self._refuse(least) if found is None else self._allocated(*found)
+        if found is not None:
+            return self._allocated(*found)
+        if brief:
+            cut = self._cells.cut or self._budget.exhausted
+            return _gave_up() if cut else GroupRefused(least, 0)
+        return self._refuse(least)
 
     def _on_best_levels(self, number: int) -> tuple[Sequence[Level], _Found] | None:
         """Return the answer for so many members on as many of the preferred levels as possible.

@@ -14,8 +14,9 @@ from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.pools import DeviceEntry
 from dra_driver.structured.model.snapshot import Memory, Snapshot
 from dra_driver.structured.model.state import AllocatedState
+from dra_driver.structured.model.types import PoolPolicies
 
-__all__ = ["attribute_text", "emptied", "similar_nodes", "suitable_devices"]
+__all__ = ["attribute_text", "emptied", "node_layouts", "similar_nodes", "suitable_devices"]
 
 # Nothing is searched here: every node and every device is looked at once.
 _UNLIMITED = 1 << 60
@@ -48,6 +49,37 @@ def similar_nodes(
     return [names for names, _ in fleet.classes(found, None)]
 
 
+def node_layouts(
+    snapshot: Snapshot,
+    claims: Sequence[ResourceClaim],
+    *,
+    ignore_taint: Callable[[DeviceTaint], bool] | None = None,
+    pools: PoolPolicies | None = None,
+    budget: Budget,
+) -> dict[str, int]:
+    """Return a number for each node, equal where claims could not tell nodes apart if nothing were in use.
+
+    On such nodes the devices in the same place of the node's view stand for one another.
+
+    Args:
+        snapshot: the cluster, with what is allocated.
+        claims: what looks at it.
+        ignore_taint: as for ``allocate``.
+        pools: as for ``allocate``.
+        budget: is charged.
+
+    Raises:
+        FatalError: the claims ask for something that does not exist.
+        BudgetExhausted: the budget is used up.
+    """
+    fleet = snapshot.memory.of(Fleet)
+    index = fleet.request_class(snapshot, claims, Options(ignore_taint, pools), pools, budget).index
+    numbers: dict[int, int] = {}
+    return {
+        name: numbers.setdefault(id(of.layout), len(numbers)) for of in index.classes for name in of.nodes
+    }
+
+
 def suitable_devices(
     snapshot: Snapshot,
     claims: Sequence[ResourceClaim],
@@ -55,9 +87,10 @@ def suitable_devices(
     *,
     ignore_taint: Callable[[DeviceTaint], bool] | None = None,
 ) -> frozenset[int]:
-    """Return the devices of a node that could serve a request by themselves, free or allocated.
+    """Return the devices of a node that could serve a request by themselves, free or allocated as a whole.
 
-    They are given as places among all devices of the node's view.
+    They are given as places among all devices of the node's view. A device without enough capacity left is
+    not among them; whether it would be, were it free, an ``emptied`` snapshot tells.
 
     Raises:
         FatalError: the claims ask for something that does not exist.

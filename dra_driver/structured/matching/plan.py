@@ -238,6 +238,8 @@ def _check_features(
 def _count(spec: ExactDeviceRequest | DeviceSubRequest, where: str) -> int | None:
     match spec.allocation_mode:
         case "" | "ExactCount":
+            if spec.count < 0:
+                raise FatalError(f"{where}: asks for {spec.count} devices; 1 or more are allowed")
             # The API server writes the defaults; manifests that are read from files lack them.
             return spec.count or 1
         case "All":

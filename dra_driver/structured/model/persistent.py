@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 __all__ = ["PersistentMap"]
 
@@ -13,6 +13,8 @@ V = TypeVar("V")
 
 # A change copies one of so many dicts: a few microseconds with 5,000 to 40,000 entries.
 _BUCKETS: Final = 128
+# All empty buckets of new maps are this one. A dict is never changed once it is in a map, so it stays empty.
+_NOTHING: Final[dict[Any, Any]] = {}
 
 
 class PersistentMap(Mapping[K, V], Generic[K, V]):
@@ -25,10 +27,13 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
     __slots__ = ("_buckets", "_size", "origin")
 
     def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
-        buckets: list[dict[K, V]] = [{} for _ in range(_BUCKETS)]
+        buckets: list[dict[K, V]] = [_NOTHING] * _BUCKETS
         pairs = items.items() if isinstance(items, Mapping) else items
         for key, value in pairs:
-            buckets[hash(key) % _BUCKETS][key] = value
+            number = hash(key) % _BUCKETS
+            if buckets[number] is _NOTHING:
+                buckets[number] = {}
+            buckets[number][key] = value
         self._buckets = buckets
         self._size = sum(map(len, buckets))
         self.origin = object()

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 
 from dra_driver import cel
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import LARGEST_CAPACITY
 from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.own.inventory import LARGEST_CAPACITY
 from dra_driver.api.resource import CounterSet, Device, NodeSelector, ResourceSlice
 from dra_driver.ownership import PoolID
 from dra_driver.structured.model import nodeselection

@@ -8,7 +8,8 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from attack_world import World, attack
+from attack_objects import alternatives, one
+from attack_world import TENANT, World, attack
 
 _CLIENT = ssl.create_default_context()
 _CLIENT.check_hostname = False
@@ -205,6 +206,17 @@ async def slow_readers_of_the_page(world: World) -> None:
 async def greedy_readers_of_the_page(world: World) -> None:
     """Ask for the whole fleet again and again over ten connections to each page."""
     await _ask(world, "page", 10, b"GET /fleet HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 2)
+
+
+@attack
+async def greedy_readers_of_plans(world: World) -> None:
+    """Ask each page again and again for plans of ten pods whose claims are made to be hard."""
+    names = [f"planned-{i}" for i in range(10)]
+    await world.submit(*(m for name in names for m in one(name, TENANT, alternatives(9))))
+    async with asyncio.TaskGroup() as tasks:
+        for name in names:
+            request = f"GET /fleet/plan?pod={TENANT}/{name} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+            tasks.create_task(_ask(world, "page", 1, request.encode(), 2))
 
 
 @attack

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from crash_gpus import PROFILE, Gpus, address
+from manifest_files import documents
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.sim.profiles import device_nodes, write_profile
@@ -74,10 +75,10 @@ class SimulatedMachine:
             gpu["env"] = {VARIABLE: self._version}
 
     def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
-        document = yaml.safe_load(self._profile.read_text())
+        (document,) = documents(self._profile)
         change(document)
         fresh = self._profile.with_suffix(".new")
-        fresh.write_text(yaml.safe_dump(document))
+        fresh.write_text(json.dumps(document))  # which is YAML
         fresh.rename(self._profile)
 
 

@@ -10,7 +10,7 @@ import grpc.aio
 from crash_script import Life, populate, script_of
 from crash_world import NODE, World
 
-from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.sim.apiserver.storage.store import Key
 from dra_driver.sim.faults import parse

@@ -41,7 +41,7 @@ class LocalCluster:
         self.environment = {**os.environ, "PATH": path, "KUBECONFIG": str(node.admin_kubeconfig)}
         self.processes = Processes(node.root / "log", self.environment)
         self.files = NodeFiles(node.root / "files")
-        self._commands = configuration.command_lines(node, binaries)
+        self._commands = configuration.command_lines(node, binaries, _release(binaries["kube-apiserver"]))
 
     def start(self, gpus: str) -> None:
         """Brings everything up, to the node's readiness; ``gpus`` is the node's simulated hardware.
@@ -131,6 +131,22 @@ class LocalCluster:
         """
         patch = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": flag}]
         self.kubectl("-n", NAMESPACE, "patch", AGENT, "--type=json", "--patch", json.dumps(patch))
+        self.wait_for_driver()
+
+    def turn_preemption_on(self) -> None:
+        """Has the controller preempt, and gives it the right to, until ``install`` is called again.
+
+        Raises:
+            NotUpError: it does not come up with it.
+        """
+        right = {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}
+        patch: list[dict[str, object]] = [{"op": "add", "path": "/rules/-", "value": right}]
+        role = ("clusterrole", "dra-driver-controller")
+        self.kubectl("patch", *role, "--type=json", "--patch", json.dumps(patch))
+        args = "/spec/template/spec/containers/0/args/-"
+        flags = ("--preemption=on", "--preemption-rate=100")
+        patch = [{"op": "add", "path": args, "value": flag} for flag in flags]
+        self.kubectl("-n", NAMESPACE, "patch", CONTROLLER, "--type=json", "--patch", json.dumps(patch))
         self.wait_for_driver()
 
     def scale_controller(self, number: str) -> None:
@@ -347,3 +363,9 @@ def answers(url: str) -> bool:
 
 
 __all__ = ["MOUNT_POINTS", "LocalCluster", "etcd_healthy", "tail"]
+
+
+def _release(server: Path) -> str:
+    """Return the release of Kubernetes that an API server says it is, such as ``v1.36.2``."""
+    command = [str(server), "--version"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]

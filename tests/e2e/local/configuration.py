@@ -24,6 +24,15 @@ SHELL_IMAGE = "localhost/dra-e2e-shell:1"
 DRIVER_IMAGE = "localhost/dra-driver-e2e:1"
 PREVIOUS_IMAGE = "localhost/dra-driver-e2e:0"
 KUBELET_HEALTH = "http://127.0.0.1:10248"
+# PodGroups, alpha in this release. kube-scheduler panics with DRADeviceTaintRules on, so that stays off.
+POD_GROUPS_RELEASE = "v1.36."
+POD_GROUP_GATES = (
+    "GenericWorkload",
+    "GangScheduling",
+    "TopologyAwareWorkloadScheduling",
+    "DRAWorkloadResourceClaims",
+)
+POD_GROUPS_API = "scheduling.k8s.io/v1alpha2=true"
 
 
 @dataclass(frozen=True)
@@ -188,8 +197,24 @@ def network(node: Node) -> str:
     return json.dumps({"cniVersion": "0.4.0", "name": "e2e", "plugins": [plugin]}, indent=1)
 
 
-def command_lines(node: Node, binaries: Mapping[str, Path]) -> dict[str, list[str]]:
-    """The command line of every component, in the order in which they start."""
+def command_lines(node: Node, binaries: Mapping[str, Path], release: str = "") -> dict[str, list[str]]:
+    """The command line of every component, in the order in which they start.
+
+    Args:
+        node: the only one.
+        binaries: of the components.
+        release: of Kubernetes, such as ``v1.36.2``; in that with PodGroups they are turned on.
+    """
+    lines = _command_lines(node, binaries)
+    if release.startswith(POD_GROUPS_RELEASE):
+        gates = f"--feature-gates={','.join(f'{gate}=true' for gate in POD_GROUP_GATES)}"
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"):
+            lines[name].append(gates)
+        lines["kube-apiserver"].append(f"--runtime-config={POD_GROUPS_API}")
+    return lines
+
+
+def _command_lines(node: Node, binaries: Mapping[str, Path]) -> dict[str, list[str]]:
     return {
         "etcd": [
             str(binaries["etcd"]),

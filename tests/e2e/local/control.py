@@ -24,6 +24,7 @@ class Control:
             "uninstall": cluster.uninstall,
             "agent_flag": cluster.add_agent_flag,
             "controllers": cluster.scale_controller,
+            "preempt": cluster.turn_preemption_on,
         }
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from apiserver_client import MERGE, Client, pod, run
+from manifest_files import documents
 
 from dra_driver.sim.assets import deploy_directory
 
@@ -16,8 +16,7 @@ USES_CLAIM = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "g"}]}
 
 
 async def install(client: Client, label: str = "controller") -> None:
-    text = (deploy_directory("manifests") / "gating.yaml").read_text()
-    await client.server.install(list(yaml.safe_load_all(text)))
+    await client.server.install(documents(deploy_directory("manifests") / "gating.yaml"))
     labels = {"dra-driver.dev/allocator": label}
     await client.create("/api/v1/namespaces", {"metadata": {"name": "gated", "labels": labels}})
 

@@ -43,7 +43,7 @@ CRD = {
 def serve(data: Path, scenario: Any) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(120),
             ApiServer(data=data) as server,
             aiohttp.ClientSession() as session,
         ):

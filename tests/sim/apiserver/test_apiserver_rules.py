@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 import pytest
-import yaml
 from apiserver_client import Client, Raw, causes, run
+from manifest_files import documents
 
 from dra_driver.sim.assets import deploy_directory
 
@@ -35,9 +35,8 @@ def definition(**properties: Any) -> Raw:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_the_rules_of_our_own_definitions_compile(path: Any) -> None:
     async def scenario(client: Client) -> None:
-        for body in yaml.safe_load_all(path.read_text()):
-            if body:
-                await client.create(CRDS, body)
+        for body in documents(path):
+            await client.create(CRDS, body)
 
     run(scenario)
 

@@ -100,7 +100,7 @@ def test_kubectl_gets_along_with_it(tmp_path: Path) -> None:
         kubectl("label", *claim, "a=b")
         kubectl("annotate", *claim, "a=b")
         kubectl("patch", *claim, "--type=merge", "-p", '{"metadata":{"labels":{"c":"d"}}}')
-        kubectl("wait", *claim, "--for=jsonpath={.metadata.labels.c}=d", "--timeout=5s")
+        kubectl("wait", *claim, "--for=jsonpath={.metadata.labels.c}=d", "--timeout=60s")
         kubectl("create", "configmap", "made", "--from-literal=a=b")
         kubectl("patch", *claim, "--type=json", "-p", '[{"op":"remove","path":"/metadata/labels/c"}]')
         kubectl("patch", *claim, "--type=strategic", "-p", '{"metadata":{"labels":{"e":"f"}}}')
@@ -110,7 +110,7 @@ def test_kubectl_gets_along_with_it(tmp_path: Path) -> None:
         assert "apiVersion: resource.k8s.io/v1beta1" in old
         assert "<[]Container>" in kubectl("explain", "pods.spec.containers")
         assert "resourceslices" in kubectl("api-resources")
-        kubectl("delete", "-f", str(EXAMPLES / "01-whole-gpu"), "--timeout=20s")
+        kubectl("delete", "-f", str(EXAMPLES / "01-whole-gpu"), "--timeout=60s")
         # It looks for five objects a second at most, so it is not let wait for all of them.
         kubectl("delete", "-R", "-f", str(EXAMPLES), "--ignore-not-found", "--wait=false")
         assert kubectl("get", "-R", "-f", str(EXAMPLES), "--ignore-not-found") == ""

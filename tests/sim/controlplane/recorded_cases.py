@@ -31,7 +31,7 @@ DRIVER = "dra.api.example.com"
 NAMESPACES = ("api-alloc", "api-alloc4", "api-alloc5")
 TOKEN = re.compile(r"<(uid|gen|rv|time|managedFields)(?::([^<>]*))?>")
 NOW = "2026-11-20T14:00:00Z"
-SECONDS = 4.0
+SECONDS = 15.0
 IMMUTABLE = "status.allocation: Invalid value: "
 
 

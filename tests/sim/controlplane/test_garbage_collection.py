@@ -17,7 +17,7 @@ from dra_driver.sim.controlplane.controllers import GarbageCollector
 
 def run(directory: Path, scenario: Callable[[Client], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), ApiServer() as server, aiohttp.ClientSession() as session:
+        async with asyncio.timeout(120), ApiServer() as server, aiohttp.ClientSession() as session:
             server.registry.collected = GarbageCollector.KINDS
             server.write_kubeconfig(directory / "kubeconfig")
             async with await KubeApi.connect(directory / "kubeconfig") as api:

@@ -4,65 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any
 
-import aiohttp
-from apiserver_client import PODS, Client, pod
+import virtual_time
+from apiserver_client import pod
+from fake_client import FakeClient
 
-from dra_driver.kube import KubeApi
-from dra_driver.sim.apiserver import ApiServer
+from dra_driver.api.core import NODES, PODS
 from dra_driver.sim.controlplane.node_lifecycle import NodeLifecycle
 
-NODE = "/api/v1/nodes/n1"
+NS = "default"
+MINE = ("mine", "NoSchedule")
 
 
-def taints(node: dict[str, Any]) -> set[tuple[str, str]]:
-    return {(t["key"].rpartition("/")[2], t["effect"]) for t in node["spec"].get("taints") or ()}
+def taints(cluster: FakeClient) -> set[tuple[str, str]]:
+    node = cluster.obj(NODES, "n1")
+    return {(t.key.rpartition("/")[2], t.effect) for t in node.spec.taints}
 
 
-def ready(beat: int, status: str = "True") -> dict[str, Any]:
+def is_leaving(cluster: FakeClient, name: str) -> bool:
+    found = cluster.find(PODS, name, NS)
+    return found is None or "deletionTimestamp" in found["metadata"]
+
+
+async def hear(cluster: FakeClient, beat: int, status: str = "True") -> None:
     heard = {"lastHeartbeatTime": f"2026-01-01T00:00:{beat:02}Z"}
-    return {"status": {"conditions": [{"type": "Ready", "status": status, **heard}]}}
+    conditions = [{"type": "Ready", "status": status, **heard}]
+    await cluster.merge_patch(NODES, "n1", {"status": {"conditions": conditions}}, subresource="status")
 
 
-async def story(client: Client) -> None:
-    own = {"key": "mine", "effect": "NoSchedule"}
-    await client.create("/api/v1/nodes", {"metadata": {"name": "n1"}, "spec": {"taints": [own]}})
-    await client.patch(f"{NODE}/status", ready(0))
-    brief = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
-    await client.create(PODS, pod("leaves", nodeName="n1", tolerations=[{**brief, "tolerationSeconds": 0}]))
-    await client.create(PODS, pod("stays", nodeName="n1"))  # 300 s by default
+async def story(cluster: FakeClient) -> None:
+    own = {"key": MINE[0], "effect": MINE[1]}
+    await cluster.create(NODES, {"metadata": {"name": "n1"}, "spec": {"taints": [own]}})
+    await hear(cluster, 0)
+    brief: dict[str, Any] = {"key": "node.kubernetes.io/unreachable", "operator": "Exists"}
+    brief |= {"effect": "NoExecute", "tolerationSeconds": 0}
+    await cluster.create(PODS, pod("leaves", nodeName="n1", tolerations=[brief]), NS)
+    await cluster.create(PODS, pod("stays", nodeName="n1"), NS)  # 300 s by default
     for beat in range(1, 8):  # longer than the grace period, but never silent
-        await asyncio.sleep(0.1)
-        await client.patch(f"{NODE}/status", ready(beat))
-    assert taints((await client.get(NODE))[1]) == {("mine", "NoSchedule")}
-    both = {("unreachable", "NoSchedule"), ("unreachable", "NoExecute"), ("mine", "NoSchedule")}
-    while taints((await client.get(NODE))[1]) != both:
-        await asyncio.sleep(0.02)
-    assert (await client.get(NODE))[1]["status"]["conditions"][0]["status"] == "Unknown"
-    while "deletionTimestamp" not in (await client.get(f"{PODS}/leaves"))[1]["metadata"]:
-        await asyncio.sleep(0.02)
-    assert "deletionTimestamp" not in (await client.get(f"{PODS}/stays"))[1]["metadata"]
-    await client.patch(f"{NODE}/status", ready(30, "False"))
-    while ("not-ready", "NoExecute") not in taints((await client.get(NODE))[1]):
-        await asyncio.sleep(0.02)
-    await client.patch(f"{NODE}/status", ready(31))
-    while taints((await client.get(NODE))[1]) != {("mine", "NoSchedule")}:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(10.0)
+        await hear(cluster, beat)
+    await asyncio.sleep(45.0)
+    assert taints(cluster) == {MINE}
+    await asyncio.sleep(10.0)
+    assert taints(cluster) == {("unreachable", "NoSchedule"), ("unreachable", "NoExecute"), MINE}
+    assert cluster.raw(NODES, "n1")["status"]["conditions"][0]["status"] == "Unknown"
+    assert is_leaving(cluster, "leaves")
+    assert not is_leaving(cluster, "stays")
+    await hear(cluster, 30, "False")
+    await asyncio.sleep(5.0)
+    assert ("not-ready", "NoExecute") in taints(cluster)
+    await hear(cluster, 31)
+    await asyncio.sleep(5.0)
+    assert taints(cluster) == {MINE}
 
 
-def test_silence_taints_a_node_and_a_heartbeat_clears_it(tmp_path: Path) -> None:
+def test_silence_taints_a_node_and_a_heartbeat_clears_it() -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), ApiServer() as server, aiohttp.ClientSession() as session:
-            server.write_kubeconfig(tmp_path / "kubeconfig")
-            async with await KubeApi.connect(tmp_path / "kubeconfig") as api:
-                task = asyncio.create_task(NodeLifecycle(api, grace=0.5, tick=0.05).run())
-                try:
-                    await story(Client(server, session))
-                finally:
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await task
+        cluster = FakeClient()
+        task = asyncio.create_task(NodeLifecycle(cluster, clock=virtual_time.LoopClock()).run())
+        try:
+            await story(cluster)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
-    asyncio.run(main())
+    virtual_time.run(main())

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.api.core import NODES
 from dra_driver.api.meta import ObjectKey
-from dra_driver.api.policy import DEVICE_POLICIES
+from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import status
 from dra_driver.errors import ApiError
@@ -84,7 +84,7 @@ def test_all_examples_beside_a_device_plugin_give_no_gpu_away_twice() -> None:
             (seen,) = await examples.observe(cluster.api, [e for e in PODS if e.key == KEY])
             return seen.phase == "Running" and seen.node == extended
 
-        await cluster.wait_for("the example to run", extended_runs, seconds=45)
+        await cluster.wait_for("the example to run", extended_runs)
         await examples.apply(cluster.api, EXAMPLES)
         await support.apply(cluster, support.TEMPLATE, plugin_pod("old", 4))
         await support.apply(cluster, *(support.gpu_pod(f"new-{i}") for i in range(5)))
@@ -106,7 +106,7 @@ def test_all_examples_beside_a_device_plugin_give_no_gpu_away_twice() -> None:
         assert f"4 {GPU}" in note
         assert note in status._text(look, "table")
 
-    support.run(scenario, support.config("l4x4", "l4x4", EXTENDED), seconds=150)
+    support.run(scenario, support.config("l4x4", "l4x4", EXTENDED))
 
 
 def test_examples_withdraw_no_pool_where_there_is_no_device_plugin() -> None:
@@ -118,12 +118,12 @@ def test_examples_withdraw_no_pool_where_there_is_no_device_plugin() -> None:
             node = cluster.nodes[extended]
             return (await support.inventory(cluster, node)).status.publication.allocator == "scheduler"
 
-        await cluster.wait_for("the examples' policies to act", handed_over, seconds=45)
+        await cluster.wait_for("the examples' policies to act", handed_over)
         # Neither withheld, nor told of a conflict with the class of the example.
         for node in (plain, extended):
             await become(cluster, node, 4, "Published")
 
-    support.run(scenario, support.config("l4x4", EXTENDED), seconds=150)
+    support.run(scenario, support.config("l4x4", EXTENDED))
 
 
 def test_running_pods_outlive_the_withdrawal_and_odd_nodes_do_no_harm() -> None:
@@ -172,7 +172,7 @@ def test_running_pods_outlive_the_withdrawal_and_odd_nodes_do_no_harm() -> None:
         with pytest.raises(ApiError):
             await cluster.api.create(DEVICE_POLICIES, body)
 
-    support.run(scenario, support.config("l4x4"), seconds=150)
+    support.run(scenario, support.config("l4x4"))
 
 
 def test_a_node_that_publishes_by_itself_withholds_them_too() -> None:
@@ -185,4 +185,4 @@ def test_a_node_that_publishes_by_itself_withholds_them_too() -> None:
         await count(cluster, node, "4")
         await become(cluster, node, 0, "DevicePluginPresent")
 
-    support.run(scenario, support.config(run_controller=False, plugin_flags=("--publish=node",)), seconds=150)
+    support.run(scenario, support.config(run_controller=False, plugin_flags=("--publish=node",)))

@@ -54,4 +54,4 @@ def test_honest_pods_run_beside_claims_that_are_made_to_be_hard() -> None:
         held = [x for x in (await cluster.api.list(LEASES)).items if x.spec.holder_identity]
         return [(x.metadata.name, x.spec.holder_identity, x.spec.lease_transitions) for x in held]
 
-    support.run(scenario, support.config(*["dgx-h100"] * 6), seconds=120)
+    support.run(scenario, support.config(*["dgx-h100"] * 6))

@@ -69,7 +69,7 @@ def test_a_draft_that_fits_is_allocated(tmp_path: Path) -> None:
         assert pod is not None
         assert pod.spec.node_name == answer["placement"][0]["node"]
 
-    support.run(scenario, support.config("l4x4", "l4x4"), seconds=120)
+    support.run(scenario, support.config("l4x4", "l4x4"))
 
 
 def test_freeing_the_named_holders_is_enough() -> None:
@@ -88,7 +88,7 @@ def test_freeing_the_named_holders_is_enough() -> None:
         left = {p.metadata.name for p in (await cluster.api.list(PODS, "default")).items}
         assert len(left) == 5 - free["number"]
 
-    support.run(scenario, support.config("l4x4", "l4x4"), seconds=120)
+    support.run(scenario, support.config("l4x4", "l4x4"))
 
 
 def test_moving_the_named_holders_is_enough() -> None:
@@ -111,7 +111,7 @@ def test_moving_the_named_holders_is_enough() -> None:
         assert again is not None
         assert {again.spec.node_name} == nodes_of(holder["to"])
 
-    support.run(scenario, support.config("l4x4", "l4x4"), seconds=120)
+    support.run(scenario, support.config("l4x4", "l4x4"))
 
 
 def test_adding_the_nodes_is_enough() -> None:
@@ -124,7 +124,7 @@ def test_adding_the_nodes_is_enough() -> None:
         pod = await support.phase(cluster, "wants", "Running")
         assert pod.spec.node_name == "more"
 
-    support.run(scenario, support.config("l4x4"), seconds=120)
+    support.run(scenario, support.config("l4x4"))
 
 
 def test_what_is_relaxed_fits() -> None:
@@ -137,4 +137,4 @@ def test_what_is_relaxed_fits() -> None:
         await support.gone(cluster, "wants")
         await running(cluster, "less", 3)
 
-    support.run(scenario, support.config("l4x4"), seconds=120)
+    support.run(scenario, support.config("l4x4"))

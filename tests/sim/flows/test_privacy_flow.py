@@ -11,10 +11,10 @@ import pytest
 
 from dra_driver.api import codec
 from dra_driver.api.core import EVENTS, NAMESPACES, NODES, PODS
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
-from dra_driver.api.policy import DEVICE_POLICIES
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
+from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import EmbeddedCluster
 
@@ -120,4 +120,4 @@ def test_no_text_of_one_namespace_names_what_is_in_another() -> None:
         assert any("devices that fit" in t or "are needed" in t for t in texts.values())
         assert {what: text for what, text in texts.items() if SECRET in text} == {}
 
-    support.run(scenario, support.config("l4x4"), seconds=120)
+    support.run(scenario, support.config("l4x4"))

@@ -87,7 +87,7 @@ def test_without_a_controller_pods_get_devices_and_slices_come_back() -> None:
         await support.apply(cluster, support.gpu_pod("two"))
         await support.phase(cluster, "two", "Running")
 
-    support.run(scenario, BY_NODES, seconds=150)
+    support.run(scenario, BY_NODES)
 
 
 def test_slices_that_somebody_deletes_come_back_and_those_of_others_stay() -> None:
@@ -118,7 +118,7 @@ def test_slices_that_somebody_deletes_come_back_and_those_of_others_stay() -> No
     # The kubelet deletes all slices of its node when it starts, those of others too, and perhaps late.
     settings = replace(support.SETTINGS, startup_wipe=None)
     by_nodes = support.config(run_controller=False, plugin_flags=(FLAG,), settings=settings)
-    support.run(scenario, by_nodes, seconds=150)
+    support.run(scenario, by_nodes)
 
 
 def test_a_node_changes_hands_in_both_directions() -> None:
@@ -137,7 +137,7 @@ def test_a_node_changes_hands_in_both_directions() -> None:
         await support.apply(cluster, support.TEMPLATE, support.gpu_pod("one"))
         await support.phase(cluster, "one", "Running")
         await restarted(cluster, by_node=True)
-        await cluster.wait_for("the node to publish", lambda: handed("node", False), seconds=45)
+        await cluster.wait_for("the node to publish", lambda: handed("node", False))
 
         async def left_alone() -> bool:
             conditions = (await support.inventory(cluster, only(cluster))).status.conditions
@@ -147,11 +147,11 @@ def test_a_node_changes_hands_in_both_directions() -> None:
         await support.apply(cluster, support.gpu_pod("two"))
         await support.phase(cluster, "two", "Running")
         await restarted(cluster, by_node=False)
-        await cluster.wait_for("the controller to publish", lambda: handed("", True), seconds=60)
+        await cluster.wait_for("the controller to publish", lambda: handed("", True))
         await support.apply(cluster, support.gpu_pod("three"))
         await support.phase(cluster, "three", "Running")
 
-    support.run(scenario, support.config(), seconds=150)
+    support.run(scenario, support.config())
 
 
 def test_what_is_asked_of_the_server_is_of_the_own_node_and_pool() -> None:

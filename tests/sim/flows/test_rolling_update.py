@@ -24,6 +24,8 @@ SETTINGS = dataclasses.replace(KubeletSettings.quick(), registry_tick=0.02, wipe
 
 # On a machine that others use too, nothing is quick; what is waited for here comes, or the test fails.
 SECONDS = 60.0
+# Short against an update, so that calls come at any time in it, without a processor that does nothing else.
+BETWEEN_CALLS = 0.01
 PATIENT = Timing(budget=40.0, patience=40.0)
 
 
@@ -39,7 +41,7 @@ def not_cut_off() -> Iterator[None]:
 
 
 class Update:
-    """A kubelet that never stops calling, and plugins that come and go."""
+    """A kubelet that calls again and again, and plugins that come and go."""
 
     def __init__(self, kube: FakeClient, manager: PluginManager) -> None:
         self.kube = kube
@@ -67,6 +69,7 @@ class Update:
             assert error == ""
             self.endpoints.add(plugin.endpoint)
             self.calls += 2
+            await asyncio.sleep(BETWEEN_CALLS)
 
     async def registered(self, node: Node) -> None:
         def newest() -> bool:

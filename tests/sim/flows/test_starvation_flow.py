@@ -11,6 +11,8 @@ import cluster_support as support
 import pytest
 
 from dra_driver.api.core import EVENTS
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.cli import status
 from dra_driver.sim.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.sim
@@ -27,7 +29,7 @@ class Stream:
     async def _one(self) -> None:
         while True:
             name = f"small-{next(self._numbers)}"
-            await support.apply(self._cluster, support.gpu_pod(name, command="sleep 1"))
+            await support.apply(self._cluster, support.gpu_pod(name, command="sleep 3"))
             while (pod := await support.pod(self._cluster, name)) is None or pod.status.phase != "Succeeded":
                 await asyncio.sleep(0.1)
             await support.delete(self._cluster, name)
@@ -49,7 +51,12 @@ def test_a_pod_that_needs_the_whole_node_runs_beside_a_stream_of_small_ones() ->
             events = (await cluster.api.list(EVENTS, "default")).items
             return any(e.reason == "DevicesSetAside" for e in events)
 
+        async def shown() -> bool:
+            rows = (await status.look(cluster.api, [DEFAULT_DRIVER_NAME])).set_aside
+            return [row.pod for row in rows] == ["default/big"] and "gpu-0" in rows[0].devices
+
         await cluster.wait_for("devices to be set aside", told)
+        await cluster.wait_for("status to show it", shown)
         assert cluster.controller.pid is not None
         os.kill(cluster.controller.pid, signal.SIGKILL)
         await cluster.controller.stop()
@@ -60,4 +67,4 @@ def test_a_pod_that_needs_the_whole_node_runs_beside_a_stream_of_small_ones() ->
         await stream.stop()
 
     flags = ("--starvation-timeout=1",)
-    support.run(scenario, support.config("dgx-h100", controller_flags=flags), seconds=120)
+    support.run(scenario, support.config("dgx-h100", controller_flags=flags))

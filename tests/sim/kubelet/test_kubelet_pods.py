@@ -13,7 +13,7 @@ from kubelet_fakes import FakePlugin, short_directory
 
 from dra_driver.api.core import EVENTS
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.errors import NotFound
+from dra_driver.errors import Conflict, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.kube.delegating import Call, DelegatingClient
 from dra_driver.ports import KubeClient
@@ -188,6 +188,35 @@ class Overtaken(DelegatingClient):
             before, self._before = self._before, None
             await before()
         return await send()
+
+
+class OnceInTheWay(DelegatingClient):
+    """A client whose first deletion of a pod ends with a conflict."""
+
+    def __init__(self, client: KubeClient) -> None:
+        super().__init__(client)
+        self.conflicts = 0
+
+    async def _call(self, call: Call, send: Callable[[], Awaitable[R]]) -> R:
+        if call.verb == "delete" and call.resource is RUN_PODS and not self.conflicts:
+            self.conflicts += 1
+            raise Conflict("another writer was faster", code=409, reason="Conflict")
+        return await send()
+
+
+def test_a_pod_is_removed_after_a_conflict() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.stop_kubelet()
+            await n.create()
+            client = OnceInTheWay(n.api)
+            await n.start_kubelet(client)
+            await n.phase("Running")
+            await n.api.delete(RUN_PODS, "p", "default")
+            await eventually(n.gone)
+            assert client.conflicts == 1
+
+    asyncio.run(scenario())
 
 
 def test_conditions_of_others_stay_as_they_were_written_last() -> None:
@@ -389,6 +418,50 @@ def test_a_shared_claim_is_prepared_once_and_unprepared_with_the_last_pod() -> N
             await n.api.delete(RUN_PODS, "q", "default")
             await eventually(lambda: n.gone("q"))
             assert n.calls() == ["Prepare v1", "Unprepare v1"]
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_gets_no_claim_that_is_being_unprepared_for_another() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.create("p")
+            await n.phase("Running", "p")
+            n.plugin.unprepare_seconds = 3600.0
+            await n.api.delete(RUN_PODS, "p", "default")
+            await eventually(lambda: "Unprepare v1" in n.calls())
+            await n.create("q")
+
+            async def refused() -> bool:
+                said = await n.messages("FailedPrepareDynamicResources")
+                return any("ResourceClaim c is being unprepared" in text for text in said)
+
+            await eventually(refused)
+            assert n.calls() == ["Prepare v1", "Unprepare v1"]
+            n.plugin.unprepare_seconds = 0.0
+            await n.phase("Running", "q")
+            assert n.calls() == ["Prepare v1", "Unprepare v1", "Prepare v1"]
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_that_never_got_its_claim_takes_it_from_no_other_when_it_ends() -> None:
+    async def scenario() -> None:
+        async with node(cdi=False) as n:
+            await n.create("p")
+            await n.phase("Running", "p")
+            n.plugin.reg_socket.rename(n.plugin.reg_socket.with_name(".hidden"))
+            await eventually(lambda: n.kubelet.plugins.plugin(DRIVER) is None)
+            await n.create("q")
+
+            async def refused() -> bool:
+                return bool(await n.messages("FailedPrepareDynamicResources"))
+
+            await eventually(refused)
+            await n.api.delete(RUN_PODS, "q", "default")
+            await eventually(lambda: n.gone("q"))
+            assert n.calls() == ["Prepare v1"]
+            assert [key.name for key in n.kubelet.claims.claims] == ["c"]
 
     asyncio.run(scenario())
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from dra_driver.discovery.core.pci_binding import VFIO
+from dra_driver.discovery.core.bus.pci_binding import VFIO
 
 
 class FakePci:

@@ -13,7 +13,7 @@ import grpc.aio
 from fake_client import FakeClient
 
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES, InventoryDevice, inventory_name
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, InventoryDevice, inventory_name
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute, DeviceCapacity
 from dra_driver.cdi import ContainerEdits, DeviceNode

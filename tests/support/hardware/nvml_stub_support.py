@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paths import SUPPORT
+
 from dra_driver.discovery.nvidia.products import MIB, products
 
 SOURCE = Path(__file__).parents[2] / "nvml_stub" / "nvml_stub.c"
@@ -149,8 +151,9 @@ def fake_sysfs(root: Path, functions: Mapping[str, tuple[str, int]]) -> Path:
 
 
 _PROBE = """
-import dataclasses, json, sys, time
+import dataclasses, json, sys
 from pathlib import Path
+import work_counter
 from dra_driver.api import codec
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
@@ -176,15 +179,15 @@ for line in sys.stdin:
         answer = {"events": [[e.uuid, e.reason, e.severity, e.message, e.code] for e in events]}
     elif ask["op"] == "sample":
         answer = {"samples": [dataclasses.asdict(s) for s in backend.sample()]}
+    elif ask["op"] == "calls":
+        answer = {"calls": work_counter.calls(backend.discover)}
     else:
-        start = time.perf_counter()
         try:
             found = backend.discover()
         except DraError as e:
             answer = {"error": type(e).__name__, "text": str(e)}
         else:
             answer = {
-                "seconds": time.perf_counter() - start,
                 "devices": [
                     json.loads(codec.encode(d.device))
                     | {
@@ -206,7 +209,12 @@ class Probe:
     def __init__(self, library: Path, folder: Path) -> None:
         self.config = folder / "nvml.conf"
         self.config.write_text(config([]))
-        env = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_STUB_CONFIG": str(self.config)}
+        env = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(library),
+            "NVML_STUB_CONFIG": str(self.config),
+            "PYTHONPATH": str(SUPPORT),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROBE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
@@ -234,7 +242,7 @@ class Probe:
             self.config.write_text(text)
         return self._ask("discover")
 
-    def wait(self, text: str | None = None, seconds: float = 2.0) -> list[list[Any]]:
+    def wait(self, text: str | None = None, seconds: float = 60.0) -> list[list[Any]]:
         """Events (uuid, reason, severity, message, code) that come within so many seconds."""
         if text is not None:
             self.config.write_text(text)
@@ -245,6 +253,11 @@ class Probe:
         """``sample`` of the backend."""
         samples: list[dict[str, Any]] = self._ask("sample")["samples"]
         return samples
+
+    def calls(self) -> int:
+        """Return how many functions ``discover`` calls."""
+        number: int = self._ask("calls")["calls"]
+        return number
 
     def close_library(self) -> None:
         """``close`` of the backend."""

@@ -13,11 +13,11 @@ from fake_pci import FakePci
 from node_agent import DRIVER, NODE, QUICK, Node, add_claim, claim, device, inventory, running
 
 from dra_driver.api import names
-from dra_driver.api.inventory import DeviceHealth
 from dra_driver.api.meta import PoolName
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.api.resource import RESOURCE_CLAIMS, DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode
-from dra_driver.discovery.core.pci_binding import PciFunctions
+from dra_driver.discovery.core.bus.pci_binding import PciFunctions
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.preparation import PreparedClaim, plan
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc

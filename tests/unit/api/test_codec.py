@@ -7,7 +7,8 @@ import sys
 import msgspec
 import pytest
 
-from dra_driver.api import codec, inventory, resource
+from dra_driver.api import codec, resource
+from dra_driver.api.own import inventory
 from dra_driver.errors import DecodeError
 
 CLAIM = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from dra_driver.api.inventory import InventoryDevice, PartitionPlacement, PartitionProfile
-from dra_driver.api.partitions import partition_devices, partition_name
+from dra_driver.api.own.inventory import InventoryDevice, PartitionPlacement, PartitionProfile
+from dra_driver.api.own.partitions import partition_devices, partition_name
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.discovery.simulated.profile import built_in_profiles
 

@@ -7,6 +7,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.scheduling import PodGroup
 
 CLAIM = codec.convert(
     ResourceClaim,
@@ -145,3 +146,50 @@ def test_a_generated_claim_belongs_to_one_pod_only() -> None:
     later = codec.convert(Pod, {"metadata": {"name": "p", "namespace": "ns", "uid": "pod-2"}})
     assert not resourceclaim.is_for_pod(later, CLAIM)
     assert resourceclaim.is_for_pod(later, EMPTY)
+
+
+def test_a_claim_that_is_generated_for_a_pod_group_belongs_to_its_pods() -> None:
+    owner = {"kind": "PodGroup", "name": "job", "uid": "g", "controller": True}
+    metadata = {"name": "x", "namespace": "ns", "ownerReferences": [owner]}
+    for group, api_version, expected in (
+        ("job", "scheduling.k8s.io/v1alpha2", True),
+        ("other", "scheduling.k8s.io/v1alpha2", False),
+        ("other", "example.com/v1", True),  # of some other kind: not generated
+    ):
+        owner["apiVersion"] = api_version
+        claim = codec.convert(ResourceClaim, {"metadata": metadata})
+        spec = {"schedulingGroup": {"podGroupName": group}}
+        member = codec.convert(Pod, {"metadata": {"name": "p", "namespace": "ns"}, "spec": spec})
+        assert resourceclaim.is_for_pod(member, claim) is expected
+
+
+def test_a_claim_is_reserved_for_the_pod_group_where_the_entries_are_equal() -> None:
+    entry = {"name": "gpu", "resourceClaimTemplateName": "t"}
+    pod_body = {
+        "metadata": {"name": "p", "namespace": "ns", "uid": "p-1"},
+        "spec": {"resourceClaims": [entry], "schedulingGroup": {"podGroupName": "job"}},
+        "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "x"}]},
+    }
+    member = codec.convert(Pod, pod_body)
+    claim = codec.convert(ResourceClaim, {"metadata": {"name": "x", "namespace": "ns"}})
+    meta = {"name": "job", "namespace": "ns", "uid": "g-1"}
+    for other, resource in (
+        (entry, "podgroups"),
+        ({**entry, "name": "nic"}, "pods"),
+        ({**entry, "resourceClaimTemplateName": "u"}, "pods"),
+        ({"name": "gpu", "resourceClaimName": "x"}, "pods"),
+    ):
+        group = codec.convert(PodGroup, {"metadata": meta, "spec": {"resourceClaims": [other]}})
+        assert resourceclaim.consumer_of(member, group, claim).resource == resource
+    assert resourceclaim.consumer_of(member, None, claim).uid == "p-1"
+
+
+def test_what_a_claim_is_reserved_for_is_named() -> None:
+    references = [
+        {"resource": "pods", "name": "p", "uid": "1"},
+        {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "job", "uid": "2"},
+        {"apiGroup": "example.com", "resource": "pods", "name": "no", "uid": "3"},
+    ]
+    claim = codec.convert(ResourceClaim, {"status": {"reservedFor": references}})
+    assert list(resourceclaim.consumer_names(claim)) == ["p", "podgroup:job"]
+    assert not resourceclaim.is_reserved_for(claim, "2")

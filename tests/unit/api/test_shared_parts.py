@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dra_driver.api import codec
-from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Device
 

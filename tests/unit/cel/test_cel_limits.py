@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
-import sys
 import tracemalloc
-from collections.abc import Callable
-from types import FrameType
 
 import pytest
+import work_counter
 from hostile_selectors import DRIVER, HOSTILE, MEMORY, MODEL, binds, each, letters, long
 
 from dra_driver import cel
@@ -35,22 +33,6 @@ def peak_of(selector: cel.Selector, view: cel.DeviceView) -> tuple[cel.Outcome, 
         return outcome, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def events(run: Callable[[], object]) -> int:
-    """Calls of functions, in Python and in C: work that does not depend on the machine."""
-    found = 0
-
-    def count(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal found
-        found += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -196,7 +178,7 @@ def test_nothing_absorbs_a_limit() -> None:
         ('"a".matches("' + r"\\pL" * 3000 + '")', "more than 16384 parts"),
         ('"a".matches("' + r"[^\\pL\\d\\pN]" * 600 + '")', "more than 16384 parts"),
         ('"a".matches("\\\\C")', "invalid escape sequence"),
-        (binds("{1: 1}", "{1: {1: @}}", 100, "[@, 1] == []"), "expected type"),
+        (binds("{1: 1}", "{1: {1: @}}", 40, "[@, 1] == []"), "expected type"),
         ("a" * 16_000, "undeclared reference"),
         (" || ".join(f'"a".matches("a{i}")' for i in range(65)), "64 regular expressions"),
         (" || ".join(f'"a".matches("{i}.{{999}}")' for i in range(3)), "16384"),
@@ -236,7 +218,7 @@ def test_patterns_of_find_share_a_bound() -> None:
 def test_a_list_of_lists_compiles_in_linear_work() -> None:
     def calls(depth: int) -> int:
         expression = "[" * depth + "1, " * 3000 + "1" + "]" * depth + " != []"
-        return events(lambda: cel.compile_selector(expression))
+        return work_counter.calls(lambda: cel.compile_selector(expression))
 
     assert calls(120) < 2 * calls(1)
 
@@ -272,7 +254,7 @@ def test_a_list_of_constants_is_not_walked_for_nothing() -> None:
         f"lists.range(100).all(x, (9223372036854775300 + x) in [{constants}] || true)"
     )
     view = a_view()
-    assert events(lambda: selector.matches(view)) < 100 * 40
+    assert work_counter.calls(lambda: selector.matches(view)) < 100 * 40
 
 
 # --- messages -----------------------------------------------------------------------------------------------
@@ -441,9 +423,9 @@ def test_long_versions_are_not_kept() -> None:
 
 def test_a_selector_weighs_at_least_what_it_takes() -> None:
     for expression in (
-        " && ".join(["dyn(1) < dyn(1)"] * 300),
-        " && ".join(["1 + 1 + 1 + 1 == 4"] * 300),
-        " && ".join(["[1].all(x, [x] == [1])"] * 300),
+        " && ".join(["dyn(1) < dyn(1)"] * 100),
+        " && ".join(["1 + 1 + 1 + 1 == 4"] * 100),
+        " && ".join(["[1].all(x, [x] == [1])"] * 100),
         " && ".join(["{} == {}"] * 300),
         f'"1{"€" * 5000}" == ""',
         f"[{', '.join(map(str, range(1000, 3000)))}] == []",

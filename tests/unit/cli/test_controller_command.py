@@ -15,8 +15,8 @@ from fake_client import FakeClient
 from controller.app import Controller
 from controller.config import ControllerConfig
 from dra_driver.api.meta import DriverName
-from dra_driver.cli.controller import settle
 from dra_driver.cli.main import main
+from dra_driver.cli.processes.controller import settle
 from dra_driver.errors import ConfigurationError
 
 
@@ -32,6 +32,7 @@ from dra_driver.errors import ConfigurationError
         ({"workers": 0}, "--workers"),
         ({"group_seconds": -1.0}, "--group-timeout -1"),
         ({"binding_seconds": 1.0}, "--binding-timeout 1"),
+        ({"group_labels": ("kueue", "volcano")}, "--group-labels 'volcano': must be none, or some of kueue"),
         ({"schedulers": ()}, "--scheduler-name"),
         ({"schedulers": ("A",)}, "--scheduler-name 'A'"),
     ],
@@ -60,7 +61,7 @@ def test_health_is_served_and_the_end_is_clean() -> None:
         config = ControllerConfig(leader_elect=False, health_port=0)
         controller = Controller(FakeClient(), config)
         task = asyncio.create_task(controller.run())
-        await asyncio.wait_for(controller.ready.wait(), 5)
+        await asyncio.wait_for(controller.ready.wait(), 60)
         assert controller.health_address is not None
         host, port = controller.health_address
         async with aiohttp.ClientSession() as session:
@@ -101,14 +102,14 @@ def test_the_webhooks_have_flags(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_collector_looks_at_full_caches_no_more_once_they_are_full() -> None:
     async def main() -> None:
-        ready = asyncio.Event()
+        ready, before = asyncio.Event(), gc.get_freeze_count()  # the tests themselves
         settling = asyncio.create_task(settle(ready))
         await asyncio.sleep(0)
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() <= before
         cache = [[i] for i in range(1_000)]
         ready.set()
         await settling
-        assert gc.get_freeze_count() >= len(cache)
+        assert gc.get_freeze_count() >= before + len(cache)
 
     try:
         asyncio.run(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.api.meta import ObjectMeta
-from dra_driver.api.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
+from dra_driver.api.own.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
 from dra_driver.api.resource import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from dra_driver.cli.described_fleet import FleetObjects, described_fleet
 from dra_driver.errors import ConfigurationError

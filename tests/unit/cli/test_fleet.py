@@ -11,8 +11,8 @@ from builders import DRIVER
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import PoolName
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.fleet import Fleet, PoolView
 from dra_driver.ownership import PoolID

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from dra_driver.cli.main import kubectl_dra, main
+from dra_driver.cli.plan import until_interrupted
 
 DRIVER = "gpu.dra-driver.dev"
 Capture = pytest.CaptureFixture[str]
@@ -71,7 +73,7 @@ def template(name: str, count: int = 1) -> dict[str, Any]:
     return {**of, "kind": "ResourceClaimTemplate", "spec": {"spec": of["spec"]}}
 
 
-CLASS = {
+CLASS: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "DeviceClass",
     "metadata": {"name": DRIVER},
@@ -171,10 +173,9 @@ def test_cpu_of_nodes_counts_and_is_given_back(tmp_path: Path, capsys: Capture) 
     asked = write(tmp_path, "asked.yaml", template("t"), pod("new", from_template="t", cpu="2"))
     status, answer = plan(capsys, "-s", export, "-f", asked)
     assert (status, answer["free"]["number"]) == (1, 1)
-    assert "too little CPU, memory or ephemeral storage left" in answer["reason"]
-    assert any(
-        r["part"] == "CPU, memory and ephemeral storage of the pods" and r["fits"] for r in answer["relax"]
-    )
+    assert answer["reason"].endswith("their nodes have too little left of cpu, pods")
+    helps = [r["part"] for r in answer["relax"] if r["fits"]]
+    assert helps == [f"what the pods take of nodes: {what}" for what in ("cpu, pods", "cpu")]
     small = write(tmp_path, "small.yaml", template("t"), pod("new", from_template="t", cpu="1"))
     assert plan(capsys, "-s", export, "-f", small)[0] == 0
 
@@ -241,6 +242,30 @@ def test_a_waiting_pod_of_the_cluster_can_be_asked_about(tmp_path: Path, capsys:
 # --- workloads of files -------------------------------------------------------------------------------------
 
 
+_KUEUE = "kueue.x-k8s.io/pod-group-"
+_KUEUE_META = {
+    "labels": {f"{_KUEUE}name": "g"},
+    "annotations": {f"{_KUEUE}total-count": "2"},
+}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"schedulingGroup": {"podGroupName": "g"}},
+        {"metadata": _KUEUE_META},
+        {"metadata": {"labels": {"job": "g"}, "annotations": {"dra-driver.dev/group-by": "job"}}},
+    ],
+)
+def test_a_waiting_pod_is_asked_about_with_its_group(
+    tmp_path: Path, capsys: Capture, spec: dict[str, Any]
+) -> None:
+    members = [claim("a"), claim("b"), pod("p", "a", **spec), pod("q", "b", **spec)]
+    export = write(tmp_path, "export.yaml", CLASS, gpus("n1", "a"), *members, claim("c"), pod("alone", "c"))
+    assert plan(capsys, "-s", export, "--pod", "p")[0] == 1, "there is room for one of them"
+    assert plan(capsys, "-s", export, "--pod", "alone")[0] == 0
+
+
 def _deployment() -> dict[str, Any]:
     inner = pod("x", from_template="t")
     spec = {"replicas": 3, "template": {"spec": inner["spec"]}}
@@ -269,6 +294,15 @@ def _job_set() -> dict[str, Any]:
 def _group() -> list[dict[str, Any]]:
     labels = {"dra-driver.dev/group": "g", "dra-driver.dev/group-size": "3"}
     return [pod(f"p{i}", from_template="t", metadata={"labels": labels}) for i in range(2)]
+
+
+def test_counts_of_members_for_each_domain_are_not_planned(tmp_path: Path, capsys: Capture) -> None:
+    group = _group()
+    for one in group:
+        one["metadata"]["annotations"] = {"dra-driver.dev/group-domain": "rack*3"}
+    asked = write(tmp_path, "asked.yaml", template("t", 4), *group)
+    assert main(["plan", "--fleet", "h100x8:1", "-f", asked]) == 2
+    assert "counts of members for each domain are not planned" in capsys.readouterr().err
 
 
 def _pod_group() -> list[dict[str, Any]]:
@@ -362,6 +396,14 @@ def test_everything_that_is_wrong_is_said_at_once(capsys: Capture) -> None:
             "--node-profile: profile 'q'",
         ),
         (["-s", "/nonexistent", "--gpus", "1"], "/nonexistent: No such file"),
+        (["--fleet", "", "--gpus", "1"], "--fleet: '' is not understood"),
+        (["--fleet", "h100x8:1", "--device-class", ""], "there is no DeviceClass ''; there are"),
+        (["--fleet", "h100x8:1", "--gpus", ""], "--gpus : expected a number from 1 to 32"),
+        (
+            ["--fleet", "h100x8:1", "--gpus", "1", "--driver-name", "A b"],
+            "--driver-name 'A b': not a DNS name",
+        ),
+        (["--kubeconfig", "/nonexistent", "--gpus", "1"], "/nonexistent: no such file"),
     ],
 )
 def test_wrong_arguments_are_refused(capsys: Capture, arguments: list[str], said: str) -> None:
@@ -419,3 +461,266 @@ def test_help_shows_no_empty_defaults(capsys: Capture) -> None:
     assert "(default: 30)" in shown
     assert "(default: )" not in shown
     assert "(default: False)" not in shown
+
+
+# --- what pods take of nodes besides devices ----------------------------------------------------------------
+
+
+def _taking(name: str, claim_name: str = "", *, port: int = 0, **requests: Any) -> dict[str, Any]:
+    """Return a pod on n1, or one that waits, with a host port or requests of its container."""
+    made = pod(name, claim_name or "c", **({"nodeName": "n1"} if claim_name else {}))
+    if not claim_name:
+        made["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
+    (container,) = made["spec"]["containers"]
+    container["resources"] = {"requests": requests}
+    if port:
+        container["ports"] = [{"containerPort": port, "hostPort": port}]
+    return made
+
+
+def _ordinary(name: str, **requests: Any) -> dict[str, Any]:
+    """Return a pod on n1 without claims."""
+    made = _taking(name, "none", **requests)
+    del made["spec"]["resourceClaims"]
+    return made
+
+
+ROOMY = {"cpu": "8", "memory": "64Gi", "pods": "110", "hugepages-2Mi": "4Gi", "example.com/dongle": "1"}
+
+
+def test_a_node_with_more_pods_than_it_has_room_for_gives_less_when_they_go(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """12 of 8 CPUs are taken: a holder of 5 that goes leaves 1, not 5."""
+    export = write(
+        tmp_path,
+        "export.yaml",
+        CLASS,
+        builders.node("n1", allocatable=ROOMY),
+        gpus("n1", "a", "b", "c"),
+        *(claim(n, 1, (n,)) for n in "ab"),
+        _taking("p", "a", cpu="5"),
+        _taking("q", "b", cpu="4"),
+        _ordinary("r", cpu="3"),
+    )
+    two = write(tmp_path, "two.yaml", template("t"), _taking("new", cpu="2"))
+    status, answer = plan(capsys, "-s", export, "-f", two)
+    assert (status, answer["free"]["number"], answer["free"]["proven"]) == (1, 2, True)
+    one = write(tmp_path, "one.yaml", template("t"), _taking("new", cpu="1"))
+    assert plan(capsys, "-s", export, "-f", one)[1]["free"]["number"] == 1
+    # What is not asked for does not matter.
+    none = write(tmp_path, "none.yaml", template("t"), _taking("new", memory="1Gi"))
+    assert plan(capsys, "-s", export, "-f", none)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("taken", "asked", "named"),
+    [
+        ({"port": 8080}, {"port": 8080}, "host port 8080/TCP"),
+        ({"hugepages-2Mi": "4Gi"}, {"hugepages-2Mi": "1Gi"}, "hugepages-2Mi"),
+        ({"example.com/dongle": "1"}, {"example.com/dongle": "1"}, "example.com/dongle"),
+    ],
+)
+def test_ports_huge_pages_and_extended_resources_count(
+    tmp_path: Path, capsys: Capture, taken: dict[str, Any], asked: dict[str, Any], named: str
+) -> None:
+    """A device is free, but another pod has all that there is of what the new one needs besides."""
+    export = write(
+        tmp_path,
+        "export.yaml",
+        CLASS,
+        builders.node("n1", allocatable=ROOMY),
+        gpus("n1", "a", "b"),
+        claim("one", 1, ("a",)),
+        _taking("p", "one", **taken),
+    )
+    file = write(tmp_path, "asked.yaml", template("t"), _taking("new", **asked))
+    status, answer = plan(capsys, "-s", export, "-f", file)
+    assert (status, answer["free"]["number"], answer["free"]["proven"]) == (1, 1, True)
+    assert f"what the pods take of nodes: {named}" in [r["part"] for r in answer["relax"] if r["fits"]]
+    # Beside each other they have as much room.
+    empty = write(tmp_path, "empty.yaml", CLASS, builders.node("n1", allocatable=ROOMY), gpus("n1", "a", "b"))
+    ordinary = write(tmp_path, "ordinary.yaml", _ordinary("r"))
+    fitting = plan(capsys, "-s", empty, ordinary, "-f", file, "--how-many")[1]["fitting"]
+    assert fitting == {"number": 2 if "hugepages-2Mi" in asked else 1, "proven": True}
+
+
+def test_extended_resources_that_a_class_serves_are_no_obstacle(tmp_path: Path, capsys: Capture) -> None:
+    """A node without the resource of its own gets devices for it (KEP-5004)."""
+    other: dict[str, Any] = {"example.com/other": "1"}
+    serving = {**CLASS, "spec": {**CLASS["spec"], "extendedResourceName": "example.com/other"}}
+    export = write(
+        tmp_path, "export.yaml", serving, builders.node("n1", allocatable=ROOMY), gpus("n1", "a"),
+        _ordinary("p", cpu="1"),
+    )  # fmt: skip
+    file = write(tmp_path, "asked.yaml", template("t"), _taking("new", **other))
+    assert plan(capsys, "-s", export, "-f", file)[0] == 0
+
+
+# --- exports ------------------------------------------------------------------------------------------------
+
+
+def _export(path: Path, *objects: dict[str, Any]) -> str:
+    """Write a list as kubectl exports it: the objects have UIDs."""
+    items = [{**o, "metadata": {**o["metadata"], "uid": f"uid-{i}"}} for i, o in enumerate(objects)]
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=4))
+    return str(path)
+
+
+def test_an_export_is_read_as_the_server_has_it(tmp_path: Path, capsys: Capture) -> None:
+    """Fields of a newer server are no mistakes, and objects of other kinds are not even looked at."""
+    slice_ = gpus("n1", "a", "b")
+    slice_["spec"]["newField"] = 1
+    other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": 3}
+    held = {**claim("held", 1, ("a",)), "metadata": {"name": "held", "namespace": "x"}}
+    export = _export(tmp_path / "export.json", CLASS, slice_, held, other)
+    status, answer = plan(capsys, "-s", export, "--gpus", "2")
+    assert (status, [h["name"] for h in answer["free"]["holders"]]) == (1, ["x/held"])
+    written = tmp_path / "written.json"
+    written.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [CLASS, slice_]}))
+    assert main(["plan", "-s", str(written), "--gpus", "2"]) == 2
+    assert "items[1]: ResourceSlice n1: unknown field spec.newField" in capsys.readouterr().err
+
+
+def test_lists_of_one_kind_are_read(tmp_path: Path, capsys: Capture) -> None:
+    items = [{k: v for k, v in gpus("n1", "a").items() if k in ("metadata", "spec")}]
+    slices = tmp_path / "slices.json"
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSliceList", "items": items}
+    slices.write_text(json.dumps(body))
+    classes = _export(tmp_path / "classes.json", CLASS)
+    assert plan(capsys, "-s", str(slices), classes, "--gpus", "1")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"kind": "List", "items": [{"kind":', "neither JSON (Expecting value: line 1 column 36"),
+        ('{"kind": "List", "items": [' + '{"kind": "Pod"},' * 70_000, "not JSON: "),
+        (
+            '{"apiVersion": "v1", "kind": "List", "items": [{"kind": "Node", "apiVersion": "v1"}]}',
+            "name is miss",
+        ),
+        (
+            '{"apiVersion": "v1", "kind": "List", "items": [{"kind": "Node", "apiVersion": "v2"}]}',
+            "apiVersion 'v2'",
+        ),
+    ],
+    ids=["cut off", "cut off and long", "no name", "another version"],
+)
+def test_broken_exports_are_refused(tmp_path: Path, capsys: Capture, text: str, said: str) -> None:
+    file = tmp_path / "export.json"
+    file.write_text(text)
+    assert main(["plan", "-s", str(file), "--gpus", "1"]) == 2
+    assert said in capsys.readouterr().err
+
+
+# --- workloads that are written wrongly, or need a guess ----------------------------------------------------
+
+
+def _without(of: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {k: v for k, v in of.items() if k not in names}
+
+
+@pytest.mark.parametrize(
+    ("objects", "said"),
+    [
+        (
+            [template("t"), {**pod("p", from_template="t"), "metadata": {}}],
+            "document 2: Pod: metadata.name is",
+        ),
+        (
+            [template("t"), {**pod("p", from_template="t"), "metadata": []}],
+            "document 2: Pod: metadata is missing",
+        ),
+        ([template("t"), _without(pod("p", from_template="t"), "spec")], "document 2: Pod: spec is missing"),
+        ([claim("c"), claim("c", 2)], "ResourceClaim default/c is given twice, first in"),
+        ([template("t"), *[pod("p", from_template="t")] * 2], "document 3: Pod default/p is given twice"),
+        ([claim("c", -2)], "asks for -2 devices; 1 or more are allowed"),
+        (
+            [template("t"), {**_job_set(), "spec": {"replicatedJobs": ["a"]}}],
+            "spec.replicatedJobs[0] is not an",
+        ),
+    ],
+)
+def test_objects_that_no_server_would_take_are_refused(
+    tmp_path: Path, capsys: Capture, objects: list[dict[str, Any]], said: str
+) -> None:
+    assert main(["plan", "--fleet", "h100x4:1", "-f", write(tmp_path, "asked.yaml", *objects)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_job_without_pods_asks_for_nothing(tmp_path: Path, capsys: Capture) -> None:
+    job = _job()
+    job["spec"]["parallelism"] = 0
+    asked = write(tmp_path, "asked.yaml", template("t"), job, claim("c"))
+    assert main(["plan", "--fleet", "h100x4:1", "-f", asked]) == 0
+    printed = capsys.readouterr()
+    assert "Job default/j: has no pods" in printed.err
+    assert printed.out.startswith("ResourceClaim default/c fits now")
+    assert "ResourceClaimTemplate" not in printed.out
+
+
+@pytest.mark.parametrize(
+    "spec", [{"schedulingPolicy": {"gang": {"minCount": 4}}}, {"minMember": 4}], ids=["KEP-4671", "plugins"]
+)
+def test_a_group_has_its_least_number_of_pods(tmp_path: Path, capsys: Capture, spec: dict[str, Any]) -> None:
+    group, *pods = _pod_group()
+    asked = write(tmp_path, "asked.yaml", template("t", 4), {**group, "spec": spec}, *pods)
+    status, answer = plan(capsys, "--fleet", "h100x4:3", "-f", asked)
+    assert (status, answer["pods"], answer["addNodes"][0]["number"]) == (1, 4, 1)
+
+
+def test_a_cluster_that_cannot_be_read_is_no_answer(tmp_path: Path, capsys: Capture) -> None:
+    """Exit status 1 would say that something does not fit."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    kubeconfig = write(tmp_path, "kubeconfig", config)
+    assert main(["plan", "--kubeconfig", kubeconfig, "--gpus", "1"]) == 3
+    assert "dra-driver plan: " in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_the_search_and_what_is_known_is_shown() -> None:
+    """The first Ctrl-C; a second one ends the command."""
+    before = signal.getsignal(signal.SIGINT)
+    with until_interrupted() as clock:
+        begin = clock()
+        signal.raise_signal(signal.SIGINT)
+        assert clock() > begin + 3600
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_fields_are_the_same_whatever_the_answer(tmp_path: Path, capsys: Capture) -> None:
+    export = write(tmp_path, "export.yaml", CLASS, gpus("n1", "a", "b"), claim("one", 1, ("a",)))
+    answers = [plan(capsys, "-s", export, "--gpus", n)[1] for n in ("1", "2", "3")]
+    for part in ("free", "move"):
+        assert len({frozenset(a[part]) for a in answers}) == 1, part
+    assert [a["free"]["helps"] for a in answers] == [None, True, False]
+    assert len({frozenset(n) for a in answers for n in a["addNodes"]}) == 1
+    assert len({frozenset(a) for a in answers}) == 1
+
+
+def test_more_nodes_are_like_a_healthy_one(tmp_path: Path, capsys: Capture) -> None:
+    """Not like n1, which is cordoned, nor like n2, whose device is sick."""
+    sick = gpus("n2", "a")
+    sick["spec"]["devices"][0]["taints"] = [{"key": "sick", "effect": "NoSchedule"}]
+    nodes = [builders.node("n1", unschedulable=True), builders.node("n2"), builders.node("n3")]
+    slices = [gpus("n1", "a"), sick, gpus("n3", "a")]
+    export = write(tmp_path, "export.yaml", CLASS, *nodes, *slices, claim("held", 1, ("a",), "n3"))
+    asked = write(tmp_path, "asked.yaml", template("t"), pod("p", from_template="t"))
+    (more,) = plan(capsys, "-s", export, "-f", asked)[1]["addNodes"]
+    assert (more["like"], more["helps"], more["number"]) == ("n3", True, 1)
+
+
+def test_a_pod_that_names_its_node_goes_nowhere_else(tmp_path: Path, capsys: Capture) -> None:
+    asked = write(tmp_path, "asked.yaml", template("t"), pod("p", from_template="t", nodeName="h100x4-2"))
+    assert plan(capsys, "--fleet", "h100x4:3", "-f", asked)[1]["placement"][0]["node"] == "h100x4-2"
+    assert main(["plan", "--fleet", "h100x4:1", "-f", asked]) == 2
+    assert "Pod default/p: no node h100x4-2; there are h100x4-1" in capsys.readouterr().err

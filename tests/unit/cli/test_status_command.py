@@ -7,15 +7,20 @@ import json
 from typing import Any
 
 import builders
+import pytest
 from builders import DRIVER
 from fake_client import FakeClient
 
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS
-from dra_driver.api.inventory import DEVICE_INVENTORIES
-from dra_driver.api.names import ALLOCATED_CONDITION
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.names import ALLOCATED_CONDITION, PREEMPTING_CONDITION, SET_ASIDE_CONDITION
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.cli import status
-from dra_driver.fleet import parse_shapes
+from dra_driver.cli import explain, status
+from dra_driver.cli.allocator.manifests import Manifests
+from dra_driver.errors import InvalidInput
+from dra_driver.fleet import PreemptionRecord, parse_shapes
+from dra_driver.structured import NodePolicy
 
 
 def device(name: str, memory_slices: tuple[int, ...] = (), model: str = "A", **more: Any) -> dict[str, Any]:
@@ -130,6 +135,58 @@ def test_the_table_and_the_data_say_the_same() -> None:
     data = json.loads(status._text(fleet, "json"))
     assert sum(r["total"] for r in data["devices"]) == 6
     assert data["waiting"][-1]["reason"] == "too little memory"
+
+
+def test_it_is_said_for_which_pod_devices_are_set_aside() -> None:
+    fake = cluster()
+    since, text = "2026-01-01T00:00:00Z", "until 2026-01-01T00:10:00Z at the latest: n1: gpu-1, gpu-3"
+    for name, status_ in (("p", "True"), ("q", "False")):
+        condition = {"type": SET_ASIDE_CONDITION, "status": status_, "message": text}
+        conditions = [{**condition, "lastTransitionTime": since}]
+        fake.edit(PODS, name, {"status": {"conditions": conditions}}, "ns")
+    fleet = asyncio.run(status.look(fake, [DRIVER]))
+    lines = status._text(fleet, "table").splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("SET ASIDE FOR POD"))
+    assert lines[header + 1].split(maxsplit=2) == ["ns/p", since, text]
+    assert "ns/q" not in lines[header + 2 :]
+    data = json.loads(status._text(fleet, "json"))
+    assert data["setAside"] == [{"pod": "ns/p", "since": since, "devices": text}]
+
+
+def test_it_is_said_for_which_pods_others_are_preempted_and_would_be() -> None:
+    fake = cluster()
+    since, there = "2026-01-01T00:00:00Z", fake.raw(PODS, "q", "ns")["metadata"]["uid"]
+    record = PreemptionRecord((there, "gone"))
+    for name, status_, reason in (("p", "True", "Preempting"), ("q", "False", "WouldPreempt")):
+        condition = {"type": PREEMPTING_CONDITION, "status": status_, "message": record.message}
+        conditions = [{**condition, "reason": reason, "lastTransitionTime": since}]
+        fake.edit(PODS, name, {"status": {"conditions": conditions}}, "ns")
+    fleet = asyncio.run(status.look(fake, [DRIVER]))
+    lines = status._text(fleet, "table").splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("PREEMPTOR"))
+    assert lines[header + 1].split(maxsplit=3) == ["ns/p", "Preempting", since, "ns/q, 1 gone"]
+    assert lines[header + 2].split(maxsplit=3)[:2] == ["ns/q", "WouldPreempt"]
+    data = json.loads(status._text(fleet, "json"))["preemptions"][0]
+    wanted = {"pod": "ns/p", "state": "Preempting", "since": since, "victims": ["ns/q"], "gone": 1}
+    assert data == wanted
+
+
+def test_a_pod_is_explained_with_whom_it_would_preempt() -> None:
+    fake = cluster()
+    victim = fake.raw(PODS, "q", "ns")["metadata"]["uid"]
+    condition = {
+        "type": PREEMPTING_CONDITION,
+        "status": "False",
+        "reason": "WouldPreempt",
+        "message": PreemptionRecord((victim,)).message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    fake.edit(PODS, "p", {"status": {"conditions": [condition]}}, "ns")
+    found = Manifests(claims=fake.all(RESOURCE_CLAIMS), pods=fake.all(PODS), source="the cluster has")
+    text = explain.explained_pod(found, ObjectKey("ns", "p"), "table", NodePolicy.PACK)
+    assert text.startswith("pod ns/p\nwould preempt ns/q, since 2026-01-01T00:00:00Z\n\n")
+    with pytest.raises(InvalidInput, match="no pod ns/x"):
+        explain.explained_pod(found, ObjectKey("ns", "x"), "table", NodePolicy.PACK)
 
 
 def test_models_can_be_summed_over_nodes() -> None:

@@ -62,7 +62,7 @@ def install(folder: Path, module: str, code: str, entry: str) -> None:
 
 
 THIRD_PARTY = """
-from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.hardware import DiscoveredDevice
 
 class Backend:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paths import GOLDEN
 
-from dra_driver.api.inventory import InventoryDevice
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.discovery.simulated.profile import built_in_profiles

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.api import names
 from dra_driver.discovery import open_backend
-from dra_driver.discovery.core.pci import PciAddress
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.generic.backend import GenericBackend
 from dra_driver.discovery.simulated.machine import PciFunction
 from dra_driver.discovery.simulated.tree import TreeWriter

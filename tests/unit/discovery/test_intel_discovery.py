@@ -11,7 +11,7 @@ from typing import Any
 import hardware_support as hw
 import pytest
 
-from dra_driver.discovery.core.pci_products import intel_product
+from dra_driver.discovery.core.bus.pci_products import intel_product
 from dra_driver.discovery.core.problems import HardwareAbsent
 from dra_driver.discovery.intel.backend import IntelGpuBackend
 from dra_driver.discovery.intel.samples import IntelSampler

@@ -107,7 +107,8 @@ def test_every_argument_arrives(wrapper: str, method: str) -> None:
         "metered": MeteredClient(inner, Metrics()),
     }
     client = wrappers[wrapper]
-    assert call(client, method) == {"watch": "an event", "delete": None}.get(method, "the answer")
+    answers = {"watch": "an event", "delete": None, "evict": None}
+    assert call(client, method) == answers.get(method, "the answer")
     parameters = list(inspect.signature(getattr(KubeClient, method)).parameters)[1:]
     assert recorder.seen == [(method, {name: VALUES[name] for name in parameters})]
 
@@ -132,4 +133,5 @@ def test_every_call_is_counted_once(method: str) -> None:
     counted = [s for s in calls.samples if s.name.endswith("_total")]
     # What is served is about no kind, and kinds are a label.
     assert [s.value for s in counted] == ([] if method == "served" else [1.0])
-    assert all(s.labels["resource"] == "nodes" and s.labels["code"] == "200" for s in counted)
+    resource = {"evict": "pods"}.get(method, "nodes")
+    assert all(s.labels["resource"] == resource and s.labels["code"] == "200" for s in counted)

@@ -10,7 +10,7 @@ import pytest
 from fake_client import Call, FakeClient, unreachable
 
 from dra_driver.api.core import NODES, PODS
-from dra_driver.api.inventory import DEVICE_INVENTORIES
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.api.watch import WatchEventType
 from dra_driver.errors import ApiUnavailable, Conflict, Gone, Invalid, NotFound
@@ -20,7 +20,7 @@ CREATED = Call("create", "ResourceSlice", "n1-gpu.example.com", "")
 
 def run(scenario: Callable[[FakeClient], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await scenario(FakeClient())
 
     asyncio.run(main())

@@ -99,7 +99,7 @@ async def serving(tmp_path: Path, serve: Serve, **user: str) -> AsyncIterator[tu
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await main()
 
     asyncio.run(bounded())

@@ -14,7 +14,7 @@ from fake_client import FakeClient
 
 from dra_driver.api.core import NODES, Node
 from dra_driver.api.meta import ObjectKey
-from dra_driver.errors import ApiUnavailable, Conflict, ServerBusy
+from dra_driver.errors import ApiUnavailable, Conflict, Forbidden, ServerBusy
 from dra_driver.kube import (
     Backoff,
     Handler,
@@ -134,6 +134,40 @@ def test_an_outage_keeps_what_was_known_and_is_recovered_from() -> None:
             cluster.put(NODES, node("b"))
             await asyncio.sleep(2)
             assert len(informer) == 2
+
+    run(main)
+
+
+def test_it_is_known_whether_objects_may_be_read() -> None:
+    async def main() -> None:
+        cluster = FakeClient()
+        code = 403
+
+        def refuse(verb: str, kind: str, name: str, subresource: str) -> None:
+            raise Forbidden("no", code=code)
+
+        cluster.before = refuse
+        informer = Informer(cluster, NODES)
+        seen: list[bool | None] = []
+        informer.access_changed.append(lambda: seen.append(informer.access))
+        task = asyncio.create_task(informer.run())
+        await asyncio.sleep(1)
+        assert seen == [False]
+        cluster.before = lambda *_: None
+        await asyncio.sleep(5)
+        assert (seen, informer.synced.is_set()) == ([False, True], True)
+        # A token that is renewed, or a server that is not there, says nothing about rights.
+        cluster.before, code = refuse, 401
+        cluster.expire()
+        cluster.down = True
+        cluster.down = False
+        await asyncio.sleep(1)
+        assert seen == [False, True]
+        code = 403
+        await asyncio.sleep(5)
+        assert seen == [False, True, False]
+        task.cancel()
+        await asyncio.wait({task})
 
     run(main)
 

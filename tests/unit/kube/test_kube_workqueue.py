@@ -26,7 +26,7 @@ def test_a_long_queue_of_work_without_io_lets_others_run() -> None:
                 await asyncio.sleep(0)
 
         worker = asyncio.create_task(queue.process(work, workers=2))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await other()
         seen.append(len(done))
         worker.cancel()
@@ -53,7 +53,7 @@ def test_a_key_that_is_added_while_it_is_worked_on_is_worked_on_again() -> None:
                 finished.set()
 
         worker = asyncio.create_task(queue.process(work, workers=2))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await finished.wait()
         worker.cancel()
         await asyncio.wait({worker})
@@ -173,7 +173,7 @@ def test_a_worker_that_ends_while_it_waits_takes_no_key_from_the_others() -> Non
         await asyncio.sleep(0)
         queue.add("a")
         getters[0].cancel()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await getters[1] == "a"
 
     asyncio.run(main())

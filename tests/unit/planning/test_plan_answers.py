@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from allocator_world import allocated, claim, device, exactly, node, pool, snapshot
+from allocator_world import allocated, claim, device, exactly, node, partitioned_pool, pool, snapshot, takes
 
 from dra_driver.api import codec
 from dra_driver.api.meta import DriverName
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.planning import Checks, Holder, Plan, PlannedCluster, Workload, make_plan
-from dra_driver.planning.expressions import conjuncts
-from dra_driver.planning.sets import fewest, irreducible
+from dra_driver.planning.changes.expressions import conjuncts
+from dra_driver.planning.holders.sets import fewest, irreducible
 from dra_driver.structured import Allocated, GroupAllocated, GroupMember, Level, allocate
 
 _MODEL = 'device.attributes["gpu.example.com"].model {} "{}"'
@@ -104,6 +105,20 @@ def test_devices_that_nodes_share_are_counted_once() -> None:
     assert plan.freed.proven
 
 
+def test_pods_that_no_node_takes_again_are_not_moved_but_others_are() -> None:
+    """Holder b, which freeing would choose, has a node selector that its node no longer matches."""
+    of = cluster(("a", "n0", 1), ("b", "n1", 4), ("c", "n2", 3))
+    a, b, c = of.holders
+    b = replace(b, priority=-1, members=tuple(replace(m, nodes=frozenset()) for m in b.members))
+    plan = planned(replace(of, holders=(a, b, c)), workload(claim("x", exactly(4))))
+    assert plan.freed is not None
+    assert list(plan.freed.holders) == [1]
+    assert plan.moved is not None
+    assert len(plan.moved.holders) == 1
+    assert 1 not in plan.moved.holders
+    assert plan.moved.proven
+
+
 def test_members_that_share_a_rack_have_its_holders_freed() -> None:
     of = cluster(("a", "n0", 1), ("b", "n1", 1), ("c", "n2", 1))
     asked = workload(claim("x", exactly(4)), claim("y", exactly(4)), levels=(Level(label="rack"),))
@@ -163,3 +178,28 @@ def test_a_smallest_set_is_found_and_an_irreducible_one() -> None:
     assert fewest(range(9), holds, below=2) is None
     assert irreducible(range(9), holds) in solutions
     assert irreducible(range(9), lambda _: True) == frozenset()
+
+
+def test_a_device_that_takes_from_several_counter_sets_may_need_a_holder_of_each() -> None:
+    """Two holders are in the way of one of the shared devices, three of lower priority of the other one."""
+    sets = {f"set-{i}": {"slices": "1" if i < 5 else "2"} for i in range(6)}
+    devices = []
+    for i in range(7):
+        consumed = takes(f"set-{min(i, 5)}", slices="1")
+        devices.append(device(f"part-{i}", "10Gi", attributes={"model": f"p{i}"}, consumesCounters=consumed))
+    for name, of in (("large", (0, 1, 2)), ("small", (3, 4))):
+        consumed = [one for i in of for one in takes(f"set-{i}", slices="1")]
+        more = {"consumesCounters": consumed, "allowMultipleAllocations": True}
+        devices.append(device(name, "80Gi", attributes={"model": name}, **more))
+    now = snapshot(partitioned_pool("n0", sets, *devices))
+    holders: list[Holder] = []
+    for i in range(7):
+        one = claim(f"held-{i}", exactly(1, selectors=selected(_MODEL, "==", f"p{i}")))
+        outcome = allocate(now, [one])
+        assert isinstance(outcome, Allocated)
+        now = now.with_allocated(now.allocated.with_allocations([(f"held-{i}", outcome.results[0])]))
+        holders.append(Holder(f"held-{i}", (allocated(one, outcome.results[0]),), priority=9 * (i > 2)))
+    plan = planned(PlannedCluster(now, tuple(holders)), workload(claim("x", exactly(1, "40Gi"))))
+    assert plan.freed is not None
+    assert plan.freed.holders == {3, 4}
+    assert plan.freed.proven

@@ -12,7 +12,7 @@ from dra_driver.api import codec
 from dra_driver.api.meta import PoolName, Uid
 from dra_driver.errors import DecodeError, InvalidInput
 from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim, PreparedDevice
-from dra_driver.preparation.checkpoint import _checksum
+from dra_driver.preparation.files.checkpoint import _checksum
 
 A, B = Uid("aaaaaaaa-0000"), Uid("bbbbbbbb-0000")
 

@@ -10,8 +10,8 @@ from node_agent import DRIVER, NODE, claim
 
 from dra_driver import cdi
 from dra_driver.api import codec
-from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import PoolName, Uid
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.errors import DeviceNodeAbsent, PrepareError
 from dra_driver.preparation import (

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dra_driver.api.meta import DriverName
-from dra_driver.api.parameters import DeviceType, TimeSlice
+from dra_driver.api.own.parameters import DeviceType, TimeSlice
 from dra_driver.api.resource import DeviceAllocationConfiguration, OpaqueDeviceConfiguration
 from dra_driver.errors import InvalidParameters
 from dra_driver.preparation.configs import resolve

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dra_driver import cdi
 from dra_driver.api.meta import Uid
 from dra_driver.errors import InvalidInput
-from dra_driver.preparation import check_uid, names, spec_file_name, uid_of_spec_file
+from dra_driver.preparation import check_uid, spec_file_name, uid_of_spec_file
+from dra_driver.preparation.files import names
 
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
 

@@ -105,3 +105,11 @@ def test_what_is_seen_and_what_follows(
 def test_pods_of_other_claims_may_have_the_same_device_open() -> None:
     beside = msgspec.structs.replace(record(), uid=Uid("c-2"), pods=(PodReference(name="q", uid=OTHER),))
     assert judge(record(**ONE_POD), listed=False, view=seen(OTHER), others=[beside]).use is Use.FREE
+
+
+def test_a_claim_of_a_pod_group_is_not_one_of_a_single_pod() -> None:
+    """It is made from a template, too, but reserved for the PodGroup: any of its pods may use it."""
+    of_group = record(pod_claim="gpu")
+    assert judge(of_group, listed=None, view=seen(POD)).use is Use.IN_USE
+    assert judge(of_group, listed=None, view=BLIND).use is Use.UNKNOWN
+    assert judge(of_group, listed=False, view=None).use is Use.FREE

@@ -54,6 +54,20 @@ def test_every_test_that_the_documentation_names_exists() -> None:
     assert sorted((page, name) for page, name in named if name not in known) == []
 
 
+def test_each_neighbour_has_a_mode_a_way_and_a_test_or_is_said_to_have_none() -> None:
+    page = (ROOT / "docs" / "allocation-modes.md").read_text()
+    section = page.partition("## Beside other controllers")[2].partition("\n## ")[0]
+    rows = [[c.strip() for c in r.strip("|").split("|")] for r in section.splitlines() if r.startswith("|")]
+    _, _, *neighbours = rows
+    assert all(len(row) == 4 and row[1] and row[2] for row in neighbours)
+    assert all(re.search(r"`test_\w+`|not tested here", row[3]) for row in neighbours)
+    known = {
+        name for row in neighbours for name in re.findall(r"[A-Z]\w+|autoscaler|volumes|affinity", row[0])
+    }
+    batch = {"Kueue", "Volcano", "KAI", "JobSet", "LeaderWorkerSet", "PodGroup"}
+    assert known >= batch | {"autoscaler", "Karpenter", "affinity", "volumes"}
+
+
 def test_the_reference_has_every_command_and_field(pages: Path) -> None:
     commands = (pages / "reference" / "commands.md").read_text()
     assert "## dra-driver kubelet-plugin" in commands

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 import yaml
+from manifest_files import documents
 from paths import PROJECT
 
 SCRIPT = PROJECT / "deploy" / "kind" / "kind.sh"
@@ -71,7 +72,7 @@ def shell(tmp_path: Path) -> Shell:
         environment = {"PATH": str(folder), "CALLS": str(calls), "HOME": str(tmp_path)}
         environment |= {"STATE": str(tmp_path / "state"), **variables}
         done = subprocess.run(
-            ["/bin/bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=60
+            ["/bin/bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=240
         )
         return done, calls.read_text().splitlines()
 
@@ -139,7 +140,7 @@ def test_the_driver_is_installed_with_simulated_devices(
     done, calls = shell("install", CLUSTERS="dra-driver", SERVED=served)
     assert done.returncode == 0, done.stderr
     assert any(c.startswith("kubectl apply --server-side") for c in calls)
-    rendered = list(yaml.safe_load_all((tmp_path / "state" / "manifests.yaml").read_text()))
+    rendered = documents(tmp_path / "state" / "manifests.yaml")
     assert any(d["kind"] == "MutatingAdmissionPolicy" for d in rendered) is gate
     containers = [
         c

@@ -115,6 +115,15 @@ def test_every_component_has_a_command_line_of_a_found_binary() -> None:
     assert set(binaries.KUBERNETES) < set(lines)
 
 
+@pytest.mark.parametrize(("release", "on"), [("", False), ("v1.35.4", False), ("v1.36.2", True)])
+def test_pod_groups_are_on_in_the_release_that_has_them(release: str, on: bool) -> None:
+    found = {n: Path("/b", n) for n in (*binaries.KUBERNETES, *binaries.AROUND)}
+    lines = configuration.command_lines(NODE, found, release)
+    for name in binaries.KUBERNETES:
+        assert any("GangScheduling=true" in flag for flag in lines[name]) is on
+    assert ("--runtime-config=scheduling.k8s.io/v1alpha2=true" in lines["kube-apiserver"]) is on
+
+
 def test_our_manifests_change_in_image_hardware_and_drivers_only(tmp_path: Path) -> None:
     deploy = PROJECT / "deploy"
     files = node_files.NodeFiles(tmp_path)
@@ -177,6 +186,7 @@ class Deeds:
         raise NotUpError("no node")
 
     install = install_previous = uninstall = add_agent_flag = scale_controller = shut_down = boot
+    turn_preemption_on = boot
 
 
 def test_the_suite_asks_the_harness_through_a_socket(tmp_path: Path) -> None:

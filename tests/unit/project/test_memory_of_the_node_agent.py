@@ -8,7 +8,7 @@ import sys
 
 def test_the_node_agent_does_not_load_selectors_and_the_allocator() -> None:
     code = (
-        "import sys; import dra_driver.cli.kubelet_plugin; "
+        "import sys; import dra_driver.cli.processes.kubelet_plugin; "
         "print([m for m in sys.modules if m.startswith(('dra_driver.cel', 'dra_driver.structured', "
         "'dra_driver.sim', 'controller', 're2', 'kubernetes'))])"
     )

@@ -9,8 +9,8 @@ from builders import device, device_class
 
 from dra_driver.api import codec
 from dra_driver.api.core import Node
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import ObjectMeta, Uid
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass, ResourceSlice
 from dra_driver.ownership import PoolAllocator, owner_of
 from dra_driver.publishing import (

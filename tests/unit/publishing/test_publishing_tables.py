@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.api.inventory import Publication, Registration
+from dra_driver.api.own.inventory import Publication, Registration
 from dra_driver.ownership import AllocatorRecord, PoolAllocator
 from dra_driver.publishing.epochs import (
     EPOCH_TRANSITIONS,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dra_driver.api import codec
-from dra_driver.api.inventory import DeviceInventory, Publication
-from dra_driver.api.policy import DevicePolicy
+from dra_driver.api.own.inventory import DeviceInventory, Publication
+from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceClass
 from dra_driver.publishing import LEAVING_SECONDS, conditions, count_resources

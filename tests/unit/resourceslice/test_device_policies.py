@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_driver.api.inventory import (
+from dra_driver.api.meta import DriverName, ObjectMeta
+from dra_driver.api.names import CONTROLLER_TAINT
+from dra_driver.api.own.inventory import (
     DeviceHealth,
     DeviceInventory,
     DeviceInventorySpec,
@@ -17,9 +19,7 @@ from dra_driver.api.inventory import (
     PartitionPlacement,
     PartitionProfile,
 )
-from dra_driver.api.meta import DriverName, ObjectMeta
-from dra_driver.api.names import CONTROLLER_TAINT
-from dra_driver.api.policy import (
+from dra_driver.api.own.policy import (
     DevicePolicy,
     DevicePolicySpec,
     HealthPolicy,

@@ -206,7 +206,7 @@ def test_probes_are_open_and_pages_are_not() -> None:
                 assert "secret" not in text
             assert (await get("/%6detrics"))[0] == 401
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def _say(text: str) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:

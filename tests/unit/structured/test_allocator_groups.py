@@ -271,6 +271,21 @@ def test_members_come_in_parts_that_share_a_domain() -> None:
     assert where(allocate_group(cluster, members(*[2] * 6), levels=[parts]))
 
 
+def test_an_elastic_group_in_parts_needs_whole_parts() -> None:
+    machines = [machine(f"n{i}") for i in range(3)]
+    cluster = snapshot(*machines, nodes=racks(n0="a", n1="a", n2="b"))
+    parts = [Level(label="rack", count=2)]
+    # Two parts, for which there are four members, but three nodes.
+    few = refused(allocate_group(cluster, members(*[2] * 4), levels=parts, least=3))
+    assert (few.wanted, few.held) == (4, 3)
+    assert where(allocate_group(cluster, members(*[2] * 4), levels=parts, least=1)) == [
+        "n0",
+        "n1",
+        None,
+        None,
+    ]
+
+
 def test_parts_need_members_that_ask_for_the_same() -> None:
     cluster, _ = two_levels()
     mixed = allocate_group(cluster, members(1, 2), levels=[Level(label="rack", count=2)])

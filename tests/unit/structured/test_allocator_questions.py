@@ -236,6 +236,7 @@ def test_shares_have_ids_of_their_own_and_add_up() -> None:
         (claim("c", exactly(deviceClassName="x")), "DeviceClass 'x' does not exist (there are: gpu)"),
         (claim("c", exactly(deviceClassName="")), "no device class is named"),
         (claim("c", {**exactly(), "allocationMode": "Some"}), "unknown allocation mode 'Some'"),
+        (claim("c", exactly(-2)), "asks for -2 devices; 1 or more are allowed"),
         (claim("c", exactly(33)), "asks for 33 devices; a claim can have 32 at most"),
         (claim("c", exactly(), constraints=[{}]), "neither matchAttribute nor distinctAttribute"),
         (claim("c", exactly(selectors=[{}])), "has no CEL expression"),

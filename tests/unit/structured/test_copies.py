@@ -122,7 +122,7 @@ def test_a_count_that_gives_up_is_a_lower_bound() -> None:
     assert numbers(everything) == (80, 80, True)
     found = {
         (part.fits, part.suggested, bool(part.problem))
-        for steps in range(0, 20_000, 250)
+        for steps in range(0, 20_000, 500)
         for part in [count_copies(fleet.with_allocated(AllocatedState()), PAIR, budget=Budget(steps))]
         if not part.exact
     }

@@ -13,11 +13,11 @@ from builders import NAMESPACE as NS
 from fake_client import FakeClient
 
 from controller.allocate.answers.journal import Journal
-from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.decide import Decision, Decisions, PodID, PodQuestion, Refuse, Settings, Write
-from controller.allocate.following import follow
 from controller.allocate.signal import Signal
-from controller.allocate.taint_rules import informer_of_rules, until_rules_are_known
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.following import follow
+from controller.allocate.state.taint_rules import informer_of_rules, until_rules_are_known
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.meta import ObjectKey
@@ -224,7 +224,7 @@ def test_the_version_is_found_and_absence_is_fine() -> None:
             raise Forbidden("no right", code=403)
 
         cluster.before = refuse
-        await asyncio.wait_for(until_rules_are_known(cluster, informer), 5)
+        await asyncio.wait_for(until_rules_are_known(cluster, informer), 60)
 
     asyncio.run(scenario())
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.api.inventory import DeviceInventory, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.meta import DriverName, ObjectMeta
-from dra_driver.api.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
+from dra_driver.api.own.inventory import DeviceInventory, DeviceInventorySpec, InventoryDevice
+from dra_driver.api.own.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
 from dra_driver.api.resource import Counter, Device
 from dra_driver.discovery.registry import open_backend
 from dra_driver.ownership import PoolAllocator

@@ -9,8 +9,8 @@ from typing import Final
 
 import pynvml
 
-from dra_driver.discovery.core import unserved
-from dra_driver.discovery.core.pci import NVIDIA, exists
+from dra_driver.discovery.core.bus.pci import NVIDIA, exists
+from dra_driver.discovery.core.host import unserved
 from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent
 from dra_driver.discovery.nvidia.driver.root import AUTO, LIBRARY, DriverRoot, candidates, find_driver_root
 

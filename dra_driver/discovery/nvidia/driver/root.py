@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.discovery.core.pci import exists, read_sysfs
+from dra_driver.discovery.core.bus.pci import exists, read_sysfs
 from dra_driver.discovery.nvidia.driver import ld_cache
 
 __all__ = [

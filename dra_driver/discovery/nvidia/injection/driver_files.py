@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.discovery.core.host_view import HostView
+from dra_driver.discovery.core.host.host_view import HostView
 from dra_driver.discovery.nvidia.driver.root import LEADERS, LIBRARY_FOLDERS, PROGRAM_FOLDERS, cached_folders
 from dra_driver.discovery.nvidia.injection import capabilities
 from dra_driver.discovery.nvidia.injection.elf import read_library

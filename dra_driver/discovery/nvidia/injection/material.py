@@ -19,8 +19,8 @@ import structlog
 
 from dra_driver import cdi
 from dra_driver.api import names
-from dra_driver.discovery.core.host_view import HostView
-from dra_driver.discovery.core.pci import PciAddress, exists
+from dra_driver.discovery.core.bus.pci import PciAddress, exists
+from dra_driver.discovery.core.host.host_view import HostView
 from dra_driver.discovery.nvidia.driver.root import AUTO, find_driver_root
 from dra_driver.discovery.nvidia.injection import capabilities, nodes
 from dra_driver.discovery.nvidia.injection.driver_files import DriverPlace, find_driver

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.cdi import ContainerEdits, DeviceNode, Mount
-from dra_driver.discovery.core import sysfs
-from dra_driver.discovery.core.host_view import HostView
-from dra_driver.discovery.core.pci import PciAddress, exists, read_sysfs
+from dra_driver.discovery.core.bus.pci import PciAddress, exists, read_sysfs
+from dra_driver.discovery.core.host import sysfs
+from dra_driver.discovery.core.host.host_view import HostView
 
 __all__ = ["IMEX", "drm_links", "drm_nodes", "imex_channel", "nodes_of_modules"]
 

@@ -27,6 +27,7 @@ ROOTS = {
             "Event",
             "Service",
             "PersistentVolumeClaim",
+            "PersistentVolume",
         ],
     ),
     "apps": ("api/apps/v1", ["DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"]),
@@ -42,7 +43,9 @@ ROOTS = {
     ),
     "resourcev1beta2": ("api/resource/v1beta2", ["DeviceTaintRule"]),
     "rbac": ("api/rbac/v1", ["Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"]),
+    "storage": ("api/storage/v1", ["StorageClass", "CSINode", "VolumeAttachment"]),
     "scheduling": ("api/scheduling/v1", ["PriorityClass"]),
+    "schedulingv1alpha2": ("api/scheduling/v1alpha2", ["PodGroup"]),
     "policy": ("api/policy/v1", ["PodDisruptionBudget", "Eviction"]),
     "networking": ("api/networking/v1", ["NetworkPolicy"]),
     "admissionregistration": (

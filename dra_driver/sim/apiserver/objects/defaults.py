@@ -48,6 +48,8 @@ CONSTANTS: Mapping[str, Mapping[str, Any]] = {
     "core.Secret": {"type": "Opaque"},
     "core.ServiceSpec": {"type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster"},
     "core.PersistentVolumeClaimSpec": {"volumeMode": "Filesystem"},
+    "core.PersistentVolumeSpec": {"persistentVolumeReclaimPolicy": "Retain", "volumeMode": "Filesystem"},
+    "storage.StorageClass": {"reclaimPolicy": "Delete", "volumeBindingMode": "Immediate"},
     "apps.DeploymentSpec": {"replicas": 1, "revisionHistoryLimit": 10, "progressDeadlineSeconds": 600},
     "apps.DeploymentStrategy": {"type": "RollingUpdate"},
     "apps.RollingUpdateDeployment": {"maxUnavailable": "25%", "maxSurge": "25%"},

@@ -28,6 +28,7 @@ _SPEC: Mapping[tuple[str, str], Check] = {
     ("", "Secret"): workloads.check_secret,
     ("", "Pod"): workloads.check_pod,
     ("coordination.k8s.io", "Lease"): workloads.check_lease,
+    ("scheduling.k8s.io", "PodGroup"): workloads.check_pod_group,
     ("apps", "DaemonSet"): workloads.check_workload,
     ("apps", "Deployment"): workloads.check_workload,
     ("apps", "ReplicaSet"): workloads.check_workload,

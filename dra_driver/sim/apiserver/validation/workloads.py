@@ -14,6 +14,7 @@ __all__ = [
     "check_config_map",
     "check_lease",
     "check_pod",
+    "check_pod_group",
     "check_pod_status",
     "check_secret",
     "check_workload",
@@ -79,6 +80,32 @@ def check_lease(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         causes.invalid(
             "spec.leaseTransitions", spec["leaseTransitions"], "must be greater than or equal to 0"
         )
+
+
+# --- PodGroups ---
+
+
+def check_pod_group(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
+    """Check a PodGroup."""
+    spec: Raw = raw.get("spec") or {}
+    if old is not None and spec != old.get("spec"):
+        causes.invalid("spec", "", "field is immutable")
+        return
+    policy: Raw = spec.get("schedulingPolicy") or {}
+    if ("gang" in policy) == ("basic" in policy):
+        causes.invalid("spec.schedulingPolicy", "", "must specify exactly one of: `basic`, `gang`")
+    least = (policy.get("gang") or {}).get("minCount", 1)
+    if least < 1:
+        causes.invalid("spec.schedulingPolicy.gang.minCount", least, "must be greater than or equal to 1")
+    topology: list[Raw] = (spec.get("schedulingConstraints") or {}).get("topology") or []
+    if len(topology) > 1:
+        causes.too_many("spec.schedulingConstraints.topology", len(topology), 1)
+    for i, constraint in enumerate(topology):
+        check_label_name(constraint.get("key", ""), f"spec.schedulingConstraints.topology[{i}].key", causes)
+    claims: list[Raw] = spec.get("resourceClaims") or []
+    if len(claims) > 4:
+        causes.too_many("spec.resourceClaims", len(claims), 4)
+    _check_claims(claims, "spec.resourceClaims", causes)
 
 
 # --- pods ---

@@ -15,7 +15,7 @@ from dra_driver.sim.apiserver.writing import strategy
 from dra_driver.sim.apiserver.writing.reviews import ADMINISTRATOR, Reviews
 from dra_driver.sim.apiserver.writing.server_state import ServerState
 
-__all__ = ["DeleteOptions", "call_later", "delete", "finish", "resume"]
+__all__ = ["DeleteOptions", "call_later", "check_preconditions", "delete", "finish", "resume"]
 
 NAMESPACE_DELAY = 0.5
 """Seconds before a deleted namespace is emptied: ``kubectl delete -f`` may name its content as well."""
@@ -61,7 +61,7 @@ def delete(registry: ServerState, kind: Kind, namespace: str, name: str, options
         StatusError: 404, 409 (preconditions).
     """
     existing = registry.get(kind, namespace, name)
-    _check_preconditions(kind, existing.raw["metadata"], options)
+    check_preconditions(kind, existing.raw["metadata"], options)
     metadata = dict(existing.raw["metadata"])
     raw = {**existing.raw, "metadata": metadata}
     if kind.kind == "Namespace" and not kind.group:
@@ -86,7 +86,8 @@ def delete(registry: ServerState, kind: Kind, namespace: str, name: str, options
     return success(kind=kind.plural, group=kind.group, name=metadata["name"], uid=metadata["uid"])
 
 
-def _check_preconditions(kind: Kind, metadata: Raw, options: DeleteOptions) -> None:
+def check_preconditions(kind: Kind, metadata: Raw, options: DeleteOptions) -> None:
+    """Raise a conflict unless the object is the one that is meant."""
     for label, wanted, found in (
         ("UID", options.uid, metadata["uid"]),
         ("ResourceVersion", options.version, metadata["resourceVersion"]),

@@ -130,9 +130,12 @@ _CREATE: Mapping[str, Callable[[Raw, str], None]] = {
     "Job": _no_status,
     "Service": lambda raw, now: raw.__setitem__("status", {"loadBalancer": {}}),
     "PersistentVolumeClaim": lambda raw, now: raw.__setitem__("status", {"phase": "Pending"}),
+    "PersistentVolume": lambda raw, now: raw.__setitem__("status", {"phase": "Pending"}),
+    "VolumeAttachment": _no_status,
     "CustomResourceDefinition": lambda raw, now: None,
     "ValidatingAdmissionPolicy": _no_status,
     "PodDisruptionBudget": _no_status,
+    "PodGroup": _no_status,
 }
 
 

@@ -60,7 +60,7 @@ def test_years_go_by_without_a_gap() -> None:
             authorities.add(secret.authorities[0])
             assert len(secret.authorities) <= 3
         rolling = due is not None or secret.issuer != secret.authorities[0]
-        now += 200 if rolling else 6 * 3600
+        now += 200 if rolling else DAY
     assert len(leaves) > 20
     assert len(authorities) >= 5
 

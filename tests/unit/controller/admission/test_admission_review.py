@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
 from dra_driver.api.admission import AdmissionRequest
-from dra_driver.api.names import ALLOCATION_GATE
+from dra_driver.api.names import (
+    ALLOCATION_GATE,
+    GROUP_BY_ANNOTATION,
+    GROUP_DOMAIN_ANNOTATION,
+    GROUP_LABEL,
+    GROUP_MIN_LABEL,
+    GROUP_SIZE_LABEL,
+)
 from dra_driver.errors import DecodeError
 
 OURS, OTHER = "gpu.dra-driver.dev", "gpu.example.com"
@@ -258,3 +265,31 @@ def test_a_claim_whose_capacity_was_dropped_is_warned_when_it_is_made(operation:
         ["capacity of request gpu was dropped"] if operation == "CREATE" and not kept else []
     )
     assert all(len(w) <= 256 for w in warnings)
+
+
+@pytest.mark.parametrize("kind", ["Pod", "ResourceClaim", "ResourceClaimTemplate"])
+def test_labels_that_make_no_group_are_refused(kind: str) -> None:
+    metadata = {
+        "labels": {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "8", GROUP_MIN_LABEL: "9"},
+        "annotations": {GROUP_DOMAIN_ANNOTATION: "rack*", GROUP_BY_ANNOTATION: "a=b"},
+    }
+    body: dict[str, Any] = {"metadata": metadata, "spec": {}}
+    path, group = "metadata", "resource.k8s.io"
+    if kind == "ResourceClaimTemplate":
+        body, path = {"metadata": {}, "spec": {"metadata": metadata}}, "spec.metadata"
+    if kind == "Pod":
+        group = ""
+    response = answer(review(kind, "v1", body, group=group))
+    assert not response["allowed"]
+    message = response["status"]["message"]
+    assert f"{path}.labels[{GROUP_MIN_LABEL}]: {GROUP_MIN_LABEL} is '9', expected 1 to 8" in message
+    assert f"{path}.annotations[{GROUP_DOMAIN_ANNOTATION}]: " in message
+    assert f"{path}.annotations[{GROUP_BY_ANNOTATION}]: " in message
+    assert answer(review(kind, "v1", body, operation="UPDATE", group=group))["allowed"]
+
+
+def test_pods_of_groups_that_make_sense_are_allowed() -> None:
+    labels = {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "8", GROUP_MIN_LABEL: "4"}
+    response = answer(review("Pod", "v1", {"metadata": {"labels": labels}}, group=""))
+    assert response["allowed"]
+    assert not response.get("warnings")

@@ -8,10 +8,10 @@ from builders import NAMESPACE as NS
 from fake_client import FakeClient
 
 from controller.allocate.answers.journal import Journal
-from controller.allocate.assume_cache import AssumeCache
 from controller.allocate.decide import Change, ClaimAssumed, ClaimSeen, ClaimView, PoolChanged
-from controller.allocate.pool_states import PoolStates
 from controller.allocate.signal import Signal
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.pool_states import PoolStates
 from dra_driver.api import codec
 from dra_driver.api.meta import ObjectKey, PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
@@ -46,7 +46,7 @@ def test_what_is_assumed_stays_taken_through_the_write_and_is_free_after_the_rel
         cache = AssumeCache(informer, journal, signal)
         task = asyncio.create_task(informer.run())
         try:
-            await asyncio.wait_for(informer.synced.wait(), 10)
+            await asyncio.wait_for(informer.synced.wait(), 60)
             found = cache.get(KEY)
             assert found is not None
             assert not cache.is_assumed(found)

@@ -255,6 +255,19 @@ def test_an_unsatisfiable_claim_says_why_and_is_served_when_a_device_appears() -
         await h.quiet()
         assert h.devices("c") == [("n2", "gpu-0")]
         assert h.gates("p") == []
+        assert h.events("Allocated") == ["allocated gpu-0 on node n2 for pod p"]
+
+    run(cluster, scenario)
+
+
+def test_a_claim_that_is_allocated_at_once_costs_no_event() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c", request())
+    pod(cluster, "p", "c")
+
+    async def scenario(h: Harness) -> None:
+        assert h.devices("c") == [("n1", "gpu-0")]
+        assert cluster.all(EVENTS) == []
 
     run(cluster, scenario)
 
@@ -486,6 +499,33 @@ def test_an_unused_allocation_is_taken_back_when_its_node_is_there_again() -> No
         async with asyncio.timeout(5):
             while h.devices("c"):
                 await asyncio.sleep(0.02)
+
+    run(cluster, scenario, timings=Timings(unused=0.1))
+
+
+def test_an_unused_allocation_is_taken_back_when_the_answer_to_its_write_came_late() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+
+    def lose(verb: str, kind: str, name: str, subresource: str) -> None:
+        if kind == "ResourceClaim" and subresource == "status":
+            unreachable()
+
+    def no_answer(verb: str, kind: str, name: str, subresource: str) -> None:
+        if kind == "ResourceClaim" and verb == "get":
+            unreachable()
+
+    cluster.before, cluster.after = no_answer, lose
+
+    async def scenario(h: Harness) -> None:
+        assert h.devices("c") == [("n1", "gpu-0")]
+        cluster.remove(PODS, "p", NS)
+        await asyncio.sleep(1.0)
+        assert h.devices("c") == [("n1", "gpu-0")]
+        cluster.before = cluster.after = lambda *_: None
+        await asyncio.sleep(10.0)
+        assert h.devices("c") == []
 
     run(cluster, scenario, timings=Timings(unused=0.1))
 
@@ -722,6 +762,27 @@ def test_a_bound_pod_that_went_away_during_its_write_takes_nothing_of_its_node()
         assert h.devices("b") == [("n1", "gpu-0")]
 
     run(cluster, scenario)
+
+
+def test_a_pod_that_others_write_at_the_same_time_keeps_no_gate() -> None:
+    """A patch without a resourceVersion meets conflicts, too: the API server gives up after some attempts."""
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    conflicts = [Conflict("somebody was faster", code=409)]
+
+    def before(verb: str, kind: str, name: str, subresource: str) -> None:
+        if (verb, kind, subresource) == ("patch", "Pod", "") and conflicts:
+            raise conflicts.pop()
+
+    cluster.before = before
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(5.0)
+        assert h.gates("p") == []
+
+    run(cluster, scenario)
+    assert not conflicts
 
 
 def test_who_could_not_take_an_allocation_back_knows_the_schedulers_work_by_itself() -> None:

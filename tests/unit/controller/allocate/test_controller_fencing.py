@@ -83,7 +83,7 @@ async def leading(cluster: FakeClient, clock: Clock) -> AsyncIterator[asyncio.Ta
 
 
 @pytest.mark.parametrize(
-    ("kind", "nodes"), [("ResourceClaim", 6), ("Pod", 6), ("Event", 6), ("Event", 0)], ids=str
+    ("kind", "nodes"), [("ResourceClaim", 6), ("Pod", 6), ("Event", 3), ("Event", 0)], ids=str
 )
 def test_a_leader_that_was_stopped_at_work_writes_nothing_after_the_next_one_leads(
     kind: str, nodes: int, capsys: pytest.CaptureFixture[str]

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from controller_harness import NS, OURS, Harness, claim, cluster_of, node, pod, pool, request, run
 from fake_client import FakeClient
+from group_members import member
 
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.names import (
     GROUP_DOMAIN_ANNOTATION,
-    GROUP_LABEL,
-    GROUP_SIZE_LABEL,
     TOPOLOGY_ANNOTATION,
 )
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Invalid
-
-
-def member(
-    cluster: FakeClient,
-    name: str,
-    size: int | str = 3,
-    *,
-    on: str = "pod",
-    group: str = "job",
-    count: int = 1,
-    **spec: Any,
-) -> None:
-    labels = {GROUP_LABEL: group, GROUP_SIZE_LABEL: str(size)}
-    claim(cluster, name, request(count=count))
-    if on == "claim":
-        cluster.edit(RESOURCE_CLAIMS, name, {"metadata": {"labels": labels}}, NS)
-    pod(cluster, name, name, **spec)
-    if on == "pod":
-        cluster.edit(PODS, name, {"metadata": {"labels": labels}}, NS)
 
 
 def reserve(cluster: FakeClient, name: str) -> None:
@@ -228,6 +207,17 @@ def test_labels_that_make_no_sense_are_refused_with_the_reason(sizes: tuple[str,
     async def scenario(h: Harness) -> None:
         assert h.held() == []
         assert any(text in e for e in h.events("FailedAllocation"))
+
+    run(cluster, scenario)
+
+
+def test_labels_that_make_no_sense_are_reported_where_pods_have_no_gate() -> None:
+    cluster = cluster_of(n1=(40,))
+    member(cluster, "a", "x", gated=False)
+
+    async def scenario(h: Harness) -> None:
+        assert h.held() == []
+        assert any("expected 1 to" in e for e in h.events("FailedAllocation"))
 
     run(cluster, scenario)
 

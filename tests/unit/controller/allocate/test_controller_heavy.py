@@ -8,13 +8,13 @@ from itertools import count
 import pytest
 from controller_harness import OURS, Harness, claim, cluster_of, node, pod, pool, request, run
 from fake_client import FakeClient
-from test_controller_groups import member
+from group_members import member
 
-from controller.allocate.decide.gangs import LARGEST_GROUP
 from controller.allocate.decide.heavy import FAST_SECONDS, HeavyQuestions
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.structured import LARGEST_GROUP
 from dra_driver.structured.model.budget import BudgetExhausted
 
 
@@ -256,8 +256,7 @@ def test_a_group_with_more_pods_than_any_group_has_costs_no_look_at_each_of_them
     cluster = cluster_of(n1=(40, 40))
     for i in range(LARGEST_GROUP + 1):
         labels = {GROUP_LABEL: "huge", GROUP_SIZE_LABEL: "2"}
-        pod(cluster, f"p{i}", "shared")
-        cluster.edit(PODS, f"p{i}", {"metadata": {"labels": labels}}, "default")
+        pod(cluster, f"p{i}", "shared", metadata={"labels": labels})
     claim(cluster, "shared")
 
     async def scenario(h: Harness) -> None:

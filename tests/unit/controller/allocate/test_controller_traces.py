@@ -52,7 +52,7 @@ def test_a_pods_allocation_is_one_trace_with_its_calls() -> None:
 
     async def main() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(120),
             collector(received) as url,
             controlling(cluster, otlp_endpoint=url) as harness,
         ):

@@ -8,11 +8,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import builders
+import pytest
 import virtual_time
 from fake_client import FakeClient
 from virtual_time import LoopClock
 
-from controller.observe.reasons import CHANGE_SECONDS, FIGURES_SECONDS, WaitingReasons, shown_reason
+from controller.observe.reasons import (
+    CHANGE_SECONDS,
+    FIGURES_SECONDS,
+    PASSING_SECONDS,
+    WaitingReasons,
+    shown_reason,
+)
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import ALLOCATED_CONDITION
@@ -113,6 +120,32 @@ def test_a_pod_that_is_served_within_a_second_is_not_written() -> None:
     run(cluster_with("p"), scenario)
 
 
+def test_a_wait_that_is_expected_to_end_by_itself_is_written_when_it_does_not() -> None:
+    async def scenario(w: World) -> None:
+        w.reasons.waits(w.pod("p"), "WaitingForClaim", "its claim is being made", passing=True)
+        w.reasons.waits(w.pod("q"), "WaitingForTurn", "others come first", passing=True)
+        await asyncio.sleep(PASSING_SECONDS - 1)
+        assert w.writes == 0
+        w.reasons.served(w.pod("q"), allocated=True)
+        await asyncio.sleep(2)
+        assert w.shown("p") == "its claim is being made"
+        assert w.shown("q") is None
+        assert w.writes == 1
+
+    run(cluster_with("p", "q"), scenario)
+
+
+def test_a_pod_that_is_refused_after_such_a_wait_is_written_at_once() -> None:
+    async def scenario(w: World) -> None:
+        w.reasons.waits(w.pod("p"), "WaitingForClaim", "its claim is being made", passing=True)
+        await asyncio.sleep(3)
+        w.waits("p", "0 of 3 nodes")
+        await asyncio.sleep(0.1)
+        assert w.shown("p") == "0 of 3 nodes"
+
+    run(cluster_with("p"), scenario)
+
+
 def test_the_time_of_the_transition_stays_while_the_reason_changes() -> None:
     def since(w: World) -> object:
         (ours,) = [c for c in w.pod("p").status.conditions if c["type"] == ALLOCATED_CONDITION]
@@ -204,8 +237,9 @@ def test_a_controller_that_ends_at_any_write_leaves_the_rest_to_the_next_one() -
         assert len([w for w in cluster.writes if w.subresource == "status"]) == len(names)
 
 
-def test_thousands_of_pods_are_all_told_and_changes_are_paced() -> None:
-    names = [f"p{i}" for i in range(2000)]
+@pytest.mark.parametrize("number", [300, pytest.param(2000, marks=pytest.mark.long)])
+def test_thousands_of_pods_are_all_told_and_changes_are_paced(number: int) -> None:
+    names = [f"p{i}" for i in range(number)]
 
     async def scenario(w: World) -> None:
         for name in names:

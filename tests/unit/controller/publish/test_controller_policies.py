@@ -20,9 +20,9 @@ from controller.config import ControllerConfig, Timings
 from controller.publish.policies import MANY_PARTITIONED_NODES
 from controller.publish.tolerators import Tolerators
 from dra_driver.api.core import EVENTS, NODES, PODS
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.names import CONTROLLER_TAINT
-from dra_driver.api.policy import DEVICE_POLICIES, DevicePolicy
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
+from dra_driver.api.own.policy import DEVICE_POLICIES, DevicePolicy
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,

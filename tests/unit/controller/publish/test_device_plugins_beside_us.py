@@ -22,8 +22,8 @@ from controller.publish.gates import PoolGates
 from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api import codec
 from dra_driver.api.core import EVENTS, NODES, PODS, Node
-from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
-from dra_driver.api.policy import DEVICE_POLICIES
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
+from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import PoolAllocator

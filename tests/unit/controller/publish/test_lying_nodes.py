@@ -13,12 +13,12 @@ from fake_client import FakeClient
 from test_publisher_epochs import Harness, Scenario, cluster_with_node, publishing
 
 from controller.allocate.decide import Change, ObjectGone, ObjectSeen
-from controller.allocate.following import ACTIVITY_SECONDS, follow
+from controller.allocate.state.following import ACTIVITY_SECONDS, follow
 from controller.publish.pace import BURST, SECONDS, Pace
 from controller.publish.same_uuids import SameUuids
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
-from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES, Condition
 from dra_driver.kube import Informer
 

@@ -9,8 +9,13 @@ from test_controller_policies import Harness, cluster_with, run
 
 from controller.observe.node_labels import KEYS, annotation_of, labels_of
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.meta import DriverName
+from dra_driver.api.own.inventory import (
+    DEVICE_INVENTORIES,
+    DeviceInventory,
+    DeviceInventorySpec,
+    InventoryDevice,
+)
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 
@@ -52,6 +57,19 @@ def test_names_of_gpu_feature_discovery_on_request() -> None:
     assert found["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
     assert found["nvidia.com/gpu.family"] == "hopper"
     assert not any(k.startswith("nvidia") for k in labels(gpu(vendor="amd"), which="nvidia"))
+
+
+def test_the_clique_of_an_nvlink_fabric() -> None:
+    clique = "0a9d5c1e-7f53-4a53-9d0b-3c3f6f0f8a11.7"
+    own, theirs = "dra-driver.dev/gpu.clique", "nvidia.com/gpu.clique"
+    both = [gpu(fabricClique=clique), gpu("gpu-1", fabricClique=clique)]
+    assert labels(*both)[own] == clique
+    assert theirs not in labels(*both)
+    assert labels(*both, which="nvidia")[theirs] == clique
+    # Where not all are in one, a pod that is kept in it could get a GPU that is not.
+    for other in (gpu("gpu-1"), gpu("gpu-1", fabricClique=clique[:-1] + "8")):
+        assert own not in labels(gpu(fabricClique=clique), other, which="nvidia")
+    assert own not in labels(gpu(fabricClique="x/" * 40))
 
 
 def test_values_are_checked_and_keys_are_from_the_list() -> None:

@@ -8,8 +8,8 @@ import virtual_time
 from fake_client import FakeClient
 
 from controller.publish.gates import PoolGates
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.kube import Informer
 from dra_driver.ownership import PoolID

@@ -17,8 +17,8 @@ from controller.config import ControllerConfig, Timings
 from controller.publish.gates import PoolGates
 from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
 from dra_driver.api.core import EVENTS, NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES, Publication
 from dra_driver.api.names import CONTROLLER_TAINT
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, Publication
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.errors import ServerBusy
 from dra_driver.kube import EventRecorder, Informer

@@ -58,7 +58,7 @@ async def following(cluster: FakeClient) -> AsyncIterator[Tolerators]:
     tolerators = Tolerators((DRIVER,), claims, classes, lambda: None, templates)
     tasks = [asyncio.create_task(i.run()) for i in informers]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for informer in informers:
                 await informer.synced.wait()
             yield tolerators

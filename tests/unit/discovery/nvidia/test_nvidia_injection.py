@@ -12,8 +12,8 @@ from driver_tree import LIB, complete, completed, driver, gpu, mounted, seen, to
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.names import PCI_BUS_ID
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery.nvidia.injection import capabilities, elf

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.names import PCI_BUS_ID
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode, character_device
 from dra_driver.discovery.nvidia.injection.material import NvidiaMaterial

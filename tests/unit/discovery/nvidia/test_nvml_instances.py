@@ -11,7 +11,7 @@ import hardware_support as hw
 import msgspec
 import pytest
 
-from dra_driver.api.inventory import DeviceHealth
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths

@@ -16,8 +16,8 @@ from kubelet_calls import prepare, unprepare
 from node_agent import DRIVER, add_claim, claim, eventually, running
 
 from dra_driver import cdi
-from dra_driver.api.inventory import InventoryDevice
 from dra_driver.api.meta import PoolName, Uid
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.cdi import ContainerEdits, DeviceNode, Hook, read_only_mount
 from dra_driver.discovery import open_backend
 from dra_driver.errors import PrepareError

@@ -508,7 +508,7 @@ async def _disturbed(world: Scenario, boot: str, at: int, trouble: dict[str, boo
     return came
 
 
-@pytest.mark.parametrize("boot", ["one", "two"])
+@pytest.mark.parametrize("boot", [pytest.param("one", marks=pytest.mark.long), "two"])
 def test_a_crash_or_an_error_at_any_effect_leaves_no_document_of_before(boot: str) -> None:
     async def main() -> int:
         lives = 0

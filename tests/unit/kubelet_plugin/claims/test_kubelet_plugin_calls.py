@@ -386,7 +386,7 @@ def test_shutdown_waits_for_calls_in_flight(tmp_path: Path) -> None:
 
 
 def _named() -> tuple[Any, str]:
-    from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
+    from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 
     return DEVICE_INVENTORIES, inventory_name(NODE, DRIVER)
 

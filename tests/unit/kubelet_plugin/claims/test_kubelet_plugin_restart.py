@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-import yaml
 from fake_client import FakeClient
 from kubelet_calls import checkpointed, prepare, unprepare
+from manifest_files import documents
 from node_agent import (
     DRIVER,
     NODE,
@@ -27,8 +27,8 @@ from node_agent import (
 )
 from paths import PROJECT
 
-from dra_driver.api.inventory import DeviceHealth, DeviceInventorySpec, InventoryDevice
 from dra_driver.api.meta import DriverName
+from dra_driver.api.own.inventory import DeviceHealth, DeviceInventorySpec, InventoryDevice
 from dra_driver.errors import ApiUnavailable, DraError
 from kubelet_plugin.app import Plugin
 from kubelet_plugin.config import Configuration, Timings
@@ -260,9 +260,8 @@ def test_conditions_of_a_third_party_do_not_make_the_inventory_invalid(tmp_path:
         backend = Backend([dataclasses.replace(found, device=talkative), device(1)])
         async with running(tmp_path, kube, backend=backend):
             first, second = (await eventually(lambda: inventory(kube)))["spec"]["devices"]
-            limits = yaml.safe_load(INVENTORY_CRD.read_text())["spec"]["versions"][0]["schema"][
-                "openAPIV3Schema"
-            ]
+            (crd,) = documents(INVENTORY_CRD)
+            limits = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
             for name in ("spec", "devices", "health"):
                 limits = limits.get("items", limits)["properties"][name]
             assert len(first["health"]) == limits["maxItems"]

@@ -26,3 +26,29 @@ def test_a_start_that_is_cancelled_leaves_a_server_that_can_be_stopped(steps: in
         assert not path.exists()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_server_that_is_stopped_at_once_when_its_start_is_cancelled(steps: int, tmp_path: Path) -> None:
+    """gRPC would end the process where a server is stopped while it starts."""
+
+    async def main() -> None:
+        path = tmp_path / "socket"
+        server = SocketServer(path, lambda _: None)
+
+        async def serve() -> None:
+            try:
+                await server.start()
+                await asyncio.Event().wait()
+            finally:
+                await server.stop(0.1)
+
+        task = asyncio.create_task(serve())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert not path.exists()
+
+    asyncio.run(main())

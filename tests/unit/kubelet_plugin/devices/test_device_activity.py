@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node_agent import DRIVER, NODE, configuration, device, eventually, inventory, running
 
-from controller.allocate.decide.activity import BUSY_ATTRIBUTE, BusyDevices
+from controller.allocate.decide.state.activity import BUSY_ATTRIBUTE, BusyDevices
 from dra_driver.api import codec
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import Activity, DeviceInventory
 from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.own.inventory import Activity, DeviceInventory
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.hardware import DeviceSample
 from dra_driver.ownership import PoolID

@@ -12,9 +12,9 @@ from fake_client import FakeClient
 from node_agent import DRIVER, NODE, Backend, configuration, device, eventually
 
 from dra_driver.api.core import NODES
-from dra_driver.api.inventory import DEVICE_INVENTORIES, DeviceInventory, inventory_name
 from dra_driver.api.meta import DriverName
-from dra_driver.api.policy import PUBLISH, WITHHOLD
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory, inventory_name
+from dra_driver.api.own.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import DraError
 from dra_driver.publishing import LEAVING_SECONDS, conditions

@@ -25,8 +25,8 @@ from node_agent import (
 )
 
 from dra_driver.api.core import EVENTS
-from dra_driver.api.inventory import DEVICE_INVENTORIES
 from dra_driver.api.meta import PoolName
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.discovery.core.problems import DriverMissing
 from dra_driver.hardware import DiscoveredDevice, HealthEvent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dra_driver.api.inventory import DeviceInventorySpec, InventoryDevice, PartitionProfile
 from dra_driver.api.meta import DriverName
+from dra_driver.api.own.inventory import DeviceInventorySpec, InventoryDevice, PartitionProfile
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceCapacity
 from kubelet_plugin.devices.inventory import fit

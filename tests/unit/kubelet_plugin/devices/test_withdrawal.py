@@ -9,7 +9,7 @@ import pytest
 from fake_client import FakeClient
 from node_agent import DRIVER, NODE, device, eventually, running
 
-from dra_driver.api.inventory import DEVICE_INVENTORIES, inventory_name
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.errors import ApiUnavailable, Conflict, DraError
 
 NAME = inventory_name(NODE, DRIVER)

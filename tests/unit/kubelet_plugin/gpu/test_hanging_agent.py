@@ -17,11 +17,11 @@ import aiohttp
 import grpc.aio
 import nvml_stub_support as stub
 import pytest
-import yaml
+from manifest_files import documents
 from node_agent import DRIVER, NODE, claim, nvidia_nodes
 from paths import PROJECT
 
-from dra_driver.api.inventory import inventory_name
+from dra_driver.api.own.inventory import inventory_name
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.storage.store import Key
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
@@ -172,7 +172,7 @@ class Machine:
 async def machine(root: Path, library: Path) -> AsyncIterator[Machine]:
     server = ApiServer()
     files = (PROJECT / "deploy/manifests/crds").glob("*.yaml")
-    await server.install(d for f in files for d in yaml.safe_load_all(f.read_text()) if d)
+    await server.install(documents(*files))
     await server.install([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}])
     await server.start()
     server.write_kubeconfig(root / "kubeconfig")

@@ -27,10 +27,10 @@ from passthrough_node import (
     spec_of,
 )
 
-from dra_driver.api.inventory import DeviceHealth
-from dra_driver.api.parameters import KernelDriver, decode_parameters
+from dra_driver.api.own.inventory import DeviceHealth
+from dra_driver.api.own.parameters import KernelDriver, decode_parameters
 from dra_driver.api.resource import DeviceAttribute
-from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
+from dra_driver.discovery.core.bus.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import InvalidParameters
 from dra_driver.hardware import DiscoveredDevice, PartitioningMode
 from dra_driver.preparation import Holdings

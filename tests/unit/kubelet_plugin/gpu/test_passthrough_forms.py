@@ -27,7 +27,7 @@ from passthrough_node import (
 )
 
 from dra_driver.api.meta import PoolName
-from dra_driver.discovery.core.pci_binding import VFIO, PciFunctions
+from dra_driver.discovery.core.bus.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import DriverRefused, PrepareError
 from dra_driver.preparation import PreparedDevice
 from kubelet_plugin.claims.planning import ClaimReference, Timing

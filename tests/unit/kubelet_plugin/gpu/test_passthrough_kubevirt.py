@@ -18,7 +18,7 @@ from paths import PROJECT
 
 from dra_driver import cel
 from dra_driver.api.names import POD_CLAIM_ANNOTATION
-from dra_driver.api.parameters import KernelDriver, decode_parameters
+from dra_driver.api.own.parameters import KernelDriver, decode_parameters
 
 BASE = "/var/run/kubernetes.io/dra-device-attributes"
 PAGE = PROJECT / "docs/kubevirt.md"

@@ -13,7 +13,7 @@ from node_agent import DRIVER, add_claim, claim, configuration
 from passthrough_node import CONFIG, ONE, Machine, agent, call
 
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.discovery.core.pci_binding import VFIO
+from dra_driver.discovery.core.bus.pci_binding import VFIO
 
 VM_CLASS = {"source": "FromClass", "requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": CONFIG}}
 VM_CLAIM = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": CONFIG}}

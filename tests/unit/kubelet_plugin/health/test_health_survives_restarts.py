@@ -25,7 +25,7 @@ from dra_driver.errors import DecodeError
 from kubelet_plugin.health.memory import HealthFile
 
 XID, GPU = 0x8, "GPU-a"
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 # --- the rules ----------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from fake_client import Call, FakeClient
 from node_agent import DRIVER, NODE, Backend, Node, add_claim, claim, device, eventually, next_health, running
 
 from dra_driver.api.core import EVENTS
-from dra_driver.api.inventory import DeviceHealth, InventoryDevice
 from dra_driver.api.meta import PoolName, Uid
+from dra_driver.api.own.inventory import DeviceHealth, InventoryDevice
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import DiscoveryError, Forbidden
 from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent, PartitioningMode

@@ -21,6 +21,7 @@ from controller.allocate.decide import (
     Refuse,
     Write,
 )
+from controller.allocate.plans import PlanAnswer, PlanQuestion
 from controller.allocate.signal import Signal
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
@@ -43,6 +44,9 @@ class Says:
     async def ask(self, question: PodQuestion, unwanted: Callable[[Answered], None]) -> Answered:
         version = self._journal.version
         return Answered(PodAnswer(version, self._decision, steps=1), Knowledge(version))
+
+    async def plan(self, question: PlanQuestion) -> PlanAnswer:
+        raise NotImplementedError
 
     def mistrust(self, reason: str) -> None:
         self.mistrusted.append(reason)

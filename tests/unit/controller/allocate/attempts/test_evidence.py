@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import builders
 import pytest
 
-from controller.allocate.attempts import Attempts, BindingWindow, Bound, Deallocate, Hold
+from controller.allocate.attempts import Attempts, BindingWindow, Bound, Deallocate, Hold, TakenBack
 from controller.allocate.attempts.turns import Turns
 from controller.allocate.attempts.window import LEAST, LEAST_OF_NAMESPACE
 from controller.allocate.decide import Rank, report_of
@@ -42,7 +43,7 @@ def test_a_report_without_a_nominated_node_is_evidence(reason: str) -> None:
     attempts = handed_over(pod())
     verdict = attempts.judge(pod(NO_ROOM, reason=reason), 1.0)
     assert verdict == Deallocate(
-        "unschedulable", f"{reason}: {NO_ROOM}", everywhere=reason == "Unschedulable"
+        TakenBack.UNSCHEDULABLE, f"{reason}: {NO_ROOM}", everywhere=reason == "Unschedulable"
     )
 
 
@@ -66,6 +67,41 @@ def test_while_a_node_is_nominated_victims_of_a_preemption_may_still_show() -> N
     assert attempts.judge(pod(NO_ROOM, "n1"), 11.0) == Hold(0.5)
     assert attempts.judge(pod(NO_ROOM, "n1"), 11.5, preempting=True) == Hold(58.5)
     assert isinstance(attempts.judge(pod(NO_ROOM, "n1"), 11.5), Deallocate)
+
+
+def test_after_a_report_that_no_node_suits_the_pod_an_allocation_lasts_for_seconds() -> None:
+    old = pod(NO_ROOM)
+    attempts = handed_over(old)
+    assert attempts.is_probed("default")
+    assert attempts.judge(old, 0.5) == Hold(1.5)
+    assert attempts.judge(old, 2.0) == Deallocate(
+        TakenBack.UNSCHEDULABLE, f"Unschedulable: {NO_ROOM}", everywhere=True
+    )
+    attempts.fail(P, timeout=False)
+    assert not attempts.is_probed("default")
+    # It may be about to bind the pod, for all that is known.
+    attempts.end(old, 2.0)
+    assert attempts.unsettled(old, 2.0) > 10.0
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param(lambda: pod(NO_ROOM, "n1", version=2), id="it binds the pod"),
+        pytest.param(
+            lambda: pod("0/2 nodes are available: 2 cannot allocate all claims."), id="claims missed"
+        ),
+    ],
+)
+def test_a_sign_that_it_looks_at_the_pod_again_lets_the_pod_keep_its_devices(seen: Callable[[], Pod]) -> None:
+    attempts = handed_over(pod(NO_ROOM))
+    attempts.seen(seen(), 1.0)
+    assert not attempts.is_probed("default")
+    assert attempts.judge(seen(), 50.0) == Hold(11.0)
+    # It could not bind the pod.
+    if seen().status.nominated_node_name:
+        attempts.seen(pod(NO_ROOM, version=3), 51.0)
+        assert isinstance(attempts.judge(pod(NO_ROOM, version=3), 51.0), Deallocate)
 
 
 def test_the_report_before_the_allocation_counts_only_when_our_nomination_is_gone() -> None:
@@ -118,7 +154,7 @@ def test_every_sign_begins_the_time_anew() -> None:
     assert attempts.judge(preempting, 59.0, preempting=True) == Hold(51.0)
     verdict = attempts.judge(preempting, 110.0, preempting=True)
     assert isinstance(verdict, Deallocate)
-    assert verdict.reason == "timeout"
+    assert verdict.reason is TakenBack.TIMEOUT
 
 
 def test_a_bound_pod_is_settled() -> None:

@@ -1,18 +1,24 @@
 """For how long nodes are left out for a pod that kube-scheduler turned down."""
 
+import itertools
+import tracemalloc
+
 import builders
+import msgspec
 import pytest
 
-from controller.allocate.decide.node_backoff import EVERYWHERE, NodeBackoff, changed_node
+from controller.allocate.decide.nodes.node_backoff import EVERYWHERE, NodeBackoff, changed_node
+from controller.allocate.decide.nodes.reports import has_no_node
 from dra_driver.api import codec
-from dra_driver.api.core import Node, Pod
+from dra_driver.api.core import Node, Pod, PodStatus
 from dra_driver.api.meta import Uid
 
 POD = Uid("p")
+NOWHERE = "0/2 nodes are available: 2 node(s) didn't match pod affinity rules."
 
 
 def test_each_refusal_on_a_node_doubles_the_time_up_to_a_limit() -> None:
-    nodes = NodeBackoff(15.0, 600.0)
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
     assert [nodes.add(POD, "a", 100.0) for _ in range(3)] == [15.0, 30.0, 60.0]
     assert nodes.nodes(POD, 101.0) == {"a": pytest.approx(59.0)}
     assert nodes.nodes(POD, 160.0) == {}
@@ -20,13 +26,13 @@ def test_each_refusal_on_a_node_doubles_the_time_up_to_a_limit() -> None:
 
 
 def test_other_nodes_that_were_tried_do_not_double_it() -> None:
-    nodes = NodeBackoff(15.0, 600.0)
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
     assert [nodes.add(POD, f"n{i}", float(i)) for i in range(8)] == [15.0] * 8
     assert set(nodes.nodes(POD, 16.5)) == {f"n{i}" for i in range(2, 8)}
 
 
 def test_what_changes_on_a_node_ends_its_avoidance_for_all_pods_and_no_other_one() -> None:
-    nodes = NodeBackoff(15.0, 600.0)
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
     for pod in ("p", "q"):
         for node in ("a", "b"):
             nodes.add(Uid(pod), node, 0.0)
@@ -41,7 +47,7 @@ def test_what_changes_on_a_node_ends_its_avoidance_for_all_pods_and_no_other_one
 
 
 def test_a_pod_that_no_node_suits_is_left_out_but_on_nodes_that_change() -> None:
-    nodes = NodeBackoff(15.0, 600.0)
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
     pod = _pod("Pending", "")
     uid = pod.metadata.uid
     assert nodes.add(uid, EVERYWHERE, 0.0) == 600.0
@@ -60,8 +66,105 @@ def test_a_pod_that_no_node_suits_is_left_out_but_on_nodes_that_change() -> None
     assert nodes.avoided(pod, ["a", "b", "c"], 1.0) == {}.keys()
 
 
+def test_attempts_in_vain_where_no_node_suits_are_ever_rarer() -> None:
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
+    pod, uid, now, rests = _reported(NOWHERE), Uid("uid-p"), 0.0, []
+    nodes.add(uid, EVERYWHERE, now)
+    for _ in range(6):
+        nodes.reset("b")
+        while "b" in nodes.avoided(pod, ["a", "b"], now):
+            now += 10.0
+        rests.append(now)
+        nodes.add(uid, EVERYWHERE, now)
+    assert [b - a for a, b in itertools.pairwise(rests)] == [60.0, 120.0, 240.0, 480.0, 600.0]
+    # It says when more nodes may be tried, with and without one that has changed.
+    assert nodes.nodes(uid, now) == {EVERYWHERE: 600.0}
+    nodes.reset("a")
+    assert nodes.nodes(uid, now + 1.0) == {EVERYWHERE: 599.0}
+    # Once claims are missing they are given at once, on what has changed.
+    nodes.has_node(uid)
+    assert nodes.avoided(_reported("1 cannot allocate all claims."), ["a", "b"], now) == {"b"}
+
+
+def test_only_the_report_is_known_of_a_pod_at_first() -> None:
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
+    pod = _reported(NOWHERE)
+    assert nodes.avoided(pod, ["a", "b"], 0.0) == {"a", "b"}
+    assert set(nodes.avoided(pod, ["a", "b"], 600.0)) == set()
+    nodes.reset("a")
+    assert nodes.avoided(pod, ["a", "b"], 1.0) == {"b"}
+    assert set(nodes.avoided(_reported("1 cannot allocate all claims."), ["a", "b"], 1.0)) == {"b"}
+    nodes.forget(pod.metadata.uid)
+    assert set(nodes.avoided(_reported("1 cannot allocate all claims."), ["a", "b"], 1.0)) == set()
+
+
+def test_changed_nodes_are_kept_once_however_many_pods_no_node_suits() -> None:
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
+    names = [f"n{i}" for i in range(500)]
+    for i in range(500):
+        nodes.add(Uid(f"p{i}"), EVERYWHERE, 0.0)
+    tracemalloc.start()
+    try:
+        for name in names:
+            nodes.reset(name)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 500 * len(names)  # bytes; a set for each pod would be fifty times that
+    pod = _reported(NOWHERE, "late")
+    assert nodes.avoided(pod, names, 1.0) == set(names)  # it is known only now
+    nodes.reset("n7")
+    assert nodes.avoided(pod, names, 1.0) == set(names) - {"n7"}
+    nodes.node_gone("n7")  # another one may have its name
+    assert nodes.avoided(pod, names, 1.0) == set(names)
+
+
+def test_pods_of_one_replica_set_rest_together() -> None:
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
+    first, second = (_reported(NOWHERE, name, "owner") for name in ("first", "second"))
+    for pod in (first, second):
+        nodes.seen(pod)
+        nodes.add(pod.metadata.uid, EVERYWHERE, 0.0)
+    nodes.reset("a")
+    assert nodes.avoided(second, ["a"], 0.0) == set()
+    nodes.add(first.metadata.uid, EVERYWHERE, 1.0)
+    assert nodes.avoided(second, ["a"], 2.0) == {"a"}
+    nodes.forget(first.metadata.uid)
+    assert nodes.avoided(second, ["a"], 2.0) == {"a"}
+    nodes.has_node(second.metadata.uid)
+    assert nodes.avoided(second, ["a"], 2.0) == set()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "expected"),
+    [
+        (NOWHERE, "Unschedulable", True),
+        (NOWHERE, "SchedulerError", False),
+        ("0/2 nodes are available: 1 Too many pods, 1 cannot allocate all claims.", "Unschedulable", False),
+        ("0/2 nodes are available: 2 resourceclaim not available on the node.", "Unschedulable", False),
+        ("0/2 nodes are available: 2 timed out trying to allocate devices.", "Unschedulable", False),
+        # Of a scheduler whose words are not known, or of a plugin that holds pods back.
+        ('pod "p" rejected while waiting on permit: not all members are there', "Unschedulable", False),
+    ],
+)
+def test_what_kube_scheduler_means_by_no_node(message: str, reason: str, expected: bool) -> None:
+    assert has_no_node(_reported(message, reason=reason)) is expected
+
+
+def test_while_a_node_is_nominated_kube_scheduler_has_one() -> None:
+    pod = _reported(NOWHERE)
+    status = msgspec.structs.replace(pod.status, nominated_node_name="n1")
+    assert not has_no_node(msgspec.structs.replace(pod, status=status))
+
+
+def _reported(message: str, name: str = "p", owner: str = "", *, reason: str = "Unschedulable") -> Pod:
+    pod = _member(name, owner) if owner else codec.convert(Pod, builders.pod(name, uid=f"uid-{name}"))
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return msgspec.structs.replace(pod, status=codec.convert(PodStatus, {"conditions": [condition]}))
+
+
 def test_pods_do_not_share_and_are_forgotten() -> None:
-    nodes = NodeBackoff(15.0, 600.0)
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
     first = nodes.add(POD, "a", 0.0)
     assert nodes.nodes(Uid("q"), 0.0) == {}
     nodes.forget(POD)
@@ -70,7 +173,7 @@ def test_pods_do_not_share_and_are_forgotten() -> None:
 
 
 def test_pods_of_one_replica_set_share_what_was_found_out() -> None:
-    nodes = NodeBackoff(15.0, 600.0)
+    nodes = NodeBackoff(15.0, 600.0, 60.0)
     first, second, third = _member("first", "a"), _member("second", "a"), _member("third", "b")
     for pod in (first, second, third):
         nodes.seen(pod)

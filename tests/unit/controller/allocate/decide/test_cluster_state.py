@@ -3,9 +3,9 @@
 import random
 from typing import Any
 
-from controller.allocate.decide.cluster_state import ClusterState
-from controller.allocate.decide.objects import Objects
-from controller.allocate.decide.placement import NodeUsage, Placements
+from controller.allocate.decide.nodes.placement import NodeUsage, Placements
+from controller.allocate.decide.state.cluster_state import ClusterState
+from controller.allocate.decide.state.objects import Objects
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import DriverName, ObjectKey

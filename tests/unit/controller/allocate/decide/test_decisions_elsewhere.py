@@ -53,9 +53,9 @@ from controller.allocate.worker.wire import (
 )
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.inventory import DeviceInventory
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName, Uid
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT, GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
@@ -384,7 +384,7 @@ def test_a_worker_that_is_started_anew_answers_the_same() -> None:
     compared = 0
     for seed in range(4):
         world = Scenario(seed)
-        for _ in range(60):
+        for _ in range(40):
             world.change()
             world.decide()
             every, new = world.both.renewed()
@@ -414,7 +414,7 @@ def test_no_device_is_given_twice_while_it_is_assumed_or_allocated() -> None:
 
 def test_no_pod_gets_what_is_set_aside_for_one_that_comes_first() -> None:
     kept = before = 0
-    for seed in range(8):
+    for seed in range(4):
         world = Scenario(seed)
         for _ in range(200):
             world.change()

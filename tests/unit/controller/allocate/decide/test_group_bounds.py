@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import builders
+import msgspec
 
 from controller.allocate.decide import (
     ClaimAssumed,
@@ -16,8 +17,10 @@ from controller.allocate.decide import (
     PodAnswer,
     PodID,
     PodQuestion,
+    Proceed,
     Refuse,
     Settings,
+    Wait,
     Write,
 )
 from dra_driver.api import codec
@@ -28,6 +31,7 @@ from dra_driver.api.names import (
     CONTROLLER_TAINT,
     GROUP_DOMAIN_ANNOTATION,
     GROUP_LABEL,
+    GROUP_MIN_LABEL,
     GROUP_SIZE_LABEL,
 )
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
@@ -194,6 +198,32 @@ def test_a_refusal_is_remembered_until_something_changes_that_helps() -> None:
     world.pod("somebody", 1)
     world.decisions.apply(ObjectGone(Pod, ObjectKey(NS, "somebody")))
     assert looks() < searched // 2
+
+
+def test_a_refusal_of_members_that_would_join_is_remembered_as_well() -> None:
+    world = contended()
+    labels = {GROUP_LABEL: "e", GROUP_SIZE_LABEL: "3", GROUP_MIN_LABEL: "1"}
+    domain = {GROUP_DOMAIN_ANNOTATION: "rack"}
+    world.pod("e0", 1, labels=labels, annotations=domain)
+    assert isinstance(world.decide("e0").decision, Wait)  # for those that may be coming
+    decision = world.decide("e0").decision
+    assert isinstance(decision, GroupWrite)
+    for claim, allocation in decision.writes[0][1].allocations:
+        status = msgspec.structs.replace(claim.status, allocation=allocation)
+        world.decisions.apply(ClaimSeen(msgspec.structs.replace(claim, status=status)))
+    for name in ("e1", "e2"):
+        world.pod(name, 3, labels=labels, annotations=domain)
+    first = world.decide("e1")
+    assert "group e, 1 of 1 to 3 pods have devices, 1 more on nodes of one rack" in refusal(first)
+    assert first.steps is not None
+    assert isinstance(world.decide("e0").decision, Proceed)
+    for nic in ("nic-0", "nic-3"):
+        world.free(nic)
+        again = world.decide("e2")
+        assert refusal(again) == refusal(first)
+        assert (again.steps or 0) < first.steps // 2
+    world.devices("n003", 12)
+    assert isinstance(world.decide("e2").decision, GroupWrite)
 
 
 def test_a_device_that_helps_has_the_group_looked_at_again() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from controller.allocate.decide import (
+    ClaimAssumed,
     ClaimSeen,
     Decisions,
     GroupWrite,
@@ -19,6 +20,7 @@ from controller.allocate.decide import (
     PodQuestion,
     Refuse,
     Settings,
+    Wait,
 )
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
@@ -182,6 +184,22 @@ def test_a_required_level_that_fails_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "where", "best"),
+    [
+        (4, "no nodes of one zone and one rack have", "all but 2 (w/c)"),
+        (5, "no nodes of one zone have", "all but 1 (z)"),
+        (7, "the cluster does not have", "all but 1"),
+    ],
+)
+def test_of_several_levels_the_widest_one_that_fails_is_named(size: int, where: str, best: str) -> None:
+    world = two_zones()
+    for i in range(size):
+        world.member(f"m{i}", size, domain="zone,rack")
+    text = f"{where} free devices for all of them, at best for {best}"
+    assert refusal(world.decide("m0")).endswith(text)
+
+
+@pytest.mark.parametrize(
     "domain", ["often:rack", "required:", "a,b,c,d,e", "attribute:x/a,attribute:x/b", ","]
 )
 def test_a_domain_that_makes_no_sense_is_refused(domain: str) -> None:
@@ -206,6 +224,25 @@ def test_members_that_hold_devices_decide_for_the_others(domain: str) -> None:
     assert isinstance(again, GroupWrite)
     assert [(p.key.name, w.node) for p, w in again.writes] == [("m1", before["m1"].node)]
     assert again.writes[0][1].allocations[0][1] == before["m1"].allocations[0][1]
+
+
+def test_a_look_while_the_group_is_being_written_gives_nothing_back() -> None:
+    """The devices that the rest is about to have are taken, by the rest."""
+    world = World()
+    world.node("n1", "A100-80", "A100-80", "A100-80")
+    for name in ("m0", "m1", "m2"):
+        world.member(name, 3)
+    first = world.decide("m0").decision
+    assert isinstance(first, GroupWrite)
+    for pod, write in first.writes:
+        for claim, allocation in write.allocations:
+            if pod.key.name == "m0":
+                status = msgspec.structs.replace(claim.status, allocation=allocation)
+                world.decisions.apply(ClaimSeen(msgspec.structs.replace(claim, status=status)))
+            else:
+                world.decisions.apply(ClaimAssumed(claim.key, claim.metadata.uid, allocation))
+    for name in ("m0", "m1", "m2"):
+        assert isinstance(world.decide(name).decision, Wait)
 
 
 def test_members_share_the_cpu_of_nodes() -> None:

@@ -15,7 +15,7 @@ from controller.allocate.worker.child import WorkerChild
 from dra_driver.api.core import PODS
 from dra_driver.api.resource import RESOURCE_CLAIMS
 
-SECONDS = float(os.environ.get("DRA_WORKER_SECONDS", "6"))
+SECONDS = float(os.environ.get("DRA_WORKER_SECONDS", "3"))
 DEVICES = 8
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import builders
 import pytest
@@ -60,6 +62,8 @@ from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.errors import DecodeError
 from dra_driver.structured import PoolPolicy
+
+T = TypeVar("T")
 
 
 def test_an_answer_counts_as_taken_until_it_is_given_back() -> None:
@@ -188,15 +192,21 @@ def test_an_answer_of_the_slow_lane_does_not_take_what_was_given_away_meanwhile(
     run(scenario)
 
 
+async def asked_of_a_stopped_worker(w: World, ask: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+    """Return a question about pod "a" that the worker has before it, and does not answer until SIGCONT."""
+    w.decider.release((await w.ask("a"))[1])
+    await w.kill(signal.SIGSTOP)
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0.05)
+    return asking
+
+
 def test_an_answer_holds_although_another_device_of_its_pool_was_taken_meanwhile() -> None:
     async def scenario() -> None:
         async with world() as w:
             w.node("n1", 8)
             pod = w.pod("a")
-            w.decider.release((await w.ask("a"))[1])
-            await w.kill(signal.SIGSTOP)
-            asking = asyncio.create_task(w.decider.decide(pod, Lane.SLOW))
-            await asyncio.sleep(0.05)
+            asking = await asked_of_a_stopped_worker(w, lambda: w.decider.decide(pod, Lane.SLOW))
             last = builders.allocation(builders.result("n1", "gpu-7"))
             w.claim(builders.claim("other", uid="claim-other", status=last))
             await w.kill(signal.SIGCONT)
@@ -330,10 +340,7 @@ def test_a_call_that_is_cancelled_takes_nothing() -> None:
             w.node("n1", 1)
             w.pod("a")
             w.pod("b")
-            w.decider.release((await w.ask("a"))[1])
-            await w.kill(signal.SIGSTOP)
-            asking = asyncio.create_task(w.ask("a"))
-            await asyncio.sleep(0.05)
+            asking = await asked_of_a_stopped_worker(w, lambda: w.ask("a"))
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking

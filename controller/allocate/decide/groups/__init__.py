@@ -1,0 +1,1 @@
+"""Pods that are allocated together: bounds, levels of topology, and the search over all members."""

@@ -1,0 +1,1 @@
+"""Which nodes a pod could run on, and which of them to leave alone for a while."""

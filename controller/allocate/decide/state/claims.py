@@ -1,0 +1,134 @@
+"""Claims as decisions see them, and what they hold: allocated, or assumed while the allocation is written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from controller.allocate.decide.state.objects import GROUP_INDEX, Objects, group_of_claim
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.ownership import PoolID
+from dra_driver.structured import AllocatedState, AllocationTracker
+
+__all__ = ["ClaimView", "node_of", "same_devices"]
+
+
+def same_devices(a: AllocationResult, b: AllocationResult) -> bool:
+    """Return whether two allocations hold the same devices for the same requests."""
+    return [(r.request, r.driver, r.pool, r.device, r.share_id) for r in a.devices.results] == [
+        (r.request, r.driver, r.pool, r.device, r.share_id) for r in b.devices.results
+    ]
+
+
+def node_of(allocation: AllocationResult) -> str | None:
+    """Return the one node that the allocation can be used on; None where there may be several."""
+    selector = allocation.node_selector
+    if selector is None or len(selector.node_selector_terms) != 1:
+        return None
+    for field in selector.node_selector_terms[0].match_fields:
+        if field.key == "metadata.name" and field.operator == "In" and len(field.values) == 1:
+            return field.values[0]
+    return None
+
+
+class ClaimView:
+    """The newest version of each claim, and which devices are taken.
+
+    Each change returns whether devices may have become free by it.
+    """
+
+    def __init__(self) -> None:
+        self._claims: Objects[ResourceClaim] = Objects({GROUP_INDEX: group_of_claim})
+        self._assumed: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
+        self._held: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
+        self._tracker = AllocationTracker()
+
+    def get(self, key: ObjectKey) -> ResourceClaim | None:
+        """Return the newest version of a claim."""
+        return self._claims.get(key)
+
+    def of_group(self, group: tuple[str, str]) -> list[ResourceClaim]:
+        """Return the claims that carry the label of a group, given by namespace and name."""
+        return self._claims.by_index(GROUP_INDEX, group)
+
+    def is_assumed(self, claim: ResourceClaim) -> bool:
+        """Return whether an allocation of the claim is being written."""
+        return claim.metadata.uid in self._assumed
+
+    def assumed_in(self, pool: PoolID) -> bool:
+        """Return whether an allocation from the pool is being written."""
+        return any(
+            PoolID(r.driver, r.pool) == pool
+            for _, allocation in self._assumed.values()
+            for r in allocation.devices.results
+        )
+
+    def holders(self) -> Iterator[tuple[ObjectKey, Uid, AllocationResult]]:
+        """Iterate over the claims that hold devices, by key and UID, with their allocations."""
+        for uid, (key, allocation) in self._held.items():
+            yield key, uid, allocation
+
+    def without(self, gone: Collection[Uid]) -> AllocatedState:
+        """Return what would be taken if some claims held nothing."""
+        pools = {pool for uid in gone if uid in self._held for pool in _pools(self._held[uid][1])}
+        left = AllocatedState().with_allocations(
+            (str(key), allocation)
+            for key, uid, allocation in sorted(self.holders(), key=lambda h: h[0])
+            if uid not in gone and not pools.isdisjoint(_pools(allocation))
+        )
+        state = self.allocated
+        for pool in pools:
+            state = state.with_pool(pool, left.pool(pool))
+        return state
+
+    @property
+    def allocated(self) -> AllocatedState:
+        """Everything that is taken: allocated or assumed."""
+        return self._tracker.state
+
+    def put(self, claim: ResourceClaim) -> bool:
+        """Take in a version of a claim."""
+        self._claims.put(claim)
+        return self._update(claim.key, claim.metadata.uid)
+
+    def remove(self, key: ObjectKey, uid: Uid) -> bool:
+        """Forget a claim; what is assumed of it stays."""
+        known = self._claims.get(key)
+        if known is not None and known.metadata.uid == uid:
+            self._claims.remove(key)
+        return self._update(key, uid)
+
+    def assume(self, key: ObjectKey, uid: Uid, allocation: AllocationResult | None) -> bool:
+        """Count the devices of an allocation as taken; None ends that."""
+        if allocation is not None:
+            self._assumed[uid] = (key, allocation)
+        else:
+            self._assumed.pop(uid, None)
+        return self._update(key, uid)
+
+    def _update(self, key: ObjectKey, uid: Uid) -> bool:
+        allocation = self._effective(key, uid)
+        old = self._held.get(uid)
+        if allocation is None:
+            if old is None:
+                return False
+            del self._held[uid]
+            self._tracker.hold(uid, "", None)
+            return True
+        self._held[uid] = (key, allocation)
+        if old is None:
+            self._tracker.hold(uid, str(key), allocation)
+        elif not same_devices(old[1], allocation):
+            self._tracker.hold(uid, str(key), allocation)
+            return True
+        return False
+
+    def _effective(self, key: ObjectKey, uid: Uid) -> AllocationResult | None:
+        if uid in self._assumed:
+            return self._assumed[uid][1]
+        known = self._claims.get(key)
+        return known.status.allocation if known is not None and known.metadata.uid == uid else None
+
+
+def _pools(allocation: AllocationResult) -> set[PoolID]:
+    return {PoolID(r.driver, r.pool) for r in allocation.devices.results}

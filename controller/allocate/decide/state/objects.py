@@ -1,0 +1,218 @@
+"""Objects as decisions keep them: by key and by index, and collected between two looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey, WireObject
+from dra_driver.api.names import ALLOCATED_CONDITION, GROUP_LABEL, SET_ASIDE_CONDITION
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.resourceclaim import pod_claims
+from dra_driver.structured import group_name
+
+__all__ = [
+    "CLAIM_INDEX",
+    "GROUP_INDEX",
+    "NODE_INDEX",
+    "Collected",
+    "GroupKey",
+    "GroupsOf",
+    "Objects",
+    "called",
+    "claims_of",
+    "group_of_claim",
+    "groups_by",
+    "is_finished",
+    "nodes_of",
+    "pod_group_key",
+    "pod_group_of",
+    "same_but_reason",
+]
+
+T = TypeVar("T", bound=WireObject)
+
+GroupKey = tuple[str, str]
+"""Namespace and name of a group. No label has a value with a slash, and so all PodGroups have another key."""
+
+GroupsOf = Callable[[Pod], Iterable[GroupKey]]
+"""Function of ``GROUP_INDEX``: yields the groups of a pod, as far as it says itself."""
+
+CLAIM_INDEX: Final = "claim"
+GROUP_INDEX: Final = "group"
+NODE_INDEX: Final = "node"
+_POD_GROUP: Final = "PodGroup/"
+_OWN: Final = (ALLOCATED_CONDITION, SET_ASIDE_CONDITION)
+
+
+def is_finished(pod: Pod) -> bool:
+    """Return whether the containers of a pod will not run again."""
+    return pod.status.phase in ("Succeeded", "Failed")
+
+
+def claims_of(pod: Pod) -> Iterable[ObjectKey]:
+    """Return the claims that a pod uses: the function of ``CLAIM_INDEX``."""
+    return [used.key for used in pod_claims(pod) if used.key is not None]
+
+
+def groups_by(others: Collection[str]) -> GroupsOf:
+    """Return the function of ``GROUP_INDEX`` for pods.
+
+    Args:
+        others: labels of others that make pods a group, unless they belong to a PodGroup.
+    """
+
+    def groups_of(pod: Pod) -> Iterable[GroupKey]:
+        meta, native = pod.metadata, pod.spec.pod_group
+        if name := group_name(meta.labels or {}, meta.annotations or {}, () if native else others):
+            yield (meta.namespace, name)
+        if native:
+            yield pod_group_key(ObjectKey(meta.namespace, native))
+
+    return groups_of
+
+
+def group_of_claim(claim: ResourceClaim) -> Iterable[GroupKey]:
+    """Yield the group on the label, if any: the function of ``GROUP_INDEX``."""
+    if name := (claim.metadata.labels or {}).get(GROUP_LABEL, ""):
+        yield (claim.metadata.namespace, name)
+
+
+def pod_group_key(group: ObjectKey) -> GroupKey:
+    """Return the key of the group that a PodGroup is."""
+    return group.namespace, _POD_GROUP + group.name
+
+
+def pod_group_of(key: GroupKey) -> ObjectKey | None:
+    """Return the PodGroup that a group is; None where it is one by labels."""
+    namespace, name = key
+    return ObjectKey(namespace, name.removeprefix(_POD_GROUP)) if name.startswith(_POD_GROUP) else None
+
+
+def called(name: str, namespace: str = "") -> str:
+    """Return a group for people: ``group train``, ``PodGroup train``, or ``PodGroup NAMESPACE/train``.
+
+    Args:
+        name: in the group's key.
+        namespace: if it is to be named.
+    """
+    kind = "PodGroup" if name.startswith(_POD_GROUP) else "group"
+    within = f"{namespace}/" if namespace else ""
+    return f"{kind} {within}{name.removeprefix(_POD_GROUP)}"
+
+
+def nodes_of(pod: Pod) -> Iterable[str]:
+    """Yield the node that a pod is bound to, if it is: the function of ``NODE_INDEX``."""
+    if pod.spec.node_name:
+        yield pod.spec.node_name
+
+
+def same_but_reason(old: Pod, pod: Pod) -> bool:
+    """Return whether nothing has changed but our own conditions, which say why a pod waits."""
+    replace = msgspec.structs.replace
+    others = _other_conditions(pod)
+    return (
+        old.status.conditions != pod.status.conditions
+        and _other_conditions(old) == others
+        and old.spec == pod.spec
+        and old.status == replace(pod.status, conditions=old.status.conditions)
+        and old.metadata == replace(pod.metadata, resource_version=old.metadata.resource_version)
+    )
+
+
+def _other_conditions(pod: Pod) -> list[Mapping[str, str | int | None]]:
+    return [c for c in pod.status.conditions if c.get("type") not in _OWN]
+
+
+class Objects(Generic[T]):
+    """The newest version of each object of one kind, with indices.
+
+    Args:
+        indices: name → function that gives the values under which an object is found.
+    """
+
+    def __init__(self, indices: Mapping[str, Callable[[T], Iterable[Hashable]]] | None = None) -> None:
+        self._objects: dict[ObjectKey, T] = {}
+        self._functions = dict(indices or {})
+        self._indices: dict[str, dict[Hashable, set[ObjectKey]]] = {name: {} for name in self._functions}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._objects.values())
+
+    def get(self, key: ObjectKey) -> T | None:
+        """Return the object with a key."""
+        return self._objects.get(key)
+
+    def by_name(self, name: str) -> T | None:
+        """Return the cluster-scoped object with a name."""
+        return self._objects.get(ObjectKey("", name))
+
+    def by_index(self, index: str, value: Hashable) -> list[T]:
+        """Return the objects with a value in an index, in the order of their keys."""
+        return [self._objects[key] for key in sorted(self._indices[index].get(value, ()))]
+
+    def count(self, index: str, value: Hashable) -> int:
+        """Return the number of objects with a value in an index."""
+        return len(self._indices[index].get(value, ()))
+
+    def put(self, item: T) -> T | None:
+        """Add or replace an object; return the version before."""
+        key = item.key
+        old = self._objects.get(key)
+        if old is not None:
+            self._unindex(key, old)
+        self._objects[key] = item
+        for name, function in self._functions.items():
+            for value in function(item):
+                self._indices[name].setdefault(value, set()).add(key)
+        return old
+
+    def remove(self, key: ObjectKey) -> T | None:
+        """Forget an object; return it, if it was there."""
+        old = self._objects.pop(key, None)
+        if old is not None:
+            self._unindex(key, old)
+        return old
+
+    def _unindex(self, key: ObjectKey, old: T) -> None:
+        for name, function in self._functions.items():
+            index = self._indices[name]
+            for value in function(old):
+                keys = index.get(value)
+                if keys is not None:
+                    keys.discard(key)
+                    if not keys:
+                        del index[value]
+
+
+class Collected(Generic[T]):
+    """Changes of cluster-scoped objects since they were last taken: many small ones become one step."""
+
+    def __init__(self) -> None:
+        self._changed: dict[str, T] = {}
+        self._removed: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._changed or self._removed)
+
+    def put(self, item: T) -> None:
+        """Note an object that was added or changed."""
+        self._changed[item.metadata.name] = item
+        self._removed.discard(item.metadata.name)
+
+    def remove(self, name: str) -> None:
+        """Note that an object is gone."""
+        self._changed.pop(name, None)
+        self._removed.add(name)
+
+    def take(self) -> tuple[list[T], set[str]]:
+        """Return the changed objects and the names of those that are gone; from now on there are none."""
+        changed, removed = list(self._changed.values()), self._removed
+        self._changed, self._removed = {}, set()
+        return changed, removed

@@ -1,0 +1,163 @@
+"""Which of the pods that wait may preempt others: the first of each line, and few of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from controller.allocate.decide import Gang, GroupFinder, PodID, claims_of, is_finished
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.disruptions import is_cleared_by_scheduler
+from controller.allocate.wakeups import Wakeups
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.kube import Handler, Informer
+from dra_driver.ownership import PoolAllocator
+from dra_driver.resourceclaim import foreign_gates, is_served, uses_claims
+
+__all__ = ["Candidate", "Candidates"]
+
+# Of those that may preempt, in their order: what is behind them waits for its turn.
+_MOST: Final = 16
+# Of those that wait: so many are looked at for that.
+_MOST_HEADS: Final = 256
+# For so long it is not looked again whether one may: the members of a group can be a thousand.
+_KNOWN_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pod that may preempt others, or a group.
+
+    Attributes:
+        case: the group, or the UID of the pod alone: what there is one round for.
+        pod: the one that is asked about, on which the decision is written down.
+        members: that pod, or the members of its group.
+        priority: the lowest of theirs.
+    """
+
+    case: Hashable
+    pod: Pod
+    members: tuple[Pod, ...]
+    priority: int
+
+    @property
+    def id(self) -> PodID:
+        """The pod."""
+        return PodID(self.pod.key, self.pod.metadata.uid)
+
+
+class Candidates:
+    """Finds the pods that may preempt.
+
+    Args:
+        wait_seconds: for which a pod waits at least: what passes by itself has passed by then.
+        schedulers: whose pods are served.
+        mode: who allocates at present.
+        wakeups: know the pods that wait.
+        assume_cache: the newest version of each claim.
+        groups: finds the other members of a pod's group.
+        pods: all namespaces; followed from now on.
+    """
+
+    def __init__(
+        self,
+        wait_seconds: float,
+        schedulers: Collection[str],
+        mode: Callable[[], PoolAllocator],
+        wakeups: Wakeups,
+        assume_cache: AssumeCache,
+        groups: GroupFinder,
+        pods: Informer[Pod],
+    ) -> None:
+        self._wait = wait_seconds
+        self._schedulers = schedulers
+        self._mode = mode
+        self._wakeups = wakeups
+        self._assume_cache = assume_cache
+        self._groups = groups
+        self._pods = pods
+        # How many pods that use claims are bound, by priority.
+        self._below: Counter[int] = Counter()
+        self._since: dict[Uid, float] = {}
+        self._known: dict[Uid, tuple[float, Candidate | None]] = {}
+        pods.add_handler(Handler(lambda pod: self._count(None, pod), self._count, self._gone))
+
+    def _count(self, old: Pod | None, pod: Pod | None) -> None:
+        for one, by in ((old, -1), (pod, 1)):
+            if one is not None and one.spec.node_name and uses_claims(one) and not is_finished(one):
+                self._below[one.spec.priority] += by
+                if not self._below[one.spec.priority]:
+                    del self._below[one.spec.priority]
+
+    def _gone(self, pod: Pod) -> None:
+        self._count(pod, None)
+
+    def first(self, now: float) -> list[Candidate]:
+        """Return those that may preempt, in their order, as they were a moment ago."""
+        lowest = min(self._below, default=None)
+        if lowest is None or self._mode() is not PoolAllocator.CONTROLLER:
+            self._since.clear()
+            self._known.clear()
+            return []
+        heads = sorted(h for h in self._wakeups.pending.first_of_each() if -h[0].level > lowest)[:_MOST_HEADS]
+        since: dict[Uid, float] = {}
+        known: dict[Uid, tuple[float, Candidate | None]] = {}
+        found: dict[Hashable, Candidate] = {}
+        for _, key in heads:
+            pod = self._pods.get(key)
+            if pod is None:
+                continue
+            if len(found) == _MOST:
+                break
+            uid = pod.metadata.uid
+            since[uid] = self._since.get(uid, now)
+            if now - since[uid] < self._wait:
+                continue
+            at, candidate = self._known.get(uid, (-_KNOWN_SECONDS, None))
+            if now - at >= _KNOWN_SECONDS:
+                at, candidate = now, self.of(key, uid)
+            known[uid] = (at, candidate)
+            if candidate is not None and candidate.priority > lowest:
+                found.setdefault(candidate.case, candidate)
+        self._since, self._known = since, known
+        return list(found.values())
+
+    def of(self, key: ObjectKey, uid: Uid) -> Candidate | None:
+        """Return a pod as a candidate; None where it does not wait, or may not preempt."""
+        pod = self._pods.get(key)
+        if pod is None or pod.metadata.uid != uid or key not in self._wakeups.pending:
+            return None
+        group = self._groups.of(pod)
+        if group is not None and not isinstance(group, Gang):
+            return None
+        members = group.members if group is not None else (pod,)
+        if self._mode() is not PoolAllocator.CONTROLLER or not members or not all(map(self._may, members)):
+            return None
+        case: Hashable = group.key if group is not None else uid
+        return Candidate(case, pod, members, min(m.spec.priority for m in members))
+
+    def case_of(self, pod: Pod) -> tuple[Hashable, tuple[Pod, ...]]:
+        """Return what there is one round for, and its pods, whether or not they may preempt."""
+        group = self._groups.of(pod)
+        return (group.key, group.members) if isinstance(group, Gang) else (pod.metadata.uid, (pod,))
+
+    def _may(self, pod: Pod) -> bool:
+        spec = pod.spec
+        return not (
+            spec.preemption_policy == "Never"
+            or is_finished(pod)
+            or pod.metadata.deletion_timestamp
+            or foreign_gates(pod)
+            or not is_served(pod, self._schedulers)
+            or (spec.node_name and self._wakeups.lacks_devices(pod))
+            # Something is being written for it: wait for that.
+            or any(map(self._assume_cache.is_assumed, self._claims_of(pod)))
+            or is_cleared_by_scheduler(self._pods, pod.status.nominated_node_name)
+        )
+
+    def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
+        return [c for key in claims_of(pod) if (c := self._assume_cache.get(key)) is not None]

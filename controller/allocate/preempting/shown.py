@@ -1,0 +1,224 @@
+"""Writes rounds and wishes down on preemptors, and ends what is out of date there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import structlog
+
+from controller.allocate.decide import Place, PodID
+from controller.allocate.plans import PreemptionAnswer
+from controller.allocate.preempting.rounds import Event
+from dra_driver.api import names
+from dra_driver.api.core import PODS, Pod
+from dra_driver.api.meta import DriverName, ObjectKey, PoolName, Uid
+from dra_driver.api.resource import AllocationResult, DeviceAllocationResult, DeviceRequestAllocationResult
+from dra_driver.errors import ApiUnavailable, Conflict, DraError, NotFound, ServerBusy
+from dra_driver.fleet import (
+    CLOSED,
+    NOT_PREEMPTING,
+    OPEN,
+    WOULD_PREEMPT,
+    PreemptionRecord,
+    shown_preemption,
+)
+from dra_driver.kube import Handler, Informer
+from dra_driver.kube.clock import rfc3339
+from dra_driver.ports import Clock, KubeClient
+
+__all__ = ["PreemptionCondition", "places_of", "record_of"]
+
+log = structlog.get_logger(__name__)
+
+_PAUSE_SECONDS: Final = 1.0
+
+
+def record_of(answer: PreemptionAnswer) -> PreemptionRecord:
+    """Return what is to be written down of a decision."""
+    devices = tuple(
+        (place.node, str(r.driver), str(r.pool), r.device)
+        for place in answer.places
+        for allocation in place.allocations
+        for r in allocation.devices.results
+        if not r.admin_access
+    )
+    return PreemptionRecord.of(tuple(str(v.pod.uid) for v in answer.victims), devices)
+
+
+def places_of(record: PreemptionRecord, pods: Sequence[PodID]) -> list[Place]:
+    """Return the devices of a record as places of pods; which of them gets which is not written down."""
+    nodes: dict[str, list[DeviceRequestAllocationResult]] = {}
+    for node, driver, pool, device in record.devices:
+        result = DeviceRequestAllocationResult(
+            request="preempted", driver=DriverName(driver), pool=PoolName(pool), device=device
+        )
+        nodes.setdefault(node, []).append(result)
+    if not nodes or not pods:
+        return []
+    found = [
+        Place(pods[0], node, (AllocationResult(devices=DeviceAllocationResult(results=tuple(results))),))
+        for node, results in nodes.items()
+    ]
+    return [*found, *(Place(pod, found[0].node, ()) for pod in pods[1:])]
+
+
+class PreemptionCondition:
+    """Keeps the condition ``dra-driver.dev/Preempting`` of preemptors.
+
+    The record of a round is written at once, or not at all. All else is compared with what pods have, so a
+    controller that starts anew ends what another one has left.
+
+    Args:
+        client: of the API server; refuses to write when the lease is lost.
+        clock: for timestamps.
+        pods: all of them; followed from now on.
+    """
+
+    def __init__(self, client: KubeClient, clock: Clock, pods: Informer[Pod]) -> None:
+        self._client = client
+        self._clock = clock
+        self._pods = pods
+        self._wishes: dict[Uid, tuple[ObjectKey, PreemptionRecord, str]] = {}
+        self._is_open: Callable[[Uid], bool] = lambda _: False
+        self._is_failing = False
+        # Pods that show a round that is open, or a wish, as far as the informer has seen.
+        self._having: set[ObjectKey] = set()
+        pods.add_handler(Handler(self._seen, lambda _, pod: self._seen(pod), self._gone))
+
+    def _seen(self, pod: Pod) -> None:
+        shown = shown_preemption(pod)
+        if shown is not None and shown.reason in (OPEN, WOULD_PREEMPT):
+            self._having.add(pod.key)
+        else:
+            self._having.discard(pod.key)
+
+    def _gone(self, pod: Pod) -> None:
+        self._having.discard(pod.key)
+        self._wishes.pop(pod.metadata.uid, None)
+
+    # --- rounds ---------------------------------------------------------------------------------------------
+
+    async def write(self, pod: Pod, record: PreemptionRecord, since: str) -> Event:
+        """Write the record of a round down, on the version of the pod that the decision saw.
+
+        Returns:
+            ``RECORDED``, ``NOT_RECORDED`` or ``UNANSWERED``.
+        """
+        try:
+            await self._apply(pod, OPEN, record.message, since, version=pod.metadata.resource_version)
+        except (ApiUnavailable, ServerBusy) as e:
+            log.warning("no answer to the record of a preemption", pod=str(pod.key), error=str(e))
+            return Event.UNANSWERED
+        except DraError as e:
+            log.info("a preemption cannot be recorded", pod=str(pod.key), error=str(e))
+            return Event.NOT_RECORDED
+        return Event.RECORDED
+
+    async def stands(self, pod: PodID, since: str) -> bool:
+        """Return whether the record of a round is there, and its pod, as the API server has them now."""
+        try:
+            found = await self._client.get(PODS, pod.key.name, pod.key.namespace)
+        except DraError as e:
+            log.info("the record of a preemption cannot be read", pod=str(pod.key), error=str(e))
+            return False
+        shown = shown_preemption(found)
+        return (
+            found.metadata.uid == pod.uid
+            and found.metadata.deletion_timestamp is None
+            and shown is not None
+            and (shown.reason, shown.since) == (OPEN, since)
+        )
+
+    async def close(self, pod: PodID) -> None:
+        """Write down that a round is closed; where that fails, it is tried again now and then."""
+        found = self._pods.get(pod.key)
+        if found is not None and found.metadata.uid == pod.uid:
+            await self._try(found)
+
+    # --- wishes ---------------------------------------------------------------------------------------------
+
+    def wish(self, pod: Pod, record: PreemptionRecord) -> bool:
+        """Show who would be preempted for a pod; return whether that is news."""
+        known = self._wishes.get(pod.metadata.uid)
+        if known is not None and set(known[1].victims) == set(record.victims):
+            return False
+        shown = shown_preemption(pod)
+        old = shown is not None and shown.reason == WOULD_PREEMPT and shown.record.victims == record.victims
+        since = shown.since if shown is not None and old else rfc3339(self._clock.now())
+        self._wishes[pod.metadata.uid] = (pod.key, record, since)
+        return not old
+
+    def end(self, pod: Pod) -> None:
+        """Show that nobody would be preempted for a pod."""
+        self._wishes.pop(pod.metadata.uid, None)
+
+    # --- writing --------------------------------------------------------------------------------------------
+
+    async def run(self, is_open: Callable[[Uid], bool]) -> None:
+        """Write until cancelled.
+
+        Args:
+            is_open: returns whether a round that is written down on a pod goes on.
+        """
+        self._is_open = is_open
+        while True:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            for key in {*self._having, *(key for key, _, _ in self._wishes.values())}:
+                pod = self._pods.get(key)
+                if pod is not None and not await self._try(pod):
+                    break
+
+    async def _try(self, pod: Pod) -> bool:
+        """Make the condition of a pod what it is to be; return whether that went well."""
+        wanted = self._wanted(pod)
+        if wanted is None:
+            return True
+        try:
+            await self._apply(pod, *wanted)
+        except (NotFound, Conflict):
+            pass  # the pod is gone, or another one has its name
+        except DraError as e:
+            if not self._is_failing:
+                log.warning("the condition of a pod cannot be written", pod=str(pod.key), error=str(e))
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        return True
+
+    def _wanted(self, pod: Pod) -> tuple[str, str, str] | None:
+        """Return reason, message and time to be written; None where a pod shows what it is to show."""
+        shown, uid = shown_preemption(pod), pod.metadata.uid
+        if self._is_open(uid):
+            return None
+        if uid in self._wishes:
+            _, record, since = self._wishes[uid]
+            same = shown is not None and shown.reason == WOULD_PREEMPT and shown.record == record
+            return None if same else (WOULD_PREEMPT, record.message, since)
+        if shown is not None and shown.reason == OPEN:
+            return CLOSED, shown.record.message, shown.since
+        if shown is not None and shown.reason == WOULD_PREEMPT:
+            return NOT_PREEMPTING, "", rfc3339(self._clock.now())
+        return None
+
+    async def _apply(self, pod: Pod, reason: str, message: str, since: str, *, version: str = "") -> None:
+        meta: dict[str, Any] = {"name": pod.key.name, "namespace": pod.key.namespace, "uid": pod.metadata.uid}
+        if version:
+            meta["resourceVersion"] = version
+        condition = {
+            "type": names.PREEMPTING_CONDITION,
+            "status": "True" if reason == OPEN else "False",
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": since,
+        }
+        body: dict[str, Any] = {
+            "apiVersion": PODS.api_version,
+            "kind": PODS.kind,
+            "metadata": meta,
+            "status": {"conditions": [condition]},
+        }
+        await self._client.apply(
+            PODS, body, field_manager=names.PREEMPTION_FIELD_MANAGER, subresource="status", force=True
+        )

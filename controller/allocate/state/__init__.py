@@ -1,0 +1,1 @@
+"""What is known beside the informers: assumed allocations, owners and states of pools, taint rules."""

@@ -1,0 +1,137 @@
+"use strict";
+// What would make a waiting pod fit: asked of /fleet/plan when a reader wants to know it, drawn below the pod.
+// Names are other people's: they get into the page as text only (textContent), never as markup.
+
+const MOST_LINES = 12;
+const plans = new Map();          // "namespace/pod" → what was answered; { loading: true } until then
+
+const many = (number, one, several) => `${number} ${number === 1 ? one : several || one + "s"}`;
+
+async function askPlan(pod, again) {
+  plans.set(pod, { loading: true });
+  again();
+  try {
+    const response = await fetch(`fleet/plan?pod=${encodeURIComponent(pod)}`);
+    const answer = await response.json().catch(() => ({ error: `the controller answers ${response.status}` }));
+    if (plans.has(pod)) plans.set(pod, answer);
+  } catch {
+    if (plans.has(pod)) plans.set(pod, { error: "the controller cannot be reached" });
+  }
+  again();
+}
+
+function planTable(titles, lines) {
+  const table = make("table"), head = make("tr"), body = make("tbody");
+  for (const title of titles) head.append(make("th", title, { scope: "col" }));
+  for (const cells of lines.slice(0, MOST_LINES)) {
+    const line = make("tr");
+    for (const cell of cells) line.append(make("td", cell));
+    body.append(line);
+  }
+  table.append(make("thead"), body);
+  table.tHead.append(head);
+  const frame = make("div", undefined, { class: "scroll", tabindex: "0", role: "group", "aria-label": titles.join(", ") });
+  frame.append(table);
+  const rest = lines.length - MOST_LINES;
+  if (rest > 0) frame.append(make("p", `and ${rest} more (as data: all)`));
+  return frame;
+}
+
+function planNodes(placement) {
+  const names = [...new Set(placement.map((entry) => entry.node))].sort();
+  return names.slice(0, 3).join(", ") + (names.length > 3 ? ` and ${names.length - 3} more nodes` : "");
+}
+
+function devicesOf(entry) {
+  return entry.devices.map((d) => d.device.split("/").pop()).join(", ");
+}
+
+function freeParts(free) {
+  if (!free.helps) {
+    return [free.helps === false ? "it does not fit even without any of them" : "none found in time"];
+  }
+  const proof = free.proven ? "the fewest" : `at least ${free.atLeast} are needed; that fewer are not enough is not proven`;
+  return [
+    `${free.number} (${proof}), then it fits on ${planNodes(free.placement)}`,
+    planTable(["Holder", "Priority", "Claims", "Devices"],
+      free.holders.map((h) => [h.name, h.priority, h.claims.join(", "), h.devices])),
+  ];
+}
+
+function moveParts(move) {
+  if (!move.helps) {
+    return [move.helps === false ? "none can be elsewhere so that it fits" : "none found (not proven that there are none)"];
+  }
+  const proof = move.proven ? "the fewest" : "that fewer are not enough is not proven";
+  return [
+    `${move.number} (${proof}), then it fits on ${planNodes(move.placement)}`,
+    planTable(["Holder", "Priority", "Claims", "To node"],
+      move.holders.map((h) => [h.name, h.priority, h.claims.join(", "), planNodes(h.to)])),
+  ];
+}
+
+function nodesText(nodes) {
+  if (!nodes.helps) return nodes.helps === false ? "no number of them helps" : "none found in time";
+  return `${nodes.number}${nodes.proven ? "" : " (that fewer are not enough is not proven)"}`;
+}
+
+function relaxLine(part) {
+  const fits = part.fits ? "yes" : part.proven ? "no" : "not known";
+  return [part.part, part.change, fits, part.excludedDevices === null ? "–" : part.excludedDevices];
+}
+
+function planList(plan) {
+  const list = make("dl");
+  const entry = (title, ...parts) => {
+    const value = make("dd");
+    value.append(...parts);
+    list.append(make("dt", title), value);
+  };
+  if (plan.largestClaim) entry("Largest such claim that fits now", many(plan.largestClaim.now, "device"));
+  if (plan.fits || plan.error) return list;
+  entry("Free holders", ...freeParts(plan.free));
+  entry("Move holders", ...moveParts(plan.move));
+  for (const nodes of plan.addNodes) entry(`More nodes like ${nodes.like}`, nodesText(nodes));
+  if (plan.relax.length) {
+    entry("Relax one part of the request",
+      planTable(["Part", "Change", "Fits then", "Devices excluded by it alone"], plan.relax.map(relaxLine)));
+  }
+  if (plan.never) entry("Never", `no change of these kinds makes it fit. With every holder gone: ${plan.never}`);
+  if (plan.unfinished.length) entry("Not finished in time", [...new Set(plan.unfinished)].join(", "));
+  return list;
+}
+
+function planSummary(plan) {
+  const of = plan.workload + (plan.pods > 1 ? ` (${plan.pods} pods)` : "");
+  if (plan.error) return `${of} cannot be allocated: ${plan.reason}`;
+  if (!plan.fits) return `${of} does not fit now${plan.certain ? "" : " (not proven)"}: ${plan.reason}`;
+  return `${of} fits now on ${planNodes(plan.placement)}`;
+}
+
+function drawPlan(cell, pod, again) {
+  const answer = plans.get(pod);
+  const foot = make("p", undefined, { class: "foot" });
+  const parts = [];
+  if (answer.loading) {
+    parts.push(make("p", "working it out …"));
+  } else if (answer.error) {
+    parts.push(make("p", answer.error, { class: "bad" }));
+  } else {
+    const plan = answer.plan;
+    parts.push(make("p", planSummary(plan)));
+    if (plan.placement) {
+      parts.push(planTable(["Claim", "Node", "Devices"], plan.placement.map((e) => [e.claim, e.node, devicesOf(e)])));
+    }
+    if (!plan.error) parts.push(planList(plan));
+    for (const note of plan.notes) parts.push(make("p", note));
+    foot.append(`worked out in ${answer.seconds} s${answer.age >= 1 ? `, ${Math.round(answer.age)} s ago` : ""} `);
+  }
+  if (!answer.loading) {
+    const button = make("button", "Ask again", { type: "button", class: "ask" });
+    button.addEventListener("click", () => askPlan(pod, again));
+    foot.append(button, " ", make("a", "as data", { href: `fleet/plan?pod=${encodeURIComponent(pod)}` }));
+    parts.push(foot);
+  }
+  cell.setAttribute("aria-busy", String(Boolean(answer.loading)));
+  cell.replaceChildren(...parts);
+}

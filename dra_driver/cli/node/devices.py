@@ -1,0 +1,145 @@
+"""``dra-driver devices``: what discovery finds on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dra_driver import discovery
+from dra_driver.api import codec, names
+from dra_driver.api.own.inventory import InventoryDevice
+from dra_driver.api.resource import DeviceAttribute
+from dra_driver.cli import common
+from dra_driver.discovery import LastKnownGood
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=None,
+        metavar="NAME[=ARG]",
+        help=f"how to look at hardware ({', '.join(discovery.backend_names())}; simulated=dgx-h100 for a "
+        "built-in profile); may be repeated; default: every built-in backend that finds its hardware",
+    )
+    parser.add_argument(
+        "--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is mounted"
+    )
+    parser.add_argument(
+        "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="where device nodes are"
+    )
+    parser.add_argument(
+        "--procfs-root", type=Path, default=Path("/proc"), metavar="DIR", help="where procfs is mounted"
+    )
+    common.add_driver_root_arguments(parser)
+    common.add_output_argument(parser)
+
+
+def _open_backends(args: argparse.Namespace) -> list[LastKnownGood]:
+    opened = discovery.open_backends(
+        args.backend or (*discovery.GPU_BACKENDS, *discovery.NIC_BACKENDS),
+        sysfs_root=args.sysfs_root,
+        dev_root=args.dev_root,
+        procfs_root=args.procfs_root,
+        host_root=args.host_root,
+        nvidia_driver_root=args.nvidia_driver_root,
+        node_name=platform.node(),
+    )
+    return [LastKnownGood(backend, optional=not args.backend) for backend in opened]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return 1 if a backend fails, or one that was asked for has no hardware."""
+    backends = _open_backends(args)
+    for kept in backends:
+        try:
+            kept.look()
+        finally:
+            kept.backend.close()
+    devices = [found.device for kept in backends for found in kept.devices]
+    broken = [kept.report for kept in backends if kept.report.broken]
+    if args.output != "table":
+        data: dict[str, object] = {"devices": [_plain(device) for device in devices]}
+        if problems := _problems(backends):
+            data["problems"] = problems
+        common.print_data(data, args.output)
+    elif devices:
+        print(_table(devices))
+    if not devices and not broken:
+        lines = discovery.diagnostics(backends, sysfs_root=args.sysfs_root, dev_root=args.dev_root)
+        # stdout has nothing but the data, so that a program can read it.
+        stream = sys.stdout if args.output == "table" else sys.stderr
+        print("No devices were found. Looked for:", *(f"  {line}" for line in lines), sep="\n", file=stream)
+    for report in broken:
+        print(f"dra-driver devices: {report.message}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _problems(backends: Sequence[LastKnownGood]) -> list[dict[str, str]]:
+    """Return what could not be read: a backend as a whole, or single facts."""
+    found: list[dict[str, str]] = []
+    for report in (kept.report for kept in backends):
+        if report.broken:
+            found.append({"backend": report.backend, "message": report.message})
+        found += [
+            {"backend": report.backend, "device": p.device, "subject": p.subject, "message": p.message}
+            for p in report.problems
+        ]
+    return found
+
+
+def _plain(device: InventoryDevice) -> dict[str, object]:
+    raw: dict[str, object] = json.loads(codec.encode(device))
+    return {"name": device.name, "attributes": {}, "capacity": {}} | raw
+
+
+def _value(attribute: DeviceAttribute | None) -> str:
+    if attribute is None:
+        return "-"
+    values = (attribute.string_value, attribute.int_value, attribute.version_value, attribute.bool_value)
+    return next((str(v) for v in values if v is not None), "-")
+
+
+def _links(device: InventoryDevice) -> str:
+    if len(device.links) > 2:
+        return f"{len(device.links)} peers"
+    return " ".join(f"{link.count}x{link.peer}" for link in device.links) or "-"
+
+
+def _table(devices: Sequence[InventoryDevice]) -> str:
+    header = (
+        "NAME",
+        "MODEL",
+        "MEMORY",
+        "ARCHITECTURE",
+        "PCIE ROOT",
+        "NUMA",
+        "DRIVER",
+        "PARTITIONS",
+        "LINKS",
+        "HEALTH",
+    )
+    rows = []
+    for device in devices:
+        memory = device.capacity.get("memory")
+        rows.append(
+            (
+                device.name,
+                *(_value(device.attributes.get("model")), "-" if memory is None else str(memory.value)),
+                *(
+                    _value(device.attributes.get(name))
+                    for name in ("architecture", names.PCIE_ROOT, names.NUMA_NODE, "driverVersion")
+                ),
+                f"{len(device.partitions)} kinds" if device.partitions else "-",
+                _links(device),
+                " ".join(h.reason for h in device.health) or "ok",
+            )
+        )
+    return common.table(header, rows)

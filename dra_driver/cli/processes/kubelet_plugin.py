@@ -1,0 +1,285 @@
+"""``dra-driver kubelet-plugin``: the node agent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.own.policy import PUBLISH, WITHHOLD
+from dra_driver.cli import common
+from dra_driver.errors import DraError
+from kubelet_plugin import app as plugin
+from kubelet_plugin.config import Configuration
+from kubelet_plugin.core import ending
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the subcommand."""
+    _add_places(parser)
+    _add_discovery(parser)
+    _add_nvidia(parser)
+    _add_services(parser)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--node-name", required=True, help="name of the Node; in a pod: spec.nodeName")
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="how to reach the API server; default: the KUBECONFIG variable, then the service account",
+    )
+    parser.add_argument("--driver-name", default=DEFAULT_DRIVER_NAME, help="driver name in ResourceSlices")
+    parser.add_argument(
+        "--kubelet-dir", type=Path, default=Path("/var/lib/kubelet"), help="the kubelet's --root-dir"
+    )
+    parser.add_argument(
+        "--plugins-dir", type=Path, help="directory of the plugin's socket; default: KUBELET_DIR/plugins"
+    )
+    parser.add_argument(
+        "--registry-dir",
+        type=Path,
+        help="where the kubelet looks for plugins; default: KUBELET_DIR/plugins_registry",
+    )
+    parser.add_argument(
+        "--pod-resources-socket",
+        type=Path,
+        metavar="PATH",
+        help="where the kubelet says which pods have which claims; default: "
+        "KUBELET_DIR/pod-resources/kubelet.sock",
+    )
+    parser.add_argument(
+        "--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where the container runtime reads CDI"
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, help="directory of the checkpoint; default: PLUGINS_DIR/DRIVER_NAME"
+    )
+
+
+def _add_discovery(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=[],
+        metavar="NAME[=ARG]",
+        help="backend that discovers devices, for example nvml or simulated=dgx-h100; may be repeated; "
+        "default: every built-in backend that finds its hardware",
+    )
+    parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), help="where sysfs is mounted")
+    parser.add_argument("--dev-root", type=Path, default=Path("/dev"), help="where device nodes are")
+    parser.add_argument(
+        "--procfs-root",
+        type=Path,
+        default=Path("/proc"),
+        help="where the host's procfs is mounted: for the boot ID, and for processes that have devices open",
+    )
+    parser.add_argument(
+        "--instance-id",
+        default="",
+        help="part of the socket's name in which two plugins on one node differ, for updates without a "
+        "gap; in a pod: metadata.uid",
+    )
+    parser.add_argument(
+        "--rescan-interval",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time between two scans of the hardware",
+    )
+    parser.add_argument(
+        "--scan-deadline",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time after which a driver or library that does not answer counts as hanging: its devices get "
+        "nothing new then, and their health is unknown",
+    )
+    parser.add_argument(
+        "--busy-threshold",
+        type=float,
+        default=5.0,
+        metavar="PERCENT",
+        help="load from which on a device counts as busy, and is allocated after idle ones that are equally "
+        "good; below half of it the device is idle",
+    )
+    parser.add_argument(
+        "--busy-seconds",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="period over which the load is averaged, and must stay, before it is reported; 60 or more",
+    )
+
+
+def _add_nvidia(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nvidia-smi",
+        default="nvidia-smi",
+        metavar="PATH",
+        help="program that sets time slices; a path or a name in PATH",
+    )
+    parser.add_argument(
+        "--mps-control",
+        default="nvidia-cuda-mps-control",
+        metavar="PATH",
+        help="NVIDIA's MPS control daemon; if it is missing, nothing is shared by MPS",
+    )
+    parser.add_argument(
+        "--mps-launcher",
+        choices=("auto", "systemd", "session"),
+        default="auto",
+        help="how MPS daemons, which outlive the plugin, are run: as systemd units, or in own sessions",
+    )
+    common.add_driver_root_arguments(parser)
+    parser.add_argument(
+        "--destroy-unowned-partitions",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="at the start, destroy MIG instances that no claim holds and no administrator owns: by a label "
+        "of NVIDIA's MIG manager on the Node, or by the file owned-partitions in the state directory",
+    )
+    parser.add_argument(
+        "--nvidia-cdi-hook",
+        default="",
+        metavar="PATH",
+        help="NVIDIA's program nvidia-cdi-hook on the host; default: searched in the usual places; "
+        "containers start without it if it is missing",
+    )
+
+
+def _add_services(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metrics-address",
+        default="",
+        metavar="HOST:PORT",
+        help="where /metrics, /healthz, /readyz and /debug/state are served, for example 127.0.0.1:9400 or "
+        ":9400; names of claims and pods are in the first and the last; default: not served",
+    )
+    common.add_http_authorization_argument(parser, "/metrics and /debug/state")
+    parser.add_argument(
+        "--device-metadata",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="give containers files that describe their devices (KEP-5304)",
+    )
+    parser.add_argument(
+        "--passthrough",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="give claims whole GPUs as bare PCI functions (GpuConfig driver: vfio-pci), for virtual "
+        "machines; needs sysfs writable, the host's processes visible, and the module vfio-pci",
+    )
+    parser.add_argument(
+        "--passthrough-class-namespace",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="with --passthrough: namespace whose claims may have it if the parameters of their DeviceClass "
+        "ask for it; may be repeated; default: every namespace",
+    )
+    parser.add_argument(
+        "--passthrough-claim-namespace",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="with --passthrough: namespace whose claims may have it by their own parameters alone, * for "
+        "every one; may be repeated; default: none",
+    )
+    parser.add_argument(
+        "--publish",
+        choices=("controller", "node"),
+        default="controller",
+        help="publisher of the node's ResourceSlices: our controller, or this agent if there is no "
+        "controller (whole devices, allocated by kube-scheduler; needs deploy/optional/publish-node.yaml)",
+    )
+    parser.add_argument(
+        "--beside-device-plugin",
+        choices=(WITHHOLD, PUBLISH),
+        default=WITHHOLD,
+        help="with --publish=node: whether devices are published that a device plugin of the node (its "
+        "status.capacity counts nvidia.com/gpu, for example) seems to hand out; publish only if it "
+        "leaves these alone, otherwise they are given away twice",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the node agent until SIGTERM or SIGINT.
+
+    Returns:
+        0 after an orderly shutdown.
+
+    Raises:
+        ConfigurationError: the flags or what they name cannot be used.
+        DraError: the agent cannot continue.
+    """
+    configuration = Configuration(
+        node_name=args.node_name,
+        driver_name=args.driver_name,
+        kubeconfig=args.kubeconfig,
+        plugins_dir=args.plugins_dir or args.kubelet_dir / "plugins",
+        registry_dir=args.registry_dir or args.kubelet_dir / "plugins_registry",
+        pod_resources_socket=args.pod_resources_socket or args.kubelet_dir / "pod-resources" / "kubelet.sock",
+        cdi_dir=args.cdi_dir,
+        state_dir=args.state_dir,
+        backends=tuple(args.backend),
+        sysfs_root=args.sysfs_root,
+        dev_root=args.dev_root,
+        procfs_root=args.procfs_root,
+        instance_id=args.instance_id,
+        rescan_seconds=args.rescan_interval,
+        scan_deadline=args.scan_deadline,
+        busy_percent=args.busy_threshold,
+        busy_seconds=args.busy_seconds,
+        host_root=args.host_root,
+        nvidia_driver_root=args.nvidia_driver_root,
+        nvidia_cdi_hook=args.nvidia_cdi_hook,
+        metrics_address=args.metrics_address,
+        http_authorization=args.http_authorization,
+        device_metadata=args.device_metadata,
+        nvidia_smi=args.nvidia_smi,
+        mps_control=args.mps_control,
+        mps_launcher=args.mps_launcher,
+        passthrough=args.passthrough,
+        destroy_unowned_partitions=args.destroy_unowned_partitions,
+        passthrough_class_namespaces=tuple(args.passthrough_class_namespace),
+        passthrough_claim_namespaces=tuple(args.passthrough_claim_namespace),
+        publish=args.publish,
+        beside_device_plugin=args.beside_device_plugin,
+    )
+    timers: list[threading.Timer] = []
+    try:
+        asyncio.run(_main(configuration, timers))
+    except Exception as e:
+        if not ending.hang():
+            raise
+        # Said here, because after this nothing runs any more.
+        if isinstance(e, DraError):
+            print(f"dra-driver kubelet-plugin: {e}", file=sys.stderr)
+        else:
+            traceback.print_exception(e)
+        return ending.leave(1)
+    finally:
+        for timer in timers:
+            timer.cancel()
+    return ending.leave(0)
+
+
+async def _main(configuration: Configuration, timers: list[threading.Timer]) -> None:
+    stop = asyncio.Event()
+
+    def end() -> None:
+        if not stop.is_set():
+            timers.append(ending.end_within(ending.GRACE_SECONDS))
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    await plugin.run(configuration, stop)

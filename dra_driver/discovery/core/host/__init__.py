@@ -1,0 +1,1 @@
+"""Files of the host that describe hardware: sysfs, hwmon, device nodes."""

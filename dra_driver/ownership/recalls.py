@@ -1,0 +1,86 @@
+"""Devices that are recalled: the API server refuses an allocation of them that is not the controller's.
+
+They stand in one object of the controller's, one to a line, which an admission policy reads as its parameter
+whenever somebody allocates a claim. So a decision of kube-scheduler, however late it is written, takes no
+device that is no longer lent. The object changes with every recall, even where the devices are in it already:
+what an earlier leader may still have under way then fails at its resourceVersion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.ownership.pools import PoolID
+
+__all__ = ["ADMITTED", "MAX_RECALLED", "RECALLED", "Recalls"]
+
+# Each device takes up to 381 bytes, and a policy looks through all of them for each device that is allocated.
+MAX_RECALLED: Final = 512
+_DEVICES: Final = "devices"
+_TURN: Final = "turn"
+
+RECALLED: Final = "has(params.data) && 'devices' in params.data ? params.data['devices'].split('\\n') : []"
+"""The policy's variable ``recalled`` (CEL)."""
+
+ADMITTED: Final = (
+    "has(oldObject.status) && has(oldObject.status.allocation)"
+    " || !has(object.status) || !has(object.status.allocation)"
+    " || !has(object.status.allocation.devices) || !has(object.status.allocation.devices.results)"
+    " || object.status.allocation.devices.results.all(r, has(r.adminAccess) && r.adminAccess"
+    " || !(r.driver + '/' + r.pool + '/' + r.device in variables.recalled))"
+)
+"""The policy's condition on a write of a claim's status by others than the controller (CEL).
+
+A search in a list costs what it has entries, and one in a text the product of both lengths.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalls:
+    """What is recalled.
+
+    Attributes:
+        devices: names by pool.
+        turn: how often something was recalled.
+    """
+
+    devices: frozenset[tuple[PoolID, str]] = frozenset()
+    turn: int = 0
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, str]) -> Recalls:
+        """Return what an object says, however it came to be: a line that is no device is left out."""
+        turn = data.get(_TURN, "")
+        return cls(
+            frozenset(filter(None, map(_device, data.get(_DEVICES, "").split("\n")))),
+            int(turn) if turn.isascii() and turn.isdigit() and len(turn) <= 18 else 0,
+        )
+
+    def data(self) -> dict[str, str]:
+        """Return the data of the object."""
+        lines = sorted(f"{pool}/{device}" for pool, device in self.devices)
+        return {_DEVICES: "\n".join(lines), _TURN: str(self.turn)}
+
+    def recall(self, pool: PoolID, devices: Iterable[str]) -> Recalls | None:
+        """Return them with some more; None if there is no room, and nothing can be lent until there is."""
+        more = self.devices | {(pool, device) for device in devices}
+        return Recalls(more, self.turn + 1) if len(more) <= MAX_RECALLED else None
+
+    def admit(self, pool: PoolID, devices: Iterable[str]) -> Recalls:
+        """Return them without some: kube-scheduler may allocate these."""
+        return Recalls(self.devices - {(pool, device) for device in devices}, self.turn)
+
+    def refuses(self, pool: PoolID, device: str) -> bool:
+        """Return whether an allocation of the device is refused, as the policy decides it."""
+        return (pool, device) in self.devices
+
+
+def _device(line: str) -> tuple[PoolID, str] | None:
+    parts = line.split("/")
+    if len(parts) < 3 or not all(parts):
+        return None
+    driver, *pool, device = parts
+    return PoolID(DriverName(driver), PoolName("/".join(pool))), device

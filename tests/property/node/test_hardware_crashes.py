@@ -1,0 +1,275 @@
+"""A crash at any change of a GPU, then restart and repetition: nothing leaks, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from crashing_gpus import Control, Gpu, Machine, MachineDaemons
+from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
+from examples import examples
+from fake_client import FakeClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from node_agent import DRIVER, NODE, claim
+
+from dra_driver.api.meta import PoolName
+from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.errors import PrepareError
+from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice, PartitionRecord
+from kubelet_plugin.claims.planning import ClaimReference, Timing
+from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
+
+GROUP = "dra-driver.dev/v1alpha1"
+
+
+def _config(kind: str, **fields: Any) -> dict[str, Any]:
+    parameters = {"apiVersion": GROUP, "kind": kind, **fields}
+    return {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+def _claim(i: int, device: str, config: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    body = claim(f"c{i}", *device.split(), uid=UIDS[i], **more)
+    if config is not None:
+        body["status"]["allocation"]["devices"]["config"] = [config]
+    return body
+
+
+UIDS = [f"00000000-0000-4000-8000-00000000000{i}" for i in range(10)]
+SHARES = [f"10000000-0000-4000-8000-00000000000{i}" for i in range(8)]
+CLAIMS = [
+    # Two partitions of one GPU in two claims, and one claim with two that overlaps both.
+    _claim(0, "gpu-0-mig-a-0"),
+    _claim(1, "gpu-0-mig-a-4"),
+    _claim(2, "gpu-0-mig-b-4 gpu-0-mig-b-6"),
+    # Shares under MPS, one that refuses it, one that slices time.
+    _claim(3, "gpu-1", shareID=SHARES[3]),
+    _claim(4, "gpu-1", shareID=SHARES[4], consumedCapacity={"memory": "4Gi"}),
+    _claim(5, "gpu-1", _config("ShareConfig", enforcement="None"), shareID=SHARES[5]),
+    # A whole GPU with a time slice, and one where the place is a stranger's.
+    _claim(
+        6,
+        "gpu-2",
+        _config("GpuConfig", sharing={"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}),
+    ),
+    _claim(7, "gpu-3-mig-b-0"),
+    # A partition under MPS.
+    _claim(8, "gpu-0-mig-b-2", _config("MigConfig", sharing={"strategy": "MPS"})),
+    # Admin access to the partition of the first one.
+    _claim(9, "gpu-0-mig-a-0", adminAccess=True),
+]
+
+
+def _partition(gpu: str, name: str, profile: int, start: int, size: int) -> NodeDevice:
+    record = PartitionRecord(gpu=gpu, profile=name, profile_id=profile, start=start, size=size)
+    device = f"{gpu}-mig-{name}-{start}"
+    return NodeDevice(
+        device, f"U-{gpu}", f"U-{gpu}", partition=record, controllable=True, mps_directory=f"/mps/{device}"
+    )
+
+
+DEVICES = {
+    d.name: d
+    for d in [
+        *(
+            NodeDevice(
+                f"gpu-{i}", f"U-gpu-{i}", f"U-gpu-{i}", controllable=True, mps_directory=f"/mps/gpu-{i}"
+            )
+            for i in range(4)
+        ),
+        *(_partition("gpu-0", "a", 9, start, 4) for start in (0, 4)),
+        *(_partition("gpu-0", "b", 14, start, 2) for start in (0, 2, 4, 6)),
+        _partition("gpu-3", "b", 14, 0, 2),
+    ]
+}
+Call = tuple[str, int]
+calls = st.lists(st.tuples(st.sampled_from(["prepare", "unprepare"]), st.integers(0, 9)), max_size=8)
+
+
+def machine(disk: Disk) -> Machine:
+    gpus = {f"U-gpu-{i}": Gpu() for i in range(4)}
+    gpus["U-gpu-2"].compute = "prohibited"
+    gpus["U-gpu-3"] = Gpu(mig=True, instances={(14, 0, 2): (1000, True, "stranger")})
+    return Machine(disk, gpus)
+
+
+class Scenario:
+    """A node whose plugin dies and comes back."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.machine = machine(disk)
+        self.executor = ThreadPoolExecutor(1)
+
+    def preparer(self) -> Preparer:
+        kube = FakeClient()
+        for body in CLAIMS:
+            kube.put(RESOURCE_CLAIMS, body)
+        return Preparer(
+            driver=DRIVER,
+            pool=PoolName(NODE),
+            client=kube,
+            checkpoints=DiskCheckpoints(self.disk),
+            specs=DiskSpecs(self.disk),
+            devices=lambda: DEVICES,
+            hardware=GpuHardware([Control(self.machine)], MachineDaemons(self.machine), self.executor),
+            timing=Timing(budget=5.0, patience=0.0),
+        )
+
+    async def call(self, to: Preparer, what: Call) -> object:
+        verb, i = what
+        if verb == "lose":
+            # An administrator destroys what is on the GPU, or it was reset.
+            self.machine.gpus[f"U-gpu-{i}"].instances.clear()
+            return None
+        reference = ClaimReference("ns", f"c{i}", UIDS[i])
+        try:
+            if verb == "unprepare":
+                await to.unprepare(reference)
+                return None
+            return [d.device for d in await to.prepare(reference)]
+        except PrepareError as e:
+            return str(e)
+
+    async def play(self, script: Sequence[Call]) -> list[object]:
+        answers: list[object] = []
+        alive: Preparer | None = None
+        for what in script:
+            while True:
+                try:
+                    if alive is None:
+                        fresh = self.preparer()
+                        await fresh.restore()
+                        self.check()
+                        alive = fresh
+                    answers.append(await self.call(alive, what))
+                    break
+                except Crash:
+                    alive = None
+                except OSError:
+                    pass  # the kubelet asks again
+        while True:
+            with contextlib.suppress(Crash):
+                await self.preparer().restore()
+                self.check()
+                return answers
+
+    def check(self) -> None:
+        """After a start: every change of hardware belongs to a claim, and every claim has what it needs."""
+        records = list(Checkpoint.decode(self.disk.checkpoint))
+        assert {r.state for r in records} <= {ClaimState.COMPLETED}
+        parts = {
+            (d.uuid, (p.profile_id, p.start, p.size)): p.uuid
+            for r in records
+            for d in r.devices
+            if (p := d.partition) is not None and not d.admin_access
+        }
+        there = {
+            (uuid, place): f"MIG-{serial}"
+            for uuid, gpu in self.machine.gpus.items()
+            for place, (serial, whole, maker) in gpu.instances.items()
+            if maker == "driver" and whole
+        }
+        assert parts == there
+        for record in records:
+            for device in record.devices:
+                if device.partition is None:
+                    continue
+                assert device.partition.uuid.encode() in self.disk.specs.get(record.uid, b"") or (
+                    # Whose partition is gone has no document.
+                    device.admin_access and record.uid not in self.disk.specs
+                )
+                if device.admin_access and record.uid in self.disk.specs:
+                    assert device.partition.uuid in there.values()
+        wanted = [s for r in records for s in r.settings]
+        assert self.machine.daemons.keys() == {device for r in records for device in daemons_of(r)}
+        for uuid, gpu in self.machine.gpus.items():
+            daemon = any(s.daemon for s in wanted if s.uuid == uuid)
+            interval = next((s.time_slice for s in wanted if s.uuid == uuid and s.time_slice), "Default")
+            untouched = "prohibited" if uuid == "U-gpu-2" else "default"
+            mode = "exclusive-process" if daemon else "default" if interval != "Default" else untouched
+            assert (gpu.compute, gpu.slice) == (mode, interval)
+            assert gpu.mig == (uuid == "U-gpu-3" or any(s.partitioned for s in wanted if s.uuid == uuid))
+
+
+def play(script: Sequence[Call], **trouble: Any) -> tuple[Scenario, list[object]]:
+    world = Scenario(Disk(**trouble))
+    try:
+        return world, asyncio.run(world.play(script))
+    finally:
+        world.executor.shutdown()
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(script=calls, data=st.data())
+def test_trouble_at_any_effect_changes_nothing_in_the_end(script: list[Call], data: st.DataObject) -> None:
+    calm, expected = play(script)
+    error = data.draw(st.booleans())
+    world, answers = play(
+        script,
+        trouble_at=data.draw(st.integers(0, max(calm.disk.effects, 1))),
+        after=not error and data.draw(st.booleans()),
+        error=error,
+    )
+    if not error:
+        assert answers == expected
+    assert world.machine.state() == calm.machine.state()
+    assert world.disk.claims() == calm.disk.claims()
+
+
+FULL_LIFE: list[Call] = [
+    *(("prepare", i) for i in (0, 1, 2, 3, 4, 5, 6, 7, 0, 3)),
+    *(("unprepare", i) for i in (1, 0)),
+    ("prepare", 2),
+    ("prepare", 8),
+    *(("unprepare", i) for i in (3, 2, 4, 8)),
+    ("prepare", 5),
+    *(("unprepare", i) for i in (5, 6, 7, 6)),
+    *(("prepare", i) for i in (9, 0, 9)),
+    *(("unprepare", i) for i in (9, 9)),
+    ("prepare", 9),
+    *(("unprepare", i) for i in (0, 9)),
+]
+
+
+def test_a_full_life() -> None:
+    world, answers = play(FULL_LIFE)
+    assert answers[:2] == [["gpu-0-mig-a-0"], ["gpu-0-mig-a-4"]]
+    assert "gpu-0-mig-b-4 is held by another claim" in str(answers[2])
+    assert "gpu-1 is held under MPS by another claim" in str(answers[5])
+    assert "taken by instance 1000 (MIG-1000) at 0:2, which this driver did not make" in str(answers[7])
+    assert answers[12] == ["gpu-0-mig-b-4", "gpu-0-mig-b-6"]
+    assert answers[13] == ["gpu-0-mig-b-2"]
+    assert answers[18] == ["gpu-1"]
+    assert "gpu-0-mig-a-0: there is no such partition of gpu-0 now" in str(answers[23])
+    assert answers[24:26] == [["gpu-0-mig-a-0"]] * 2
+    assert world.machine.state() == machine(Disk()).state()
+    assert (world.disk.claims(), world.disk.specs) == ({}, {})
+
+
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_every_effect_of_a_full_life_with_hardware(each: int) -> None:
+    calm, expected = play(FULL_LIFE)
+    points = [(at, after) for at in range(calm.disk.effects) for after in (False, True)]
+    for trouble_at, after in points[::each]:
+        world, answers = play(FULL_LIFE, trouble_at=trouble_at, after=after)
+        assert answers == expected
+        assert world.disk.trouble_at is None
+        assert world.machine.state() == calm.machine.state()
+        assert (world.disk.claims(), world.disk.specs) == ({}, {})
+
+
+def test_instances_that_are_made_again_are_known_whatever_happens_meanwhile() -> None:
+    script: list[Call] = [("prepare", 2), ("lose", 0), ("prepare", 2), ("unprepare", 2)]
+    calm, expected = play(script)
+    for trouble_at in range(calm.disk.effects):
+        for after, error in ((False, False), (True, False), (False, True)):
+            world, answers = play(script, trouble_at=trouble_at, after=after, error=error)
+            assert answers == expected
+            assert world.machine.state() == calm.machine.state()
+            assert (world.disk.claims(), world.disk.specs) == ({}, {})

@@ -1,0 +1,147 @@
+"""What tests about preemption share: pods of priorities that hold devices, a kubelet that ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import virtual_time
+from controller_harness import NS, Clock, Harness, claim, controlling, pod, request
+from fake_client import FakeClient
+
+from controller.config import PreemptionMode, PreemptionSettings
+from dra_driver.api.core import PODS
+from dra_driver.api.policy import POD_DISRUPTION_BUDGETS
+from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.errors import NotFound
+from dra_driver.fleet import PreemptionShown, shown_preemption
+from dra_driver.kube.clock import rfc3339
+
+__all__ = ["ON", "Ends", "budget", "create", "evictions", "holder", "play", "served", "shown", "until"]
+
+ON = PreemptionSettings(mode=PreemptionMode.ON, per_minute=100.0)
+
+
+class Time(Clock):
+    """A clock whose times of day go on with the loop as well."""
+
+    def now(self) -> float:
+        return 1_800_000_000.0 + self.monotonic()
+
+
+class Ends:
+    """Does as kubelets and controllers: pods that are being deleted end, and their claims with them.
+
+    Attributes:
+        seconds: that pods take to end.
+    """
+
+    def __init__(self, cluster: FakeClient, seconds: float = 1.0) -> None:
+        self._cluster = cluster
+        self.seconds = seconds
+
+    async def run(self) -> None:
+        since: dict[str, float] = {}
+        while True:
+            now = asyncio.get_running_loop().time()
+            for found in self._cluster.all(PODS):
+                if found.metadata.deletion_timestamp is None:
+                    continue
+                if now - since.setdefault(found.metadata.uid, now) >= self.seconds:
+                    self._cluster.remove(PODS, found.metadata.name, found.metadata.namespace)
+            for c in self._cluster.all(RESOURCE_CLAIMS):
+                users = [p for p in self._cluster.all(PODS) if c.metadata.name in _claims(p)]
+                if not users:
+                    self._cluster.remove(RESOURCE_CLAIMS, c.metadata.name, c.metadata.namespace)
+            await asyncio.sleep(0.2)
+
+
+def _claims(found: Any) -> set[str | None]:
+    return {entry.resource_claim_name for entry in found.spec.resource_claims}
+
+
+def play(
+    cluster: FakeClient,
+    scenario: Callable[[Harness], Awaitable[None]],
+    preemption: PreemptionSettings = ON,
+    since: float = 0.0,
+    ends: float | None = 1.0,
+    **config: Any,
+) -> None:
+    """Run a scenario; ``since`` is when the clock begins, ``ends`` how long pods take to end."""
+    clock = Time()
+    clock.time = since
+
+    async def main() -> None:
+        config.setdefault("binding_seconds", 86_400.0)
+        config.setdefault("starvation_seconds", 0.0)
+        async with (
+            asyncio.timeout(100_000),
+            controlling(cluster, clock=clock, preemption=preemption, **config) as h,
+        ):
+            task = asyncio.create_task(Ends(cluster, ends).run()) if ends is not None else None
+            try:
+                await scenario(h)
+            finally:
+                if task is not None:
+                    task.cancel()
+
+    virtual_time.run(main())
+
+
+def create(h: Harness, name: str, count: int = 1, *, priority: int = 0, **spec: Any) -> None:
+    """Create a pod that asks for GPUs of one node."""
+    claim(h.cluster, name, request(count=count))
+    metadata = {"creationTimestamp": rfc3339(h.clock.now()), **spec.pop("metadata", {})}
+    pod(h.cluster, name, name, metadata=metadata, priority=priority, **spec)
+
+
+async def holder(h: Harness, name: str, count: int = 1, *, priority: int = 0, **spec: Any) -> None:
+    """Create a pod, and have it run."""
+    create(h, name, count, priority=priority, **spec)
+    await until(lambda: bool(h.devices(name)))
+    h.bind(name, h.devices(name)[0][0])
+    h.cluster.edit(PODS, name, {"status": {"phase": "Running"}}, NS)
+
+
+def budget(cluster: FakeClient, name: str, labels: dict[str, str], allowed: int) -> None:
+    """Create a PodDisruptionBudget."""
+    cluster.put(
+        POD_DISRUPTION_BUDGETS,
+        {
+            "metadata": {"name": name, "namespace": NS},
+            "spec": {"selector": {"matchLabels": labels}},
+            "status": {
+                "disruptionsAllowed": allowed,
+                "currentHealthy": 1,
+                "desiredHealthy": 1,
+                "expectedPods": 1,
+            },
+        },
+    )
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for a condition, in virtual time."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+def served(h: Harness, name: str) -> bool:
+    """Return whether a pod has its devices."""
+    try:
+        return bool(h.devices(name))
+    except (KeyError, NotFound):
+        return False
+
+
+def evictions(h: Harness) -> list[str]:
+    """Return the pods that were removed, in this order."""
+    return [w.name for w in h.cluster.writes if (w.verb, w.kind) in (("evict", "Pod"), ("delete", "Pod"))]
+
+
+def shown(h: Harness, name: str) -> PreemptionShown | None:
+    """Return what is written down on a pod."""
+    return shown_preemption(h.cluster.obj(PODS, name, NS))

@@ -1,0 +1,493 @@
+"""A small world in which devices are lent, and every order in which its steps can come.
+
+One pool with two devices, kube-scheduler, an API server with its admission policy, and the controller, which
+is killed and started again. What the controller decides is decided by ``dra_driver.publishing.loans``;
+whatever crosses the network takes as long as it likes: what others see of the API server, and what they have
+written.
+
+A write holds the version of what it replaces. Instead of numbers it is noted whether that is still the
+newest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+from dra_driver.publishing.loans import Loan, LoanEvent, LoanFacts, LoanState, borrow, look_at_loan, recalled
+
+NONE: Final = -1
+"""In place of a device: a claim is not allocated. In place of the devices of a slice: there is no slice."""
+
+Kind = Literal["note", "slice", "book", "claim"]
+S, E = LoanState, LoanEvent
+
+
+class Write(NamedTuple):
+    """A write of the controller that the API server has not handled yet.
+
+    Attributes:
+        kind: the object: the note in the inventory, the slice, what is recalled, the claim of the controller.
+        target: what the object shall be: units, untainted devices, or recalled devices as bits; a device.
+        newest: whether what it replaces is the newest version; the API server refuses it otherwise.
+        ours: whether the process lives that has sent it.
+        asked: units whose recall this is.
+    """
+
+    kind: Kind
+    target: int
+    newest: bool
+    ours: bool
+    asked: int = 0
+
+
+class State(NamedTuple):
+    """All there is. Devices and units are bits where there can be several.
+
+    Attributes:
+        note: units that are noted.
+        slice: devices without our taint; NONE: the slice is gone.
+        book: devices that are recalled.
+        policy: devices that are recalled as far as the admission policy knows.
+        claims: what is allocated, by claim; the last one is the controller's to allocate.
+        alive: whether the controller runs.
+        begun: whether it has read the claims since nothing of a process before it can be under way.
+        loans: by unit, in the memory of the controller.
+        seen_note: what the controller sees of ``note``, and whether that is the newest version.
+        seen_slice: likewise.
+        seen_claims: what it sees of the claims.
+        writes: of the controller, also of one that was killed.
+        sees_slice: what kube-scheduler sees of the slice.
+        sees_claims: what it sees of the claims, its own decisions included.
+        decided: what it is about to write: claim, device, whether it knows that itself.
+        left: how often loans, own allocations, kills, wipes of the slice, restarts of kube-scheduler, and
+            deallocations may still happen.
+    """
+
+    note: int
+    slice: int
+    book: int
+    policy: int
+    claims: tuple[int, ...]
+    alive: bool
+    begun: bool
+    loans: tuple[Loan, ...]
+    seen_note: tuple[int, bool]
+    seen_slice: tuple[int, bool]
+    seen_claims: tuple[int, ...]
+    writes: frozenset[Write]
+    sees_slice: int
+    sees_claims: tuple[int, ...]
+    decided: frozenset[tuple[int, int, bool]]
+    left: tuple[int, int, int, int, int, int]
+
+
+LOANS, OWN, KILLS, WIPES, RESTARTS, FREED = range(6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How large the world is, and which rules it has lost.
+
+    Attributes:
+        one_unit: whether the two devices exclude each other.
+        borrowers: number of claims that kube-scheduler allocates.
+        lent: devices that may be lent; those that could take each other's place need not all be.
+        before: whether there was a loan before, of the first device, of which a decision is still under way.
+        left: see ``State``.
+        without: rules that do not hold.
+        skipped: states that are left without what they wait for, for another one.
+    """
+
+    one_unit: bool = False
+    borrowers: int = 1
+    lent: tuple[int, ...] = (0,)
+    before: bool = False
+    left: tuple[int, int, int, int, int, int] = (1, 1, 1, 0, 0, 0)
+    without: frozenset[str] = frozenset()
+    skipped: tuple[tuple[LoanState, LoanState], ...] = ()
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """The devices of each unit, as bits."""
+        return (0b11,) if self.one_unit else (0b01, 0b10)
+
+    def unit(self, device: int) -> int:
+        """Return the unit of a device."""
+        return 0 if self.one_unit else device
+
+    def start(self) -> State:
+        """Return the world before anything has happened."""
+        claims = (NONE,) * (self.borrowers + 1)
+        loans = tuple(Loan() for _ in self.units)
+        return State(
+            note=0,
+            slice=0,
+            book=self.units[0] if self.before else 0,
+            policy=self.units[0] if self.before else 0,
+            claims=claims,
+            alive=True,
+            begun=True,
+            loans=loans,
+            seen_note=(0, True),
+            seen_slice=(0, True),
+            seen_claims=claims,
+            writes=frozenset(),
+            sees_slice=0,
+            sees_claims=claims,
+            decided=frozenset({(0, 0, True)} if self.before else ()),
+            left=self.left,
+        )
+
+
+def is_doubled(scenario: Scenario, state: State) -> bool:
+    """Return whether two claims hold what one alone can have."""
+    held = [scenario.unit(device) for device in state.claims if device != NONE]
+    return len(held) != len(set(held))
+
+
+def is_quiet(state: State) -> bool:
+    """Return whether no loan is under way and kube-scheduler can allocate nothing."""
+    return state.alive and all(loan.state is S.OURS for loan in state.loans) and state.slice <= 0
+
+
+class World:
+    """The steps of a scenario."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._own = scenario.borrowers
+
+    def steps(self, state: State) -> Iterator[State]:
+        """Yield what the world can be next."""
+        if state.alive:
+            yield from self._sees(state)
+            yield from self._looks(state)
+            yield from self._lends(state)
+            yield from self._writes(state)
+            yield from self._allocates(state)
+            if state.left[KILLS]:
+                yield self._killed(state)
+        else:
+            yield self._started(state)
+        for write in state.writes:
+            yield self._landed(state, write)
+        yield from self._scheduler(state)
+        yield from self._surroundings(state)
+
+    # --- the controller -------------------------------------------------------------------------------------
+
+    def _sees(self, state: State) -> Iterator[State]:
+        if not state.seen_note[1]:
+            yield self._at_once(state._replace(seen_note=(state.note, True)))
+        if not state.seen_slice[1]:
+            yield self._at_once(state._replace(seen_slice=(state.slice, True)))
+        if state.seen_claims != state.claims:
+            yield state._replace(seen_claims=state.claims)
+
+    def _at_once(self, state: State) -> State:
+        """Look at units that are ours in the step in which the note or the slice is seen."""
+        if "at once" in self._scenario.without:
+            return state
+        for unit, devices in enumerate(self._scenario.units):
+            if state.loans[unit].state is S.OURS:
+                facts = self._facts(state, unit, devices, over=False, late=False)
+                after, _, _ = look_at_loan(state.loans[unit], facts)
+                state = self._with_loan(state, unit, self._marked(state, after, unit))
+        return state
+
+    def _looks(self, state: State) -> Iterator[State]:
+        for unit, devices in enumerate(self._scenario.units):
+            loan = state.loans[unit]
+            for over in (False, True) if loan.state in (S.NOTING, S.UNTAINTING, S.LENT) else (False,):
+                for late in (False, True) if loan.state.timed or loan.state is S.TAINTING else (False,):
+                    facts = self._facts(state, unit, devices, over=over, late=late)
+                    if late and loan.state is S.CLOSING and not self._closed(state, loan):
+                        continue
+                    after, _, _ = look_at_loan(loan, facts)
+                    if after.state is S.CLOSING and loan.state is S.TAINTING:
+                        continue
+                    yield self._with_loan(state, unit, self._marked(state, after, unit))
+
+    def _facts(self, state: State, unit: int, devices: int, *, over: bool, late: bool) -> LoanFacts:
+        slice_ = state.seen_slice[0]
+        event = E.GONE if slice_ == NONE else E.UNTAINTED if slice_ & devices else E.TAINTED
+        return LoanFacts(
+            noted=bool(state.seen_note[0] >> unit & 1),
+            slices=event,
+            over=over,
+            taken=False,
+            # Read consistently, and compared with what is seen here.
+            claims_seen="consistent read" in self._scenario.without or state.seen_claims == state.claims,
+            now=1.0 if late else 0.0,
+            drain=1.0,
+            closing=1.0,
+        )
+
+    def _closed(self, state: State, loan: Loan) -> bool:
+        """Return whether the time to close can be over: what an API server knows is not older than that."""
+        return "closing" in self._scenario.without or _bits(loan.touched) & ~state.policy == 0
+
+    def _marked(self, state: State, loan: Loan, unit: int) -> Loan:
+        """Return a loan without what makes equal worlds differ, and without states that are skipped."""
+        for from_, to in self._scenario.skipped:
+            if loan.state is from_:
+                loan = replace(loan, state=to)
+        touched = loan.touched
+        if loan.state.blocked and not touched:
+            # After a restart: what is noted, or seen to be untainted. Here a unit is noted whole.
+            touched = _names(self._scenario.units[unit])
+        return replace(loan, touched=touched, since=0.0, turn=0)
+
+    def _with_loan(self, state: State, unit: int, loan: Loan) -> State:
+        loans = (*state.loans[:unit], loan, *state.loans[unit + 1 :])
+        writes = state.writes
+        if loan.state is not S.RECALLING:
+            # The answer to an earlier recall does not count.
+            writes = frozenset(w._replace(asked=w.asked & ~(1 << unit)) for w in writes)
+        return state._replace(loans=loans, writes=writes)
+
+    def _lends(self, state: State) -> Iterator[State]:
+        if not state.begun:
+            settled = not any(w.kind == "claim" for w in state.writes)
+            if settled or "settling" in self._scenario.without:
+                read = state.seen_claims == state.claims or "first read" in self._scenario.without
+                yield state._replace(begun=read)
+            return
+        if not state.left[LOANS] or any(w.kind == "claim" for w in state.writes if w.ours):
+            return
+        for unit, devices in enumerate(self._scenario.units):
+            held = [d for d in state.seen_claims if d != NONE and devices >> d & 1]
+            for device in self._scenario.lent:
+                if devices >> device & 1 and not held:
+                    loan, _ = borrow(state.loans[unit], _names(1 << device), 0.0)
+                    if loan is not state.loans[unit]:
+                        yield _spent(self._with_loan(state, unit, self._marked(state, loan, unit)), LOANS)
+
+    def _writes(self, state: State) -> Iterator[State]:
+        busy = {w.kind for w in state.writes if w.ours}
+        off = 0
+        for loan in state.loans:
+            off |= _bits(loan.devices) if loan.state.untainted else 0
+        if "note" not in busy:
+            note = sum(1 << unit for unit, loan in enumerate(state.loans) if loan.state.noted)
+            seen, newest = state.seen_note
+            if note != seen:
+                yield _sent(state, Write("note", note, newest, ours=True))
+        if "slice" not in busy:
+            seen, newest = state.seen_slice
+            if seen == NONE:
+                # Created with every device tainted.
+                yield _sent(state, Write("slice", 0, newest, ours=True))
+            elif seen != off:
+                yield _sent(state, Write("slice", off, newest, ours=True))
+        if "book" not in busy:
+            yield from self._book(state, off)
+
+    def _book(self, state: State, off: int) -> Iterator[State]:
+        asked = [unit for unit, loan in enumerate(state.loans) if loan.state is S.RECALLING]
+        book = state.book & ~off
+        for unit in asked:
+            book |= _bits(state.loans[unit].touched)
+        if asked or book != state.book:
+            yield _sent(state, Write("book", book, True, ours=True, asked=sum(1 << unit for unit in asked)))
+
+    def _allocates(self, state: State) -> Iterator[State]:
+        if not state.left[OWN] or state.seen_claims[self._own] != NONE:
+            return
+        if any(w.kind == "claim" and w.ours for w in state.writes):
+            return
+        for device in (0, 1):
+            unit = self._scenario.unit(device)
+            taken = {self._scenario.unit(d) for d in state.seen_claims if d != NONE}
+            if state.loans[unit].state is S.OURS and unit not in taken:
+                yield _spent(_sent(state, Write("claim", device, True, ours=True)), OWN)
+
+    def _killed(self, state: State) -> State:
+        writes = frozenset(w._replace(ours=False, asked=0) for w in state.writes)
+        loans = tuple(Loan() for _ in state.loans)
+        return _spent(state._replace(alive=False, begun=False, loans=loans, writes=writes), KILLS)
+
+    def _started(self, state: State) -> State:
+        """Start the controller: its first list is consistent."""
+        if "consistent list" in self._scenario.without:
+            # It sees what it would have seen at the very beginning.
+            return self._at_once(state._replace(alive=True, seen_note=(0, False), seen_slice=(0, False)))
+        return self._at_once(
+            state._replace(
+                alive=True,
+                seen_note=(state.note, True),
+                seen_slice=(state.slice, True),
+                seen_claims=state.claims,
+            )
+        )
+
+    # --- the API server -------------------------------------------------------------------------------------
+
+    def _landed(self, state: State, write: Write) -> State:
+        """Handle a write: it is refused where what it replaces has changed."""
+        rest = state.writes - {write}
+        state = state._replace(writes=rest)
+        if write.kind == "claim":
+            # Another claim of the same name would have another version; this one is free or not.
+            if state.claims[self._own] != NONE:
+                return state
+            seen = state.seen_claims
+            if write.ours:
+                # Its answer counts until the watch shows it.
+                seen = (*seen[: self._own], write.target)
+            return state._replace(claims=(*state.claims[: self._own], write.target), seen_claims=seen)
+        if not write.newest:
+            return state
+        if write.kind == "book" and write.target == state.book and "real recalls" in self._scenario.without:
+            return self._recalled(state, write)
+        state = state._replace(
+            writes=frozenset(w._replace(newest=False) if w.kind == write.kind else w for w in rest)
+        )
+        if write.kind == "note":
+            return state._replace(note=write.target, seen_note=(state.seen_note[0], False))
+        if write.kind == "slice":
+            return state._replace(slice=write.target, seen_slice=(state.seen_slice[0], False))
+        return self._recalled(state._replace(book=write.target), write)
+
+    def _recalled(self, state: State, write: Write) -> State:
+        for unit in range(len(state.loans)):
+            if write.ours and write.asked >> unit & 1:
+                loan, _ = recalled(state.loans[unit], 0, 0.0)
+                state = self._with_loan(state, unit, self._marked(state, loan, unit))
+        return state
+
+    def _surroundings(self, state: State) -> Iterator[State]:
+        if state.policy != state.book:
+            yield state._replace(policy=state.book)
+        if state.left[WIPES] and state.slice != NONE:
+            writes = frozenset(w._replace(newest=False) if w.kind == "slice" else w for w in state.writes)
+            yield _spent(
+                state._replace(slice=NONE, writes=writes, seen_slice=(state.seen_slice[0], False)), WIPES
+            )
+        if state.left[FREED]:
+            for claim, device in enumerate(state.claims):
+                if device != NONE:
+                    freed = (*state.claims[:claim], NONE, *state.claims[claim + 1 :])
+                    yield _spent(state._replace(claims=freed), FREED)
+
+    # --- kube-scheduler -------------------------------------------------------------------------------------
+
+    def _scheduler(self, state: State) -> Iterator[State]:
+        if state.sees_slice != state.slice:
+            yield state._replace(sees_slice=state.slice)
+        if state.sees_claims != state.claims:
+            yield state._replace(sees_claims=state.claims)
+        known = {(c, d) for c, d, lives in state.decided if lives}
+        taken = {self._scenario.unit(d) for d in state.sees_claims if d != NONE}
+        taken |= {self._scenario.unit(d) for _, d in known}
+        for claim in range(self._scenario.borrowers):
+            if state.sees_claims[claim] == NONE and not any(c == claim for c, _ in known):
+                for device in (0, 1):
+                    free = self._scenario.unit(device) not in taken
+                    if state.sees_slice > 0 and state.sees_slice >> device & 1 and free:
+                        yield state._replace(decided=state.decided | {(claim, device, True)})
+        for decision in state.decided:
+            yield self._bound(state, *decision)
+        if state.left[RESTARTS] and known:
+            gone = frozenset((c, d, False) for c, d, _ in state.decided)
+            after = state._replace(decided=gone, sees_slice=state.slice, sees_claims=state.claims)
+            yield _spent(after, RESTARTS)
+
+    def _bound(self, state: State, claim: int, device: int, lives: bool) -> State:
+        """Handle kube-scheduler's write, which reads the claim again where it has changed."""
+        state = state._replace(decided=state.decided - {(claim, device, lives)})
+        refused = state.policy >> device & 1 and "policy" not in self._scenario.without
+        if state.claims[claim] != NONE or refused:
+            return state
+        claims = (*state.claims[:claim], device, *state.claims[claim + 1 :])
+        sees = state.sees_claims
+        if lives:
+            sees = (*sees[:claim], device, *sees[claim + 1 :])
+        return state._replace(claims=claims, sees_claims=sees)
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What was found.
+
+    Attributes:
+        states: number of different worlds.
+        doubled: the way to a world in which two claims hold what one alone can have; empty: there is none.
+        stuck: number of worlds from which no step leads back to a quiet one.
+    """
+
+    states: int
+    doubled: tuple[State, ...]
+    stuck: int
+
+
+def explore(scenario: Scenario, *, back: bool = False, most: int = 3_000_000) -> Explored:
+    """Try every order of the steps.
+
+    Args:
+        scenario: the world.
+        back: whether to look, too, whether every world leads back to a quiet one.
+        most: different worlds, after which to give up.
+
+    Raises:
+        AssertionError: there are more.
+    """
+    world = World(scenario)
+    first = scenario.start()
+    from_: dict[State, State | None] = {first: None}
+    before: dict[State, list[State]] = {}
+    queue = deque([first])
+    while queue:
+        state = queue.popleft()
+        for after in world.steps(state):
+            if back and after != state:
+                before.setdefault(after, []).append(state)
+            if after in from_:
+                continue
+            from_[after] = state
+            assert len(from_) <= most, "the world is too large"
+            if is_doubled(scenario, after):
+                return Explored(len(from_), _way(from_, after), 0)
+            queue.append(after)
+    return Explored(len(from_), (), _stuck(from_, before) if back else 0)
+
+
+def _stuck(states: dict[State, State | None], before: dict[State, list[State]]) -> int:
+    good = {state for state in states if is_quiet(state)}
+    queue = deque(good)
+    while queue:
+        for state in before.get(queue.popleft(), ()):
+            if state not in good:
+                good.add(state)
+                queue.append(state)
+    return len(states) - len(good)
+
+
+def _way(from_: dict[State, State | None], last: State) -> tuple[State, ...]:
+    way: list[State] = []
+    at: State | None = last
+    while at is not None:
+        way.append(at)
+        at = from_[at]
+    return tuple(reversed(way))
+
+
+def _bits(names: frozenset[str]) -> int:
+    return sum(1 << int(name) for name in names)
+
+
+def _names(bits: int) -> frozenset[str]:
+    return frozenset(str(d) for d in (0, 1) if bits >> d & 1)
+
+
+def _sent(state: State, write: Write) -> State:
+    return state._replace(writes=state.writes | {write})
+
+
+def _spent(state: State, what: int) -> State:
+    left = list(state.left)
+    left[what] -= 1
+    return state._replace(left=(left[0], left[1], left[2], left[3], left[4], left[5]))

@@ -1,0 +1,252 @@
+"""Lending: the table of a unit, and the units of a pool."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.api import codec
+from dra_driver.api.meta import DriverName, ObjectMeta, PoolName
+from dra_driver.api.own.inventory import LentUnit, Publication
+from dra_driver.api.quantity import Quantity
+from dra_driver.api.resource import (
+    Counter,
+    Device,
+    DeviceCounterConsumption,
+    ResourcePool,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
+from dra_driver.ownership import PROTECTION_TAINT, raw_loans, raw_publication
+from dra_driver.publishing.handover import HandoverState
+from dra_driver.publishing.loans import (
+    LOAN_TRANSITIONS,
+    Loan,
+    LoanEffect,
+    LoanEvent,
+    LoanFacts,
+    LoanState,
+    PoolFacts,
+    advance_loan,
+    blocked_devices,
+    borrow,
+    look_at_loan,
+    look_at_loans,
+    notes,
+    recalled,
+    recalled_devices,
+    untainted_devices,
+)
+
+S, E, F = LoanState, LoanEvent, LoanEffect
+Way = tuple[LoanState, tuple[LoanEvent, ...]]
+
+
+def a_slice(*devices: Device) -> ResourceSlice:
+    pool = ResourcePool(name=PoolName("n1"), generation=1, resource_slice_count=1)
+    spec = ResourceSliceSpec(driver=DriverName("gpu.example.com"), pool=pool, node_name="n1", devices=devices)
+    return ResourceSlice(metadata=ObjectMeta(name="s1"), spec=spec)
+
+
+def a_device(name: str, *, lent: bool = False, counters: str = "") -> Device:
+    one = {"c": Counter(value=Quantity.of(1))}
+    return Device(
+        name=name,
+        taints=() if lent else (PROTECTION_TAINT,),
+        consumes_counters=(DeviceCounterConsumption(counter_set=counters, counters=one),) if counters else (),
+    )
+
+
+def facts(*noted: LentUnit, slices: tuple[ResourceSlice, ...], now: float = 0.0, **more: object) -> PoolFacts:
+    given: dict[str, object] = {
+        "handover": HandoverState.CONTROLLER,
+        "may_lend": True,
+        "over": frozenset(),
+        "claims_seen": None,
+        "drain": 15.0,
+        "closing": 5.0,
+    }
+    return PoolFacts(noted=noted, slices=slices, now=now, **{**given, **more})  # type: ignore[arg-type]
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+
+def test_every_state_has_an_answer_to_every_event() -> None:
+    assert set(LOAN_TRANSITIONS) == set(itertools.product(S, E))
+
+
+def test_the_allocator_is_stopped_before_anything_else_and_started_last() -> None:
+    for (state, _), move in LOAN_TRANSITIONS.items():
+        assert (F.BLOCK in move.effects) == (not state.blocked and move.state.blocked)
+        assert (F.UNBLOCK in move.effects) == (state.blocked and not move.state.blocked)
+
+
+def test_the_taint_goes_only_after_the_note_is_seen() -> None:
+    before = {
+        (state, event) for (state, event), move in LOAN_TRANSITIONS.items() if move.state is S.UNTAINTING
+    }
+    assert before - {(S.UNTAINTING, e) for e in E} == {(S.NOTING, E.NOTED)}
+    assert all(state.noted for state in S if state.untainted)
+
+
+def test_a_unit_is_ours_again_only_after_the_recall_and_the_reading() -> None:
+    """Every way from a lent unit to one that is ours has these events in this order, or the pool is taken."""
+    ways: set[Way] = {(S.LENT, ())}
+    ended: set[Way] = set()
+    for _ in range(9):
+        more: set[Way] = set()
+        for state, seen in ways:
+            for event in E:
+                after = LOAN_TRANSITIONS[state, event].state
+                if after is state or event is E.TAKEN:
+                    continue
+                way = (*seen, event) if event in (E.RECALLED, E.TIME_OVER, E.CLAIMS_SEEN) else seen
+                (ended if after is S.OURS else more).add((after, way))
+        ways = more
+    assert ended
+    for _, way in ended:
+        assert way[-4:] == (E.TIME_OVER, E.RECALLED, E.TIME_OVER, E.CLAIMS_SEEN)
+
+
+@pytest.mark.parametrize("state", [s for s in S if s.blocked])
+def test_an_untainted_device_is_never_taken_for_ours(state: LoanState) -> None:
+    after = LOAN_TRANSITIONS[state, E.UNTAINTED].state
+    assert after in (S.LENT, S.TAINTING)
+    assert LOAN_TRANSITIONS[S.OURS, E.UNTAINTED].state is S.TAINTING
+
+
+def test_the_answer_to_an_earlier_recall_does_not_count() -> None:
+    loan = Loan(S.DRAINING, frozenset({"a"}), frozenset({"a"}))
+    loan, _ = advance_loan(loan, E.TIME_OVER, 1.0)
+    first = loan.turn
+    for event in (E.UNTAINTED, E.TAINTED, E.TIME_OVER):
+        loan, _ = advance_loan(loan, event, 2.0)
+    assert loan.state is S.RECALLING
+    assert recalled(loan, first, 3.0)[0].state is S.RECALLING
+    assert recalled(loan, loan.turn, 3.0)[0] == Loan(S.CLOSING, loan.devices, loan.touched, 3.0, loan.turn)
+
+
+def test_claims_that_were_read_before_the_time_to_close_do_not_count() -> None:
+    loan = Loan(S.CLOSING, since=10.0)
+
+    def look(now: float, seen: bool | None) -> Loan:
+        fact = LoanFacts(
+            noted=True,
+            slices=E.TAINTED,
+            over=False,
+            taken=False,
+            claims_seen=seen,
+            now=now,
+            drain=15.0,
+            closing=5.0,
+        )
+        return look_at_loan(loan, fact)[0]
+
+    assert look(14.9, True).state is S.CLOSING
+    loan = look(15.0, True)
+    assert loan.state is S.READING
+    assert look(15.1, None).state is S.READING
+    assert look(15.1, False).state is S.READING
+    assert look(15.1, True).state is S.RETURNING
+
+
+@given(st.lists(st.sampled_from([e for e in E if e is not E.TAKEN]), max_size=40))
+def test_what_was_lent_is_recalled_in_the_end(events: list[LoanEvent]) -> None:
+    loan, _ = borrow(Loan(), frozenset({"a"}), 0.0)
+    was_recalled = False
+    for event in events:
+        before = loan
+        loan, _ = advance_loan(loan, event, 0.0)
+        if loan.state.untainted:
+            was_recalled = False
+        was_recalled = was_recalled or (before.state is S.RECALLING and event is E.RECALLED)
+        if not loan.state.blocked:
+            assert was_recalled
+            return
+        assert loan.touched == {"a"}
+
+
+# --- the units of a pool ------------------------------------------------------------------------------------
+
+
+def test_a_process_that_starts_ends_the_loans_that_are_noted() -> None:
+    noted = LentUnit(unit="gpu-0", devices=("gpu-0-p1",))
+    slices = (
+        a_slice(
+            a_device("gpu-0", counters="gpu-0"), a_device("gpu-0-p1", counters="gpu-0"), a_device("gpu-1")
+        ),
+    )
+    look = look_at_loans({}, facts(noted, slices=slices, now=7.0))
+    assert look.loans == {"gpu-0": Loan(S.DRAINING, frozenset(), frozenset({"gpu-0-p1"}), 7.0)}
+    assert look.effects == {"gpu-0": (F.BLOCK,)}
+    assert look.again == 15.0
+    assert blocked_devices(look.loans, slices) == {"gpu-0", "gpu-0-p1"}
+    assert notes(look.loans) == (noted,)
+
+
+def test_an_untainted_device_without_a_known_loan_is_blocked_at_once_and_noted() -> None:
+    slices = (a_slice(a_device("gpu-0", lent=True), a_device("gpu-1")),)
+    look = look_at_loans({}, facts(slices=slices))
+    assert {unit: loan.state for unit, loan in look.loans.items()} == {"gpu-0": S.TAINTING}
+    assert notes(look.loans) == (LentUnit(unit="gpu-0", devices=("gpu-0",)),)
+    note = raw_loans(notes(look.loans))
+    assert note == {"lent": [{"unit": "gpu-0", "devices": ["gpu-0"]}]}
+    assert codec.convert(Publication, note).lent == notes(look.loans)
+    assert "lent" not in raw_publication(codec.convert(Publication, note))
+    assert untainted_devices(look.loans) == frozenset()
+
+
+def test_other_units_stay_with_the_allocator() -> None:
+    slices = (a_slice(a_device("gpu-0"), a_device("gpu-1")),)
+    loan, _ = borrow(Loan(), frozenset({"gpu-0"}), 0.0)
+    look = look_at_loans({"gpu-0": loan}, facts(LentUnit(unit="gpu-0", devices=("gpu-0",)), slices=slices))
+    assert blocked_devices(look.loans, slices) == {"gpu-0"}
+    assert untainted_devices(look.loans) == {"gpu-0"}
+
+
+@pytest.mark.parametrize("handover", [s for s in HandoverState if s is not HandoverState.CONTROLLER])
+def test_nothing_is_lent_from_a_pool_that_changes_hands(handover: HandoverState) -> None:
+    loan = Loan(S.LENT, frozenset({"gpu-0"}), frozenset({"gpu-0"}))
+    noted = LentUnit(unit="gpu-0", devices=("gpu-0",))
+    slices = (a_slice(a_device("gpu-0", lent=True)),)
+    look = look_at_loans({"gpu-0": loan}, facts(noted, slices=slices, handover=handover))
+    if handover is HandoverState.SCHEDULER:
+        assert look.loans == {}
+        assert look.effects == {"gpu-0": (F.UNBLOCK,)}
+    else:
+        assert look.loans["gpu-0"].state is S.TAINTING
+
+
+def test_devices_of_a_pool_of_kube_scheduler_are_no_strays() -> None:
+    slices = (a_slice(a_device("gpu-0", lent=True)),)
+    for handover in HandoverState:
+        if handover is not HandoverState.CONTROLLER:
+            assert look_at_loans({}, facts(slices=slices, handover=handover)).loans == {}
+
+
+def test_a_loan_whose_slices_are_gone_comes_back_tainted() -> None:
+    loan = Loan(S.LENT, frozenset({"gpu-0"}), frozenset({"gpu-0"}))
+    look = look_at_loans({"gpu-0": loan}, facts(LentUnit(unit="gpu-0", devices=("gpu-0",)), slices=()))
+    assert look.loans["gpu-0"].state is S.TAINTING
+    assert untainted_devices(look.loans) == frozenset()
+
+
+def test_a_note_without_all_devices_is_no_note_of_the_loan() -> None:
+    slices = (a_slice(a_device("a", counters="g"), a_device("b", counters="g")),)
+    loan, _ = borrow(Loan(S.DRAINING, frozenset({"a"}), frozenset({"a"})), frozenset({"b"}), 0.0)
+    assert loan.touched == {"a", "b"}
+    half, whole = LentUnit(unit="g", devices=("a",)), LentUnit(unit="g", devices=("a", "b"))
+    assert look_at_loans({"g": loan}, facts(half, slices=slices)).loans["g"].state is S.NOTING
+    after = look_at_loans({"g": loan}, facts(whole, slices=slices)).loans
+    assert after["g"].state is S.UNTAINTING
+    assert untainted_devices(after) == {"b"}
+
+
+def test_all_that_was_touched_is_recalled() -> None:
+    loans = {
+        "a": Loan(S.RECALLING, frozenset({"a1"}), frozenset({"a1", "a2"})),
+        "b": Loan(S.DRAINING, frozenset({"b"}), frozenset({"b"})),
+    }
+    assert recalled_devices(loans) == {"a1", "a2"}
