@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dra_driver.api import codec
-from dra_driver.api.core import EVENTS, NAMESPACES, NODES, PODS
+from dra_driver.api.core import EVENTS, NAMESPACES, NODES, PODS, Pod
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
@@ -46,6 +46,14 @@ async def allocation(cluster: EmbeddedCluster, namespace: str, name: str) -> Any
         return (await cluster.api.get(RESOURCE_CLAIMS, name, namespace)).status.allocation
 
     return await cluster.wait_for(f"{namespace}/{name} to be allocated", allocated)
+
+
+async def running(cluster: EmbeddedCluster, namespace: str, name: str) -> Pod:
+    async def reached() -> Pod | None:
+        found = await cluster.api.get(PODS, name, namespace)
+        return found if found.status.phase == "Running" else None
+
+    return await cluster.wait_for(f"{namespace}/{name} to run", reached)
 
 
 async def give(cluster: EmbeddedCluster, namespace: str, name: str, same_as: Any) -> None:
@@ -107,8 +115,13 @@ def test_no_text_of_one_namespace_names_what_is_in_another() -> None:
 
         await cluster.wait_for("the refusals", refused)
 
-        # One device twice.
+        # One device twice. The first holder runs, and a pod uses the second claim: an allocation that no pod
+        # uses goes without a word.
+        first = await running(cluster, THEIRS, f"{SECRET}-p0")
         await support.apply(cluster, claim(OURS, "twice"))
+        beside = pod(OURS, "twice", "twice")
+        beside["spec"]["nodeName"] = first.spec.node_name
+        await support.apply(cluster, beside)
         await give(cluster, OURS, "twice", held[0])
 
         async def told() -> bool:
