@@ -1,8 +1,9 @@
 """When the stand-in for kube-scheduler looks again at a pod that it could not place.
 
 kube-scheduler has *queueing hints*: a pod that was refused waits until something happens that matters to one
-of the plugins that refused it. What is allocated to a pod matters to the plugin for claims alone. Pods that
-wait for longer than five minutes are looked at whatever happens.
+of the plugins that refused it. What is allocated to a pod matters to the plugin for claims alone, but the
+plugin for resources of nodes looks at the extended resources of device classes, too. Pods that wait for longer
+than five minutes are looked at whatever happens.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.api.core import Node, Pod, PodSpec
+from dra_driver.api.resource import DeviceClass
 from dra_driver.kube import Handler, Informer
 
 __all__ = ["LONGEST_SECONDS", "QueueingHints"]
@@ -35,22 +37,32 @@ class _Parked:
 
 
 class QueueingHints:
-    """Parks pods that were refused for other reasons than claims, until nodes, other pods or volumes change.
+    """Parks pods that were refused for other reasons than claims, until nodes, other pods, extended resources of device
+    classes or volumes change.
 
     Args:
         pods: all.
         nodes: all.
+        classes: all device classes.
         volumes: of all kinds of storage objects.
 
     Attributes:
         events: number of changes so far.
     """
 
-    def __init__(self, pods: Informer[Pod], nodes: Informer[Node], volumes: Iterable[Informer[Any]]) -> None:
+    def __init__(
+        self,
+        pods: Informer[Pod],
+        nodes: Informer[Node],
+        classes: Informer[DeviceClass],
+        volumes: Iterable[Informer[Any]],
+    ) -> None:
         self.events = 0
         self._parked: dict[str, _Parked] = {}
         pods.add_handler(Handler(self._pod, self._pod_updated, self._pod))
         nodes.add_handler(Handler(self._count, self._node_updated, self._count))
+        # A class that is deleted helps nobody.
+        classes.add_handler(Handler(self._count, self._class_updated, lambda _: None))
         for informer in volumes:
             informer.add_handler(Handler(self._count, lambda _, new: self._count(new), self._count))
 
@@ -102,4 +114,8 @@ class QueueingHints:
             or old.metadata.labels != new.metadata.labels
             or old.status.allocatable != new.status.allocatable
         ):
+            self.events += 1
+
+    def _class_updated(self, old: DeviceClass, new: DeviceClass) -> None:
+        if old.spec.extended_resource_name != new.spec.extended_resource_name:
             self.events += 1

@@ -126,7 +126,7 @@ class Scheduler:
         self._nodes = Informer(api, NODES)
         self._volumes = FollowedVolumes(api, self._nodes)
         self._extended = ExtendedResources(api, self._classes, self._claims)
-        self._hints = QueueingHints(self._pods, self._nodes, self._volumes.informers)
+        self._hints = QueueingHints(self._pods, self._nodes, self._classes, self._volumes.informers)
         self._recorder = EventRecorder(api, name, SystemClock())
         self._dirty = asyncio.Event()
         self._cluster = FollowedCluster(

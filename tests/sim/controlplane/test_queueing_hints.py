@@ -15,7 +15,7 @@ from fake_client import FakeClient
 from slow_scheduler import SlowScheduler
 
 from dra_driver.api.core import NODES, PODS
-from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS
 from dra_driver.sim.controlplane.scheduler import Scheduler
 
 ON = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
@@ -92,5 +92,21 @@ def test_an_allocation_is_no_reason_to_look_again_where_claims_were_not_missing(
         else:
             await asyncio.sleep(300)
             assert not cluster.obj(PODS, "p", NS).status.nominated_node_name
+
+    scheduling(cluster, scenario)
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_an_extended_resource_of_a_class_is_a_reason_to_look_again(helps: bool) -> None:
+    cluster = cluster_with(**ELSEWHERE)
+
+    async def scenario() -> None:
+        await asyncio.sleep(15)
+        cluster.edit(PODS, "p", {"status": {"nominatedNodeName": "n1"}}, NS)
+        changed: Any = {"extendedResourceName": "example.com/gpu"} if helps else {"selectors": []}
+        name = cluster.all(DEVICE_CLASSES)[0].metadata.name
+        cluster.edit(DEVICE_CLASSES, name, {"spec": changed})
+        await asyncio.sleep(15)
+        assert bool(cluster.obj(PODS, "p", NS).status.nominated_node_name) is not helps
 
     scheduling(cluster, scenario)

@@ -7,6 +7,7 @@ from typing import Any
 import cluster_support as support
 import pytest
 
+from dra_driver.api.core import Pod
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, ResourceClaim
 from dra_driver.sim.cluster import EmbeddedCluster
