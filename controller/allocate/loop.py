@@ -282,8 +282,6 @@ class Allocator:
         if theirs:
             self._wakeups.passed.add(pod.key)
         if group is not None:
-            if theirs:
-                self._wakeups.passed.update(member.key for member in group.pods)
             await self._proceed_all(group)
             return
         if node is not None and not pod.spec.node_name:

@@ -224,8 +224,7 @@ class Gangs:
             self._partial_since.pop(gang.key, None)
         if self._goes_on(pod, standing):
             # What kube-scheduler allocates counts as served, and may be ours again.
-            claims = (c for member in gang.members for c in self._claims_of(member))
-            return Proceed(theirs=any(c.status.allocation is None for c in claims))
+            return Proceed(theirs=any(c.status.allocation is None for c in self._claims_of(pod)))
         reason = self._missing(standing)
         if reason:
             return self._incomplete(gang, reason, held, now)
