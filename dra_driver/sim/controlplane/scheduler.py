@@ -9,11 +9,16 @@ the nominated node in the write that reports it. Pods of higher priority come fi
 for other reasons than its claims is looked at again when something changes that may help it. Volumes are
 looked at by the rules that the controller goes by, too; none are bound or made. There is no preemption, and
 no score beyond "fewest pods".
+
+In one thing it is more careful: where a write of a claim is not answered, it reads the claim before it decides
+anything else. kube-scheduler takes the devices for free until its watch shows otherwise, and gives them to
+another claim; what then happens on the node is tested without a scheduler.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -36,9 +41,10 @@ from dra_driver.api.resource import (
     DeviceClass,
     ResourceClaim,
 )
-from dra_driver.errors import Conflict, DraError, Invalid, NotFound
+from dra_driver.errors import ApiUnavailable, Conflict, DraError, Invalid, NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, SystemClock
 from dra_driver.kube.clock import rfc3339
+from dra_driver.ownership import is_newer
 from dra_driver.ports import KubeClient
 from dra_driver.sim.controlplane import node_filters
 from dra_driver.sim.controlplane.extended_resources import ExtendedResources, owner_uids, served_by_classes
@@ -132,6 +138,7 @@ class Scheduler:
         self._cluster = FollowedCluster(
             slices=self._slices, classes=self._classes, nodes=self._nodes, claims=self._claims
         )
+        self._unanswered: set[ObjectKey] = set()  # claims of which nobody knows whether they were written
         self._bound: dict[str, str] = {}  # pod UID → node, until the watch shows it
         self._reported: dict[str, str] = {}  # pod UID → last condition written
 
@@ -177,6 +184,7 @@ class Scheduler:
             if now < self._not_before.get(pod.metadata.uid, (0.0, 0.0))[0] or self._hints.waits(pod, now):
                 continue  # a timer wakes the next round, or a change
             try:
+                await self._learn_outcomes()
                 await self._schedule(this, pod, binding)
             except (Conflict, NotFound) as e:
                 log.debug("somebody was faster", pod=str(pod.key), error=str(e))
@@ -184,6 +192,15 @@ class Scheduler:
             except DraError as e:
                 log.warning("pod not scheduled, will be tried again", pod=str(pod.key), error=str(e))
                 self._again()
+
+    async def _learn_outcomes(self) -> None:
+        for key in list(self._unanswered):
+            with contextlib.suppress(NotFound):
+                found = await self._api.get(RESOURCE_CLAIMS, key.name, key.namespace)
+                known = self._cluster.claim(key)
+                if known is None or is_newer(found.metadata.resource_version, known.metadata.resource_version):
+                    self._cluster.assume(found)
+            self._unanswered.discard(key)
 
     def _again(self) -> None:
         asyncio.get_running_loop().call_later(RETRY, self._dirty.set)
@@ -446,13 +463,17 @@ class Scheduler:
         self, claim: ResourceClaim, patch: Mapping[str, Any], subresource: str = ""
     ) -> ResourceClaim:
         metadata = {**patch.get("metadata", {}), "resourceVersion": claim.metadata.resource_version}
-        changed = await self._api.merge_patch(
-            RESOURCE_CLAIMS,
-            claim.metadata.name,
-            {**patch, "metadata": metadata},
-            claim.metadata.namespace,
-            subresource=subresource,
-        )
+        try:
+            changed = await self._api.merge_patch(
+                RESOURCE_CLAIMS,
+                claim.metadata.name,
+                {**patch, "metadata": metadata},
+                claim.metadata.namespace,
+                subresource=subresource,
+            )
+        except ApiUnavailable:
+            self._unanswered.add(claim.key)
+            raise
         self._cluster.assume(changed)
         return changed
 
