@@ -872,11 +872,13 @@ class Scenario:
             theirs = {c.metadata.name for c in self._claims_of(other) or () if c.status.allocation is None}
             if other.spec.node_name or other.spec.scheduling_gates or mine.isdisjoint(theirs):
                 continue
-            # A later one that fits nowhere is tried beside the binding of this one, and its deallocation of
-            # the claim may come before the reservation, again and again: kube-scheduler decides that.
+            # A later one that fits nowhere, or not beside this one, is tried during the binding of this one,
+            # and its deallocation of the claim may come before the reservation, again and again:
+            # kube-scheduler decides that.
             if _queued(other) < _queued(pod) or _is_reported(other):
                 room = self._room_with_claims(other) if theirs <= mine else ()
-                nodes = [n for n in nodes if n in room]
+                both = self._room(pod, other)
+                nodes = [n for n in nodes if n in room and n in both]
         return nodes
 
     def _room_with_claims(self, pod: Pod) -> list[str]:
@@ -904,8 +906,8 @@ class Scenario:
         """Return whether others use a claim of a pod."""
         return any(self._users[c.metadata.name] != {pod.metadata.name} for c in claims)
 
-    def _room(self, pod: Pod) -> list[str]:
-        """Nodes with CPU for the pod."""
+    def _room(self, *pods: Pod) -> list[str]:
+        """Nodes with CPU for the pods together."""
 
         def cpus(p: Pod) -> int:
             return sum(
@@ -916,7 +918,7 @@ class Scenario:
         for other in self.server.store.list(PODS, NS):
             if other.spec.node_name and other.status.phase not in ("Succeeded", "Failed"):
                 taken[other.spec.node_name] += cpus(other)
-        return [n for n in NODE_NAMES if taken[n] + cpus(pod) <= 64]
+        return [n for n in NODE_NAMES if taken[n] + sum(map(cpus, pods)) <= 64]
 
     def _pods(self) -> Iterator[str]:
         for pod in self.server.store.list(PODS, NS):
