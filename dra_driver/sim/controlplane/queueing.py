@@ -2,8 +2,8 @@
 
 kube-scheduler has *queueing hints*: a pod that was refused waits until something happens that matters to one
 of the plugins that refused it. What is allocated to a pod matters to the plugin for claims alone, but the
-plugin for resources of nodes looks at the extended resources of device classes, too. Pods that wait for longer
-than five minutes are looked at whatever happens.
+plugin for resources of nodes looks at the extended resources of device classes, too. Pods that wait for
+longer than five minutes are looked at whatever happens.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class _Parked:
 
 
 class QueueingHints:
-    """Parks pods that were refused for other reasons than claims, until nodes, other pods, extended resources of device
-    classes or volumes change.
+    """Parks pods that were refused for other reasons than claims, until something changes that may help them.
+
+    That is nodes, other pods, extended resources of device classes, and volumes.
 
     Args:
         pods: all.

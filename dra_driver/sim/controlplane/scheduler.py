@@ -10,9 +10,9 @@ for other reasons than its claims is looked at again when something changes that
 looked at by the rules that the controller goes by, too; none are bound or made. There is no preemption, and
 no score beyond "fewest pods".
 
-In one thing it is more careful: where a write of a claim is not answered, it reads the claim before it decides
-anything else. kube-scheduler takes the devices for free until its watch shows otherwise, and gives them to
-another claim; what then happens on the node is tested without a scheduler.
+In one thing it is more careful: where a write of a claim is not answered, it reads the claim before it
+decides anything else. kube-scheduler takes the devices for free until its watch shows otherwise, and gives
+them to another claim; what then happens on the node is tested without a scheduler.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ class Scheduler:
             with contextlib.suppress(NotFound):
                 found = await self._api.get(RESOURCE_CLAIMS, key.name, key.namespace)
                 known = self._cluster.claim(key)
-                if known is None or is_newer(found.metadata.resource_version, known.metadata.resource_version):
+                version = found.metadata.resource_version
+                if known is None or is_newer(version, known.metadata.resource_version):
                     self._cluster.assume(found)
             self._unanswered.discard(key)
 

@@ -115,8 +115,12 @@ def test_a_claim_left_from_an_earlier_attempt_is_replaced() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         # The class does not map the resource yet, so the pod waits and there is time to leave a claim behind.
         await support.apply(cluster, asking_pod("p", GPU, 1))
-        pod = await support.pod(cluster, "p")
-        assert pod is not None
+
+        async def refused() -> Pod | None:
+            found = await support.pod(cluster, "p")
+            return found if found is not None and found.status.conditions else None
+
+        pod = await cluster.wait_for("the refusal", refused)
         left = support.claim("left")
         owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": pod.metadata.uid, "controller": True}
         left["metadata"]["ownerReferences"] = [owner]
