@@ -14,7 +14,7 @@ from dra_driver.preemption.sets import cheapest, least_cost
 from dra_driver.preemption.units import Costs
 from dra_driver.structured import BudgetExhausted, Level
 
-__all__ = ["Found", "NodeSearch", "on_one_node"]
+__all__ = ["Found", "NodeQuestion", "NodeSearch", "on_one_node"]
 
 # Combinations of areas that are searched one by one, and units of which the least number is worked out.
 _MOST_COMBINATIONS = 200
@@ -39,9 +39,24 @@ class _Case(NamedTuple):
     """Units of a node among which there may be enough, the cheap ones first; ``bound`` is what they cost."""
 
     bound: Cost
-    state: NodeState
     units: Sequence[int]
     least: int
+
+
+class NodeQuestion(NamedTuple):
+    """What is to fit on a node, and what may be removed for that.
+
+    Attributes:
+        state: of the node.
+        load: what is to fit; it does not without any removal.
+        allowed: units that may go; if None, all of them.
+        costs: of units.
+    """
+
+    state: NodeState
+    load: Load
+    allowed: Collection[int] | None
+    costs: Costs
 
 
 class NodeSearch:
@@ -57,41 +72,26 @@ class NodeSearch:
         self._levels = levels
         self._numbers: dict[object, int | None] = {}
 
-    def bound(
-        self, state: NodeState, load: Load, allowed: Collection[int] | None, costs: Costs
-    ) -> Cost | None:
-        """Return what units cost at least; None where they are not enough. No question is asked for that.
-
-        Args:
-            state: of the node.
-            load: what is to fit; it does not without any removal.
-            allowed: units that may go; if None, all of them.
-            costs: of units.
-        """
+    def bound(self, question: NodeQuestion) -> Cost | None:
+        """Return what units cost at least; None where they are not enough. No question is asked for that."""
+        state, load, allowed, costs = question
         least = self._asking.least(state, load)
         some = self._order(state, allowed)
         return None if least is None or least > len(some) else least_cost(some, least, costs)
 
-    def best(
-        self,
-        state: NodeState,
-        load: Load,
-        allowed: Collection[int] | None,
-        costs: Costs,
-        below: Cost | None,
-    ) -> tuple[Cost, frozenset[int]] | None:
-        """Return the cheapest units that are enough, if they cost less than ``below``; as for ``bound``.
+    def best(self, question: NodeQuestion, below: Cost | None) -> tuple[Cost, frozenset[int]] | None:
+        """Return the cheapest units that are enough, if they cost less than ``below``.
 
         Raises:
             BudgetExhausted: they are not known.
         """
         found: tuple[Cost, frozenset[int]] | None = None
-        for case in sorted(self._cases(state, load, allowed, costs, below), key=lambda case: case.bound):
+        for case in sorted(self._cases(question, below), key=lambda case: case.bound):
             if below is not None and case.bound >= below:
                 break
-            units = self._cheapest(case, load, below, costs)
+            units = self._cheapest(case, question, below)
             if units is not None:
-                below = costs.of(units)
+                below = question.costs.of(units)
                 found = below, units
         return found
 
@@ -100,15 +100,9 @@ class NodeSearch:
         some = [i for i in state.held if allowed is None or i in allowed]
         return sorted(some, key=lambda i: (units[i].cost, i))
 
-    def _cases(
-        self,
-        state: NodeState,
-        load: Load,
-        allowed: Collection[int] | None,
-        costs: Costs,
-        below: Cost | None,
-    ) -> Iterator[_Case]:
+    def _cases(self, question: NodeQuestion, below: Cost | None) -> Iterator[_Case]:
         """Yield the sets of units to search in: a load of few devices concerns few areas of a node."""
+        state, load, allowed, costs = question
         known = self._asking.least(state, load)
         for every in self._apart(state, load, self._order(state, None)):
             some = every if allowed is None else [i for i in every if i in allowed]
@@ -118,7 +112,7 @@ class NodeSearch:
                 continue
             least = self._least(state, load, every, known)
             if least is not None and least <= len(some):
-                yield _Case(least_cost(some, least, costs), state, some, least)
+                yield _Case(least_cost(some, least, costs), some, least)
 
     def _apart(self, state: NodeState, load: Load, order: list[int]) -> Iterator[list[int]]:
         _, most = self._asking.needed(load)
@@ -161,16 +155,16 @@ class NodeSearch:
             return len(order) if found is None else len(found)
         return known
 
-    def _cheapest(self, case: _Case, load: Load, below: Cost | None, costs: Costs) -> frozenset[int] | None:
+    def _cheapest(self, case: _Case, question: NodeQuestion, below: Cost | None) -> frozenset[int] | None:
         """Return the cheapest units of a case, if there are any that cost less than ``below``."""
-        asking = self._asking
+        asking, state = self._asking, question.state
 
         def holds(some: frozenset[int]) -> bool:
-            return asking.fits(case.state, load, some, self._levels)
+            return asking.fits(state, question.load, some, self._levels)
 
-        if len(case.units) < len(case.state.held) and not holds(frozenset(case.units)):
+        if len(case.units) < len(state.held) and not holds(frozenset(case.units)):
             return None
-        return cheapest(case.units, holds, costs, asking.budget, below=below, least=case.least)
+        return cheapest(case.units, holds, question.costs, asking.budget, below=below, least=case.least)
 
 
 def on_one_node(asking: Asking) -> Found | None:
@@ -182,24 +176,25 @@ def on_one_node(asking: Asking) -> Found | None:
     load = asking.counts
     best: Found | None = None
     complete = True
-    states: list[tuple[Cost, NodeState]] = []
+    questions: list[tuple[Cost, NodeQuestion]] = []
     try:
         for name in asking.cluster.snapshot.nodes:
             state = asking.state(name)
             if state is not None and state.held:
-                bound = search.bound(state, load, None, asking.costs)
+                question = NodeQuestion(state, load, None, asking.costs)
+                bound = search.bound(question)
                 if bound is not None:
-                    states.append((bound, state))
+                    questions.append((bound, question))
     except BudgetExhausted:
         complete = False
-    states.sort(key=lambda item: (item[0], item[1].name))
+    questions.sort(key=lambda item: (item[0], item[1].state.name))
     try:
-        for bound, state in states:
+        for bound, question in questions:
             if best is not None and bound >= best.cost:
                 break
-            found = search.best(state, load, None, asking.costs, None if best is None else best.cost)
+            found = search.best(question, None if best is None else best.cost)
             if found is not None:
-                best = Found(*found, state.nodes, proven=False)
+                best = Found(*found, question.state.nodes, proven=False)
     except BudgetExhausted:
         complete = False
     if best is None:

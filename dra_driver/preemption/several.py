@@ -20,7 +20,7 @@ from dra_driver.planning.holders.spreading import NodeOption, Option, TooManyLoa
 from dra_driver.planning.holders.spreading import cheapest as cheapest_spread
 from dra_driver.preemption.answers import Cost
 from dra_driver.preemption.asking import Asking, Load, NodeState
-from dra_driver.preemption.onenode import Found, NodeSearch
+from dra_driver.preemption.onenode import Found, NodeQuestion, NodeSearch
 from dra_driver.preemption.sets import cheapest
 from dra_driver.preemption.units import Costs
 from dra_driver.structured import BudgetExhausted, GroupAllocated
@@ -238,14 +238,14 @@ class _Spread:
             if self.asking.fits(self.places[place], load, nothing, self.domain.levels):
                 found.append(_Priced(_FREE, place, nothing))
                 continue
-            bound = self._search.bound(self.places[place], load, allowed, costs)
+            bound = self._search.bound(NodeQuestion(self.places[place], load, allowed, costs))
             if bound is not None:
                 open_places.append((bound, place))
         for bound, place in sorted(open_places):
             below = found[most - 1].cost if len(found) >= most else None
             if below is not None and bound >= below:
                 break
-            one = self._search.best(self.places[place], load, allowed, costs, below)
+            one = self._search.best(NodeQuestion(self.places[place], load, allowed, costs), below)
             if one is not None:
                 insort(found, _Priced(one[0], place, one[1]), key=lambda p: (p.cost, p.place))
         return found[:most]
