@@ -50,6 +50,14 @@ def waiting(**nodes: tuple[int, ...]) -> FakeClient:
     return cluster
 
 
+def one_pod() -> FakeClient:
+    """Two nodes, and a pod "p" with the claim "c" that gets its device on the first of them."""
+    cluster = cluster_of(n1=(40,), n2=(80,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c")
+    return cluster
+
+
 # --- evidence -----------------------------------------------------------------------------------------------
 
 
@@ -81,9 +89,7 @@ def test_a_pod_that_cannot_be_placed_gives_its_devices_to_one_that_waits(reason:
 
 
 def test_it_is_served_again_on_another_node_although_its_gate_is_off() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def scenario(h: Harness) -> None:
         assert (h.devices("c"), nominated(h, "p")) == ([("n1", "gpu-0")], "n1")
@@ -99,9 +105,7 @@ def test_it_is_served_again_on_another_node_although_its_gate_is_off() -> None:
 
 
 def test_a_pod_that_suits_no_node_is_tried_again_when_kube_scheduler_says_that_one_would() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def scenario(h: Harness) -> None:
         h.report("p", NOWHERE)
@@ -137,9 +141,7 @@ def test_a_report_that_leaves_the_nomination_is_evidence_where_nothing_is_preemp
 
 
 def test_while_other_pods_are_preempted_for_it_a_pod_keeps_its_devices() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def scenario(h: Harness) -> None:
         victim = _running("victim", "n1")
@@ -179,9 +181,7 @@ def test_what_was_said_before_the_allocation_is_no_evidence() -> None:
 
 
 def test_a_claim_that_is_reserved_in_the_last_moment_stays() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def scenario(h: Harness) -> None:
         def reserve(verb: str, kind: str, name: str, subresource: str) -> None:
@@ -276,9 +276,7 @@ def test_a_shared_claim_of_which_one_pod_is_bound_is_kept_for_it() -> None:
 
 def test_a_claim_goes_to_no_other_node_while_its_pod_is_nominated() -> None:
     """kube-scheduler reserves a claim as it finds it, so the pod would be bound to the wrong node."""
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def scenario(h: Harness) -> None:
         cluster.edit(RESOURCE_CLAIMS, "c", {"status": {"allocation": None}}, NS)
@@ -294,9 +292,7 @@ def test_a_claim_goes_to_no_other_node_while_its_pod_is_nominated() -> None:
 
 def test_a_claim_goes_to_no_other_node_while_a_nomination_may_be_on_its_way() -> None:
     """A cycle that has seen the allocation sends its nomination when its turn comes, seconds later."""
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def scenario(h: Harness) -> None:
         def refuse(verb: str, kind: str, name: str, subresource: str) -> None:
@@ -320,9 +316,7 @@ def test_a_claim_goes_to_no_other_node_while_a_nomination_may_be_on_its_way() ->
 
 
 def test_a_controller_that_starts_does_not_know_whether_a_nomination_is_on_its_way() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def main() -> None:
         async with controlling(cluster) as h:
@@ -339,9 +333,7 @@ def test_a_controller_that_starts_does_not_know_whether_a_nomination_is_on_its_w
 
 def test_a_pod_with_which_kube_scheduler_fails_before_it_looks_at_nodes_is_not_tried_again() -> None:
     """It reports the same again, which nobody sees, so its devices would be held until the time-out."""
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
     for name in ("n1", "n2"):
         cluster.put(PODS, _running(f"old-{name}", name))
 
@@ -363,9 +355,7 @@ def test_a_pod_with_which_kube_scheduler_fails_before_it_looks_at_nodes_is_not_t
 
 
 def test_what_changes_for_kube_scheduler_alone_ends_the_back_off_of_all_nodes() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def scenario(h: Harness) -> None:
         for _ in range(2):
@@ -380,9 +370,7 @@ def test_what_changes_for_kube_scheduler_alone_ends_the_back_off_of_all_nodes() 
 
 
 def test_a_shared_claim_goes_nowhere_else_while_any_of_its_pods_is_nominated() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
     pod(cluster, "q", "c")
 
     async def scenario(h: Harness) -> None:
@@ -450,9 +438,7 @@ def test_each_time_doubles_for_the_same_pod() -> None:
 
 
 def test_a_pod_whose_claim_is_reserved_is_being_bound_however_long_that_takes() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def scenario(h: Harness) -> None:
         holder = {"resource": "pods", "name": "p", "uid": cluster.raw(PODS, "p", NS)["metadata"]["uid"]}
@@ -546,9 +532,7 @@ def test_a_controller_that_starts_knows_which_pods_could_not_be_placed() -> None
 
 
 def test_a_controller_that_starts_keeps_what_is_being_bound() -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
 
     async def main() -> None:
         async with controlling(cluster):
@@ -646,9 +630,7 @@ def test_a_pod_that_was_made_with_a_node_takes_nothing_from_others() -> None:
 
 @pytest.mark.parametrize("messages", [(NOT_HERE, NOT_HERE), (NOWHERE,)], ids=["one by one", "nowhere"])
 def test_a_node_that_a_pod_leaves_is_tried_within_two_seconds(messages: tuple[str, ...]) -> None:
-    cluster = cluster_of(n1=(40,), n2=(80,))
-    claim(cluster, "c")
-    pod(cluster, "p", "c")
+    cluster = one_pod()
     cluster.put(PODS, {**_running("old", "n1")})
 
     async def scenario(h: Harness) -> None:
