@@ -54,6 +54,8 @@ class HoldingPod:
         budgets: PodDisruptionBudgets (``namespace/name``) that count its removal as a disruption.
         group: for people, such as ``group namespace/name``: it must go as a whole; empty where there is none.
         going: whether it is being deleted: what it holds comes without a removal.
+        hangs: whether it is being deleted, and its end is not near: what it holds stays for now, and nobody
+            need remove it. It does not keep pods that belong together with it.
         kept: why it may not be removed, as a predicate ("opts out by its label"); empty where it may. That
             its priority is too high, or its devices are not ours, need not be said here.
     """
@@ -67,6 +69,7 @@ class HoldingPod:
     budgets: tuple[str, ...] = ()
     group: str = ""
     going: bool = False
+    hangs: bool = False
     kept: str = ""
 
 

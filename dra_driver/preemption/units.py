@@ -102,9 +102,11 @@ def units_of(cluster: OccupiedCluster, preemptor: Preemptor) -> Units:
     seen: set[ObjectKey] = set()
     for pods in _together(cluster.pods):
         keys = pods[0].claims if len(pods) == 1 else dict.fromkeys(k for p in pods for k in p.claims)
-        held = tuple([claims[k] for k in keys if k in claims])
         seen.update(keys)
-        live = tuple([p for p in pods if not p.going])
+        stay = {k for p in pods if p.hangs for k in p.claims}
+        kept += [claims[k] for k in stay if k in claims]
+        held = tuple([claims[k] for k in keys if k in claims and k not in stay])
+        live = tuple([p for p in pods if not (p.going or p.hangs)])
         if not live and own.isdisjoint(keys):
             going += held
             continue

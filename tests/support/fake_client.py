@@ -99,6 +99,7 @@ class FakeClient:
         strip: changes objects on their way into the store, as an API server does whose feature gate is off.
         quiet: kinds whose watches deliver nothing for now; call ``wake`` after taking one out.
         now: the API server's clock, in seconds since the epoch; it stands still.
+        time: if not None, a clock that goes on, in its place.
         registry: the embedded API server's.
     """
 
@@ -111,13 +112,18 @@ class FakeClient:
         self.strip: Callable[[dict[str, Any]], None] | None = None
         self.quiet: set[str] = set()
         self.now = START
-        self.registry = Registry(Store(), lambda: self.now)
+        self.time: Callable[[], float] | None = None
+        self.registry = Registry(Store(), self.clock)
         self._down = False
         self._waiting: list[asyncio.Future[None]] = []
         for kind in _own_kinds():
             self.registry.kinds.add(kind)
 
     # --- the test's side ------------------------------------------------------------------------------------
+
+    def clock(self) -> float:
+        """Return the API server's time."""
+        return self.now if self.time is None else self.time()
 
     @property
     def down(self) -> bool:

@@ -47,7 +47,8 @@ class PreemptionTerms(msgspec.Struct, frozen=True):
         budgets: all that are known.
         kept: namespaces whose pods are never preempted.
         violates: whether budgets may be violated where no other choice is left.
-        patience: seconds within which the end of a pod that is being deleted is waited for.
+        patience: seconds within which the end of a pod that is being deleted is waited for: from now until
+            its grace period ends, and from then on.
     """
 
     now: float

@@ -154,6 +154,8 @@ class _Occupied:
 
     def _holding(self, pod: Pod, claims: tuple[ObjectKey, ...], groups: Collection[GroupKey]) -> HoldingPod:
         ended, vectors = is_finished(pod), self._builder.vectors
+        # What has ended holds its devices until the controller-manager has seen that.
+        going = ended or self._ends_soon(pod)
         return HoldingPod(
             key=pod.key,
             priority=pod.spec.priority,
@@ -163,20 +165,26 @@ class _Occupied:
             takes=vectors.nothing if ended or not pod.spec.node_name else vectors.of(needs_of(pod)),
             budgets=tuple(self._counted(pod)),
             group=_called(min(groups)) if groups else "",
-            # What has ended holds its devices until the controller-manager has seen that.
-            going=ended or self._ends_soon(pod),
+            going=going,
+            hangs=pod.metadata.deletion_timestamp is not None and not going,
             kept=self._kept_back(pod, claims, groups),
         )
 
     def _ends_soon(self, pod: Pod) -> bool:
-        """Return whether a pod is being deleted, and its end is near: owners choose the grace period."""
+        """Return whether a pod is being deleted, and its end is near.
+
+        Owners choose the grace period, and a pod outlasts it for as long as its node does not answer: after a
+        while nothing is to be expected of it soon. A finalizer by itself keeps no devices, because the
+        controller-manager deallocates what a pod has whose containers have ended, or that is on no node
+        (``isPodDone``).
+        """
         at, terms = pod.metadata.deletion_timestamp, self._terms
-        return at is not None and _seconds(at, terms.time) <= terms.time + terms.patience
+        if at is None or not pod.spec.node_name:
+            return at is not None
+        return abs(_seconds(at, terms.time) - terms.time) <= terms.patience
 
     def _kept_back(self, pod: Pod, claims: Collection[ObjectKey], groups: Collection[GroupKey]) -> str:
         """Return why a pod may not be removed; empty where it may."""
-        if pod.metadata.deletion_timestamp is not None:
-            return "is being deleted, which takes long"
         if pod.metadata.namespace in self._kept:
             return "is of a namespace that opts out"
         if (pod.metadata.labels or {}).get(PREEMPTIBLE_LABEL) == "false":

@@ -56,7 +56,8 @@ def occupied(random: Random) -> OccupiedCluster:
                 takes=takes if k == 0 else (0,),
                 budgets=tuple(b for b in ("a", "b") if random.random() < 0.25),
                 group=random.choice(("", "", "", "g", "h")),
-                going=random.random() < 0.08,
+                going=(ending := random.random()) < 0.08,
+                hangs=0.08 <= ending < 0.14,
                 kept="opts out" if random.random() < 0.05 else "",
             )
             for k in range(random.choice((0, 1, 1, 1, 1, 1, 1, 2)))
@@ -102,15 +103,15 @@ class Exhaustive:
         return None
 
     def _may_go(self, pod: HoldingPod) -> bool:
-        claims = [c for c in self.cluster.claims if c.key in pod.claims]
+        claims = [c for c in self.cluster.claims if c.key in pod.claims and c.key not in self._hanging]
         pools = {PoolID(r.driver, r.pool) for c in claims for r in held(c)}
         if self.cluster.ours is not None and not pools <= set(self.cluster.ours):
             return False
         # Pods without devices are left to kube-scheduler.
-        keys = {k for p in self._with_near([pod]) for k in p.claims}
+        keys = {k for p in self._with_near([pod]) for k in p.claims} - self._hanging
         if not any(held(c) for c in self.cluster.claims if c.key in keys):
             return False
-        return not (pod.kept or pod.going) and pod.priority < self.preemptor.priority
+        return not (pod.kept or pod.going or pod.hangs) and pod.priority < self.preemptor.priority
 
     def _closed(self, some: Collection[HoldingPod]) -> bool:
         """Return whether all go that share claims with one of them, or a group; each with a device."""
@@ -119,11 +120,11 @@ class Exhaustive:
             if pod in together:
                 continue
             near = [o for o in self._near(pod) if o in together]
-            if near and not pod.going:
+            if near and not (pod.going or pod.hangs):
                 return False
             # What is being deleted still joins what it shares claims with.
             if near:
-                others = [o for o in self._near(pod) if not o.going]
+                others = [o for o in self._near(pod) if not (o.going or o.hangs)]
                 if not all(o in together for o in others):
                     return False
         return True
@@ -145,7 +146,7 @@ class Exhaustive:
         pods = list(some)
         used = Counter(b for p in pods for b in p.budgets)
         beyond = sum(max(0, n - self.cluster.budgets.get(b, 0)) for b, n in used.items())
-        keys = {k for p in self._with_near(pods) for k in p.claims}
+        keys = {k for p in self._with_near(pods) for k in p.claims} - self._hanging
         return (
             beyond + sum(len(p.budgets) > 1 for p in pods),
             max((p.priority for p in pods), default=0),
@@ -154,6 +155,11 @@ class Exhaustive:
             -sum(p.started for p in pods),
             sum(len(held(c)) for c in self.cluster.claims if c.key in keys),
         )
+
+    @property
+    def _hanging(self) -> set[ObjectKey]:
+        """Claims that stay, because a pod that is being deleted keeps them."""
+        return {k for p in self.cluster.pods if p.hangs for k in p.claims}
 
     def _with_near(self, pods: Iterable[HoldingPod]) -> set[HoldingPod]:
         return {o for p in pods for o in (p, *self._near(p))}
@@ -166,7 +172,12 @@ class Exhaustive:
             for c in self.cluster.claims
             if not any(c.key in p.claims for p in out)
             or any(c.key in p.claims for p in self.cluster.pods if p not in out)
-            or any(o not in out for p in self.cluster.pods if c.key in p.claims for o in self._near(p))
+            or any(
+                o not in out and not o.hangs
+                for p in self.cluster.pods
+                if c.key in p.claims
+                for o in self._near(p)
+            )
         ]
         free = {n: list(of) for n, of in self.cluster.free.items()}
         for pod in out:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import virtual_time
-from controller_harness import NS, Clock, Harness, bind_pods, cluster_of, controlling
+from controller_harness import NS, Harness, bind_pods, cluster_of, controlling
 from group_members import member
 from preemption_audit import PreemptionAudit
-from preemption_world import Ends, budget, create, shown
+from preemption_world import Ends, Time, budget, create, shown
 
 from controller.config import PreemptionMode, PreemptionSettings
 from dra_driver.api.core import PODS
@@ -31,18 +31,13 @@ DAY_SECONDS = 150.0
 PRIORITIES = (0, 0, 0, 10, 100, 1000)
 
 
-class Time(Clock):
-    def now(self) -> float:
-        return 1_800_000_000.0 + self.monotonic()
-
-
 class Day:
     """A cluster, and what happens to it."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.cluster = cluster_of(n1=(80, 80, 80), n2=(80, 80, 80))
-        self.clock = Time()
+        self.clock = Time(self.cluster)
         self.audit = PreemptionAudit(TIME_OUT)
         self.violations: list[str] = []
         self.disturbed = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import virtual_time
@@ -12,19 +12,39 @@ from fake_client import FakeClient
 
 from controller.config import PreemptionMode, PreemptionSettings
 from dra_driver.api.core import PODS
+from dra_driver.api.names import PREEMPTING_CONDITION
 from dra_driver.api.policy import POD_DISRUPTION_BUDGETS
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import NotFound
-from dra_driver.fleet import PreemptionShown, shown_preemption
+from dra_driver.fleet import OPEN, PreemptionRecord, PreemptionShown, shown_preemption
 from dra_driver.kube.clock import rfc3339
 
-__all__ = ["ON", "Ends", "budget", "create", "evictions", "holder", "play", "served", "shown", "until"]
+__all__ = [
+    "ON",
+    "Ends",
+    "Time",
+    "budget",
+    "create",
+    "evictions",
+    "forge",
+    "holder",
+    "lives",
+    "play",
+    "runs",
+    "served",
+    "shown",
+    "until",
+]
 
 ON = PreemptionSettings(mode=PreemptionMode.ON, per_minute=100.0)
 
 
 class Time(Clock):
-    """A clock whose times of day go on with the loop as well."""
+    """A clock whose times of day go on with the loop as well; the API server has the same."""
+
+    def __init__(self, cluster: FakeClient) -> None:
+        super().__init__()
+        cluster.time = self.now
 
     def now(self) -> float:
         return 1_800_000_000.0 + self.monotonic()
@@ -70,24 +90,53 @@ def play(
     **config: Any,
 ) -> None:
     """Run a scenario; ``since`` is when the clock begins, ``ends`` how long pods take to end."""
-    clock = Time()
+    lives(cluster, [scenario], preemption, since, ends, **config)
+
+
+def lives(
+    cluster: FakeClient,
+    scenarios: Iterable[Callable[[Harness], Awaitable[None]]],
+    preemption: PreemptionSettings = ON,
+    since: float = 0.0,
+    ends: float | None = 1.0,
+    **config: Any,
+) -> None:
+    """Run scenarios one after the other, each with a controller that starts anew; as ``play``.
+
+    Each of them begins with an API server that answers and that nobody listens to.
+    """
+    clock = Time(cluster)
     clock.time = since
 
     async def main() -> None:
         config.setdefault("binding_seconds", 86_400.0)
         config.setdefault("starvation_seconds", 0.0)
-        async with (
-            asyncio.timeout(100_000),
-            controlling(cluster, clock=clock, preemption=preemption, **config) as h,
-        ):
-            task = asyncio.create_task(Ends(cluster, ends).run()) if ends is not None else None
-            try:
-                await scenario(h)
-            finally:
-                if task is not None:
-                    task.cancel()
+        task = asyncio.create_task(Ends(cluster, ends).run()) if ends is not None else None
+        try:
+            async with asyncio.timeout(100_000):
+                for scenario in scenarios:
+                    cluster.before = cluster.after = lambda *_: None
+                    cluster.down = False
+                    async with controlling(cluster, clock=clock, preemption=preemption, **config) as h:
+                        await scenario(h)
+        finally:
+            if task is not None:
+                task.cancel()
 
     virtual_time.run(main())
+
+
+def forge(cluster: FakeClient, name: str, victims: list[str]) -> None:
+    """Write a round down on a pod, as a controller before this one has done it, or a stranger."""
+    uids = tuple(cluster.obj(PODS, victim, NS).metadata.uid for victim in victims)
+    condition = {
+        "type": PREEMPTING_CONDITION,
+        "status": "True",
+        "reason": OPEN,
+        "message": PreemptionRecord(uids).message,
+        "lastTransitionTime": rfc3339(cluster.clock()),
+    }
+    cluster.edit(PODS, name, {"status": {"conditions": [condition]}}, NS)
 
 
 def create(h: Harness, name: str, count: int = 1, *, priority: int = 0, **spec: Any) -> None:
@@ -100,7 +149,12 @@ def create(h: Harness, name: str, count: int = 1, *, priority: int = 0, **spec: 
 async def holder(h: Harness, name: str, count: int = 1, *, priority: int = 0, **spec: Any) -> None:
     """Create a pod, and have it run."""
     create(h, name, count, priority=priority, **spec)
-    await until(lambda: bool(h.devices(name)))
+    await runs(h, name)
+
+
+async def runs(h: Harness, name: str) -> None:
+    """Have a pod run that gets devices."""
+    await until(lambda: served(h, name))
     h.bind(name, h.devices(name)[0][0])
     h.cluster.edit(PODS, name, {"status": {"phase": "Running"}}, NS)
 

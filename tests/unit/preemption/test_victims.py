@@ -218,6 +218,24 @@ def test_pods_that_are_being_deleted_are_waited_for() -> None:
     assert isinstance(choose_victims(gpus("n1").cluster(), asks()), Fits)
 
 
+def test_what_a_pod_holds_that_does_not_end_stays_and_its_group_goes_without_it() -> None:
+    fleet = gpus("n1", "n2", count=1)
+    fleet.hold("m1", "n1", group="group default/g", hangs=True)
+    fleet.hold("m2", "n2", group="group default/g")
+    found = choose_victims(fleet.cluster(), asks())
+    assert victims(found) == ["m2"]
+    assert isinstance(found, Removal)
+    assert found.devices == {"n2": ("d0",)}
+    assert isinstance(choose_victims(fleet.cluster(), asks(members=2)), NoVictims)
+
+
+def test_a_claim_that_a_pod_shares_which_does_not_end_is_not_freed() -> None:
+    fleet = gpus("n1", count=1)
+    shared = fleet.hold("a", "n1", hangs=True)
+    fleet.use("b", *shared.claims)
+    assert isinstance(choose_victims(fleet.cluster(), asks()), NoVictims)
+
+
 @pytest.mark.parametrize(
     ("pod", "asked", "reason"),
     [

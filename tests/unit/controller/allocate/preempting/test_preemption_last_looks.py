@@ -7,17 +7,11 @@ import asyncio
 from controller_harness import NS, Harness, classes, cluster_of, node, pod, pool
 from fake_client import FakeClient
 from group_members import member
-from preemption_world import budget, create, evictions, holder, play, served, shown, until
+from preemption_world import budget, create, evictions, holder, play, runs, served, shown, until
 
 from dra_driver.api.core import PODS
 from dra_driver.api.names import GROUP_LABEL, GROUP_MIN_LABEL, GROUP_SIZE_LABEL
 from dra_driver.fleet import OPEN
-
-
-async def runs(h: Harness, name: str) -> None:
-    await until(lambda: served(h, name))
-    h.bind(name, h.devices(name)[0][0])
-    h.cluster.edit(PODS, name, {"status": {"phase": "Running"}}, NS)
 
 
 def test_a_group_goes_with_members_that_wait() -> None:
@@ -116,17 +110,6 @@ def test_a_pod_that_joins_a_group_preempts_no_more_for_that() -> None:
         assert len(evictions(h)) == 1
 
     play(cluster_of(n1=(80, 80)), scenario, ends=5.0)
-
-
-def test_who_takes_hours_to_end_is_not_waited_for() -> None:
-    async def scenario(h: Harness) -> None:
-        await holder(h, "slow", priority=1)
-        await holder(h, "other", priority=2)
-        h.cluster.edit(PODS, "slow", {"metadata": {"deletionTimestamp": "2036-01-15T08:00:00Z"}}, NS)
-        create(h, "high", priority=100)
-        await until(lambda: evictions(h) == ["other"], seconds=100)
-
-    play(cluster_of(n1=(80, 80)), scenario, ends=None)
 
 
 class SlowEvictions(FakeClient):
