@@ -1,13 +1,13 @@
-"""Which of the pods that wait may preempt others: the first of each line, and few of them."""
+"""Which of the pods that wait may preempt others: the first of each line."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
-from typing import Final
 
 from controller.allocate.decide import Gang, GroupFinder, PodID, claims_of, is_finished
+from controller.allocate.preempting.turns import WaitingPod
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.disruptions import is_cleared_by_scheduler
 from controller.allocate.wakeups import Wakeups
@@ -19,13 +19,6 @@ from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceclaim import foreign_gates, is_served, uses_claims
 
 __all__ = ["Candidate", "Candidates"]
-
-# Of those that may preempt, in their order: what is behind them waits for its turn.
-_MOST: Final = 16
-# Of those that wait: so many are looked at for that.
-_MOST_HEADS: Final = 256
-# For so long it is not looked again whether one may: the members of a group can be a thousand.
-_KNOWN_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,6 @@ class Candidates:
         # How many pods that use claims are bound, by priority.
         self._below: Counter[int] = Counter()
         self._since: dict[Uid, float] = {}
-        self._known: dict[Uid, tuple[float, Candidate | None]] = {}
         pods.add_handler(Handler(lambda pod: self._count(None, pod), self._count, self._gone))
 
     def _count(self, old: Pod | None, pod: Pod | None) -> None:
@@ -96,35 +88,31 @@ class Candidates:
     def _gone(self, pod: Pod) -> None:
         self._count(pod, None)
 
-    def first(self, now: float) -> list[Candidate]:
-        """Return those that may preempt, in their order, as they were a moment ago."""
+    def waiting(self, now: float) -> list[WaitingPod]:
+        """Return the pods above others that hold devices, in no order; ``of`` says whether one may preempt.
+
+        Nothing is looked up for them: there can be thousands.
+        """
         lowest = min(self._below, default=None)
         if lowest is None or self._mode() is not PoolAllocator.CONTROLLER:
             self._since.clear()
-            self._known.clear()
             return []
-        heads = sorted(h for h in self._wakeups.pending.first_of_each() if -h[0].level > lowest)[:_MOST_HEADS]
         since: dict[Uid, float] = {}
-        known: dict[Uid, tuple[float, Candidate | None]] = {}
-        found: dict[Hashable, Candidate] = {}
-        for _, key in heads:
-            pod = self._pods.get(key)
-            if pod is None:
+        found: list[WaitingPod] = []
+        for rank, key in self._wakeups.pending.first_of_each():
+            pod = self._pods.get(key) if -rank.level > lowest else None
+            if pod is None or pod.spec.preemption_policy == "Never":
                 continue
-            if len(found) == _MOST:
-                break
             uid = pod.metadata.uid
             since[uid] = self._since.get(uid, now)
-            if now - since[uid] < self._wait:
-                continue
-            at, candidate = self._known.get(uid, (-_KNOWN_SECONDS, None))
-            if now - at >= _KNOWN_SECONDS:
-                at, candidate = now, self.of(key, uid)
-            known[uid] = (at, candidate)
-            if candidate is not None and candidate.priority > lowest:
-                found.setdefault(candidate.case, candidate)
-        self._since, self._known = since, known
-        return list(found.values())
+            if now - since[uid] >= self._wait:
+                found.append(WaitingPod(rank, key, uid, since[uid]))
+        self._since = since
+        return found
+
+    def is_above_others(self, candidate: Candidate) -> bool:
+        """Return whether a pod of lower priority holds devices."""
+        return candidate.priority > min(self._below, default=candidate.priority)
 
     def of(self, key: ObjectKey, uid: Uid) -> Candidate | None:
         """Return a pod as a candidate; None where it does not wait, or may not preempt."""

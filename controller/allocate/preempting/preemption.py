@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Final
 
 import structlog
 
 from controller.allocate.answers.decider import Answers, WorkerEnded
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import DevicesSetAside, Place, PodID, Rank, is_finished
-from controller.allocate.plans import ChosenVictim, PlanQuestion, PreemptionAnswer, PreemptionTerms
+from controller.allocate.decide import DevicesSetAside, PodID, Rank, is_finished
+from controller.allocate.plans import PlanQuestion, PreemptionAnswer, PreemptionTerms
 from controller.allocate.preempting.candidates import Candidate, Candidates
 from controller.allocate.preempting.judging import Judge, Verdict
 from controller.allocate.preempting.rate import VictimRate
 from controller.allocate.preempting.removing import Outcome, Remover
-from controller.allocate.preempting.rounds import Effect, Event, State, step
-from controller.allocate.preempting.shown import PreemptionCondition, places_of, record_of
+from controller.allocate.preempting.rounds import Effect, Event, Round, State, step
+from controller.allocate.preempting.shown import PreemptionCondition, named_for, places_of, record_of
+from controller.allocate.preempting.turns import Turns, WaitingPod
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
 from controller.config import PreemptionMode, PreemptionSettings
@@ -32,8 +32,8 @@ from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.errors import DecodeError
-from dra_driver.fleet import MOST_PREEMPTED, OPEN, PreemptionRecord, shown_preemption
-from dra_driver.kube import Backoff, EventRecorder, Informer
+from dra_driver.fleet import MOST_PREEMPTED, OPEN, shown_preemption
+from dra_driver.kube import EventRecorder, Informer
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import foreign_gates
@@ -48,58 +48,13 @@ _QUESTION_SECONDS: Final = 5.0
 # Between two questions: at least, and as a multiple of the CPU time of the last one.
 _PAUSE_SECONDS: Final = 1.0
 _PAUSE: Final = 10.0
-# Until the same is asked again about a pod, where something has changed: doubled while nothing comes of it.
-_AGAIN_SECONDS: Final = 5.0
-_LONGEST_AGAIN_SECONDS: Final = 300.0
-# The same where the answer was of use already, in a dry run.
+# In a dry run, until the same is asked again where the answer was another one, and where it was the same.
 _WISH_SECONDS: Final = 60.0
-_MOST_NAMED: Final = 8
-
-
-@dataclass(slots=True)
-class _Round:
-    """A round, see ``rounds``.
-
-    Attributes:
-        case: what there is one round for.
-        pod: on which it is written down.
-        members: UIDs of the preemptor's pods.
-        priority: of the preemptor.
-        begun: by the monotonic clock.
-        since: the same as RFC 3339.
-        record: the decision.
-        places: devices that are set aside.
-        left: victims that are not removed yet, in their order.
-        state: where it stands.
-        victims: all that are written down, as far as they were there.
-        kept_aside: whether devices are set aside.
-        next_try: before then no victim is removed.
-    """
-
-    case: Hashable
-    pod: PodID
-    members: frozenset[Uid]
-    keys: tuple[ObjectKey, ...]
-    priority: int
-    begun: float
-    since: str
-    record: PreemptionRecord
-    places: tuple[Place, ...]
-    left: list[ChosenVictim]
-    state: State
-    victims: tuple[PodID, ...] = ()
-    kept_aside: bool = False
-    next_try: float = 0.0
-    backoff: Backoff = field(default_factory=lambda: Backoff(base=1.0, cap=15.0))
-
-
-@dataclass(slots=True)
-class _Asked:
-    """What is known about a question: when it may be asked again, and what had changed when it was asked."""
-
-    due: float = 0.0
-    misses: int = 0
-    progress: object = None
+_SAME_WISH_SECONDS: Final = 300.0
+# For so long after a start wishes stand of which it is not known whether their pods still wait.
+_ADOPTED_SECONDS: Final = 60.0
+# Of those that wait, for one question: the members of each group are looked at.
+_MOST_LOOKS: Final = 32
 
 
 class Preemption:
@@ -161,10 +116,9 @@ class Preemption:
         self._clock = clock
         self._pods = pods
         self._rate = VictimRate(settings.per_minute, clock.monotonic())
-        self._rounds: dict[Hashable, _Round] = {}
-        self._asked: dict[Hashable, _Asked] = {}
-        # In a dry run: for whom pods would be preempted.
-        self._wishes: dict[Hashable, Candidate] = {}
+        self._rounds: dict[Hashable, Round] = {}
+        self._turns = Turns()
+        self._started = clock.monotonic()
 
     def under_way(self) -> int:
         """Return how many rounds have not come to an end yet."""
@@ -178,12 +132,18 @@ class Preemption:
 
     def wishes(self) -> int:
         """Return for how many pods or groups others would be preempted in a dry run."""
-        return len(self._wishes)
+        return len(self._condition.wishes())
 
     async def run(self) -> None:
         """Work until cancelled."""
-        if self._settings.mode is PreemptionMode.ON:
-            self._adopt()
+        self._started = self._clock.monotonic()
+        match self._settings.mode:
+            case PreemptionMode.ON:
+                self._adopt()
+            case PreemptionMode.DRY_RUN:
+                self._condition.adopt_wishes()
+            case PreemptionMode.OFF:
+                pass
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._condition.run(self._is_open))
             if self._settings.mode is not PreemptionMode.OFF:
@@ -206,38 +166,53 @@ class Preemption:
     # --- questions ------------------------------------------------------------------------------------------
 
     async def ask(self) -> float:
-        """Ask about the first pod of which the answer is not known; return the CPU time that it took."""
+        """Ask about the pod whose turn it is; return the CPU time that it took."""
         now = self._clock.monotonic()
-        found = next((r for r in self._rounds.values() if r.state is State.FOUND), None)
-        first = self._candidates.first(now)
-        self._forget(first)
-        candidate = self._again(found) if found is not None else None
-        if candidate is None:
-            candidate = next((c for c in first if self._is_due(c, now)), None)
+        waiting = self._candidates.waiting(now)
+        self._forget(waiting, now)
         terms = self._terms()
-        # It was found a moment ago, perhaps.
-        candidate = self._candidates.of(*candidate.id) if candidate is not None else None
+        candidate = (self._found(now) or self._next(waiting, now)) if terms is not None else None
         if candidate is None or terms is None:
             return 0.0
-        asked = self._asked.setdefault(candidate.case, _Asked())
-        asked.progress = self._progress()
+        uid = candidate.pod.metadata.uid
+        self._turns.take(candidate.pod.key, uid, now, self._progress())
         answer, seconds = await self._answer(candidate, terms)
-        if answer is None:
-            self._later(asked)
-            return seconds
+        now = self._clock.monotonic()
         known = self._round_of(candidate)
-        if known is not None:
+        if answer is None:
+            self._turns.miss(uid, now)
+        elif known is not None:
             if known.state is State.FOUND:
                 await self._solved_again(known, answer)
         elif not answer.victims:
-            self._wish(candidate, None)
-            self._later(asked)
+            self._condition.end(uid)
+            self._turns.miss(uid, now)
         elif self._settings.mode is PreemptionMode.ON:
-            await self._begin(candidate, answer, asked)
+            await self._begin(candidate, answer)
         else:
-            self._wish(candidate, answer)
-            asked.due, asked.misses = self._clock.monotonic() + _WISH_SECONDS, 0
+            is_news = self._wish(candidate, answer)
+            self._turns.again(uid, now + (_WISH_SECONDS if is_news else _SAME_WISH_SECONDS))
         return seconds
+
+    def _found(self, now: float) -> Candidate | None:
+        """Return the preemptor of a round that is to be solved again, if there is one."""
+        found = (self._again(r) for r in self._rounds.values() if r.state is State.FOUND)
+        # One that is not answered must not keep the others from being asked about.
+        return next((c for c in found if c and self._turns.is_due(c.pod.metadata.uid, now, None)), None)
+
+    def _next(self, waiting: Sequence[WaitingPod], now: float) -> Candidate | None:
+        """Return the one whose turn it is, of those that may preempt."""
+        if self._settings.mode is PreemptionMode.ON and self._rate.wait(now) > 0:
+            return None
+        busy = {uid for round_ in self._rounds.values() for uid in round_.members}
+        idle = (one for one in waiting if one.uid not in busy)
+        for one in self._turns.next(idle, now, self._progress(), _MOST_LOOKS):
+            found = self._candidates.of(one.key, one.uid)
+            if found and self._candidates.is_above_others(found) and self._round_of(found) is None:
+                return found
+            self._turns.pass_over(one.key, one.uid, now)
+            self._condition.end(one.uid)
+        return None
 
     async def _answer(
         self, candidate: Candidate, terms: PreemptionTerms
@@ -257,16 +232,7 @@ class Preemption:
         log.debug("asked about preemption", pod=str(candidate.id.key), reason=answer.reason)
         return answer, planned.seconds
 
-    def _is_due(self, candidate: Candidate, now: float) -> bool:
-        if self._round_of(candidate) is not None:
-            return False
-        asked = self._asked.get(candidate.case)
-        if asked is None or now < asked.due:
-            return asked is None
-        # Not all that matters is counted, such as labels of pods.
-        return asked.progress != self._progress() or now >= asked.due + _LONGEST_AGAIN_SECONDS
-
-    def _round_of(self, candidate: Candidate) -> _Round | None:
+    def _round_of(self, candidate: Candidate) -> Round | None:
         """Return the round of a preemptor, also if it belongs to another group since, or to one at last."""
         known = self._rounds.get(candidate.case)
         if known is None and self._rounds:
@@ -278,19 +244,16 @@ class Preemption:
         """Return another value whenever something has changed that may lead to another answer."""
         return self._wakeups.progress, self._changes()
 
-    def _later(self, asked: _Asked) -> None:
-        seconds = min(_AGAIN_SECONDS * float(1 << min(asked.misses, 8)), _LONGEST_AGAIN_SECONDS)
-        asked.due, asked.misses = self._clock.monotonic() + seconds, asked.misses + 1
-
-    def _forget(self, candidates: Iterable[Candidate]) -> None:
+    def _forget(self, waiting: Sequence[WaitingPod], now: float) -> None:
         """Forget what is known of pods that do not wait any more."""
-        cases = {c.case for c in candidates}
-        self._asked = {case: a for case, a in self._asked.items() if case in cases or case in self._rounds}
-        for case, wish in list(self._wishes.items()):
-            if case not in cases:
-                self._wish(wish, None)
+        pods = {one.uid for one in waiting}
+        if now >= self._started + _ADOPTED_SECONDS:
+            for pod in self._condition.wishes() - pods:
+                self._condition.end(pod)
+        pods.update(uid for round_ in self._rounds.values() for uid in round_.members)
+        self._turns.keep(pods, {one.key.namespace for one in waiting})
 
-    def _again(self, round_: _Round) -> Candidate | None:
+    def _again(self, round_: Round) -> Candidate | None:
         """Return the preemptor of a round as a candidate; None where it may not preempt now."""
         key = next((key for key in round_.keys if key in self._wakeups.pending), None)
         pod = self._pods.get(key) if key is not None else None
@@ -299,34 +262,17 @@ class Preemption:
 
     # --- dry run --------------------------------------------------------------------------------------------
 
-    def _wish(self, candidate: Candidate, answer: PreemptionAnswer | None) -> None:
-        """Show who would be preempted for a pod, or that nobody would be any more."""
-        if answer is None:
-            if self._wishes.pop(candidate.case, None) is not None:
-                self._condition.end(candidate.pod)
-            return
-        if len(answer.victims) > MOST_PREEMPTED:
-            return
-        record = record_of(answer)
-        self._wishes[candidate.case] = candidate
-        if self._condition.wish(candidate.pod, record):
-            text = self._named(candidate.pod, answer.victims)
-            self._metrics.preemption_wishes.inc()
-            log.info("would preempt", pod=str(candidate.pod.key), victims=text)
-            if not self._budgets_known():
-                text += "; PodDisruptionBudgets may not be read, so these may keep some"
-            self._recorder.event(PODS, candidate.pod, "Normal", "WouldPreempt", f"would preempt {text}")
-
-    def _named(self, pod: Pod, victims: Iterable[ChosenVictim]) -> str:
-        """Return victims for those who may read a pod: of other namespaces their number alone."""
-        own = [v.pod.key.name for v in victims if v.pod.key.namespace == pod.metadata.namespace]
-        others = sum(v.pod.key.namespace != pod.metadata.namespace for v in victims)
-        parts = own[:_MOST_NAMED]
-        if len(own) > _MOST_NAMED:
-            parts.append(f"{len(own) - _MOST_NAMED} more")
-        if others:
-            parts.append(f"{others} pods of other namespaces")
-        return ", ".join(parts)
+    def _wish(self, candidate: Candidate, answer: PreemptionAnswer) -> bool:
+        """Show who would be preempted for a pod; return whether that is news."""
+        if len(answer.victims) > MOST_PREEMPTED or not self._condition.wish(candidate.pod, record_of(answer)):
+            return False
+        text = named_for(candidate.pod, answer.victims)
+        self._metrics.preemption_wishes.inc()
+        log.info("would preempt", pod=str(candidate.pod.key), victims=text)
+        if not self._budgets_known():
+            text += "; PodDisruptionBudgets may not be read, so these may keep some"
+        self._recorder.event(PODS, candidate.pod, "Normal", "WouldPreempt", f"would preempt {text}")
+        return True
 
     # --- rounds ---------------------------------------------------------------------------------------------
 
@@ -343,7 +289,7 @@ class Preemption:
             if known is not None and known.begun >= now - age:
                 continue
             places = places_of(shown.record, [PodID(m.key, m.metadata.uid) for m in members])
-            round_ = _Round(
+            round_ = Round(
                 case=case,
                 pod=PodID(pod.key, pod.metadata.uid),
                 members=frozenset(m.metadata.uid for m in members),
@@ -364,23 +310,21 @@ class Preemption:
                 self._set_aside(round_)
             log.info("a round of preemption is taken over", pod=str(pod.key), state=round_.state.value)
 
-    async def _begin(self, candidate: Candidate, answer: PreemptionAnswer, asked: _Asked) -> None:
+    async def _begin(self, candidate: Candidate, answer: PreemptionAnswer) -> None:
         """Begin a round, if what the answer rests on still holds; ``look`` alone removes its victims."""
-        now = self._clock.monotonic()
+        now, uid = self._clock.monotonic(), candidate.pod.metadata.uid
         fresh = self._candidates.of(*candidate.id)
         victims = [v.pod for v in answer.victims]
         if fresh is None or fresh.members != candidate.members or len(victims) > MOST_PREEMPTED:
-            self._later(asked)
+            self._turns.miss(uid, now)
+            self._turns.has_changed(uid)
             return
         if any(verdict is not Verdict.GOES for verdict in self._judge.look(victims, fresh, victims)):
-            self._later(asked)
-            asked.progress = None  # something has changed meanwhile: ask again
-            return
-        if (wait := self._rate.wait(now)) > 0:
-            asked.due, asked.progress = now + wait, None
+            self._turns.miss(uid, now)
+            self._turns.has_changed(uid)
             return
         self._rate.take(len(victims), now)
-        round_ = _Round(
+        round_ = Round(
             case=fresh.case,
             pod=fresh.id,
             members=frozenset(m.metadata.uid for m in fresh.members),
@@ -396,13 +340,13 @@ class Preemption:
             victims=tuple(victims),
         )
         self._rounds[round_.case] = round_
-        text = self._named(fresh.pod, answer.victims)
+        text = named_for(fresh.pod, answer.victims)
         log.info("preempting", pod=str(fresh.pod.key), victims=[str(v.key) for v in victims])
         await self._happen(round_, await self._condition.write(fresh.pod, round_.record, round_.since))
         if round_.state is State.REMOVING:
             self._recorder.event(PODS, fresh.pod, "Normal", "Preempting", f"preempts {text}")
 
-    async def _solved_again(self, round_: _Round, answer: PreemptionAnswer) -> None:
+    async def _solved_again(self, round_: Round, answer: PreemptionAnswer) -> None:
         """Go on with a round that was found, if its question has the same answer as before."""
         if answer.places:
             round_.places = answer.places
@@ -426,7 +370,7 @@ class Preemption:
             if round_.state is State.REMOVING:
                 await self._remove(round_)
 
-    def _news(self, round_: _Round, now: float) -> Event | None:
+    def _news(self, round_: Round, now: float) -> Event | None:
         if now >= round_.begun + self._settings.seconds:
             return Event.TIMED_OUT
         found = [p for key in round_.keys if (p := self._pods.get(key)) is not None]
@@ -442,7 +386,7 @@ class Preemption:
         waits = any(p.key in self._wakeups.pending or self._wakeups.lacks_devices(p) for p in pods)
         return None if waits else Event.SERVED
 
-    async def _happen(self, round_: _Round, event: Event) -> None:
+    async def _happen(self, round_: Round, event: Event) -> None:
         before = round_.state
         round_.state, effects = step(before, event)
         if round_.state is before and not effects:
@@ -452,7 +396,7 @@ class Preemption:
             self._metrics.preemption_rounds.labels(event.value).inc()
         if round_.state is State.OVER and self._rounds.get(round_.case) is round_:
             del self._rounds[round_.case]
-            self._asked.pop(round_.case, None)
+            self._turns.forget(round_.pod.uid)
         for effect in effects:
             match effect:
                 case Effect.SET_ASIDE:
@@ -470,14 +414,14 @@ class Preemption:
             r.pod.uid == pod and r.state not in (State.RESTING, State.OVER) for r in self._rounds.values()
         )
 
-    def _set_aside(self, round_: _Round) -> None:
+    def _set_aside(self, round_: Round) -> None:
         if round_.places:
             # Before all pods of its priority: others of it must not take what it was preempted for.
             rank = Rank(-round_.priority, "", ObjectKey("", ""))
             self._journal.apply(DevicesSetAside(rank, round_.places, round_.pod.uid))
             round_.kept_aside = True
 
-    def _release(self, round_: _Round) -> None:
+    def _release(self, round_: Round) -> None:
         if round_.kept_aside:
             self._journal.apply(DevicesSetAside(None, (), round_.pod.uid))
             round_.kept_aside = False
@@ -485,7 +429,7 @@ class Preemption:
 
     # --- removals -------------------------------------------------------------------------------------------
 
-    async def _remove(self, round_: _Round) -> None:
+    async def _remove(self, round_: Round) -> None:
         """Remove the victims that are left, each after a last look, until one stays for now."""
         while round_.left and round_.state is State.REMOVING:
             if self._clock.monotonic() < round_.next_try:

@@ -9,10 +9,17 @@ goes on only where it comes to the same end: what is written down removes nobody
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["TABLE", "Effect", "Event", "State", "step"]
+from controller.allocate.decide import Place, PodID
+from controller.allocate.plans import ChosenVictim
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.fleet import PreemptionRecord
+from dra_driver.kube import Backoff
+
+__all__ = ["TABLE", "Effect", "Event", "Round", "State", "step"]
 
 
 class State(enum.Enum):
@@ -70,6 +77,43 @@ class Effect(enum.Enum):
     """Give up the devices that are set aside."""
     CLOSE = "close"
     """Write down that the round is closed."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One round.
+
+    Attributes:
+        case: what there is one round for.
+        pod: on which it is written down.
+        members: UIDs of the preemptor's pods.
+        priority: of the preemptor.
+        begun: by the monotonic clock.
+        since: the same as RFC 3339.
+        record: the decision.
+        places: devices that are set aside.
+        left: victims that are not removed yet, in their order.
+        state: where it stands.
+        victims: all that are written down, as far as they were there.
+        kept_aside: whether devices are set aside.
+        next_try: before then no victim is removed.
+    """
+
+    case: Hashable
+    pod: PodID
+    members: frozenset[Uid]
+    keys: tuple[ObjectKey, ...]
+    priority: int
+    begun: float
+    since: str
+    record: PreemptionRecord
+    places: tuple[Place, ...]
+    left: list[ChosenVictim]
+    state: State
+    victims: tuple[PodID, ...] = ()
+    kept_aside: bool = False
+    next_try: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(base=1.0, cap=15.0))
 
 
 Step = tuple[State, tuple[Effect, ...]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, Final
 
 import structlog
 
 from controller.allocate.decide import Place, PodID
-from controller.allocate.plans import PreemptionAnswer
+from controller.allocate.plans import ChosenVictim, PreemptionAnswer
 from controller.allocate.preempting.rounds import Event
 from dra_driver.api import names
 from dra_driver.api.core import PODS, Pod
@@ -28,11 +29,14 @@ from dra_driver.kube import Handler, Informer
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 
-__all__ = ["PreemptionCondition", "places_of", "record_of"]
+__all__ = ["PreemptionCondition", "named_for", "places_of", "record_of"]
 
 log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS: Final = 1.0
+# Of conditions in each pause: what is late is written soon after.
+_MOST_WRITES: Final = 2
+_MOST_NAMED: Final = 8
 
 
 def record_of(answer: PreemptionAnswer) -> PreemptionRecord:
@@ -64,6 +68,18 @@ def places_of(record: PreemptionRecord, pods: Sequence[PodID]) -> list[Place]:
     return [*found, *(Place(pod, found[0].node, ()) for pod in pods[1:])]
 
 
+def named_for(pod: Pod, victims: Sequence[ChosenVictim]) -> str:
+    """Return victims for those who may read a pod: of other namespaces their number alone."""
+    own = [v.pod.key.name for v in victims if v.pod.key.namespace == pod.metadata.namespace]
+    others = len(victims) - len(own)
+    parts = own[:_MOST_NAMED]
+    if len(own) > _MOST_NAMED:
+        parts.append(f"{len(own) - _MOST_NAMED} more")
+    if others:
+        parts.append(f"{others} pods of other namespaces")
+    return ", ".join(parts)
+
+
 class PreemptionCondition:
     """Keeps the condition ``dra-driver.dev/Preempting`` of preemptors.
 
@@ -83,19 +99,16 @@ class PreemptionCondition:
         self._wishes: dict[Uid, tuple[ObjectKey, PreemptionRecord, str]] = {}
         self._is_open: Callable[[Uid], bool] = lambda _: False
         self._is_failing = False
-        # Pods that show a round that is open, or a wish, as far as the informer has seen.
-        self._having: set[ObjectKey] = set()
+        # Pods that perhaps do not show what they are to show; those that were tried last come last.
+        self._unsettled: dict[ObjectKey, None] = {}
         pods.add_handler(Handler(self._seen, lambda _, pod: self._seen(pod), self._gone))
 
     def _seen(self, pod: Pod) -> None:
         shown = shown_preemption(pod)
-        if shown is not None and shown.reason in (OPEN, WOULD_PREEMPT):
-            self._having.add(pod.key)
-        else:
-            self._having.discard(pod.key)
+        if pod.metadata.uid in self._wishes or (shown is not None and shown.reason in (OPEN, WOULD_PREEMPT)):
+            self._unsettled[pod.key] = None
 
     def _gone(self, pod: Pod) -> None:
-        self._having.discard(pod.key)
         self._wishes.pop(pod.metadata.uid, None)
 
     # --- rounds ---------------------------------------------------------------------------------------------
@@ -139,20 +152,30 @@ class PreemptionCondition:
 
     # --- wishes ---------------------------------------------------------------------------------------------
 
+    def wishes(self) -> Set[Uid]:
+        """Return the pods for which others would be preempted."""
+        return self._wishes.keys()
+
+    def adopt_wishes(self) -> None:
+        """Stand by what a process before this one has shown, until it is asked again."""
+        for pod in self._pods.items():
+            shown = shown_preemption(pod)
+            if shown is not None and shown.reason == WOULD_PREEMPT:
+                self._wishes[pod.metadata.uid] = (pod.key, shown.record, shown.since)
+
     def wish(self, pod: Pod, record: PreemptionRecord) -> bool:
         """Show who would be preempted for a pod; return whether that is news."""
         known = self._wishes.get(pod.metadata.uid)
         if known is not None and set(known[1].victims) == set(record.victims):
             return False
-        shown = shown_preemption(pod)
-        old = shown is not None and shown.reason == WOULD_PREEMPT and shown.record.victims == record.victims
-        since = shown.since if shown is not None and old else rfc3339(self._clock.now())
-        self._wishes[pod.metadata.uid] = (pod.key, record, since)
-        return not old
+        self._wishes[pod.metadata.uid] = (pod.key, record, rfc3339(self._clock.now()))
+        self._unsettled[pod.key] = None
+        return True
 
-    def end(self, pod: Pod) -> None:
+    def end(self, pod: Uid) -> None:
         """Show that nobody would be preempted for a pod."""
-        self._wishes.pop(pod.metadata.uid, None)
+        if (known := self._wishes.pop(pod, None)) is not None:
+            self._unsettled[known[0]] = None
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -165,10 +188,19 @@ class PreemptionCondition:
         self._is_open = is_open
         while True:
             await asyncio.sleep(_PAUSE_SECONDS)
-            for key in {*self._having, *(key for key, _, _ in self._wishes.values())}:
-                pod = self._pods.get(key)
-                if pod is not None and not await self._try(pod):
+            for pod in list(itertools.islice(self._to_write(), _MOST_WRITES)):
+                self._unsettled[pod.key] = self._unsettled.pop(pod.key, None)
+                if not await self._try(pod):
                     break
+
+    def _to_write(self) -> Iterator[Pod]:
+        """Yield the pods that do not show what they are to show; what is settled is not looked at again."""
+        for key in list(self._unsettled):
+            pod = self._pods.get(key)
+            if pod is not None and self._wanted(pod) is not None:
+                yield pod
+            elif pod is None or not self._is_open(pod.metadata.uid):
+                del self._unsettled[key]
 
     async def _try(self, pod: Pod) -> bool:
         """Make the condition of a pod what it is to be; return whether that went well."""
