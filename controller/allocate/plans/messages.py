@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from controller.allocate.decide import Place, PodID, Rank
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.pod_affinity import LabelSelector
 
 __all__ = [
@@ -46,6 +46,7 @@ class PreemptionTerms(msgspec.Struct, frozen=True):
         time: the time of day, in seconds since 1970.
         budgets: all that are known.
         kept: namespaces whose pods are never preempted.
+        refused: pods whose removal was refused a short while ago.
         violates: whether budgets may be violated where no other choice is left.
         patience: seconds within which the end of a pod that is being deleted is waited for: from now until
             its grace period ends, and from then on.
@@ -55,6 +56,7 @@ class PreemptionTerms(msgspec.Struct, frozen=True):
     time: float
     budgets: tuple[BudgetState, ...] = ()
     kept: tuple[str, ...] = ()
+    refused: tuple[Uid, ...] = ()
     violates: bool = False
     patience: float = 300.0
 

@@ -109,6 +109,7 @@ class _Occupied:
         for budget in terms.budgets:
             self._budgets.setdefault(budget.key.namespace, []).append(budget)
         self._kept = frozenset(terms.kept)
+        self._refused = frozenset(terms.refused)
 
     def cluster(self, own: Collection[ObjectKey]) -> OccupiedCluster:
         """Return the cluster.
@@ -189,6 +190,8 @@ class _Occupied:
             return "is of a namespace that opts out"
         if (pod.metadata.labels or {}).get(PREEMPTIBLE_LABEL) == "false":
             return "opts out by its label"
+        if pod.metadata.uid in self._refused:
+            return "could not be removed a short while ago"
         if claims and not pod.spec.node_name:
             return "is not bound yet"
         if len(groups) > 1:

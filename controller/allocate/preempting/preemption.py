@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 
 from controller.allocate.answers.decider import Answers, WorkerEnded
@@ -53,6 +54,9 @@ _WISH_SECONDS: Final = 60.0
 _SAME_WISH_SECONDS: Final = 300.0
 # For so long after a start wishes stand of which it is not known whether their pods still wait.
 _ADOPTED_SECONDS: Final = 60.0
+# As a multiple of the time-out: for so long nobody tries again to remove a pod whose removal was refused
+# throughout a round. Others may be removed in its place.
+_REFUSED: Final = 2.0
 # Of those that wait, for one question: the members of each group are looked at.
 _MOST_LOOKS: Final = 32
 
@@ -118,6 +122,8 @@ class Preemption:
         self._rate = VictimRate(settings.per_minute, clock.monotonic())
         self._rounds: dict[Hashable, Round] = {}
         self._turns = Turns()
+        # Pods whose removal was refused, until when that is believed.
+        self._refused: dict[Uid, float] = {}
         self._started = clock.monotonic()
 
     def under_way(self) -> int:
@@ -176,6 +182,8 @@ class Preemption:
             return 0.0
         uid = candidate.pod.metadata.uid
         self._turns.take(candidate.pod.key, uid, now, self._progress())
+        self._refused = {uid: until for uid, until in self._refused.items() if now < until}
+        terms = msgspec.structs.replace(terms, refused=tuple(self._refused))
         answer, seconds = await self._answer(candidate, terms)
         now = self._clock.monotonic()
         known = self._round_of(candidate)
@@ -394,6 +402,9 @@ class Preemption:
         log.info("round of preemption", pod=str(round_.pod.key), news=event.value, state=round_.state.value)
         if round_.state in (State.RESTING, State.OVER) and before is not State.RESTING:
             self._metrics.preemption_rounds.labels(event.value).inc()
+        if event is Event.TIMED_OUT and before is State.REMOVING and round_.is_refused and round_.left:
+            until = self._clock.monotonic() + _REFUSED * self._settings.seconds
+            self._refused[round_.left[0].pod.uid] = until
         if round_.state is State.OVER and self._rounds.get(round_.case) is round_:
             del self._rounds[round_.case]
             self._turns.forget(round_.pod.uid)
@@ -453,6 +464,7 @@ class Preemption:
                 continue
             violates = bool(victim.violates) and self._settings.violates_budgets
             outcome = await self._remover.remove(pod, self._reason(pod, preemptor), violates=violates)
+            round_.is_refused = outcome is Outcome.KEPT
             if outcome is not Outcome.REMOVED:
                 self._metrics.preemption_victims.labels(outcome.value).inc()
                 round_.next_try = self._clock.monotonic() + round_.backoff.next()

@@ -28,7 +28,7 @@ class Outcome(enum.Enum):
     REMOVED = "removed"
     """It is being deleted, or gone."""
     KEPT = "kept"
-    """A PodDisruptionBudget keeps it for now."""
+    """A PodDisruptionBudget keeps it for now, or whoever else may refuse its removal."""
     LATER = "later"
     """It has changed, or the API server does not answer: look again."""
 
@@ -77,7 +77,7 @@ class Remover:
             return Outcome.LATER
         except DraError as e:
             log.warning("a pod cannot be removed", pod=str(pod.key), error=str(e))
-            return Outcome.LATER
+            return Outcome.KEPT
         log.info("pod removed", pod=str(pod.key), reason=reason, violates=violates)
         self._recorder.event(PODS, pod, "Normal", "Preempted", reason)
         return Outcome.REMOVED

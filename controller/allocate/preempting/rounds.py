@@ -97,6 +97,7 @@ class Round:
         victims: all that are written down, as far as they were there.
         kept_aside: whether devices are set aside.
         next_try: before then no victim is removed.
+        is_refused: whether the removal of the next victim was refused when it was tried last.
     """
 
     case: Hashable
@@ -113,6 +114,7 @@ class Round:
     victims: tuple[PodID, ...] = ()
     kept_aside: bool = False
     next_try: float = 0.0
+    is_refused: bool = False
     backoff: Backoff = field(default_factory=lambda: Backoff(base=1.0, cap=15.0))
 
 
