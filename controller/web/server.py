@@ -102,7 +102,7 @@ async def serve(
 
 
 def _file(name: str, content_type: str) -> Handle:
-    body = resources.files("controller.web").joinpath("static", name).read_bytes()
+    body = resources.files(__package__).joinpath("static", name).read_bytes()
 
     async def handle(_: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type=content_type, charset="utf-8")

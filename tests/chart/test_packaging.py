@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 from chart_support import ROOT
 
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def copied() -> list[str]:
@@ -67,6 +70,21 @@ def install(wheel: Path, fresh: Path) -> dict[str, str]:
     found = subprocess.run(where, capture_output=True, text=True, cwd=fresh, env=environment)
     assert found.stdout.startswith(str(fresh)), found.stdout + found.stderr
     return environment
+
+
+def test_the_wheel_has_one_package_of_its_own_name(wheel: Path) -> None:
+    """Another project's ``controller`` would overwrite ours, or ours that one."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(f"dra_driver-{VERSION}.dist-info/METADATA").decode()
+    assert {name.partition("/")[0] for name in names} == {"dra_driver", f"dra_driver-{VERSION}.dist-info"}
+    assert "dra_driver/controller/web/static/index.html" in names
+    assert "dra_driver/kubelet_plugin/app.py" in names
+    assert "dra_driver/sim/deploy/manifests/30-controller.yaml" in names
+    assert not [
+        name for name in names if "__pycache__" in name or name.startswith("dra_driver/sim/deploy/packaging")
+    ]
+    assert set(re.findall(r"(?m)^Provides-Extra: (.*)$", metadata)) == {"dev", "tracing"}
 
 
 @pytest.mark.slow
@@ -139,14 +157,15 @@ def test_the_image_has_every_other_command(image: Image, command: list[str]) -> 
 def test_everything_that_is_left_in_the_image_can_be_imported(image: Image) -> None:
     """Nothing but the two commands of the embedded cluster needs what the Dockerfile takes away."""
     script = (
-        "import importlib, pkgutil\n"
-        "for package in ('dra_driver', 'controller', 'kubelet_plugin'):\n"
-        "    found = importlib.import_module(package)\n"
-        "    for module in pkgutil.walk_packages(found.__path__, package + '.'):\n"
-        "        try:\n"
-        "            importlib.import_module(module.name)\n"
-        "        except ModuleNotFoundError as e:\n"
-        "            print(module.name, 'needs', e.name)\n"
+        "import importlib, pkgutil, sys\n"
+        "import dra_driver\n"
+        "for module in pkgutil.walk_packages(dra_driver.__path__, 'dra_driver.'):\n"
+        "    try:\n"
+        "        importlib.import_module(module.name)\n"
+        "    except ModuleNotFoundError as e:\n"
+        "        print(module.name, 'needs', e.name)\n"
+        "for package in ('controller', 'kubelet_plugin'):\n"
+        "    assert package not in sys.modules, package\n"
     )
     done = image.run("python", "-c", script)
     assert done.returncode == 0, done.stderr
@@ -172,7 +191,12 @@ def test_everything_that_the_image_copies_is_there_and_not_ignored() -> None:
 
 
 def test_locks_have_hashes_and_no_addresses() -> None:
-    for name in ("requirements.txt", "build-requirements.txt", "sbom-requirements.txt"):
+    for name in (
+        "requirements.txt",
+        "build-requirements.txt",
+        "sbom-requirements.txt",
+        "release-requirements.txt",
+    ):
         text = (ROOT / "deploy" / name).read_text()
         assert "://" not in text, name
         for block in re.split(r"(?m)^(?=[a-z0-9])", text):

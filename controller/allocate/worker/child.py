@@ -116,7 +116,7 @@ class WorkerChild:
                     sys.executable,
                     "-P",
                     "-m",
-                    "controller.allocate.worker",
+                    __package__,
                     str(there.fileno()),
                     str(os.getpid()),
                     pass_fds=[there.fileno()],
