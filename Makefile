@@ -12,10 +12,10 @@ JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? 6 : 2)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long lint fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test manifests wheel image sbom docs constraints clean
+.PHONY: help venv demo test test-long lint fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test manifests wheel image sbom release-dry-run docs constraints clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -118,6 +118,15 @@ sbom: ## build/sbom.cdx.json: what the image holds of PyPI (CycloneDX), from dep
 	  --output-format JSON --output-file build/sbom.cdx.json deploy/requirements.txt
 	@echo build/sbom.cdx.json
 
+build/release-venv/.installed: deploy/release-requirements.txt
+	@test -x build/release-venv/bin/python || $(PYTHON) -m venv build/release-venv
+	@build/release-venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/release-requirements.txt
+	@touch $@
+
+release-dry-run: $(STAMP) $(HELM) build/release-venv/.installed ## what a tag publishes, into build/release, checked; TAG=vX.Y.Z, CHART_IMAGE=REGISTRY/dra-driver
+	@$(VENV_BIN)/python deploy/packaging/release.py --out build/release --helm "$(HELM)" \
+	  --twine build/release-venv/bin/twine --tag "$(TAG)" --image "$(CHART_IMAGE)"
+
 COMPILE := build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
   --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header
 
@@ -138,6 +147,7 @@ constraints: ## renews the lock files: newest versions, with hashes, no addresse
 	@$(COMPILE) --extra dev --extra tracing --all-build-deps --output-file constraints.txt pyproject.toml
 	@$(COMPILE) --extra tracing --output-file deploy/requirements.txt pyproject.toml
 	@echo hatchling | $(COMPILE) --output-file deploy/build-requirements.txt -
+	@echo twine | $(COMPILE) --output-file deploy/release-requirements.txt -
 	@echo cyclonedx-bom | $(COMPILE) --output-file deploy/sbom-requirements.txt -
 	@echo mkdocs-material | $(COMPILE) --output-file docs/requirements.txt -
 

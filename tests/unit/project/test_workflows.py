@@ -13,7 +13,9 @@ WORKFLOWS = sorted((Path(__file__).parents[3] / ".github" / "workflows").glob("*
 
 
 def test_there_are_workflows() -> None:
-    assert {"test.yml", "lint.yml", "chart.yml", "docs.yml", "e2e.yml"} <= {w.name for w in WORKFLOWS}
+    assert {"test.yml", "lint.yml", "chart.yml", "docs.yml", "e2e.yml", "release.yml"} <= {
+        w.name for w in WORKFLOWS
+    }
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda w: w.stem)
@@ -25,14 +27,58 @@ def test_actions_are_pinned_by_commit_with_their_version(workflow: Path) -> None
         assert re.fullmatch(r" [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
 
 
+# What a job may do beyond reading the repository, and why only it.
+RIGHTS: dict[tuple[str, str], dict[str, str]] = {
+    ("release", "image"): {"contents": "read", "packages": "write"},
+    # Pushes the list of images and the chart, and signs them.
+    ("release", "registry"): {
+        "contents": "read",
+        "packages": "write",
+        "id-token": "write",
+        "attestations": "write",
+    },
+    # The package index knows the workflow by its token; there is no password.
+    ("release", "index"): {"id-token": "write"},
+    ("release", "page"): {"contents": "write", "id-token": "write", "attestations": "write"},
+}
+
+
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda w: w.stem)
 def test_workflows_have_bounds(workflow: Path) -> None:
     document: dict[str, Any] = yaml.safe_load(workflow.read_text(encoding="utf-8"))
     assert document["permissions"] == {"contents": "read"}
-    assert document["concurrency"]["cancel-in-progress"] is True
+    assert document["concurrency"]["cancel-in-progress"] is (workflow.stem != "release")
     for name, job in document["jobs"].items():
         assert job["timeout-minutes"] <= 45, name
-        assert "permissions" not in job, name
+        assert job.get("permissions") == RIGHTS.get((workflow.stem, name)), name
         for step in job["steps"]:
             if "actions/checkout@" in step.get("uses", ""):
                 assert step["with"]["persist-credentials"] is False, name
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda w: w.stem)
+def test_scripts_get_values_by_their_environment(workflow: Path) -> None:
+    """What stands in a script between ``${{`` and ``}}`` is code of whoever chose the value."""
+    document: dict[str, Any] = yaml.safe_load(workflow.read_text(encoding="utf-8"))
+    for name, job in document["jobs"].items():
+        for step in job["steps"]:
+            assert "${{" not in step.get("run", ""), name
+
+
+def test_only_a_tag_releases() -> None:
+    """The name ``on`` is a boolean of YAML 1.1."""
+    documents = {w.stem: yaml.safe_load(w.read_text(encoding="utf-8")) for w in WORKFLOWS}
+    assert documents["release"][True] == {"push": {"tags": ["v[0-9]+.[0-9]+.[0-9]+"]}}
+    others = [name for name, document in documents.items() if "tags" in (document[True].get("push") or {})]
+    assert others == ["release"]
+
+
+def test_the_release_runs_after_the_dry_run_of_its_files() -> None:
+    release = yaml.safe_load((WORKFLOWS[0].parent / "release.yml").read_text(encoding="utf-8"))
+    jobs: dict[str, Any] = release["jobs"]
+    assert any("make release-dry-run" in step.get("run", "") for step in jobs["files"]["steps"])
+    order = ["files"]
+    while len(order) < len(jobs):
+        (following,) = [name for name, job in jobs.items() if job.get("needs") == order[-1]]
+        order.append(following)
+    assert order == ["files", "image", "registry", "index", "page"]
