@@ -139,7 +139,7 @@ build/site-venv/.installed: docs/requirements.txt
 
 docs: $(STAMP) build/site-venv/.installed ## the documentation site in build/site; fails on a broken link
 	@$(VENV_BIN)/python docs/site.py build/site-src
-	@NO_MKDOCS_2_WARNING=1 $(SITE_BIN)/python -m mkdocs build --strict
+	@$(SITE_BIN)/zensical build --strict --clean
 
 constraints: ## renews the lock files: newest versions, with hashes, no addresses
 	@$(PYTHON) -m venv build/pip-tools
@@ -149,7 +149,7 @@ constraints: ## renews the lock files: newest versions, with hashes, no addresse
 	@echo hatchling | $(COMPILE) --output-file deploy/build-requirements.txt -
 	@echo twine | $(COMPILE) --output-file deploy/release-requirements.txt -
 	@echo cyclonedx-bom | $(COMPILE) --output-file deploy/sbom-requirements.txt -
-	@echo mkdocs-material | $(COMPILE) --output-file docs/requirements.txt -
+	@echo zensical | $(COMPILE) --output-file docs/requirements.txt -
 
 clean: ## removes what make made
 	@rm -rf $(VENV) build dist
