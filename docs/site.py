@@ -1,4 +1,4 @@
-"""Gathers the pages of the documentation site: ``python docs/site.py OUT``, then mkdocs builds OUT.
+"""Gathers the pages of the documentation site: ``python docs/site.py OUT``, then Zensical builds OUT.
 
 Most pages are the Markdown files of this folder. From elsewhere come ARCHITECTURE.md, CONTRIBUTING.md and
 CHANGELOG.md, one page for each example with its manifests, and the reference, which is made of the code:
@@ -26,6 +26,7 @@ from dra_driver.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "deploy" / "examples"
+WORKLOADS = ROOT / "deploy" / "workloads"
 
 # Repository path → page.
 PAGES = {
@@ -34,6 +35,14 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "deploy/examples": "examples/index.md",
+    "deploy/workloads/README.md": "workloads/index.md",
+}
+
+# Our kinds, and where it is said what they are for.
+KINDS = {
+    "DevicePolicy": "What they do together: [DevicePolicy](../device-policy.md).",
+    "DeviceInventory": "Node agents write it, nobody else: what a node has (`spec`), and how it is with it "
+    "(`status`). How it becomes ResourceSlices: [concepts](../concepts.md).",
 }
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
@@ -46,6 +55,8 @@ def main() -> None:
     out: Path = parser.parse_args().out
     shutil.rmtree(out, ignore_errors=True)
     pages = {**PAGES, **{f"deploy/examples/{e.name}": f"examples/{e.stem}.md" for e in examples()}}
+    workloads = sorted(p for p in WORKLOADS.iterdir() if p.is_dir())
+    pages |= {f"deploy/workloads/{w.name}": f"workloads/{w.name}.md" for w in workloads}
     for file in sorted((ROOT / "docs").rglob("*.md")):
         pages[file.relative_to(ROOT).as_posix()] = file.relative_to(ROOT / "docs").as_posix()
     for picture in sorted((ROOT / "docs").rglob("*.svg")):
@@ -59,8 +70,11 @@ def main() -> None:
         source = f"deploy/examples/{example.name}/README.md"
         text = linked(example_page(example), source, "examples/x", pages)
         write(out / "examples" / f"{example.stem}.md", text)
+    for workload in workloads:
+        write(out / "workloads" / f"{workload.name}.md", example_page(workload))
     write(out / "reference" / "commands.md", "".join(commands()))
-    write(out / "reference" / "devicepolicy.md", "".join(policy()))
+    for kind, words in KINDS.items():
+        write(out / "reference" / f"{kind.lower()}.md", "".join(fields_of(kind, words)))
     write(out / "reference" / "metrics.md", "".join(metrics()))
     write(out / "reference" / "alerts.md", "".join(alerts()))
     unreachable = sorted(set(map(str, _pages(out))) - set(_nav()))
@@ -71,7 +85,7 @@ def main() -> None:
 def _pages(out: Path) -> Iterator[Path]:
     """Pages that a reader finds through the navigation only."""
     for page in out.rglob("*.md"):
-        if page.parent.name != "examples" or page.name == "index.md":
+        if page.parent.name not in ("examples", "workloads") or page.name == "index.md":
             yield page.relative_to(out)
 
 
@@ -102,7 +116,7 @@ def linked(text: str, source: str, page: str, pages: dict[str, str]) -> str:
         file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         found = pages.get(file) or next((pages[p] for p in _parents(file) if p in pages), None)
         if found is None and not (ROOT / file).exists():
-            return match[0]  # mkdocs says that it is broken
+            return match[0]  # the build says that it is broken
         if found is None:
             return words if words.startswith("`") else f"{words} (`{file}`)"
         url = posixpath.relpath(found, posixpath.dirname(page) or ".")
@@ -208,17 +222,26 @@ def _choices(action: argparse.Action) -> str:
     return ", ".join(f"`{c}`" for c in action.choices or ())
 
 
-def policy() -> Iterator[str]:
-    """Every field of the DevicePolicy, from its schema."""
-    crd = yaml.safe_load((ROOT / "deploy/manifests/crds/devicepolicies.yaml").read_text(encoding="utf-8"))
-    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+def fields_of(kind: str, words: str) -> Iterator[str]:
+    """Every field of one of our kinds, from the schema of its CustomResourceDefinition."""
+    crd = yaml.safe_load((ROOT / f"deploy/manifests/crds/{_plural(kind)}.yaml").read_text(encoding="utf-8"))
+    (version,) = crd["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]
     yield (
-        "# DevicePolicy fields\n\nMade of the schema that the API server checks. What they do together: "
-        "[DevicePolicy](../device-policy.md).\n\n"
+        f"# {kind} fields\n\nMade of the schema that the API server checks "
+        f"(`{crd['spec']['group']}/{version['name']}`, {crd['spec']['scope'].lower()}). {words}\n"
     )
-    yield _table(("field of `spec`", "type", "allowed", "meaning"), list(_fields(schema, "")))
+    for part in ("spec", "status"):
+        if part in schema["properties"]:
+            rows = list(_fields(schema["properties"][part], ""))
+            yield f"\n## {part}\n\n" + _table((f"field of `{part}`", "type", "allowed", "meaning"), rows)
     rules = [r["message"] for r in _rules(schema)]
-    yield "\nBeyond that the API server refuses:\n\n" + "".join(f"* {m}\n" for m in rules)
+    if rules:
+        yield "\n## Rules\n\nBeyond that the API server refuses:\n\n" + "".join(f"* {m}\n" for m in rules)
+
+
+def _plural(kind: str) -> str:
+    return f"{kind[:-1]}ies".lower()
 
 
 def _fields(schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
@@ -237,7 +260,7 @@ def _fields(schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
 
 
 def _limits(field: dict[str, Any]) -> str:
-    found = [", ".join(f"`{v}`" for v in field["enum"])] if "enum" in field else []
+    found = [", ".join(f"`{v}`" if v else "empty" for v in field["enum"])] if "enum" in field else []
     found += [f"default `{field['default']}`"] if "default" in field else []
     words = {
         "minimum": "≥",

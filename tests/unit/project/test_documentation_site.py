@@ -73,6 +73,9 @@ def test_the_reference_has_every_command_and_field(pages: Path) -> None:
     assert "## dra-driver kubelet-plugin" in commands
     assert "`--node-name`" in commands
     assert "`share.memory.step`" in (pages / "reference" / "devicepolicy.md").read_text()
+    inventory = (pages / "reference" / "deviceinventory.md").read_text()
+    assert "`devices[].ownNodes" in inventory or "`devices[].name`" in inventory
+    assert "`registration.epoch`" in inventory
     metrics = (pages / "reference" / "metrics.md").read_text()
     assert "`dra_driver_controller_allocations_total`" in metrics
     assert "`dra_driver_prepared_claims`" in metrics
@@ -83,6 +86,13 @@ def test_every_example_has_a_page(pages: Path) -> None:
     names = sorted(p.stem for p in (ROOT / "deploy" / "examples").iterdir() if p.suffix != ".md")
     assert [n for n in names if f"({n}.md)" not in index] == []
     assert [n for n in names if "```yaml" not in (pages / "examples" / f"{n}.md").read_text()] == []
+
+
+def test_every_workload_has_a_page(pages: Path) -> None:
+    index = (pages / "workloads" / "index.md").read_text()
+    names = sorted(p.name for p in (ROOT / "deploy" / "workloads").iterdir() if p.is_dir())
+    assert [n for n in names if f"({n}.md)" not in index] == []
+    assert [n for n in names if "```yaml" not in (pages / "workloads" / f"{n}.md").read_text()] == []
 
 
 def test_the_simulated_week_is_the_one_that_the_command_makes(
