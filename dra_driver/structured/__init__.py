@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
+from dra_driver.structured.explain.folding import Folded, FoldedReason, fold
 from dra_driver.structured.groups import (
     LARGEST_GROUP,
     GroupAllocated,
@@ -86,6 +87,8 @@ __all__ = [
     "ExclusionReason",
     "Failed",
     "Features",
+    "Folded",
+    "FoldedReason",
     "GroupAllocated",
     "GroupFinding",
     "GroupLabels",
@@ -113,6 +116,7 @@ __all__ = [
     "count_copies",
     "emptied",
     "fits_beside",
+    "fold",
     "group_by_problem",
     "group_findings",
     "group_name",

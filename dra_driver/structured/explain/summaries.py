@@ -20,11 +20,11 @@ from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidQuantity
 from dra_driver.structured.model.types import Exclusion, ExclusionReason, NodeReasons
 
-__all__ = ["SimilarNodes", "summary", "summary_by_class"]
+__all__ = ["NEARNESS", "SimilarNodes", "largest", "listed", "short", "summary", "summary_by_class"]
 
 # From far to near. A device is excluded by the first check that fails, so the devices that passed
 # most of them say best what is missing; "of the wrong class" says nothing on a node where another one fits.
-_NEARNESS: Final = {
+NEARNESS: Final = {
     reason: i
     for i, reason in enumerate(
         (
@@ -104,7 +104,7 @@ class _Part:
         names = sorted(set().union(*by_node))
         # What is the same on every node that was examined (a pool for all nodes) is taken for all the others.
         if self.complete or (len(by_node) > 1 and all(of == by_node[0] for of in by_node)):
-            return _list(names)
+            return listed(names)
         return f"{', '.join(names[:_LISTED])} and others"
 
     def different(self, *reasons: ExclusionReason) -> int:
@@ -198,8 +198,8 @@ def _decisive(node: NodeReasons) -> list[Exclusion]:
     if not requests:
         return []
     # A pod needs all of its requests, so the one whose nearest device is farthest away decides.
-    worst = min(requests.values(), key=lambda es: (max(_NEARNESS[e.reason] for e in es), len(es)))
-    reason = max((e.reason for e in worst), key=_NEARNESS.__getitem__)
+    worst = min(requests.values(), key=lambda es: (max(NEARNESS[e.reason] for e in es), len(es)))
+    reason = max((e.reason for e in worst), key=NEARNESS.__getitem__)
     if reason is ExclusionReason.CONSTRAINT:
         return [
             e
@@ -238,7 +238,7 @@ def _sentence(part: _Part, holders: bool) -> str:
     one = part.number == 1
     who = part.nodes[0] if one else str(part.number)
     if any(e.reason is ExclusionReason.NODE_SELECTOR for e in exclusions):
-        claims = _list(sorted({e.claim for e in exclusions}))
+        claims = listed(sorted({e.claim for e in exclusions}))
         return f"{who} {'is' if one else 'are'} outside the node selector of allocated claim {claims}"
     return f"{who} {'has' if one else 'have'} {_offer(part, exclusions, holders)}"
 
@@ -260,14 +260,14 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
         return "no device to choose from"
     count = _devices(part.count())
     fit = f"{count} that fit{'s' * (part.count() == 1)}"
-    reason = max((e.reason for e in exclusions), key=_NEARNESS.__getitem__)
+    reason = max((e.reason for e in exclusions), key=NEARNESS.__getitem__)
     match reason:
         case ExclusionReason.NO_DEVICES | ExclusionReason.NODE_SELECTOR | ExclusionReason.POOL_NOT_USABLE:
             return "no devices"
         case ExclusionReason.CLASS:
             return f"no device of class {exclusions[0].wanted}"
         case ExclusionReason.SELECTOR:
-            expressions = _list([_short(e) for e in dict.fromkeys(e.wanted for e in exclusions)])
+            expressions = listed([short(e) for e in dict.fromkeys(e.wanted for e in exclusions)])
             return f"{count} of the class, none selected by {expressions}"
         case ExclusionReason.SELECTOR_ERROR:
             return f"{count} on which a selector fails ({exclusions[0].found})"
@@ -278,7 +278,7 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
         case ExclusionReason.CAPACITY:
             return _too_small(exclusions, part.count())
         case ExclusionReason.TAINT:
-            return f"{fit}, tainted {_list(sorted({e.found for e in exclusions}))}"
+            return f"{fit}, tainted {listed(sorted({e.found for e in exclusions}))}"
         case ExclusionReason.IN_USE:
             return f"{fit}, all allocated{_holders(part, holders)}"
         case ExclusionReason.CAPACITY_IN_USE:
@@ -301,15 +301,17 @@ def _too_small(exclusions: Sequence[Exclusion], count: int) -> str:
     name, _, amount = wanted.partition(" ")
     if not found:
         return f"{_devices(count)} without capacity {name}"
-    return f"{_devices(count)} with {name} below {amount} (largest {_largest(found)})"
+    return f"{_devices(count)} with {name} below {amount} (largest {largest(found)})"
 
 
 def _left(exclusions: Sequence[Exclusion]) -> str:
     name, _, amount = exclusions[0].wanted.partition(" ")
-    return f"{name}: {amount} asked for (most {_largest([e.found for e in exclusions])})"
+    return f"{name}: {amount} asked for (most {largest([e.found for e in exclusions])})"
 
 
-def _largest(amounts: Iterable[str]) -> str:
+def largest(amounts: Iterable[str]) -> str:
+    """Return the largest of some quantities."""
+
     def size(text: str) -> int:
         try:
             return Quantity.parse(text).nano
@@ -345,16 +347,18 @@ def _together(part: _Part, holders: bool) -> str:
     if needed.isdecimal() and number < int(needed):
         text = f"only {fit}, {needed} are needed"
     else:
-        text = f"{fit} one by one, not together ({_list(wanted)})"
+        text = f"{fit} one by one, not together ({listed(wanted)})"
     return f"{text}, {busy} more allocated{_holders(part, holders)}" if busy else text
 
 
-def _short(expression: str) -> str:
+def short(expression: str) -> str:
+    """Return an expression on one line, cut at a length that people read."""
     text = " ".join(expression.split())
     return text if len(text) <= _EXPRESSION else text[: _EXPRESSION - 1] + "…"
 
 
-def _list(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
     if len(names) <= _LISTED:
         return ", ".join(names)
     return f"{', '.join(names[:_LISTED])} and {len(names) - _LISTED} more"
