@@ -5,36 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dra_driver.api.resource import RESOURCE_CLAIM_TEMPLATES, ResourceClaim, ResourceClaimTemplate
-from dra_driver.errors import Forbidden, NotFound
+from dra_driver.api.resource import ResourceClaim, ResourceClaimTemplate
 from dra_driver.kube.features import keeps_capacity
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import capacity_advice, dropped_from
 
-__all__ = ["dropped_notes"]
+__all__ = ["object_notes", "server_notes"]
 
 # Claims and templates that are named.
 _MOST_NAMED: Final = 10
 
 
-async def dropped_notes(
-    client: KubeClient, claims: Iterable[ResourceClaim], namespace: str = ""
-) -> list[str]:
-    """Return what is to be said about requests for capacity: of the API server, and of what it stored.
+async def server_notes(client: KubeClient, namespace: str = "") -> list[str]:
+    """Return what is to be said about requests for capacity of the API server, which is asked by a dry run.
 
     Args:
-        client: asked by a dry run, and for templates.
+        client: of the cluster.
+        namespace: of the claim that is sent; empty: ``default``.
+    """
+    if await keeps_capacity(client, namespace or "default") is False:
+        return [capacity_advice()]
+    return []
+
+
+def object_notes(
+    templates: Iterable[ResourceClaimTemplate], claims: Iterable[ResourceClaim], namespace: str = ""
+) -> list[str]:
+    """Return which claims and templates have lost requests for capacity.
+
+    Args:
+        templates: of the cluster.
         claims: of the cluster.
         namespace: the only one whose objects are named; empty: all are.
     """
-    notes = []
-    if await keeps_capacity(client, namespace or "default") is False:
-        notes.append(capacity_advice())
-    templates: tuple[ResourceClaimTemplate, ...] = ()
-    try:
-        templates = (await client.list(RESOURCE_CLAIM_TEMPLATES)).items
-    except (Forbidden, NotFound):
-        pass
     found = [
         f"{kind} {item.key}: {capacity_advice(dropped)}"
         for kind, items in (("ResourceClaimTemplate", templates), ("ResourceClaim", claims))
@@ -43,4 +46,4 @@ async def dropped_notes(
     ]
     if len(found) > _MOST_NAMED:
         found[_MOST_NAMED:] = [f"{len(found) - _MOST_NAMED} more claims and templates are as these"]
-    return notes + found
+    return found

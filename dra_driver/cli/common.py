@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import sys
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO, cast
 
 import structlog
-
-from dra_driver.errors import ApiUnavailable, ServerBusy
 
 __all__ = [
     "add_cluster_arguments",
     "add_driver_root_arguments",
     "add_http_authorization_argument",
     "add_logging_arguments",
+    "add_namespace_arguments",
     "add_output_argument",
-    "add_watch_arguments",
     "configure_logging",
     "format_data",
     "print_data",
-    "show",
     "table",
 ]
 
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--log-level`` and ``--log-format``."""
+def add_logging_arguments(parser: argparse._ActionsContainer, level: str = "info") -> None:
+    """Add ``--log-level``, with its default, and ``--log-format``."""
     parser.add_argument(
-        "--log-level", choices=LEVELS, default="info", help="least severity that is logged, to stderr"
+        "--log-level", choices=LEVELS, default=level, help="least severity that is logged, to stderr"
     )
     parser.add_argument(
         "--log-format",
@@ -45,10 +40,20 @@ def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--output table|json|yaml`` for commands that print data."""
+def add_output_argument(parser: argparse._ActionsContainer, wide: str = "") -> None:
+    """Add ``--output table|json|yaml`` for commands that print data.
+
+    Args:
+        parser: of the command.
+        wide: what ``--output wide`` shows; if empty, there is no such form.
+    """
+    more = f"; wide: {wide}" if wide else ""
     parser.add_argument(
-        "--output", "-o", choices=("table", "json", "yaml"), default="table", help="form of the output"
+        "--output",
+        "-o",
+        choices=("table", *(["wide"] if wide else []), "json", "yaml"),
+        default="table",
+        help=f"form of the output{more}",
     )
 
 
@@ -99,50 +104,13 @@ def add_cluster_arguments(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--watch`` and ``--interval``, for ``show``."""
-    parser.add_argument("--watch", "-w", action="store_true", help="show it again whenever it has changed")
-    parser.add_argument(
-        "--interval", type=_interval, default=2.0, help="with --watch: seconds between two looks"
+def add_namespace_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add ``--namespace`` and ``--all-namespaces``, as kubectl has them."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "-n", "--namespace", default="", metavar="NS", help="namespace; default: that of the context"
     )
-
-
-def _interval(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be between 0.1 and 3600 seconds")
-    return value
-
-
-async def show(look: Callable[[], Awaitable[str]], args: argparse.Namespace) -> None:
-    """Print what ``look`` returns: once, or with ``--watch`` whenever it differs from what was printed last.
-
-    While watching, a look that fails because the API server is away is reported once (stderr) and repeated.
-    """
-    shown = complaint = ""
-    while True:
-        try:
-            text = await look()
-            complaint = ""
-        except (ServerBusy, ApiUnavailable) as e:
-            if not args.watch:
-                raise
-            text = shown
-            if str(e) != complaint:
-                complaint = str(e)
-                print(f"{complaint}; trying again", file=sys.stderr)
-        if text != shown:
-            if shown and args.output == "table":
-                print(f"--- {time.strftime('%H:%M:%S')}")
-            print(text)
-            sys.stdout.flush()
-            shown = text
-        if not args.watch:
-            return
-        await asyncio.sleep(args.interval)
+    which.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
 
 
 class _Stderr:

@@ -5,144 +5,281 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
 from controller.allocate.state.taint_rules import served_rules
-from dra_driver.api.core import NODES, PODS
-from dra_driver.api.meta import ObjectKey
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.core import NODES, PODS, Pod
+from dra_driver.api.meta import Resource
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceTaintRule,
+    ResourceClaim,
+)
 from dra_driver.cli import common
 from dra_driver.cli.allocator import manifests as allocator_manifests
 from dra_driver.cli.allocator.manifests import Manifests
-from dra_driver.cli.capacity import dropped_notes
-from dra_driver.errors import Forbidden, InvalidInput
+from dra_driver.cli.capacity import object_notes, server_notes
+from dra_driver.cli.display.report import Block, Line, Report, plain
+from dra_driver.cli.explaining.answers import answer_data, answer_report, answers
+from dra_driver.cli.explaining.targets import CLAIM, Target, parse_target, pods_of
+from dra_driver.cli.live import showing
+from dra_driver.cli.live.reading import Lister, Source
+from dra_driver.errors import InvalidInput
 from dra_driver.fleet import preemptions_of, waiting_condition
 from dra_driver.kube import KubeApi
 from dra_driver.resourceclaim import pod_claims
 from dra_driver.structured import NodePolicy, with_rules
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["FAILURE", "Explained", "add_arguments", "explained", "run"]
 
+FAILURE: Final = 3
+"""Exit status where the cluster cannot be read: 1 means that something does not fit."""
 
-_EPILOG = """Without -f, a live cluster is read (and nothing is written). The taint by which the controller
-keeps kube-scheduler off its devices excludes nothing, in a cluster and in manifests."""
+_EPILOG = """examples:
+  dra-driver explain                      the claims of the namespace; -A for all
+  dra-driver explain pod/train -n team    the claims of a pod, and whom it would preempt
+  dra-driver explain deploy/serve         the claims of its pods
+  dra-driver explain claim/gpu -o wide    a row for each device
+  dra-driver explain -f slices.yaml -f claim.yaml    manifests, without a cluster
+
+exit status: 0 all fit or are allocated, 1 one does not, 2 the input is wrong, 3 no cluster can be read
+
+Nothing is written. The taint by which the controller keeps kube-scheduler off its devices excludes
+nothing, in a cluster and in manifests."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "pod",
-        nargs="?",
-        default="",
-        metavar="pod/NAME",
-        help="a pod that waits, of the namespace (default: default): its claims, and whom it would preempt",
+        "target",
+        nargs="*",
+        metavar="KIND/NAME",
+        help="what is explained: pod/NAME, claim/NAME, or the pods of deploy/NAME, rs/, sts/, ds/, job/; "
+        "default: all claims of the namespace",
     )
-    allocator_manifests.add_file_argument(parser)
-    common.add_cluster_arguments(parser)
-    parser.add_argument(
-        "-n",
-        "--namespace",
-        default="",
-        metavar="NS",
-        help="only claims of this namespace; default: all namespaces",
+    where = parser.add_argument_group("where to look")
+    common.add_cluster_arguments(where)
+    common.add_namespace_arguments(where)
+    allocator_manifests.add_file_argument(where)
+    what = parser.add_argument_group("what to answer")
+    allocator_manifests.add_claim_argument(what)
+    what.add_argument(
+        "--all-drivers",
+        action="store_true",
+        help="also count devices of drivers that the class is not about",
     )
-    allocator_manifests.add_claim_argument(parser)
-    allocator_manifests.add_node_policy_argument(parser)
-    common.add_watch_arguments(parser)
-    common.add_output_argument(parser)
+    allocator_manifests.add_node_policy_argument(what)
+    shown = parser.add_argument_group("how it is shown")
+    common.add_output_argument(shown, wide="a row for each device")
+    showing.add_watch_arguments(shown)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status says that there was an answer, not which one."""
-    if args.pod and not (args.pod.startswith("pod/") and args.pod[4:]):
-        raise InvalidInput(f"{args.pod!r}: a pod is named pod/NAME, a claim by --claim NS/NAME")
-    if args.file:
-        if args.pod:
-            raise InvalidInput("pod/NAME is for a live cluster, -f for manifests; give one of them")
-        wrong = [flag for flag in ("kubeconfig", "context", "watch") if getattr(args, flag)]
-        if wrong:
-            raise InvalidInput(f"--{wrong[0]} is for a live cluster, -f for manifests; give one of them")
-        manifests = allocator_manifests.read(args.file)
-        policy = NodePolicy(args.node_policy)
-        print(
-            allocator_manifests.explained(
-                manifests, args.claim, args.output, namespace=args.namespace, policy=policy
-            )
-        )
-        return 0
-    asyncio.run(_live(args))
-    return 0
+    """Run the command.
+
+    Returns:
+        0 if all claims fit or are allocated, 1 if one does not.
+    """
+    targets = [parse_target(text) for text in args.target]
+    if not args.file:
+        return asyncio.run(_live(args, targets))
+    wrong = [f for f in ("kubeconfig", "context", "watch", "all_namespaces") if getattr(args, f)]
+    if wrong:
+        flag = wrong[0].replace("_", "-")
+        raise InvalidInput(f"--{flag} is for a live cluster, -f for manifests; give one of them")
+    if any(target.kind != CLAIM for target in targets):
+        raise InvalidInput("of manifests (-f) only claims are explained: claim/NAME")
+    found = _asked(allocator_manifests.read(args.file), targets, args, args.namespace)
+    showing.print_shown(found.shown)
+    return 0 if found.fits else 1
 
 
-async def _live(args: argparse.Namespace) -> None:
+def _asked(
+    manifests: Manifests, targets: Sequence[Target], args: argparse.Namespace, namespace: str
+) -> Explained:
+    return explained(
+        manifests,
+        targets,
+        namespace,
+        claims=args.claim,
+        output=args.output,
+        policy=NodePolicy(args.node_policy),
+        all_drivers=args.all_drivers,
+    )
+
+
+async def _live(args: argparse.Namespace, targets: Sequence[Target]) -> int:
     async with await KubeApi.connect(
         args.kubeconfig,
         context=args.context,
         field_manager="dra-driver-explain",
         user_agent="dra-driver-explain",
     ) as client:
+        namespace = "" if args.all_namespaces else args.namespace or client.namespace
+        if args.all_namespaces and targets:
+            raise InvalidInput("KIND/NAME is of one namespace (-n), -A is for the claims of all")
+        rules = await served_rules(client)
+        fits = True
+        if not targets:
+            _warn(await server_notes(client, namespace))
 
-        async def look() -> str:
-            manifests = await _from_cluster(client)
-            if args.pod:
-                key = ObjectKey(args.namespace or "default", args.pod[4:])
-                return explained_pod(manifests, key, args.output, NodePolicy(args.node_policy))
-            for note in await dropped_notes(client, manifests.claims, args.namespace):
-                print(f"warning: {note}", file=sys.stderr)
-            return allocator_manifests.explained(
-                manifests,
-                args.claim,
-                args.output,
-                namespace=args.namespace,
-                policy=NodePolicy(args.node_policy),
-            )
+        async def look(source: Source) -> showing.Shown:
+            nonlocal fits
+            manifests = await _from_cluster(source, rules, namespace)
+            if not targets and isinstance(source, Lister):
+                templates = await source.all(
+                    RESOURCE_CLAIM_TEMPLATES, or_in=namespace, without="templates are not looked at"
+                )
+                _warn(object_notes(templates, manifests.claims, namespace))
+            found = _asked(manifests, targets, args, namespace)
+            fits = found.fits
+            return found.shown
 
-        await common.show(look, args)
-
-
-def explained_pod(manifests: Manifests, key: ObjectKey, output: str, policy: NodePolicy) -> str:
-    """Return, as printed, what is known of a pod, and why its claims can be allocated or not.
-
-    Raises:
-        InvalidInput: there is no such pod.
-    """
-    pod = next((p for p in manifests.pods if p.key == key), None)
-    if pod is None:
-        raise InvalidInput(f"there is no pod {key}, or pods may not be read")
-    there = {c.key for c in manifests.claims}
-    claims = [str(used.key) for used in pod_claims(pod) if used.key in there]
-    own = [row for row in preemptions_of(manifests.pods) if row.pod == str(key)]
-    if output != "table":
-        found = {"pod": str(key), "preemptions": [msgspec.to_builtins(row) for row in own]}
-        return common.format_data(found | {"claims": claims}, output)
-    condition = waiting_condition(pod)
-    lines = [f"pod {key}"]
-    lines += [f"waits: {condition.get('message')}"] if condition is not None else []
-    lines += [row.sentence for row in own]
-    text = "\n".join(lines)
-    if not claims:
-        return text
-    return text + "\n\n" + allocator_manifests.explained(manifests, claims, output, policy=policy)
+        await showing.show(client, look, args)
+    return 0 if fits else 1
 
 
-async def _from_cluster(client: KubeApi) -> Manifests:
+def _warn(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)
+
+
+async def _from_cluster(source: Source, rules: Resource[DeviceTaintRule] | None, namespace: str) -> Manifests:
     """Return what the cluster has at this moment."""
-    resource = await served_rules(client)
-    try:
-        rules = (await client.list(resource)).items if resource is not None else ()
-    except Forbidden:
-        rules = ()
-    try:
-        pods = (await client.list(PODS)).items
-    except Forbidden:
-        pods = ()
+    taints = await source.all(rules, without="DeviceTaintRules are left out") if rules is not None else ()
     return Manifests(
-        nodes=list((await client.list(NODES)).items),
-        slices=[with_rules(s, rules) for s in (await client.list(RESOURCE_SLICES)).items],
-        classes=list((await client.list(DEVICE_CLASSES)).items),
-        claims=list((await client.list(RESOURCE_CLAIMS)).items),
-        pods=list(pods),
+        nodes=list(await source.all(NODES, without="nodes are known by what slices say of them")),
+        slices=[with_rules(s, taints) for s in await source.all(RESOURCE_SLICES)],
+        classes=list(await source.all(DEVICE_CLASSES)),
+        claims=list(
+            await source.all(
+                RESOURCE_CLAIMS,
+                or_in=namespace,
+                in_part="devices that claims of other namespaces hold look free",
+            )
+        ),
+        pods=list(await source.all(PODS, or_in=namespace, without="pods are not looked at")),
         source="the cluster has",
     )
+
+
+# --- answering ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What is printed, and whether all of it fits."""
+
+    shown: showing.Shown
+    fits: bool
+
+    def __str__(self) -> str:
+        return self.shown if isinstance(self.shown, str) else plain(self.shown)
+
+
+def explained(
+    manifests: Manifests,
+    targets: Sequence[Target] = (),
+    namespace: str = "",
+    *,
+    claims: Sequence[str] = (),
+    output: str = "table",
+    policy: NodePolicy = NodePolicy.PACK,
+    all_drivers: bool = False,
+) -> Explained:
+    """Return why claims can be allocated or not.
+
+    Args:
+        manifests: the cluster.
+        targets: what is asked about; if there are neither targets nor claims, all claims.
+        namespace: of the targets; empty: all.
+        claims: further claims, by ``namespace/name`` or name.
+        output: ``table``, ``wide``, ``json`` or ``yaml``.
+        policy: which of several nodes that are equally good.
+        all_drivers: whether devices of drivers that a claim is not about are counted.
+
+    Raises:
+        InvalidInput: something that is named is not there.
+    """
+    pods = _pods(manifests, [t for t in targets if t.kind != CLAIM], namespace)
+    chosen = _claims(manifests, targets, claims, pods, namespace)
+    found = answers(manifests, chosen, policy=policy, all_drivers=all_drivers)
+    fits = all(a.fits for a in found)
+    if output in ("json", "yaml"):
+        data: dict[str, Any] = {"fits": fits, "claims": [answer_data(a) for a in found]}
+        if pods:
+            data["pods"] = [_pod_data(manifests, pod) for pod in pods]
+        return Explained(common.format_data(data, output), fits)
+    named = bool(targets or claims)
+    report: list[Sequence[Block]] = list(_pods_report(manifests, pods))
+    report += answer_report(found, wide=output == "wide", condense=not named)
+    return Explained(report, fits)
+
+
+def _pods(manifests: Manifests, targets: Sequence[Target], namespace: str) -> list[Pod]:
+    where = namespace or "default"
+    pods: dict[str, Pod] = {}
+    for target in targets:
+        of_target = pods_of(target, where, manifests.pods)
+        if not of_target:
+            what = f"no {target}" if target.kind == "Pod" else f"no pod of {target}"
+            raise InvalidInput(f"there is {what} in namespace {where}, or pods may not be read")
+        pods |= {pod.metadata.name: pod for pod in of_target}
+    return list(pods.values())
+
+
+def _claims(
+    manifests: Manifests, targets: Sequence[Target], flags: Sequence[str], pods: Sequence[Pod], namespace: str
+) -> list[ResourceClaim]:
+    names = [*flags, *(t.name for t in targets if t.kind == CLAIM)]
+    found = manifests.select(names, namespace) if names or not targets else []
+    wanted = {used.key for pod in pods for used in pod_claims(pod)} - {c.key for c in found}
+    return found + [c for c in manifests.claims if c.key in wanted]
+
+
+def _pod_data(manifests: Manifests, pod: Pod) -> dict[str, Any]:
+    own = [msgspec.to_builtins(row) for row in preemptions_of(manifests.pods) if row.pod == str(pod.key)]
+    condition = waiting_condition(pod)
+    return {
+        "pod": str(pod.key),
+        "node": pod.spec.node_name or "",
+        "waits": str(condition.get("message") or "") if condition is not None else "",
+        "claims": [str(used.key) for used in pod_claims(pod) if used.key is not None],
+        "missingClaims": _missing(manifests, pod),
+        "preemptions": own,
+    }
+
+
+def _missing(manifests: Manifests, pod: Pod) -> list[str]:
+    """Return the entries of the pod's claims for which there is no claim yet, or no more."""
+    there = {c.key for c in manifests.claims}
+    return [used.entry for used in pod_claims(pod) if used.key not in there]
+
+
+def _pods_report(manifests: Manifests, pods: Sequence[Pod]) -> Report:
+    """Return what is known of pods; those that wait for the same reason are one paragraph."""
+    same: dict[tuple[str, ...], list[Pod]] = {}
+    preemptions = preemptions_of(manifests.pods)
+    for pod in pods:
+        lines = [f"runs on node {pod.spec.node_name}"] if pod.spec.node_name else []
+        condition = waiting_condition(pod)
+        lines += [f"waits: {condition.get('message')}"] if condition is not None else []
+        lines += [row.sentence for row in preemptions if row.pod == str(pod.key)]
+        if not any(True for _ in pod_claims(pod)):
+            lines.append("uses no ResourceClaim")
+        lines += [f"claim {name}: not there yet" for name in _missing(manifests, pod)]
+        same.setdefault(tuple(lines), []).append(pod)
+    paragraphs: list[list[Block]] = []
+    for said, alike in same.items():
+        names = ", ".join(str(pod.key) for pod in alike[:3])
+        more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
+        paragraphs.append([Line(f"pod{'s' * (len(alike) > 1)} {names}{more}", "strong"), *map(Line, said)])
+    return paragraphs

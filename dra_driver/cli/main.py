@@ -2,7 +2,7 @@
 
 A subcommand is a module of this package with ``add_arguments(parser)`` and ``run(args) -> int``. Only the
 module of the chosen subcommand is imported, so that ``kubelet-plugin`` does not pay for the allocator's
-libraries.
+libraries. Where 1 has a meaning for the subcommand, ``FAILURE`` is its exit status for failures.
 """
 
 from __future__ import annotations
@@ -60,12 +60,21 @@ COMMANDS = {
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """A help formatter that shows defaults other than None and empty ones."""
+    """A help formatter that shows defaults which the help does not name, and keeps indented lines."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is False or action.default in (None, "", [], ()):
+        if (
+            action.default is False
+            or action.default in (None, "", [], ())
+            or "default" in (action.help or "")
+        ):
             return action.help
         return super()._get_help_string(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = super()._fill_text
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(p if "\n  " in p else filled(p, width, indent) for p in paragraphs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +94,7 @@ def kubectl_dra(argv: Sequence[str] | None = None) -> int:
 def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((a for a in arguments if not a.startswith("-")), None)
-    args, run = _parse(prog, commands, chosen, arguments)
+    args, run, failure = _parse(prog, commands, chosen, arguments)
     common.configure_logging(args.log_level, args.log_format)
     try:
         return int(run(args))
@@ -98,7 +107,7 @@ def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int
         return 2
     except DraError as e:
         print(f"{prog} {chosen}: {e}", file=sys.stderr)
-        return 1
+        return failure
     except BrokenPipeError:
         # The reader of the output has gone (``| head``): not an error to report.
         sys.stderr.close()
@@ -109,14 +118,18 @@ def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int
 
 def _parse(
     prog: str, commands: Sequence[str], chosen: str | None, arguments: list[str]
-) -> tuple[argparse.Namespace, Callable[[argparse.Namespace], int]]:
-    """Parse the arguments with the flags of the chosen subcommand; return them with its ``run``."""
+) -> tuple[argparse.Namespace, Callable[[argparse.Namespace], int], int]:
+    """Parse the arguments with the flags of the chosen subcommand.
+
+    Returns:
+        The arguments, the ``run`` of the subcommand, and the exit status of its failures.
+    """
     parser = argparse.ArgumentParser(
         prog=prog, description=dra_driver.__doc__.splitlines()[0] if dra_driver.__doc__ else None
     )
     parser.add_argument("--version", action="version", version=f"{prog} {dra_driver.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    run = None
+    run, failure = None, 1
     command_parser = parser
     for name in commands:
         module, text = COMMANDS[name]
@@ -129,16 +142,19 @@ def _parse(
                     raise
                 # deploy/Dockerfile leaves it out.
                 sub.error("this image has no embedded cluster; install the package dra-driver")
-            common.add_logging_arguments(sub)
             loaded.add_arguments(sub)
+            common.add_logging_arguments(
+                sub.add_argument_group("logging"), sub.get_default("log_level") or "info"
+            )
             run = loaded.run
+            failure = getattr(loaded, "FAILURE", 1)
             command_parser = sub
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         # Print the usage of the subcommand, not that of the whole command.
         command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     assert run is not None  # argparse has refused everything else
-    return args, run
+    return args, run, failure
 
 
 if __name__ == "__main__":

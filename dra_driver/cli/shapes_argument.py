@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from dra_driver.cli import common
+from dra_driver.cli.display.report import Table
 from dra_driver.fleet import ShapeCount
 
 __all__ = ["add_shape_argument", "shapes_table"]
@@ -25,8 +25,8 @@ def add_shape_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def shapes_table(counts: Iterable[ShapeCount]) -> str:
-    """Return how often shapes fit, as a table."""
+def shapes_table(counts: Iterable[ShapeCount]) -> Table:
+    """Return how often shapes fit."""
     rows = []
     for count in counts:
         if count.problem:
@@ -37,5 +37,5 @@ def shapes_table(counts: Iterable[ShapeCount]) -> str:
         rows.append((count.shape, fits, str(count.suggested), lost, ""))
     header = ("SHAPE", "FITS", "SUM OF FREE SUGGESTS", "FRAGMENTED")
     if any(row[4] for row in rows):
-        return common.table((*header, "PROBLEM"), rows)
-    return common.table(header, [row[:4] for row in rows])
+        return Table((*header, "PROBLEM"), rows)
+    return Table(header, [row[:4] for row in rows])

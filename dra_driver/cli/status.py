@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
 from controller.allocate.state.taint_rules import served_rules
-from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS, Node, Pod
+from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS, Event, Node, Pod
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, REQUEST_SHAPES, SYSTEM_NAMESPACE
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceTaintRule,
@@ -25,12 +25,27 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.cli import common, shapes_argument
-from dra_driver.cli.capacity import dropped_notes
+from dra_driver.cli.capacity import object_notes, server_notes
+from dra_driver.cli.display.report import Block, Cell, Line, Report, Style, Table, plain
+from dra_driver.cli.live import showing
+from dra_driver.cli.live.reading import Lister, Source
+from dra_driver.cli.overview.rows import (
+    NamespaceRow,
+    Row,
+    device_rows,
+    fold_notes,
+    fold_waiting,
+    matches,
+    named,
+    namespace_rows,
+    on_nodes,
+    utilisation,
+)
 from dra_driver.errors import ConfigurationError, Forbidden, NotFound
 from dra_driver.fleet import (
+    REFUSALS,
     STATES,
     Fleet,
-    PoolView,
     PreemptionRow,
     RequestShape,
     ShapeCount,
@@ -47,32 +62,58 @@ from dra_driver.ownership import is_controller_taint
 from dra_driver.ports import KubeClient
 from dra_driver.structured import AllocatedState, Snapshot, with_rules
 
+__all__ = ["Overview", "add_arguments", "look", "run"]
+
+# Namespaces that people are shown; -o json has all of them.
+_MOST_NAMESPACES: Final = 10
+_EPILOG = """examples:
+  dra-driver status                        one line for each model on each node
+  dra-driver status --by model --watch     sums over the fleet, as they change
+  dra-driver status --node 'rack7-*'       some nodes
+  dra-driver status -n team                only what waits in a namespace
+  dra-driver status --shape '8 gpu same nvlinkGroup'    how often a request still fits
+
+Memory is what claims hold of it, not what programs use. Equal reasons and notes are said once."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    common.add_cluster_arguments(parser)
-    parser.add_argument(
+    parser.epilog = _EPILOG
+    where = parser.add_argument_group("where to look")
+    common.add_cluster_arguments(where)
+    where.add_argument(
         "--driver-name",
         action="append",
         metavar="NAME",
-        help=f"driver whose devices are shown; may be repeated; default: {DEFAULT_DRIVER_NAME}",
+        help=f"driver whose devices are shown (repeatable); default: {DEFAULT_DRIVER_NAME}",
     )
-    parser.add_argument(
-        "--by",
-        choices=("node", "model"),
-        default="node",
-        help="one line per model on each node, or per model on all nodes",
+    where.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only nodes whose names match, with * and ? (repeatable)",
     )
-    shapes_argument.add_shape_argument(parser)
-    parser.add_argument(
+    where.add_argument(
+        "-n", "--namespace", default="", metavar="NS", help="only claims of this namespace; default: all"
+    )
+    where.add_argument(
         "--system-namespace",
         default=SYSTEM_NAMESPACE,
         metavar="NS",
         help="where the driver is installed: without --shape, the shapes of the installation (the chart's "
         f"controller.shapes, in the ConfigMap {REQUEST_SHAPES}) are counted",
     )
-    common.add_watch_arguments(parser)
-    common.add_output_argument(parser)
+    shown = parser.add_argument_group("what is shown, and how")
+    shown.add_argument(
+        "--by",
+        choices=("node", "model"),
+        default="node",
+        help="one line per model on each node, or per model on all nodes",
+    )
+    shapes_argument.add_shape_argument(shown)
+    common.add_output_argument(shown)
+    showing.add_watch_arguments(shown)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,33 +130,26 @@ async def _main(
     async with await KubeApi.connect(
         args.kubeconfig, context=args.context, user_agent="dra-driver-status"
     ) as client:
+        question = await _question(
+            client,
+            drivers,
+            by=args.by,
+            shapes=shapes,
+            system=args.system_namespace,
+            nodes=args.node,
+            namespace=args.namespace,
+        )
 
-        async def text() -> str:
-            return _text(
-                await look(client, drivers, by=args.by, shapes=shapes, namespace=args.system_namespace),
-                args.output,
-            )
+        async def looked(source: Source) -> showing.Shown:
+            overview = await _look(source, question)
+            if args.output == "table":
+                return _report(overview)
+            return common.format_data(_data(overview), args.output)
 
-        await common.show(text, args)
+        await showing.show(client, looked, args)
 
 
 # --- looking ------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Row:
-    """Devices of one model on one node, or on all nodes if ``node`` is empty."""
-
-    node: str
-    model: str
-    type: str
-    total: int = 0
-    states: Counter[str] = field(default_factory=Counter)
-
-    def data(self) -> dict[str, Any]:
-        """Return the row for JSON."""
-        states = {state: self.states[state] for state in STATES}
-        return {"node": self.node, "model": self.model, "type": self.type, "total": self.total, **states}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +179,45 @@ class Overview:
     shapes: tuple[ShapeCount, ...] = ()
     set_aside: tuple[SetAsideRow, ...] = ()
     preemptions: tuple[PreemptionRow, ...] = ()
+    namespaces: tuple[NamespaceRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked, and what is found out once however long the cluster is watched.
+
+    Attributes:
+        patterns: of names of nodes; all if there is none.
+        namespace: of the claims that are shown; empty: all.
+        rules: the kind of DeviceTaintRules that is served.
+        notes: what is to be said about the installation.
+    """
+
+    drivers: tuple[str, ...]
+    by: str
+    shapes: tuple[RequestShape, ...]
+    patterns: tuple[str, ...]
+    namespace: str
+    rules: Resource[DeviceTaintRule] | None
+    notes: tuple[str, ...]
+
+
+async def _question(
+    client: KubeClient,
+    drivers: Sequence[str],
+    *,
+    by: str,
+    shapes: Sequence[RequestShape] | None,
+    system: str,
+    nodes: Sequence[str],
+    namespace: str,
+) -> _Question:
+    notes: list[str] = []
+    if shapes is None:
+        shapes, notes = await _configured(client, system, drivers[0])
+    rules = await served_rules(client) if shapes else None
+    notes = [*await server_notes(client, namespace), *notes]
+    return _Question(tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, tuple(notes))
 
 
 async def look(
@@ -153,34 +226,55 @@ async def look(
     *,
     by: str = "node",
     shapes: Sequence[RequestShape] | None = None,
-    namespace: str = SYSTEM_NAMESPACE,
+    system: str = SYSTEM_NAMESPACE,
+    nodes: Sequence[str] = (),
+    namespace: str = "",
 ) -> Overview:
-    """Read the cluster.
+    """Read the cluster once.
 
     Args:
         client: of the cluster.
         drivers: whose devices are shown.
         by: ``node`` or ``model``.
         shapes: to be counted, among the devices of all drivers; if None, those of the installation.
-        namespace: of the installation.
+        system: namespace of the installation.
+        nodes: patterns of names of nodes; all if there is none.
+        namespace: of the claims that are shown; empty: all.
 
     Raises:
         ApiError, ApiUnavailable: the API server refuses, or cannot be reached.
     """
-    fleet = Fleet(drivers)
-    slices = (await client.list(RESOURCE_SLICES)).items
+    question = await _question(
+        client, drivers, by=by, shapes=shapes, system=system, nodes=nodes, namespace=namespace
+    )
+    return await _look(Lister(client), question)
+
+
+async def _look(source: Source, question: _Question) -> Overview:
+    fleet = Fleet(question.drivers)
+    slices = await source.all(RESOURCE_SLICES)
     for slice_ in slices:
         fleet.put_slice(slice_)
-    for inventory in await _list_if_there(client, DEVICE_INVENTORIES):
+    for inventory in await source.all(
+        DEVICE_INVENTORIES,
+        optional=True,
+        without="what nodes say of devices that are not published is unknown",
+    ):
         fleet.put_inventory(inventory)
-    claims = (await client.list(RESOURCE_CLAIMS)).items
+    namespace = question.namespace
+    claims = await source.all(
+        RESOURCE_CLAIMS, or_in=namespace, in_part="devices that claims of other namespaces hold look free"
+    )
     for claim in claims:
         fleet.put_claim(claim)
-    pods = (await client.list(PODS)).items
+    templates = await source.all(
+        RESOURCE_CLAIM_TEMPLATES, or_in=namespace, without="templates are not looked at", optional=True
+    )
+    pods = await source.all(PODS, or_in=namespace, without="which pods wait is unknown")
     for pod in pods:
         fleet.put_pod(pod)
-    nodes = (await client.list(NODES)).items
-    told = latest_reasons((await client.list(EVENTS)).items)
+    nodes = await source.all(NODES, without="nodes without devices are unknown")
+    told = latest_reasons(await _refusals(source, namespace))
 
     def reason_of(claim: ResourceClaim, users: Iterable[Pod]) -> str:
         own = list(users)
@@ -188,22 +282,32 @@ async def look(
         found = (*waits, *(told.get(o.metadata.uid, "") for o in (claim, *own)))
         return next((text for text in found if text), "")
 
-    notes = list(await dropped_notes(client, claims))
-    if shapes is None:
-        shapes, unread = await _configured(client, namespace, drivers[0])
-        notes += unread
-    views = fleet.views()
-    waiting, _ = fleet.waiting(reason_of)
+    views = on_nodes(fleet.views(), question.patterns)
+    waiting = [w for w in fleet.waiting(reason_of)[0] if not namespace or w.claim.startswith(f"{namespace}/")]
     return Overview(
-        rows=_rows(views, by),
+        rows=device_rows(views, question.by),
         waiting=tuple(waiting),
-        nodes=len(nodes),
+        nodes=sum(matches(n.metadata.name, question.patterns) for n in nodes),
         nodes_with_devices=len({v.node for v in views if v.devices}),
-        notes=(*(f"{v.node} ({v.driver}): {note}" for v in views for note in v.notes), *notes),
-        shapes=await _count(client, shapes, nodes, slices, claims) if shapes else (),
-        set_aside=tuple(_set_aside(pods)),
+        notes=(*fold_notes(views), *question.notes, *object_notes(templates, claims, namespace)),
+        shapes=await _count(source, question, nodes, slices, claims) if question.shapes else (),
+        set_aside=tuple(s for s in _set_aside(pods) if not namespace or s.pod.startswith(f"{namespace}/")),
         preemptions=tuple(preemptions_of(pods)),
+        namespaces=tuple(row for row in namespace_rows(views, waiting) if namespace in ("", row.namespace)),
     )
+
+
+async def _refusals(source: Source, namespace: str) -> list[Event]:
+    """Return the Events that say why something waits, and no others: a cluster has very many."""
+    found: list[Event] = []
+    for reason in REFUSALS:
+        found += await source.all(
+            EVENTS,
+            fields=f"reason={reason}",
+            or_in=namespace,
+            without="why claims wait is known from the conditions of their pods alone",
+        )
+    return found
 
 
 def _set_aside(pods: Iterable[Pod]) -> Iterator[SetAsideRow]:
@@ -230,88 +334,108 @@ async def _configured(
 
 
 async def _count(
-    client: KubeClient,
-    shapes: Sequence[RequestShape],
+    source: Source,
+    question: _Question,
     nodes: Iterable[Node],
     slices: Iterable[ResourceSlice],
     claims: Iterable[ResourceClaim],
 ) -> tuple[ShapeCount, ...]:
     """Count the shapes; our own taint excludes nothing."""
-    rules = await _rules(client)
+    rules: tuple[DeviceTaintRule, ...] = ()
+    if question.rules is not None:
+        rules = await source.all(question.rules, without="DeviceTaintRules are left out")
     snapshot = Snapshot.build(
         slices=[with_rules(s, rules) for s in slices],
-        classes=(await client.list(DEVICE_CLASSES)).items,
+        classes=await source.all(DEVICE_CLASSES),
         nodes=nodes,
         allocated=AllocatedState.from_claims(claims),
     )
-    return count_shapes(snapshot, shapes, ignore_taint=is_controller_taint)
-
-
-async def _rules(client: KubeClient) -> tuple[DeviceTaintRule, ...]:
-    resource = await served_rules(client)
-    try:
-        return (await client.list(resource)).items if resource is not None else ()
-    except Forbidden:
-        return ()
-
-
-async def _list_if_there(client: KubeClient, resource: Resource[Any]) -> tuple[Any, ...]:
-    try:
-        return (await client.list(resource)).items
-    except NotFound:
-        return ()
-
-
-def _rows(views: Iterable[PoolView], by: str) -> tuple[Row, ...]:
-    rows: dict[tuple[str, str, str], Row] = {}
-    for view in views:
-        node = view.node if by == "node" else ""
-        for device in view.devices:
-            row = rows.setdefault((node, device.model, device.type), Row(node, device.model, device.type))
-            row.total += 1
-            row.states[device.state] += 1
-    return tuple(row for _, row in sorted(rows.items()))
+    return count_shapes(snapshot, question.shapes, ignore_taint=is_controller_taint)
 
 
 # --- showing ------------------------------------------------------------------------------------------------
 
 
 def _text(overview: Overview, form: str) -> str:
-    if form != "table":
-        return common.format_data(_data(overview), form)
-    parts = []
-    if overview.rows:
-        named = any(r.node for r in overview.rows)
-        rows = [
-            (*([r.node] if named else []), r.model, r.type, r.total, *(r.states[s] for s in STATES))
-            for r in overview.rows
-        ]
-        header = (*(["NODE"] if named else []), "MODEL", "TYPE", "DEVICES", *(s.upper() for s in STATES))
-        parts.append(common.table(header, rows))
-        total = sum(r.total for r in overview.rows)
-        sums = ", ".join(f"{n} {s}" for s in STATES if (n := sum(r.states[s] for r in overview.rows)))
-        parts.append(f"{total} devices on {overview.nodes_with_devices} of {overview.nodes} nodes: {sums}")
-    else:
-        parts.append(f"no devices on {overview.nodes} nodes")
+    return plain(_report(overview)) if form == "table" else common.format_data(_data(overview), form)
+
+
+def _report(overview: Overview) -> Report:
+    report: list[Sequence[Block]] = list(_devices(overview))
     if overview.shapes:
-        parts.append(shapes_argument.shapes_table(overview.shapes))
+        report.append([shapes_argument.shapes_table(overview.shapes)])
+    if len(overview.namespaces) > 1 or any(n.devices for n in overview.namespaces):
+        report.append(list(_namespaces(overview.namespaces)))
     if overview.waiting:
-        waits = [(w.claim, ", ".join(w.pods) or "-", w.reason) for w in overview.waiting]
-        parts.append(common.table(("WAITING CLAIM", "PODS", "WHY"), waits))
+        waits = [(named(w.claims), named(w.pods), w.reason) for w in fold_waiting(overview.waiting)]
+        report.append([Table(("WAITING CLAIM", "PODS", "WHY"), waits)])
     if overview.set_aside:
         kept = [(s.pod, s.since, s.devices) for s in overview.set_aside]
-        parts.append(common.table(("SET ASIDE FOR POD", "SINCE", "DEVICES"), kept))
+        report.append([Table(("SET ASIDE FOR POD", "SINCE", "DEVICES"), kept)])
     if overview.preemptions:
         found = [(p.pod, p.state, p.since, p.whom) for p in overview.preemptions]
-        parts.append(common.table(("PREEMPTOR", "STATE", "SINCE", "PODS"), found))
+        report.append([Table(("PREEMPTOR", "STATE", "SINCE", "PODS"), found)])
     if overview.notes:
-        parts.append("\n".join(overview.notes))
-    return "\n\n".join(parts)
+        report.append([Line(note, "warning") for note in overview.notes])
+    return report
+
+
+def _devices(overview: Overview) -> Iterator[Sequence[Block]]:
+    rows = overview.rows
+    if not rows:
+        yield [Line(f"no devices on {overview.nodes} nodes", "bad")]
+        return
+    with_node = any(r.node for r in rows)
+    # A state that no device is in takes no column, but for those that everybody looks for.
+    states = [s for s in STATES if s in ("allocated", "free") or any(r.states[s] for r in rows)]
+    header = (*(["NODE"] if with_node else []), "MODEL", "TYPE", "DEVICES", *map(str.upper, states), "MEMORY")
+    cells = [
+        (
+            *([r.node] if with_node else []),
+            r.model,
+            r.type,
+            r.total,
+            *(_state(s, r.states[s]) for s in states),
+            r.memory,
+        )
+        for r in rows
+    ]
+    yield [Table(header, cells)]
+    total = sum(r.total for r in rows)
+    counts = ", ".join(f"{n} {s}" for s in STATES if (n := sum(r.states[s] for r in rows)))
+    where = f"{overview.nodes_with_devices} of {overview.nodes} nodes"
+    yield [Line(f"{total} devices on {where}: {counts}", "strong"), Line(utilisation(rows))]
+
+
+def _state(state: str, number: int) -> Cell:
+    styles: dict[str, Style] = {"unhealthy": "bad", "free": "good"}
+    return Cell(number, styles.get(state, "") if number else "quiet")
+
+
+def _waiting(number: int) -> Cell:
+    return Cell(number, "warning" if number else "quiet")
+
+
+def _namespaces(namespaces: Sequence[NamespaceRow]) -> Iterator[Block]:
+    rows = [
+        (
+            n.namespace,
+            n.devices,
+            n.memory.held,
+            len(n.claims),
+            _waiting(n.waiting),
+        )
+        for n in namespaces[:_MOST_NAMESPACES]
+    ]
+    yield Table(("NAMESPACE", "DEVICES", "MEMORY", "CLAIMS", "WAITING"), rows)
+    if len(namespaces) > _MOST_NAMESPACES:
+        yield Line(f"{len(namespaces) - _MOST_NAMESPACES} more namespaces", "quiet")
 
 
 def _data(overview: Overview) -> dict[str, Any]:
     return {
         "devices": [r.data() for r in overview.rows],
+        "namespaces": [n.data() for n in overview.namespaces],
         "waiting": [{"claim": w.claim, "pods": list(w.pods), "reason": w.reason} for w in overview.waiting],
         "setAside": [{"pod": s.pod, "since": s.since, "devices": s.devices} for s in overview.set_aside],
         "preemptions": [msgspec.to_builtins(p) for p in overview.preemptions],

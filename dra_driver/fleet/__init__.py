@@ -24,6 +24,7 @@ from dra_driver.fleet.preempting import (
 from dra_driver.fleet.request_shapes import RequestShape, parse_shapes
 from dra_driver.fleet.views import STATES, DeviceView, Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import (
+    REFUSALS,
     WaitingClaim,
     latest_reasons,
     set_aside_condition,
@@ -35,6 +36,7 @@ __all__ = [
     "MOST_PREEMPTED",
     "NOT_PREEMPTING",
     "OPEN",
+    "REFUSALS",
     "STATES",
     "WOULD_PREEMPT",
     "DeviceView",

@@ -10,9 +10,10 @@ import msgspec
 from dra_driver.api.core import Event, Pod
 from dra_driver.api.names import ALLOCATED_CONDITION, SET_ASIDE_CONDITION
 
-__all__ = ["WaitingClaim", "latest_reasons", "set_aside_condition", "waiting_condition"]
+__all__ = ["REFUSALS", "WaitingClaim", "latest_reasons", "set_aside_condition", "waiting_condition"]
 
-_REASONS: Final = ("FailedAllocation", "WaitingForGroup", "OtherScheduler", "FailedScheduling")
+REFUSALS: Final = ("FailedAllocation", "WaitingForGroup", "OtherScheduler", "FailedScheduling")
+"""Reasons of the Events that say why a claim, or a pod, waits."""
 
 
 class WaitingClaim(msgspec.Struct, frozen=True, rename="camel", order=True):
@@ -48,7 +49,7 @@ def latest_reasons(events: Iterable[Event]) -> dict[str, str]:
     """Return UID → message of the newest refusal among the Events of that object."""
     latest: dict[str, tuple[str, str]] = {}
     for event in events:
-        if event.reason in _REASONS:
+        if event.reason in REFUSALS:
             seen = (event.last_timestamp or "", event.message)
             uid = event.involved_object.uid
             latest[uid] = max(seen, latest.get(uid, ("", "")))

@@ -23,7 +23,7 @@ from dra_driver.api.core import SECRETS
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from dra_driver.cli.capacity import dropped_notes
+from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.kube.features import keeps_capacity, probe_features
 from dra_driver.resourceclaim import LAST_APPLIED, capacity_advice, dropped_from
@@ -68,7 +68,9 @@ def test_dropped_capacity_is_found(server: Server) -> None:
             template["metadata"]["annotations"] = {LAST_APPLIED: json.dumps(template)}
             made = await client.create(RESOURCE_CLAIM_TEMPLATES, template, "default")
             assert dropped_from(made) == (() if kept else ("gpu",))
-            notes = await dropped_notes(client, (await client.list(RESOURCE_CLAIMS)).items)
+            templates = (await client.list(RESOURCE_CLAIM_TEMPLATES)).items
+            notes = await server_notes(client)
+            notes += object_notes(templates, (await client.list(RESOURCE_CLAIMS)).items)
             assert len(notes) == (0 if kept else 3)
 
     asyncio.run(main())

@@ -33,7 +33,7 @@ from dra_driver.api.resource import (
 from dra_driver.cli import common
 from dra_driver.errors import DecodeError, InvalidInput
 from dra_driver.ownership import is_controller_taint
-from dra_driver.resourceclaim import for_scheduler, held_by, pod_claims
+from dra_driver.resourceclaim import pod_claims
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -55,10 +55,10 @@ __all__ = [
     "decode_object",
     "documents",
     "documents_of",
-    "explained",
     "exported",
     "items_of",
     "namespaced",
+    "plain_outcome",
     "read",
     "read_text",
     "run_allocate",
@@ -71,6 +71,8 @@ _KINDS: dict[str, Resource[Any]] = {
 _LENIENT = frozenset({"Node", "Pod"})
 # Characters of a text that begins with a brace and may be YAML all the same: it is read slowly.
 _LONGEST_FLOW = 1_000_000
+# Claims that a message lists.
+_MOST_NAMED = 10
 
 
 def add_file_argument(parser: argparse._ActionsContainer) -> None:
@@ -86,7 +88,7 @@ def add_file_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_claim_argument(parser: argparse.ArgumentParser) -> None:
+def add_claim_argument(parser: argparse._ActionsContainer) -> None:
     """Add ``--claim NS/NAME``."""
     parser.add_argument(
         "--claim",
@@ -97,7 +99,7 @@ def add_claim_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_node_policy_argument(parser: argparse.ArgumentParser) -> None:
+def add_node_policy_argument(parser: argparse._ActionsContainer) -> None:
     """Add ``--node-policy``."""
     parser.add_argument(
         "--node-policy",
@@ -158,7 +160,8 @@ class Manifests:
         where = f" in namespace {namespace}" if namespace else ""
         claims = [c for c in self.claims if c.metadata.namespace == namespace or not namespace]
         if not claims:
-            raise InvalidInput(f"{self.source} no ResourceClaim and no ResourceClaimTemplate{where}")
+            hint = "; -A looks at all namespaces" if namespace and self.claims else ""
+            raise InvalidInput(f"{self.source} no ResourceClaim and no ResourceClaimTemplate{where}{hint}")
         if not wanted:
             return claims
         by_name = {str(c.key): c for c in self.claims}
@@ -166,9 +169,15 @@ class Manifests:
         for name in wanted:
             full = name if "/" in name else f"{namespace or 'default'}/{name}"
             if full not in by_name:
-                raise InvalidInput(f"--claim {name}: no such claim; there are {', '.join(sorted(by_name))}")
+                raise InvalidInput(f"claim {full}: no such claim; there are {_some(sorted(by_name))}")
             chosen.append(by_name[full])
         return chosen
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names, of which a cluster may have thousands, as a short list."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def read(files: Sequence[str]) -> Manifests:
@@ -399,7 +408,7 @@ def run_allocate(
         rows = [row for claim, outcome in outcomes for row in _rows(claim, outcome)]
         print(common.table(("CLAIM", "REQUEST", "NODE", "DEVICE", "DETAILS"), rows))
     else:
-        common.print_data({"claims": [_plain(claim, outcome) for claim, outcome in outcomes]}, output)
+        common.print_data({"claims": [plain_outcome(claim, outcome) for claim, outcome in outcomes]}, output)
     return 0 if all(isinstance(outcome, Allocated) for _, outcome in outcomes) else 1
 
 
@@ -421,7 +430,8 @@ def _rows(claim: ResourceClaim, outcome: Outcome) -> Iterator[tuple[str, ...]]:
         yield str(claim.key), result.request, outcome.node, device, ", ".join(details)
 
 
-def _plain(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
+def plain_outcome(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
+    """Return what the allocator decided about a claim, as plain data."""
     plain: dict[str, Any] = {"claim": str(claim.key)}
     match outcome:
         case Allocated(node, results):
@@ -431,89 +441,3 @@ def _plain(claim: ResourceClaim, outcome: Outcome) -> dict[str, Any]:
             return plain | {"outcome": "unschedulable", "reason": outcome.summary(holders=True)}
         case Failed(message):
             return plain | {"outcome": "error", "reason": message}
-
-
-# --- explain ------------------------------------------------------------------------------------------------
-
-
-def explained(
-    manifests: Manifests,
-    wanted: Sequence[str],
-    output: str,
-    *,
-    namespace: str = "",
-    policy: NodePolicy = NodePolicy.PACK,
-) -> str:
-    """Return, as printed, why each claim by itself can be allocated or not.
-
-    Args:
-        manifests: the cluster.
-        wanted: names of claims; all if there are none.
-        output: ``table``, ``json`` or ``yaml``.
-        namespace: only claims of this one; if empty, of all.
-        policy: which of several nodes that are equally good.
-
-    Raises:
-        InvalidInput: there is no such claim.
-    """
-    snapshot, users = manifests.snapshot(), manifests.users()
-    outcomes = [
-        (claim, allocate(snapshot, [claim], ignore_taint=is_controller_taint, policy=policy))
-        for claim in manifests.select(wanted, namespace)
-    ]
-    if output != "table":
-        return common.format_data(
-            {"claims": [_explained(claim, outcome, users.get(claim.key, ())) for claim, outcome in outcomes]},
-            output,
-        )
-    return "\n\n".join(
-        "\n".join(_text(claim, outcome, users.get(claim.key, ()))) for claim, outcome in outcomes
-    )
-
-
-def _explained(claim: ResourceClaim, outcome: Outcome, pods: Sequence[Pod]) -> dict[str, Any]:
-    plain = _plain(claim, outcome)
-    if held := held_by(pods):
-        plain["held"] = held
-    if other := for_scheduler(pods):
-        plain["scheduler"] = other
-    if isinstance(outcome, DoesNotFit):
-        plain["nodes"] = [
-            {
-                "node": node.node,
-                "exclusions": [
-                    {
-                        "request": e.request,
-                        "device": str(e.device) if e.device is not None else None,
-                        "rule": e.reason.value,
-                        "wanted": e.wanted,
-                        "found": e.found,
-                    }
-                    for e in node.exclusions
-                ],
-            }
-            for node in outcome.reasons
-        ]
-    return plain
-
-
-def _text(claim: ResourceClaim, outcome: Outcome, pods: Sequence[Pod]) -> Iterator[str]:
-    if held := held_by(pods):
-        yield f"{claim.key}: its pods are {held}; the controller ignores them until then"
-    if other := for_scheduler(pods):
-        yield f"{claim.key}: its pods are {other}; ignored unless --scheduler-name of the controller names it"
-    match outcome:
-        case Allocated(node):
-            before = "is allocated" if claim.status.allocation is not None else "fits"
-            yield f"{claim.key} {before} on node {node}:"
-            yield common.table(("REQUEST", "DEVICE"), [(r[1], r[3]) for r in _rows(claim, outcome)])
-        case Failed(message):
-            yield f"{claim.key} cannot be allocated: {message}"
-        case DoesNotFit():
-            yield f"{claim.key} does not fit: {outcome.summary(holders=True)}"
-            rows = [
-                (n.node, e.request or "-", e.device or "-", e.reason.value, e.wanted or "-", e.found or "-")
-                for n in outcome.reasons
-                for e in n.exclusions
-            ]
-            yield common.table(("NODE", "REQUEST", "DEVICE", "EXCLUDED BY", "WANTED", "FOUND"), rows)

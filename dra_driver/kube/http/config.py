@@ -25,6 +25,7 @@ __all__ = ["Connection", "connect"]
 # A projected service account token is rewritten by the kubelet well before it expires; client-go re-reads it
 # once a minute.
 REFRESH_SECONDS = 60.0
+DEFAULT_NAMESPACE = "default"
 
 
 class Connection:
@@ -35,9 +36,12 @@ class Connection:
         ssl_context: for https.
         server_name: TLS server name, where it is not the host's.
         proxy: proxy URL.
+        namespace: of the context, or of the pod; ``default`` where it names none.
     """
 
-    def __init__(self, configuration: Any, loader: Any, source: str) -> None:
+    def __init__(
+        self, configuration: Any, loader: Any, source: str, namespace: str = DEFAULT_NAMESPACE
+    ) -> None:
         self._configuration = configuration
         self._loader = loader
         self._source = source
@@ -47,6 +51,7 @@ class Connection:
         self.ssl_context = _ssl_context(configuration, source) if self.host.startswith("https") else None
         self.server_name: str | None = configuration.tls_server_name or None
         self.proxy: str | None = configuration.proxy or None
+        self.namespace = namespace
 
     async def authorization(self, *, refresh: bool = False) -> str | None:
         """Return the value of the Authorization header, or None (client certificate, anonymous).
@@ -119,7 +124,9 @@ async def connect(kubeconfig: Path | None, context: str = "") -> Connection:
     if files:
         return await _from_files(files, context)
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not context:
-        return Connection(plain.from_service_account(), None, "in-cluster configuration")
+        return Connection(
+            plain.from_service_account(), None, "in-cluster configuration", plain.service_account_namespace()
+        )
     home = _home()
     if home.is_file():
         return await _from_files([home], context)
@@ -150,12 +157,13 @@ async def _from_files(paths: list[Path], context: str) -> Connection:
     contents = [_check_file(path) for path in paths]
     if context:
         _check_context(source, contents, context)
+    namespace = _namespace(contents, context)
     if len(paths) == 1:
         chosen = {"current-context": context} if context else {}
         simple = plain.from_file(paths[0], {**contents[0], **chosen})
         if simple is not None:
             with simple.certificate_files():
-                return Connection(simple, None, source)
+                return Connection(simple, None, source, namespace)
     from kubernetes.aio.client import Configuration
     from kubernetes.aio.config import load_kube_config
 
@@ -180,7 +188,7 @@ async def _from_files(paths: list[Path], context: str) -> Connection:
     if "exec" in user and not configuration.api_key and not configuration.cert_file:
         command = (user["exec"] or {}).get("command", "?")
         raise ConfigurationError(f"{source}: the exec plugin {command} gave no credential")
-    return Connection(configuration, loader, source)
+    return Connection(configuration, loader, source, namespace)
 
 
 def _check_context(source: str, contents: list[Mapping[str, Any]], context: str) -> None:
@@ -188,6 +196,15 @@ def _check_context(source: str, contents: list[Mapping[str, Any]], context: str)
     names = sorted({str(e.get("name")) for e in entries})
     if context not in names:
         raise ConfigurationError(f"{source}: no context {context!r}; there are {', '.join(names)}")
+
+
+def _namespace(contents: list[Mapping[str, Any]], context: str) -> str:
+    """Return the namespace of a context; of files that name the same one, the first counts."""
+    name = context or contents[0]["current-context"]
+    entries = (e for content in contents for e in content["contexts"] if isinstance(e, dict))
+    found = next((e.get("context") for e in entries if e.get("name") == name), None)
+    namespace = found.get("namespace") if isinstance(found, dict) else None
+    return namespace if isinstance(namespace, str) and namespace else DEFAULT_NAMESPACE
 
 
 def _check_file(path: Path) -> Mapping[str, Any]:

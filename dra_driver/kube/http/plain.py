@@ -18,7 +18,13 @@ from typing import Any, Final
 
 from dra_driver.errors import ConfigurationError
 
-__all__ = ["SERVICE_ACCOUNT", "PlainConfiguration", "from_file", "from_service_account"]
+__all__ = [
+    "SERVICE_ACCOUNT",
+    "PlainConfiguration",
+    "from_file",
+    "from_service_account",
+    "service_account_namespace",
+]
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -124,6 +130,14 @@ def from_service_account(folder: Path = SERVICE_ACCOUNT) -> PlainConfiguration:
     if not configuration.token:
         raise ConfigurationError(f"in-cluster configuration: {configuration.token_file}: empty")
     return configuration
+
+
+def service_account_namespace(folder: Path = SERVICE_ACCOUNT) -> str:
+    """Return the namespace of the pod that this process runs in; ``default`` where it is not written down."""
+    try:
+        return (folder / "namespace").read_text(encoding="utf-8").strip() or "default"
+    except (OSError, UnicodeDecodeError):
+        return "default"
 
 
 def from_file(path: Path, content: Mapping[str, Any]) -> PlainConfiguration | None:

@@ -141,6 +141,11 @@ class KubeApi:
         """Address of the API server."""
         return self._connection.host
 
+    @property
+    def namespace(self) -> str:
+        """Namespace of the context of the kubeconfig, or of the pod, as kubectl takes it by default."""
+        return self._connection.namespace
+
     def guarded(self, guard: WriteGuard) -> KubeApi:
         """See ``ports.Guardable``. The connections are shared and stay this object's to close."""
         other = copy.copy(self)

@@ -22,6 +22,8 @@ __all__ = ["Folded", "FoldedReason", "fold"]
 # Attributes and capacities of a selector of which the values are told, and different values of each.
 _MOST_READ: Final = 4
 _MOST_VALUES: Final = 4
+# Characters of an expression in a row.
+_EXPRESSION: Final = 60
 _ABSENT: Final = "absent"
 # Checks that every device fails in words of its own, which are listed rather than told apart.
 _ONE_ROW: Final = frozenset(
@@ -165,7 +167,8 @@ def _text(
         case ExclusionReason.CLASS:
             return f"not of class {first.wanted}"
         case ExclusionReason.SELECTOR:
-            return f"not selected by {short(first.wanted)}{_seen(first.wanted, exclusions, devices)}"
+            seen = _seen(first.wanted, exclusions, devices)
+            return f"not selected by {short(first.wanted, _EXPRESSION)}{seen}"
         case ExclusionReason.SELECTOR_ERROR:
             return f"a selector fails: {listed(sorted({_error(e) for e in exclusions}))}"
         case ExclusionReason.POOL_INVALID:
@@ -235,7 +238,7 @@ def _values(values: Sequence[object], text: Callable[[object], str]) -> str:
         return next(iter(counted))
     shown = [f"{value} ({number})" for value, number in counted.most_common(_MOST_VALUES)]
     more = len(counted) - len(shown)
-    return ", ".join(shown) + (f" and {more} other values" if more else "")
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _value(value: object) -> str:

@@ -351,10 +351,10 @@ def _together(part: _Part, holders: bool) -> str:
     return f"{text}, {busy} more allocated{_holders(part, holders)}" if busy else text
 
 
-def short(expression: str) -> str:
+def short(expression: str, length: int = _EXPRESSION) -> str:
     """Return an expression on one line, cut at a length that people read."""
     text = " ".join(expression.split())
-    return text if len(text) <= _EXPRESSION else text[: _EXPRESSION - 1] + "…"
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def listed(names: Sequence[str]) -> str:

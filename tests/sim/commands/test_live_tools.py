@@ -100,12 +100,12 @@ def test_the_fleet_and_what_waits(cluster: Path, capsys: pytest.CaptureFixture[s
 
 def test_why_a_claim_does_not_fit(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = cluster
-    assert main(["explain", "--kubeconfig", str(path)]) == 0
+    assert main(["explain", "--kubeconfig", str(path), "-A"]) == 1
     out = capsys.readouterr().out
     assert "default/fits fits on node n1:" in out
     assert "team/huge does not fit: 0 of 1 node" in out, out
     assert "below 200Gi (largest 40Gi)" in out
-    assert kubectl_dra(["explain", "--kubeconfig", str(path), "-n", "team", "--claim", "huge"]) == 0
+    assert kubectl_dra(["explain", "--kubeconfig", str(path), "-n", "team", "claim/huge"]) == 1
     assert "default/fits" not in capsys.readouterr().out
 
 
@@ -130,9 +130,13 @@ def test_the_kubeconfig_is_found_where_kubectl_finds_it(
         (
             ["explain", "-n", "nowhere"],
             2,
-            "no ResourceClaimTemplate in namespace nowhere",
+            "no ResourceClaimTemplate in namespace nowhere; -A looks at all namespaces",
         ),
-        (["explain", "--claim", "gone"], 2, "--claim gone: no such claim; there are default/fits, team/huge"),
+        (
+            ["explain", "claim/gone"],
+            2,
+            "claim default/gone: no such claim; there are default/fits, team/huge",
+        ),
         (["explain", "--watch", "-f", "x.yaml"], 2, "--watch is for a live cluster, -f for manifests"),
     ],
 )
@@ -166,7 +170,7 @@ def test_no_server_and_no_kubeconfig(
     }
     path = tmp_path / "dead"
     path.write_text(yaml.safe_dump(config))
-    assert main(["explain", "--kubeconfig", str(path)]) == 1
+    assert main(["explain", "--kubeconfig", str(path)]) == 3
     assert "127.0.0.1:9" in capsys.readouterr().err
 
 
@@ -195,5 +199,5 @@ def test_kubectl_runs_it_as_its_plugin(cluster: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert found.returncode == 0, found.stderr
+    assert found.returncode == 1, found.stderr
     assert "team/huge does not fit" in found.stdout

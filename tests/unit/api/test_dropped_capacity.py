@@ -19,7 +19,7 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceClaimTemplate,
 )
-from dra_driver.cli.capacity import dropped_notes
+from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.kube.features import keeps_capacity
 from dra_driver.resourceclaim import LAST_APPLIED, capacity_advice, dropped_from
 
@@ -114,14 +114,14 @@ def test_the_server_is_asked_by_a_dry_run() -> None:
 
     async def main() -> None:
         assert await keeps_capacity(cluster, "default") is True
-        assert await dropped_notes(cluster, ()) == []
+        assert await server_notes(cluster) == []
         cluster.strip = gate_off
         assert await keeps_capacity(cluster, "default") is False
         claims = (claim(BIG),)
-        general, found = await dropped_notes(cluster, claims)
-        assert general == capacity_advice()
+        assert await server_notes(cluster) == [capacity_advice()]
+        (found,) = object_notes((), claims)
         assert found.startswith("ResourceClaim default/c: capacity of request gpu was dropped")
-        assert await dropped_notes(cluster, claims, "elsewhere") == [capacity_advice()]
+        assert object_notes((), claims, "elsewhere") == []
         assert cluster.writes == []
 
     asyncio.run(main())

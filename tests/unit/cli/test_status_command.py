@@ -12,15 +12,16 @@ from builders import DRIVER
 from fake_client import FakeClient
 
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS
-from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import ALLOCATED_CONDITION, PREEMPTING_CONDITION, SET_ASIDE_CONDITION
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import explain, status
 from dra_driver.cli.allocator.manifests import Manifests
-from dra_driver.errors import InvalidInput
-from dra_driver.fleet import PreemptionRecord, parse_shapes
-from dra_driver.structured import NodePolicy
+from dra_driver.cli.explaining.targets import parse_target
+from dra_driver.cli.live.reading import Informers, Lister
+from dra_driver.cli.overview.rows import fold_notes
+from dra_driver.errors import Forbidden, InvalidInput
+from dra_driver.fleet import PoolView, PreemptionRecord, parse_shapes
 
 
 def device(name: str, memory_slices: tuple[int, ...] = (), model: str = "A", **more: Any) -> dict[str, Any]:
@@ -183,10 +184,10 @@ def test_a_pod_is_explained_with_whom_it_would_preempt() -> None:
     }
     fake.edit(PODS, "p", {"status": {"conditions": [condition]}}, "ns")
     found = Manifests(claims=fake.all(RESOURCE_CLAIMS), pods=fake.all(PODS), source="the cluster has")
-    text = explain.explained_pod(found, ObjectKey("ns", "p"), "table", NodePolicy.PACK)
+    text = str(explain.explained(found, [parse_target("pod/p")], "ns"))
     assert text.startswith("pod ns/p\nwould preempt ns/q, since 2026-01-01T00:00:00Z\n\n")
-    with pytest.raises(InvalidInput, match="no pod ns/x"):
-        explain.explained_pod(found, ObjectKey("ns", "x"), "table", NodePolicy.PACK)
+    with pytest.raises(InvalidInput, match="no Pod x in namespace ns"):
+        explain.explained(found, [parse_target("pod/x")], "ns")
 
 
 def test_models_can_be_summed_over_nodes() -> None:
@@ -219,9 +220,94 @@ def test_without_shapes_those_of_the_installation_are_counted() -> None:
     assert asyncio.run(status.look(fake, (DRIVER,))).shapes == ()
     told = {"metadata": {"name": "dra-driver-request-shapes", "namespace": "sys"}, "data": {"pair": "2 gpu"}}
     fake.put(CONFIG_MAPS, told)
-    (pair,) = asyncio.run(status.look(fake, (DRIVER,), namespace="sys")).shapes
+    (pair,) = asyncio.run(status.look(fake, (DRIVER,), system="sys")).shapes
     assert pair.shape == "pair"
     fake.put(CONFIG_MAPS, {**told, "data": {"pair": "2 gpus", "one": "1 gpu"}})
-    found = asyncio.run(status.look(fake, (DRIVER,), namespace="sys"))
+    found = asyncio.run(status.look(fake, (DRIVER,), system="sys"))
     assert found.shapes == ()
     assert "ConfigMap sys/dra-driver-request-shapes 'pair=2 gpus': KIND 'gpus'" in found.notes[-1]
+
+
+def test_memory_and_its_use_are_told_and_states_without_devices_are_left_out() -> None:
+    fake = FakeClient()
+    for name, size in (("n1", "80Gi"), ("n2", "40Gi")):
+        fake.put(NODES, builders.node(name))
+        body = builders.resource_slice(
+            name, *(builders.device(f"gpu-{i}", size) for i in range(2)), name=name
+        )
+        fake.put(RESOURCE_SLICES, body)
+    put_claim(fake, "held", "gpu-0")
+    fleet = asyncio.run(status.look(fake, [DRIVER]))
+    table = status._text(fleet, "table")
+    assert "80Gi of 160Gi" in table
+    assert "33% of the memory is allocated: 80Gi of 240Gi" in table
+    assert "UNHEALTHY" not in table.split("\n", maxsplit=1)[0]
+    (row,) = json.loads(status._text(fleet, "json"))["namespaces"]
+    assert (row["namespace"], row["devices"], row["memoryBytes"]) == ("ns", 1, 80 << 30)
+    one = asyncio.run(status.look(fake, [DRIVER], nodes=["n2", "x*"]))
+    assert "2 devices on 1 of 1 nodes: 2 free" in status._text(one, "table")
+
+
+def test_equal_reasons_and_notes_are_said_once() -> None:
+    fake = FakeClient()
+    for i in range(5):
+        put_claim(fake, f"c{i}")
+    text = status._text(asyncio.run(status.look(fake, [DRIVER])), "table")
+    assert "ns/c0, ns/c1, ns/c2 and 2 more   -      no pod uses it" in text
+    views = [PoolView(DRIVER, f"n{i}", f"n{i}", notes=("left out: x",)) for i in range(4)]
+    assert fold_notes(views) == [f"n0, n1, n2 and 1 more ({DRIVER}): left out: x"]
+
+
+def test_claims_of_other_namespaces_are_left_out() -> None:
+    fake = cluster()
+    fake.put(RESOURCE_CLAIMS, builders.claim("theirs", namespace="other"))
+    fleet = asyncio.run(status.look(fake, [DRIVER], namespace="other"))
+    assert [w.claim for w in fleet.waiting] == ["other/theirs"]
+    assert [n.namespace for n in fleet.namespaces] == ["other"]
+
+
+def denying(fake: FakeClient, *kinds: str, once: bool = False) -> FakeClient:
+    refused = list(kinds)
+
+    def refuse(verb: str, kind: str, *_: str) -> None:
+        if verb == "list" and kind in refused:
+            if once:
+                refused.remove(kind)
+            raise Forbidden("no", code=403, reason="Forbidden")
+
+    fake.before = refuse
+    return fake
+
+
+def test_the_right_that_is_missing_is_named() -> None:
+    with pytest.raises(
+        Forbidden, match=r"list resourceslices\.resource\.k8s\.io in the whole cluster is needed"
+    ):
+        asyncio.run(status.look(denying(cluster(), "ResourceSlice"), [DRIVER]))
+
+
+def test_with_the_rights_of_a_namespace_its_claims_are_seen() -> None:
+    lister = Lister(denying(cluster(), "ResourceClaim", once=True))
+    claims = asyncio.run(lister.all(RESOURCE_CLAIMS, or_in="ns", in_part="others look free"))
+    assert len(claims) == 6
+    assert lister.notes == [
+        "may not list resourceclaims.resource.k8s.io in the whole cluster: others look free"
+    ]
+    assert asyncio.run(Lister(denying(cluster(), "Node")).all(NODES, without="unknown")) == ()
+
+
+def test_informers_follow_what_could_be_read() -> None:
+    async def main() -> None:
+        fake = cluster()
+        lister = Lister(fake)
+        before = await lister.all(RESOURCE_CLAIMS)
+        source = Informers(fake, lister.read)
+        async with source.running():
+            assert len(await source.all(RESOURCE_CLAIMS)) == len(before)
+            await source.changed()
+            put_claim(fake, "new")
+            await source.changed()
+            assert len(await source.all(RESOURCE_CLAIMS)) == len(before) + 1
+            assert await source.all(PODS) == ()
+
+    asyncio.run(main())

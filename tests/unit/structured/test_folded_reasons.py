@@ -84,10 +84,10 @@ def test_what_names_single_devices_is_listed_in_one_row() -> None:
 
 
 def test_the_nearest_to_being_served_come_first_and_nodes_as_a_whole_are_said() -> None:
-    reasons = [
-        NodeReasons("n1", (of("a", "gpu", ExclusionReason.CLASS, "big"), of("b", "gpu", ExclusionReason.TAINT, "", "k=v:NoSchedule"))),
-        NodeReasons("n2", (Exclusion("ns/c", "gpu", None, ExclusionReason.NO_DEVICES),)),
-    ]  # fmt: skip
+    far = of("a", "gpu", ExclusionReason.CLASS, "big")
+    near = of("b", "gpu", ExclusionReason.TAINT, found="k=v:NoSchedule")
+    without = Exclusion("ns/c", "gpu", None, ExclusionReason.NO_DEVICES)
+    reasons = [NodeReasons("n1", (far, near)), NodeReasons("n2", (without,))]
     assert lines(fold(reasons, {})) == [
         (1, 2, "tainted k=v:NoSchedule"),
         (1, 2, "not of class big"),

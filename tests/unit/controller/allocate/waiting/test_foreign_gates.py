@@ -27,6 +27,7 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import ALLOCATION_GATE, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
 from dra_driver.cli.allocator import manifests as allocator_manifests
+from dra_driver.cli.explain import explained
 from dra_driver.fleet import Fleet
 from dra_driver.resourceclaim import foreign_gates, held_by
 
@@ -332,23 +333,21 @@ def test_status_and_explain_say_that_a_pod_is_for_another_scheduler() -> None:
         "for the scheduler volcano: no room",
     ]
     manifests = allocator_manifests.Manifests(claims=[CLAIM], pods=[volcano])
-    assert "its pods are for the scheduler volcano" in allocator_manifests.explained(manifests, [], "table")
-    assert '"scheduler": "for the scheduler volcano"' in allocator_manifests.explained(manifests, [], "json")
+    assert "its pods are for the scheduler volcano" in str(explained(manifests))
+    assert '"scheduler": "for the scheduler volcano"' in str(explained(manifests, output="json"))
     # It is served through the other pod.
     other = codec.convert(Pod, builders.pod("d", "c", schedulerName="default-scheduler"))
     fleet.put_pod(other)
     manifests.pods.append(other)
     assert fleet.waiting(lambda *_: "no room")[0][0].reason == "no room"
-    assert "volcano" not in allocator_manifests.explained(manifests, [], "table")
+    assert "volcano" not in str(explained(manifests))
 
 
 def test_explain_says_what_holds_the_pod() -> None:
     manifests = allocator_manifests.Manifests(claims=[CLAIM], pods=[pod_of(KUEUE), pod_of(name="q")])
-    table = allocator_manifests.explained(manifests, [], "table")
+    table = str(explained(manifests))
     assert "held by" not in table
     manifests.pods.pop()
-    table = allocator_manifests.explained(manifests, [], "table")
+    table = str(explained(manifests))
     assert f"{ObjectKey(NS, 'c')}: its pods are held by scheduling gate {KUEUE}" in table
-    assert f'"held": "held by scheduling gate {KUEUE}"' in allocator_manifests.explained(
-        manifests, [], "json"
-    )
+    assert f'"held": "held by scheduling gate {KUEUE}"' in str(explained(manifests, output="json"))

@@ -1,0 +1,246 @@
+"""Why claims can be allocated or not: the answers, as a report and as data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.api.core import Pod
+from dra_driver.api.resource import Device, ResourceClaim
+from dra_driver.cli.allocator.manifests import Manifests, plain_outcome
+from dra_driver.cli.display.report import Block, Cell, Line, Report, Table
+from dra_driver.ownership import is_controller_taint
+from dra_driver.resourceclaim import for_scheduler, held_by
+from dra_driver.structured import (
+    Allocated,
+    DeviceID,
+    DoesNotFit,
+    Failed,
+    Folded,
+    FoldedReason,
+    NodePolicy,
+    Outcome,
+    allocate,
+    fold,
+)
+
+__all__ = ["Answer", "answer_data", "answer_report", "answers"]
+
+# Nodes and claims that a line names before it says how many more there are.
+_NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is found about one claim by itself.
+
+    Attributes:
+        pods: those that use it.
+        folded: why it does not fit; None if it does, or if that cannot be said.
+    """
+
+    claim: ResourceClaim
+    outcome: Outcome
+    pods: Sequence[Pod] = ()
+    folded: Folded | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is allocated or can be."""
+        return isinstance(self.outcome, Allocated)
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether it has been allocated already."""
+        return self.claim.status.allocation is not None
+
+
+def answers(
+    manifests: Manifests,
+    claims: Sequence[ResourceClaim],
+    *,
+    policy: NodePolicy = NodePolicy.PACK,
+    all_drivers: bool = False,
+) -> list[Answer]:
+    """Ask the allocator about each claim by itself.
+
+    Args:
+        manifests: the cluster.
+        claims: some of its claims.
+        policy: which of several nodes that are equally good.
+        all_drivers: whether devices of drivers that a claim is not about are counted.
+    """
+    snapshot, users = manifests.snapshot(), manifests.users()
+    devices = _devices(manifests)
+    found = []
+    for claim in claims:
+        outcome = allocate(snapshot, [claim], ignore_taint=is_controller_taint, policy=policy)
+        folded = None
+        if isinstance(outcome, DoesNotFit):
+            folded = fold(outcome.reasons, devices, all_drivers=all_drivers)
+        found.append(Answer(claim, outcome, users.get(claim.key, ()), folded))
+    return found
+
+
+def _devices(manifests: Manifests) -> Mapping[DeviceID, Device]:
+    return {
+        DeviceID(s.spec.driver, s.spec.pool.name, d.name): d for s in manifests.slices for d in s.spec.devices
+    }
+
+
+# --- data ---------------------------------------------------------------------------------------------------
+
+
+def answer_data(answer: Answer) -> dict[str, Any]:
+    """Return an answer as plain data, with every device."""
+    plain = plain_outcome(answer.claim, answer.outcome) | {"fits": answer.fits}
+    if held := held_by(answer.pods):
+        plain["held"] = held
+    if other := for_scheduler(answer.pods):
+        plain["scheduler"] = other
+    if answer.folded is not None:
+        plain["reasons"] = [_reason_data(row) for row in answer.folded.reasons]
+        plain["hiddenDevices"] = dict(answer.folded.hidden)
+    if isinstance(answer.outcome, DoesNotFit):
+        plain["nodes"] = [
+            {
+                "node": node.node,
+                "exclusions": [
+                    {
+                        "request": e.request,
+                        "device": str(e.device) if e.device is not None else None,
+                        "rule": e.reason.value,
+                        "wanted": e.wanted,
+                        "found": e.found,
+                    }
+                    for e in node.exclusions
+                ],
+            }
+            for node in answer.outcome.reasons
+        ]
+    return plain
+
+
+def _reason_data(row: FoldedReason) -> dict[str, Any]:
+    return {
+        "request": row.request,
+        "rule": row.reason.value,
+        "reason": row.text,
+        "devices": row.devices,
+        "of": row.of,
+        "nodes": list(row.nodes),
+    }
+
+
+# --- report -------------------------------------------------------------------------------------------------
+
+
+def answer_report(found: Sequence[Answer], *, wide: bool = False, condense: bool = False) -> Report:
+    """Return the answers as a report; those that say the same of different claims are one paragraph.
+
+    Args:
+        found: the answers.
+        wide: whether every device has a row.
+        condense: whether claims that are allocated get one row each.
+    """
+    paragraphs: list[list[Block]] = []
+    allocated = [a for a in found if a.is_allocated]
+    rest = found
+    if condense and len(allocated) > 1:
+        rows = [(str(a.claim.key), *_places(a.outcome)) for a in allocated]
+        paragraphs.append([Table(("ALLOCATED CLAIM", "NODE", "DEVICES"), rows)])
+        rest = [a for a in found if not a.is_allocated]
+    same: dict[object, list[Answer]] = {}
+    for answer in rest:
+        same.setdefault(_key(answer), []).append(answer)
+    paragraphs += [list(_paragraph(alike, wide)) for alike in same.values()]
+    return paragraphs
+
+
+def _key(answer: Answer) -> object:
+    """Return what is equal for answers of which one paragraph is printed; an answer that fits is alone."""
+    if answer.folded is None:
+        return str(answer.claim.key)
+    said = held_by(answer.pods), for_scheduler(answer.pods)
+    return said, tuple((r.request, r.text, r.devices, r.of, r.nodes) for r in answer.folded.reasons)
+
+
+def _places(outcome: Outcome) -> tuple[str, str]:
+    if not isinstance(outcome, Allocated):
+        return "-", "-"
+    return outcome.node or "-", ", ".join(r.device for r in outcome.results[0].devices.results)
+
+
+def _paragraph(alike: Sequence[Answer], wide: bool) -> Iterator[Block]:
+    answer = alike[0]
+    names = [str(a.claim.key) for a in alike]
+    who = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    if held := held_by(answer.pods):
+        yield Line(f"{who}: its pods are {held}; the controller ignores them until then", "warning")
+    if other := for_scheduler(answer.pods):
+        ignored = "ignored unless --scheduler-name of the controller names it"
+        yield Line(f"{who}: its pods are {other}; {ignored}", "warning")
+    match answer.outcome:
+        case Allocated(node):
+            before = "is allocated" if answer.is_allocated else "fits"
+            yield Line(f"{who} {before} on node {node}:", "good")
+            rows = [
+                (r.request, f"{r.driver}/{r.pool}/{r.device}")
+                for r in answer.outcome.results[0].devices.results
+            ]
+            yield Table(("REQUEST", "DEVICE"), rows)
+        case Failed(message):
+            yield Line(f"{who} cannot be allocated: {message}", "bad")
+        case DoesNotFit():
+            verb = "does not fit" if len(alike) == 1 else f"do not fit ({len(alike)} claims)"
+            yield Line(f"{who} {verb}: {answer.outcome.summary(holders=True)}", "bad")
+            if answer.folded is not None:
+                yield _each(answer.outcome) if wide else _folded(answer.folded)
+                if answer.folded.hidden:
+                    yield Line(_hidden(answer.folded.hidden), "quiet")
+
+
+def _folded(folded: Folded) -> Table:
+    rows = [
+        (
+            row.request or "-",
+            f"{row.devices} of {row.of}" if row.devices else "-",
+            row.text,
+            _nodes(row.nodes),
+        )
+        for row in folded.reasons
+    ]
+    return Table(("REQUEST", "DEVICES", "WHY", "NODES"), rows)
+
+
+def _nodes(names: Sequence[str]) -> str:
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+
+
+def _hidden(hidden: Mapping[str, int]) -> str:
+    total = sum(hidden.values())
+    plural = "s" * (total != 1)
+    verb = "are" if total != 1 else "is"
+    return (
+        f"{total} device{plural} of {', '.join(sorted(hidden))} {verb} not of the class; "
+        "--all-drivers counts them"
+    )
+
+
+def _each(outcome: DoesNotFit) -> Table:
+    rows = [
+        (
+            node.node,
+            e.request or "-",
+            str(e.device) if e.device is not None else "-",
+            Cell(e.reason.value, "warning"),
+            e.wanted or "-",
+            e.found or "-",
+        )
+        for node in outcome.reasons
+        for e in node.exclusions
+    ]
+    return Table(("NODE", "REQUEST", "DEVICE", "EXCLUDED BY", "WANTED", "FOUND"), rows)

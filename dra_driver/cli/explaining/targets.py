@@ -1,0 +1,96 @@
+"""What is to be explained: ``pod/x``, ``claim/x``, ``deploy/x``. Pure.
+
+The pods of a Deployment and the like are found by their owner references, so that no right to read these
+objects is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from dra_driver.api.core import Pod
+from dra_driver.errors import InvalidInput
+
+__all__ = ["CLAIM", "POD", "Target", "parse_target", "pods_of"]
+
+POD: Final = "Pod"
+CLAIM: Final = "ResourceClaim"
+_DEPLOYMENT: Final = "Deployment"
+_REPLICA_SET: Final = "ReplicaSet"
+# The names that kubectl takes, and "claim".
+_KINDS: Final = {
+    "pod": POD,
+    "pods": POD,
+    "po": POD,
+    "claim": CLAIM,
+    "claims": CLAIM,
+    "resourceclaim": CLAIM,
+    "resourceclaims": CLAIM,
+    "template": CLAIM,
+    "resourceclaimtemplate": CLAIM,
+    "deploy": _DEPLOYMENT,
+    "deployment": _DEPLOYMENT,
+    "deployments": _DEPLOYMENT,
+    "rs": _REPLICA_SET,
+    "replicaset": _REPLICA_SET,
+    "replicasets": _REPLICA_SET,
+    "sts": "StatefulSet",
+    "statefulset": "StatefulSet",
+    "statefulsets": "StatefulSet",
+    "ds": "DaemonSet",
+    "daemonset": "DaemonSet",
+    "daemonsets": "DaemonSet",
+    "job": "Job",
+    "jobs": "Job",
+}
+_HASH_LABEL: Final = "pod-template-hash"
+
+
+class Target(NamedTuple):
+    """An object that is named on the command line.
+
+    Attributes:
+        kind: ``Pod``, ``ResourceClaim``, or a kind that makes pods.
+    """
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def parse_target(text: str) -> Target:
+    """Return what ``KIND/NAME`` names.
+
+    Raises:
+        InvalidInput: it has another form, or the kind is not known.
+    """
+    kind, slash, name = text.partition("/")
+    known = _KINDS.get(kind.lower().partition(".")[0])
+    if not slash or not name or "/" in name or known is None:
+        raise InvalidInput(
+            f"{text!r}: KIND/NAME is wanted, such as pod/NAME; KIND is pod, claim, deploy, rs, sts, ds or "
+            "job, and -n names the namespace"
+        )
+    return Target(known, name)
+
+
+def pods_of(target: Target, namespace: str, pods: Iterable[Pod]) -> list[Pod]:
+    """Return the pod that is named, or the pods that the named object owns, in order of their names."""
+    found = [p for p in pods if p.metadata.namespace == namespace and _belongs(p, target)]
+    return sorted(found, key=lambda p: p.metadata.name)
+
+
+def _belongs(pod: Pod, target: Target) -> bool:
+    if target.kind == POD:
+        return pod.metadata.name == target.name
+    owner = next((o for o in pod.metadata.owner_references or () if o.controller), None)
+    if owner is None:
+        return False
+    if target.kind == _DEPLOYMENT:
+        # A Deployment names its ReplicaSets after itself and the hash of the pod template.
+        suffix = (pod.metadata.labels or {}).get(_HASH_LABEL, "")
+        return owner.kind == _REPLICA_SET and bool(suffix) and owner.name == f"{target.name}-{suffix}"
+    return (owner.kind, owner.name) == (target.kind, target.name)

@@ -1,0 +1,1 @@
+"""What commands read of a live cluster: once by lists, or followed by informers."""

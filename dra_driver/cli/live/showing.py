@@ -1,0 +1,88 @@
+"""Showing what a command finds: once, or again whenever it has changed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from dra_driver.cli.display.report import Report, plain
+from dra_driver.cli.display.terminal import is_terminal, print_report
+from dra_driver.cli.live.reading import Informers, Lister, Source
+from dra_driver.ports import KubeClient
+
+__all__ = ["Shown", "add_watch_arguments", "print_shown", "show"]
+
+Shown: TypeAlias = "Report | str"
+"""A report for people, or data as text."""
+
+
+def add_watch_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add ``--watch`` and ``--interval``, for ``show``."""
+    parser.add_argument(
+        "--watch",
+        "-w",
+        action="store_true",
+        help="show it again whenever it has changed",
+    )
+    parser.add_argument(
+        "--interval",
+        type=_interval,
+        default=2.0,
+        metavar="SECONDS",
+        help="with --watch: least time between two looks",
+    )
+
+
+def _interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be between 0.1 and 3600 seconds")
+    return value
+
+
+def print_shown(shown: Shown, *, clear: bool = False) -> None:
+    """Print a report, or data as text."""
+    if isinstance(shown, str):
+        print(shown)
+    else:
+        print_report(shown, clear=clear)
+    sys.stdout.flush()
+
+
+async def show(
+    client: KubeClient, look: Callable[[Source], Awaitable[Shown]], args: argparse.Namespace
+) -> None:
+    """Print what ``look`` finds: once, or with ``--watch`` whenever it differs from what was printed last.
+
+    While watching, informers keep up with the cluster; they report on stderr that the API server is away.
+    """
+    lister = Lister(client)
+    shown = await look(lister)
+    for note in lister.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    print_shown(shown, clear=args.watch)
+    if not args.watch:
+        return
+    source = Informers(client, lister.read)
+    async with source.running():
+        last = _text(shown)
+        while True:
+            shown = await look(source)
+            if _text(shown) != last:
+                last = _text(shown)
+                if not isinstance(shown, str) and not is_terminal():
+                    print(f"--- {time.strftime('%H:%M:%S')}")
+                print_shown(shown, clear=True)
+            await source.changed()
+            await asyncio.sleep(args.interval)
+
+
+def _text(shown: Shown) -> str:
+    return shown if isinstance(shown, str) else plain(shown)

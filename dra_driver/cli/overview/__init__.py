@@ -1,0 +1,1 @@
+"""What ``dra-driver status`` shows: devices, their memory, who holds them, what waits."""

@@ -1,0 +1,161 @@
+"""``dra-driver explain``: what is named on the command line, what is said about it, and the exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import builders
+import pytest
+import rich.console
+
+from dra_driver.api import codec
+from dra_driver.api.core import Pod
+from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.cli.allocator.manifests import Manifests
+from dra_driver.cli.display.report import Cell, Line, Report, Table, plain
+from dra_driver.cli.display.terminal import rendered
+from dra_driver.cli.explain import explained
+from dra_driver.cli.explaining.targets import parse_target
+from dra_driver.cli.main import main
+from dra_driver.errors import InvalidInput
+
+
+def fleet(*claims: dict[str, object], pods: tuple[dict[str, object], ...] = ()) -> Manifests:
+    """Three nodes with two GPUs each, the last of which is the largest; a class for all."""
+    slices = [
+        builders.resource_slice(f"n{i}", *(builders.device(f"gpu-{j}", f"{40 * (i + j)}Gi") for j in (0, 1)))
+        for i in (1, 2, 3)
+    ]
+    return Manifests(
+        slices=[codec.convert(ResourceSlice, s) for s in slices],
+        classes=[codec.convert(DeviceClass, builders.device_class("gpu"))],
+        claims=[codec.convert(ResourceClaim, c) for c in claims],
+        pods=[codec.convert(Pod, p) for p in pods],
+    )
+
+
+def asking(name: str, memory: str, namespace: str = "ns") -> dict[str, object]:
+    request = builders.request("gpu", memory=memory)
+    return builders.claim(name, namespace=namespace, requests=[request])
+
+
+def pod_of(name: str, claim: str, owner: str, kind: str, **labels: str) -> dict[str, object]:
+    raw = builders.pod(name, claim, namespace="ns")
+    reference = {"apiVersion": "v1", "kind": kind, "name": owner, "uid": "u", "controller": True}
+    raw["metadata"] |= {"ownerReferences": [reference], "labels": labels}
+    return raw
+
+
+def test_devices_are_counted_with_the_largest_and_the_nodes() -> None:
+    found = explained(fleet(asking("huge", "1000Gi")))
+    assert not found.fits
+    lines = str(found).splitlines()
+    assert lines[0].startswith("ns/huge does not fit: 0 of 3 nodes: ")
+    assert lines[1].split() == ["REQUEST", "DEVICES", "WHY", "NODES"]
+    assert " ".join(lines[2].split()) == "gpu 6 of 6 memory below 1000Gi; largest 160Gi n1, n2, n3"
+    wide = str(explained(fleet(asking("huge", "1000Gi")), output="wide"))
+    assert len(wide.splitlines()) == 2 + 6
+
+
+def test_equal_answers_are_one_paragraph() -> None:
+    manifests = fleet(*(asking(f"huge{i}", "1000Gi") for i in range(5)), asking("fits", "32Gi"))
+    text = str(explained(manifests))
+    assert "ns/huge0, ns/huge1, ns/huge2 and 2 more do not fit (5 claims): " in text
+    assert text.count("memory below") == 2
+    data = json.loads(str(explained(manifests, output="json")))
+    assert [c["fits"] for c in data["claims"]] == [False] * 5 + [True]
+    assert not data["fits"]
+    assert data["claims"][0]["reasons"][0]["devices"] == 6
+
+
+def test_a_workload_is_explained_by_the_claims_of_its_pods() -> None:
+    manifests = fleet(
+        *(asking(name, "1000Gi") for name in ("a", "b", "c")),
+        pods=(
+            pod_of("serve-1-x", "a", "serve-1", "ReplicaSet", **{"pod-template-hash": "1"}),
+            pod_of("serve-extra-1-x", "b", "serve-extra-1", "ReplicaSet", **{"pod-template-hash": "1"}),
+            pod_of("train-0", "c", "train", "Job"),
+        ),
+    )
+
+    def claims(text: str) -> list[str]:
+        data = json.loads(str(explained(manifests, [parse_target(text)], "ns", output="json")))
+        return [c["claim"] for c in data["claims"]]
+
+    assert claims("deploy/serve") == ["ns/a"]
+    assert claims("rs/serve-extra-1") == ["ns/b"]
+    assert claims("job/train") == ["ns/c"]
+    assert claims("pod/train-0") == ["ns/c"]
+    assert claims("claim/b") == ["ns/b"]
+    with pytest.raises(InvalidInput, match="no pod of Deployment train in namespace ns"):
+        claims("deploy/train")
+
+
+@pytest.mark.parametrize("text", ["train", "node/x", "pod/", "pod/a/b"])
+def test_what_is_no_kind_and_name_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="KIND/NAME is wanted, such as pod/NAME"):
+        parse_target(text)
+
+
+def test_a_namespace_without_claims_points_to_the_others() -> None:
+    with pytest.raises(InvalidInput, match="in namespace empty; -A looks at all namespaces"):
+        explained(fleet(asking("a", "1Gi")), namespace="empty")
+
+
+def test_files_have_claims_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "pod/x", "-f", "x.yaml"]) == 2
+    assert "of manifests (-f) only claims are explained" in capsys.readouterr().err
+    assert main(["explain", "-A", "-f", "x.yaml"]) == 2
+    assert "--all-namespaces is for a live cluster" in capsys.readouterr().err
+
+
+# --- how reports look ---------------------------------------------------------------------------------------
+
+REPORT: Report = (
+    (
+        Line("a claim does not fit", "bad"),
+        Table(("NAME", "WHY"), [("n1", "some words " * 20), ("n2", Cell(3, "good"))]),
+    ),
+    (Line("a note"),),
+)
+
+
+def on_terminal(report: Report, width: int, environment: dict[str, str]) -> str:
+    stream = io.StringIO()
+    console = rich.console.Console(
+        file=stream, width=width, force_terminal=True, highlight=False, _environ=environment
+    )
+    rendered(report, console)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+def test_tables_fit_the_terminal(width: int) -> None:
+    text = on_terminal(REPORT, width, {"NO_COLOR": "1", "TERM": "xterm"})
+    lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in text.splitlines()]
+    assert max(map(len, lines)) <= width
+    assert sum(line.count("words") for line in lines) == 20
+
+
+def test_colours_are_left_out_where_nobody_wants_them() -> None:
+    assert "\x1b[31m" in on_terminal(REPORT, 80, {"TERM": "xterm"})
+    assert "\x1b[3" not in on_terminal(REPORT, 80, {"TERM": "xterm", "NO_COLOR": "1"})
+    assert "\x1b" not in plain(REPORT)
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal() -> None:
+    evil: Report = ((Line("a\x1b[2Jb"), Table(("WHY",), [("x\x1b]0;title\x07\ny",)])),)
+    for text in (plain(evil), on_terminal(evil, 80, {"TERM": "xterm", "NO_COLOR": "1"})):
+        assert "\x1b[2J" not in text
+        assert "\\x1b[2J" in text
+        assert "\x07" not in text
+
+
+def test_claims_of_a_pod_that_are_not_there_yet_are_named() -> None:
+    manifests = fleet(
+        asking("a", "1Gi"), pods=(pod_of("p", "later", "o", "Job"), builders.pod("q", namespace="ns"))
+    )
+    text = str(explained(manifests, [parse_target("pod/p"), parse_target("pod/q")], "ns"))
+    assert "pod ns/p\nclaim c0: not there yet" in text
+    assert "pod ns/q\nuses no ResourceClaim" in text
