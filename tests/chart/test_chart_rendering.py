@@ -337,6 +337,19 @@ def test_rights_are_few(rendered: dict[tuple[str, str], list[Object]]) -> None:
         assert driver["resourceNames"] == [CASES[name].get("driverName", "gpu.dra-driver.dev")]
 
 
+def test_people_who_view_a_namespace_see_its_claims_and_change_nothing(
+    rendered: dict[tuple[str, str], list[Object]],
+) -> None:
+    for (name, _), objects in rendered.items():
+        role = named(objects, "ClusterRole", "dra-driver-view")
+        rights = {(r, v) for rule in role["rules"] for r in rule["resources"] for v in rule["verbs"]}
+        assert {verb for _, verb in rights} == {"get", "list", "watch"}, name
+        assert not {"secrets", "pods", "nodes", "configmaps"} & {resource for resource, _ in rights}, name
+        wanted = "true" if CASES[name].get("aggregateToView", True) else None
+        labels = role["metadata"]["labels"]
+        assert labels.get("rbac.authorization.k8s.io/aggregate-to-view") == wanted, name
+
+
 def test_pods_are_evicted_and_deleted_only_where_a_value_says_so(
     rendered: dict[tuple[str, str], list[Object]],
 ) -> None:
