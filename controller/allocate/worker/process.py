@@ -16,23 +16,18 @@ from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import Change, Lane, PodQuestion, Settings
 from controller.allocate.plans import PlanAnswer, PlanQuestion
 from controller.allocate.worker.child import Child, WorkerChild
-from controller.allocate.worker.watch import Facts, Watch
-from controller.allocate.worker.wire import (
+from controller.allocate.worker.sent_answers import (
     Answer,
-    Code,
-    Frame,
-    Frames,
     OutOfDate,
-    Start,
     check_answer,
     claims_taken,
     counts_of,
     decision_of,
-    frame,
-    frame_of_change,
     plan_of,
     pods_placed,
 )
+from controller.allocate.worker.watch import Facts, Watch
+from controller.allocate.worker.wire import Code, Frame, Frames, Start, frame, frame_of_change
 from dra_driver.api import codec
 from dra_driver.errors import DecodeError
 from dra_driver.fleet import ShapeCount

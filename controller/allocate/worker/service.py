@@ -30,19 +30,17 @@ from controller.allocate.decide import (
 from controller.allocate.plans import PlanAnswer, PlanQuestion
 from controller.allocate.worker import limits
 from controller.allocate.worker.plan_lane import PlanLane
+from controller.allocate.worker.sent_answers import OutOfDate, decision_of, packed_answer
 from controller.allocate.worker.shape_lane import ShapeLane
 from controller.allocate.worker.slow_lane import Outcome, SlowLane
 from controller.allocate.worker.wire import (
     Code,
     Frame,
-    OutOfDate,
     Start,
     change_of,
-    decision_of,
     frame,
     frame_of_answer,
     frame_of_counts,
-    packed_answer,
 )
 from dra_driver.api import codec
 

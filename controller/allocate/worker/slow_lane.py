@@ -11,7 +11,8 @@ from typing import Final
 
 from controller.allocate.decide import Decisions, PodQuestion
 from controller.allocate.worker import copies
-from controller.allocate.worker.wire import LARGEST, Answer, packed_answer
+from controller.allocate.worker.sent_answers import Answer, packed_answer
+from controller.allocate.worker.wire import LARGEST
 from dra_driver.api import codec
 from dra_driver.errors import DecodeError
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 from late_answers import SlowLaneInPlace
 
+from controller.allocate.worker.sent_answers import Answer
 from controller.allocate.worker.service import Service
-from controller.allocate.worker.wire import Answer, Code, Frame, Frames, frame
+from controller.allocate.worker.wire import Code, Frame, Frames, frame
 from dra_driver.api import codec
 
 __all__ = ["FakeWorker", "FakeWorkers", "changed", "whole"]

@@ -12,18 +12,10 @@ from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import Change, PodQuestion, Settings
 from controller.allocate.plans import PlanAnswer, PlanQuestion
 from controller.allocate.worker.process import answered_by
+from controller.allocate.worker.sent_answers import Answer, packed_answer
 from controller.allocate.worker.service import Service
 from controller.allocate.worker.slow_lane import Outcome
-from controller.allocate.worker.wire import (
-    Answer,
-    Code,
-    Frame,
-    Frames,
-    Start,
-    frame,
-    frame_of_change,
-    packed_answer,
-)
+from controller.allocate.worker.wire import Code, Frame, Frames, Start, frame, frame_of_change
 from controller.config import ControllerConfig
 from controller.observe.metrics import Metrics
 from dra_driver.api import codec

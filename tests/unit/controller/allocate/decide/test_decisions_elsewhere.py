@@ -38,18 +38,16 @@ from controller.allocate.decide import (
     Write,
     rank_of_group,
 )
+from controller.allocate.worker.sent_answers import Answer, decision_of, packed_answer
 from controller.allocate.worker.wire import (
-    Answer,
     Code,
     Frame,
     Frames,
     Start,
     change_of,
-    decision_of,
     frame,
     frame_of_answer,
     frame_of_change,
-    packed_answer,
 )
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod

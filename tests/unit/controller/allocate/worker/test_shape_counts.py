@@ -13,8 +13,9 @@ from builders import DRIVER
 from worker_world import POOL, run, world
 
 from controller.allocate.decide import ClaimAssumed, Decisions, ObjectSeen, PoolChanged, Settings
+from controller.allocate.worker.sent_answers import counts_of
 from controller.allocate.worker.shape_lane import ShapeLane
-from controller.allocate.worker.wire import Code, Frame, counts_of
+from controller.allocate.worker.wire import Code, Frame
 from controller.observe.metrics import Metrics
 from dra_driver.api import codec
 from dra_driver.api.core import Node

@@ -14,7 +14,8 @@ from controller.allocate.answers.decider import WorkerEnded
 from controller.allocate.decide import ClaimAssumed, ObjectGone, PodID
 from controller.allocate.plans import LARGEST_PLAN, PlanAnswer, PlanQuestion
 from controller.allocate.worker.process import Limits
-from controller.allocate.worker.wire import Code, Frame, plan_of
+from controller.allocate.worker.sent_answers import plan_of
+from controller.allocate.worker.wire import Code, Frame
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid

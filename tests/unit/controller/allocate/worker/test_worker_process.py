@@ -45,17 +45,9 @@ from controller.allocate.decide import (
     Write,
 )
 from controller.allocate.worker.process import Limits
+from controller.allocate.worker.sent_answers import Answer, check_answer, packed_answer
 from controller.allocate.worker.service import Service
-from controller.allocate.worker.wire import (
-    Answer,
-    Code,
-    Frame,
-    Frames,
-    Start,
-    check_answer,
-    frame,
-    packed_answer,
-)
+from controller.allocate.worker.wire import Code, Frame, Frames, Start, frame
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
