@@ -17,7 +17,8 @@ from neighbour_cases import WORLDS, World, random_worlds
 from node_room_cases import CLASSES
 from scheduling_world import SchedulingWorld, scheduling_world
 
-from controller.allocate.decide.nodes.placement import NodeUsage, Placement, Placements
+from controller.allocate.decide.nodes.node_usage import NodeUsage
+from controller.allocate.decide.nodes.placement import Placement, Placements
 from controller.allocate.decide.state.objects import Objects
 from dra_driver.api import codec
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Node, Pod, PodStatus

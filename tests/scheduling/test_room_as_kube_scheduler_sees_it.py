@@ -15,7 +15,8 @@ import pytest
 from node_room_cases import CASES, CLASSES, DEVICE_CLASS, PLENTY, RUNTIME, Case
 from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
 
-from controller.allocate.decide.nodes.placement import NodeUsage, Placements
+from controller.allocate.decide.nodes.node_usage import NodeUsage
+from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.state.objects import Objects
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS, Node, Pod, PodStatus

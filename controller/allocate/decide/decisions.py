@@ -45,7 +45,8 @@ from controller.allocate.decide.messages import (
     Write,
 )
 from controller.allocate.decide.nodes.node_backoff import NodeBackoff, changed_node
-from controller.allocate.decide.nodes.placement import NodeUsage, Placements, same_for_pods
+from controller.allocate.decide.nodes.node_usage import NodeUsage
+from controller.allocate.decide.nodes.placement import Placements, same_for_pods
 from controller.allocate.decide.nodes.reports import has_node, suitable_nodes
 from controller.allocate.decide.nodes.signatures import requests_of, signature_of
 from controller.allocate.decide.questions import NoFit

@@ -15,7 +15,7 @@ from controller.allocate.decide.messages import (
     SetAside,
     Write,
 )
-from controller.allocate.decide.nodes.placement import NodeUsage
+from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.order import Rank, rank_of, rank_of_group
 from controller.allocate.decide.set_aside import SetAsideDevices, SetAsideFor, over, soonest
 from controller.allocate.decide.solving import PodDecider

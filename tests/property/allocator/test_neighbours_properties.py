@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from neighbour_cases import World, random_worlds
 from node_room_cases import CLASSES
 
-from controller.allocate.decide.nodes.placement import NodeUsage, Placements
+from controller.allocate.decide.nodes.node_usage import NodeUsage
+from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.state.objects import Objects
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod

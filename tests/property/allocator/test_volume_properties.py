@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from controller.allocate.decide.nodes.placement import NodeUsage, Placements
+from controller.allocate.decide.nodes.node_usage import NodeUsage
+from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.state.objects import Objects
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod

@@ -51,7 +51,7 @@ from controller.allocate.decide.messages import (
     Settings,
     Wait,
 )
-from controller.allocate.decide.nodes.placement import NodeUsage
+from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.nodes.signatures import signature_of
 from controller.allocate.decide.questions import NoFit
 from controller.allocate.decide.solving import PodDecider

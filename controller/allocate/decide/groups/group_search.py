@@ -12,7 +12,7 @@ from controller.allocate.decide.groups.group_bounds import Crowd, missing_in
 from controller.allocate.decide.groups.group_levels import described, node_sets, part_to_fill, pinned
 from controller.allocate.decide.groups.group_members import Standing
 from controller.allocate.decide.messages import GroupWrite, PodID, Proceed, Wait, Write
-from controller.allocate.decide.nodes.placement import NodeUsage
+from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.questions import (
     NoFit,
     Question,

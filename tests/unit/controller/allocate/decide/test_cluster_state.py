@@ -3,7 +3,8 @@
 import random
 from typing import Any
 
-from controller.allocate.decide.nodes.placement import NodeUsage, Placements
+from controller.allocate.decide.nodes.node_usage import NodeUsage
+from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.state.cluster_state import ClusterState
 from controller.allocate.decide.state.objects import Objects
 from dra_driver.api import codec
