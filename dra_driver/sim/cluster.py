@@ -16,15 +16,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import structlog
 import yaml
@@ -35,10 +33,8 @@ from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.discovery.simulated import layout as simulated_layout
 from dra_driver.discovery.simulated import profile as simulated_profile
-from dra_driver.discovery.simulated.backend import STATE_FILE as GPU_SETTINGS
 from dra_driver.errors import ApiUnavailable, ConfigurationError, DraError, NotFound
 from dra_driver.kube import KubeApi
-from dra_driver.preparation import Checkpoint
 from dra_driver.sim import assets, profiles
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.http.injection import at_moments
@@ -51,9 +47,10 @@ from dra_driver.sim.faults import Fault, FaultPlan, FullDisk, Kill, Target
 from dra_driver.sim.kubelet import NodeLayout, SimKubelet
 from dra_driver.sim.kubelet.runtime import SimRuntime
 from dra_driver.sim.kubelet.settings import SOCKET_PATH_BYTES
+from dra_driver.sim.node import SimNode
 from dra_driver.sim.processes import ManagedProcess, ProcessFailed, dra_driver_command
 
-__all__ = ["ClusterConfig", "ClusterFailed", "EmbeddedCluster", "NodeConfig", "SimNode"]
+__all__ = ["ClusterConfig", "ClusterFailed", "EmbeddedCluster", "NodeConfig"]
 
 log = structlog.get_logger(__name__)
 
@@ -65,54 +62,6 @@ ADMIN_AGENT = "dra-driver-demo"
 
 class ClusterFailed(DraError):
     """The cluster did not reach the expected state; the text has the ends of the logs."""
-
-
-@dataclass(slots=True)
-class SimNode:
-    """One simulated node.
-
-    Attributes:
-        kubelet: the stand-in kubelet that runs at present.
-        plugin: the node agent's process.
-        nic_plugin: process of the node agent that publishes NICs; None if the node has none.
-    """
-
-    name: str
-    config: NodeConfig
-    layout: NodeLayout
-    kubelet: SimKubelet
-    plugin: ManagedProcess
-    nic_plugin: ManagedProcess | None = None
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def profile(self) -> str:
-        """Profile of its GPUs."""
-        return self.config.profile
-
-    def leftovers(self) -> list[str]:
-        """Return what claims have left on the node: CDI files and entries of the two checkpoints."""
-        found = [f"CDI file {path.name}" for path in sorted(self.layout.cdi.iterdir()) if path.is_file()]
-        found += [f"kubelet checkpoint entry of {key}" for key in self.kubelet.claims.claims]
-        for path in sorted(self.layout.state.rglob("checkpoint.json")):
-            try:
-                claims = Checkpoint.decode(path.read_bytes())
-            except FileNotFoundError:
-                continue  # it is being replaced
-            found += [f"plugin checkpoint entry of {claim.key}" for claim in claims]
-        found += [f"MPS daemon of {path.name}" for path in sorted(self.layout.state.glob("mps/*"))]
-        found += [
-            f"MIG instances of {uuid}" for uuid, gpu in self.gpu_settings().items() if gpu.get("instances")
-        ]
-        return [f"{self.name}: {item}" for item in found]
-
-    def gpu_settings(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return UUID → settings of each simulated GPU: time slice, compute mode, MIG mode and instances."""
-        try:
-            found: dict[str, dict[str, Any]] = json.loads((self.layout.state / GPU_SETTINGS).read_bytes())
-        except FileNotFoundError:
-            return {}
-        return found
 
 
 class EmbeddedCluster:

@@ -14,10 +14,11 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.errors import NotFound
-from dra_driver.sim.cluster import ClusterConfig, EmbeddedCluster, SimNode
+from dra_driver.sim.cluster import ClusterConfig, EmbeddedCluster
 from dra_driver.sim.cluster_config import NodeConfig
 from dra_driver.sim.demo import examples
 from dra_driver.sim.kubelet import KubeletSettings
+from dra_driver.sim.node import SimNode
 from dra_driver.sim.objects import RUN_PODS, RunPod
 
 SETTINGS = dataclasses.replace(KubeletSettings.quick(), wipe_delay=0.7, registry_tick=0.05)

@@ -10,8 +10,9 @@ import cluster_support as support
 import pytest
 
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.sim.cluster import ClusterFailed, EmbeddedCluster, SimNode
+from dra_driver.sim.cluster import ClusterFailed, EmbeddedCluster
 from dra_driver.sim.kubelet import KubeletSettings
+from dra_driver.sim.node import SimNode
 
 pytestmark = pytest.mark.sim
 

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from dra_driver.api.resource import RESOURCE_SLICES
-from dra_driver.sim.cluster import EmbeddedCluster, SimNode
+from dra_driver.sim.cluster import EmbeddedCluster
+from dra_driver.sim.node import SimNode
 
 pytestmark = pytest.mark.sim
 

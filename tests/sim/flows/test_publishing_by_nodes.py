@@ -14,7 +14,8 @@ from dra_driver.api.names import CONTROLLER_TAINT, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.kube import Call, DelegatingClient
 from dra_driver.kube.features import probe_features
-from dra_driver.sim.cluster import EmbeddedCluster, SimNode
+from dra_driver.sim.cluster import EmbeddedCluster
+from dra_driver.sim.node import SimNode
 
 BY_NODES = support.config(run_controller=False, plugin_flags=("--publish=node",))
 FLAG = "--publish=node"
