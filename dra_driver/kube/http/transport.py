@@ -8,7 +8,7 @@ import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -18,19 +18,18 @@ import tenacity
 import dra_driver
 from dra_driver.api import codec
 from dra_driver.api.core import PODS
-from dra_driver.api.meta import ObjectMeta, Resource, WireObject
-from dra_driver.api.watch import ObjectList, WatchEvent, WatchEventType
+from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.watch import ObjectList, WatchEvent
 from dra_driver.errors import (
     ApiError,
     ApiUnavailable,
     ConfigurationError,
-    DecodeError,
     Gone,
     InvalidInput,
     NotFound,
     ServerBusy,
 )
-from dra_driver.kube.http import config, status
+from dra_driver.kube.http import config, decoding, status
 from dra_driver.kube.http.sending import GuardedBody, make_socket
 from dra_driver.ports import WriteGuard
 
@@ -49,39 +48,6 @@ LONGEST_RETRY_AFTER = 10.0
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
-
-
-class _ListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-
-
-class _ListBody(msgspec.Struct):
-    metadata: _ListMeta
-    items: list[msgspec.Raw] | None = None
-
-
-class _Event(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-class _ServedResource(msgspec.Struct):
-    name: str
-
-
-class _ResourceList(msgspec.Struct):
-    resources: list[_ServedResource] | None = None
-
-
-class _MetaOnly(msgspec.Struct):
-    metadata: ObjectMeta = ObjectMeta()
-
-
-_list_decoder = msgspec.json.Decoder(_ListBody)
-_event_decoder = msgspec.json.Decoder(_Event)
-_resources_decoder = msgspec.json.Decoder(_ResourceList)
-_meta_decoder = msgspec.json.Decoder(_MetaOnly)
 
 
 class KubeApi:
@@ -220,9 +186,9 @@ class KubeApi:
         ) as response:
             if response.status >= 400:
                 raise status.to_error(response.status, await response.read(), response.headers)
-            async with contextlib.aclosing(_lines(response)) as lines:
+            async with contextlib.aclosing(decoding.lines(response)) as lines:
                 async for line in lines:
-                    event = _decode_event(resource, line)
+                    event = decoding.decode_event(resource, line)
                     if event is not None:
                         yield event
 
@@ -320,7 +286,7 @@ class KubeApi:
         """Return what discovery says, without subresources."""
         path = f"/apis/{group}/{version}" if group else f"/api/{version}"
         try:
-            body = codec.from_json(_resources_decoder, await self._call("GET", path))
+            body = codec.from_json(decoding.RESOURCES, await self._call("GET", path))
         except NotFound:
             return frozenset()
         except msgspec.DecodeError as e:
@@ -341,11 +307,11 @@ class KubeApi:
         query = dict(query)
         while True:
             try:
-                body = codec.from_json(_list_decoder, await self._call("GET", path, query=query))
+                body = codec.from_json(decoding.LISTS, await self._call("GET", path, query=query))
             except msgspec.DecodeError as e:
                 raise ApiUnavailable(f"GET {path}: not a list: {e}") from e
             for raw in body.items or ():
-                item = _decode_object(resource, raw)
+                item = decoding.decode_object(resource, raw)
                 if item is not None:
                     items.append(item)
             if not body.metadata.continue_:
@@ -458,53 +424,3 @@ def _path(resource: Resource[Any], namespace: str = "", name: str = "", subresou
         if part and (part in (".", "..") or any(c in "/?#%\\" or c <= " " or c > "~" for c in part)):
             raise InvalidInput(f"{part!r} cannot be the {what} of a {resource.kind}")
     return resource.path(namespace, name, subresource)
-
-
-def _decode_object(resource: Resource[T], raw: msgspec.Raw) -> T | None:
-    try:
-        return codec.decode(resource.type, raw)
-    except DecodeError as e:
-        log.error("object left out: it cannot be decoded", resource=repr(resource), problem=str(e)[:500])
-        return None
-
-
-def _decode_event(resource: Resource[T], line: bytes) -> WatchEvent[T] | None:
-    try:
-        event = codec.from_json(_event_decoder, line)
-    except msgspec.DecodeError as e:
-        raise ApiUnavailable(f"watch of {resource!r}: broken stream: {e}") from e
-    if event.type == "ERROR":
-        raise status.to_error(0, bytes(event.object), {})
-    try:
-        kind = WatchEventType(event.type)
-    except ValueError:
-        log.warning("watch event of unknown type passed over", resource=repr(resource), type=event.type)
-        return None
-    if kind is WatchEventType.BOOKMARK:
-        # A custom resource's bookmark has metadata alone, so the kind's own struct may refuse it.
-        try:
-            meta = codec.from_json(_meta_decoder, event.object).metadata
-        except msgspec.DecodeError as e:
-            raise ApiUnavailable(f"watch of {resource!r}: broken bookmark: {e}") from e
-        return WatchEvent(kind, cast("T", WireObject(metadata=meta)))
-    item = _decode_object(resource, event.object)
-    return None if item is None else WatchEvent(kind, item)
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Yield lines of any length: aiohttp's own readline gives up at 128 KiB, and a slice can be larger."""
-    pending: list[bytes] = []
-    async for chunk in response.content.iter_any():
-        start = 0
-        while (end := chunk.find(b"\n", start)) >= 0:
-            pending.append(chunk[start:end])
-            line = b"".join(pending)
-            pending.clear()
-            start = end + 1
-            if line.strip():
-                yield line
-        if start < len(chunk):
-            pending.append(chunk[start:])
-    rest = b"".join(pending)
-    if rest.strip():
-        yield rest
