@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dra_driver.cel.cost import charges
 from dra_driver.cel.cost.estimation import LIST_COST, MAP_COST
 from dra_driver.cel.errors import CelRuntimeError, no_such_overload
-from dra_driver.cel.evaluation import closures
+from dra_driver.cel.evaluation import closures, loops
 from dra_driver.cel.evaluation.closures import Closure
 from dra_driver.cel.evaluation.compiler import CONSTRUCTORS, Compiler
 from dra_driver.cel.library.implementations import IMPLEMENTATIONS, METERED, type_test
@@ -261,8 +261,8 @@ class TrackingCompiler(Compiler):
 
         test = checked if tested is not None else None
         if is_list:
-            return closures.list_collector(items, test, made[0])
-        return closures.map_collector(items, test, made)
+            return loops.list_collector(items, test, made[0])
+        return loops.map_collector(items, test, made)
 
 
 def _merged(entries: Closure) -> Closure:

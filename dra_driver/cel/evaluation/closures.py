@@ -36,6 +36,8 @@ __all__ = [
     "attempt",
     "attribute",
     "bind",
+    "built_list",
+    "built_map",
     "chosen",
     "constant",
     "device_field",
@@ -47,17 +49,13 @@ __all__ = [
     "in_container",
     "index",
     "is_member",
-    "list_collector",
     "list_index",
     "local",
     "many_terms",
-    "map_collector",
     "map_lookup",
     "matching",
     "optional_index",
     "presence",
-    "quantifier",
-    "selected",
     "two_terms",
     "undefined",
     "unequal_plain",
@@ -440,63 +438,37 @@ def is_member(item: Value, container: Value, meter: Meter | None = None) -> bool
     raise no_such_overload()
 
 
-def quantifier(items: Items, test: Closure, decisive: bool, stop: int) -> Closure:
-    """Return the closure of the fold ``all`` or ``exists``; ``stop`` is the cost of an early end."""
-    other = not decisive
+def built_list(items: list[tuple[bool, Closure]]) -> Closure:
+    """Return the closure of a list literal; with each element, whether it is optional."""
 
-    def quantified(f: Value) -> Value:
-        error: CelRuntimeError | None = None
-        rest = iter(items.bind(f))
-        for _ in rest:
-            try:
-                value = test(f)
-            except CelPanic:
-                raise
-            except CelRuntimeError as e:
-                error = error or e.with_traceback(None)
-                continue
-            if value is decisive:
-                if stop and next(rest, UNFOLDED) is not UNFOLDED:
-                    f.charge(stop)
-                return decisive
-            if value is not other:
-                error = error or no_such_overload()
-        if error is not None:
-            raise error.with_traceback(None)
-        return other
-
-    return quantified
-
-
-def selected(items: Items, test: Closure | None, f: Value) -> Iterable[None]:
-    for _ in items.bind(f):
-        if test is not None:
-            value = test(f)
-            if value is False:
-                continue
-            if value is not True:
-                raise no_such_overload()
-        yield
-
-
-def list_collector(items: Items, test: Closure | None, element: Closure) -> Closure:
-    return lambda f: [element(f) for _ in selected(items, test, f)]
-
-
-def map_collector(items: Items, test: Closure | None, parts: list[Closure]) -> Closure:
-    def collect(f: Value) -> dict[Value, Value]:
-        found: dict[Value, Value] = {}
-        for _ in selected(items, test, f):
-            if len(parts) == 2:
-                new = {key_of(parts[0](f)): parts[1](f)}
-            else:
-                new = parts[0](f)
-                if not isinstance(new, dict):
-                    raise no_such_overload()
-            for key, value in new.items():
-                if key in found:
-                    raise CelRuntimeError(f"insert failed: key {shown(plain_key(key))} already exists")
-                found[key] = value
+    def build(f: Value) -> list[Value]:
+        found: list[Value] = []
+        for optional, item in items:
+            value = item(f)
+            if not optional:
+                found.append(value)
+            elif type(value) is not Optional:
+                raise CelRuntimeError(f"cannot initialize optional list element from {shown(value)}")
+            elif value.has:
+                found.append(value.value)
         return found
 
-    return collect
+    return build
+
+
+def built_map(entries: list[tuple[bool, Closure, Closure]]) -> Closure:
+    """Return the closure of a map literal; with each entry, whether it is optional."""
+
+    def build(f: Value) -> dict[Value, Value]:
+        found: dict[Value, Value] = {}
+        for optional, key, value in entries:
+            k, v = key_of(key(f)), value(f)
+            if not optional:
+                found[k] = v
+            elif type(v) is not Optional:
+                raise CelRuntimeError(f"cannot initialize optional entry from {shown(v)}")
+            elif v.has:
+                found[k] = v.value
+        return found
+
+    return build

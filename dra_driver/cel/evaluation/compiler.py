@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dra_driver.cel.checking.checker import WRAPPERS
 from dra_driver.cel.checking.declarations import Overload
 from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError, no_such_overload
-from dra_driver.cel.evaluation import closures
+from dra_driver.cel.evaluation import closures, loops
 from dra_driver.cel.evaluation.closures import Closure
 from dra_driver.cel.library.implementations import IMPLEMENTATIONS, loosely_typed, type_test
 from dra_driver.cel.library.validators import MAX_PATTERN_SIZE, MAX_PATTERNS
@@ -35,9 +35,7 @@ from dra_driver.cel.values.values import (
     Value,
     comparison_work,
     equal,
-    key_of,
     not_equal,
-    shown,
 )
 
 __all__ = ["CONSTRUCTORS", "Compiler"]
@@ -369,38 +367,12 @@ class Compiler:
         items = [self.compile(x) for x in e.elements]
         if not e.optional:
             return lambda f: [i(f) for i in items]
-        marked = [(i in e.optional, item) for i, item in enumerate(items)]
-
-        def build(f: Value) -> list[Value]:
-            found: list[Value] = []
-            for optional, item in marked:
-                value = item(f)
-                if not optional:
-                    found.append(value)
-                elif type(value) is not Optional:
-                    raise CelRuntimeError(f"cannot initialize optional list element from {shown(value)}")
-                elif value.has:
-                    found.append(value.value)
-            return found
-
-        return build
+        return closures.built_list([(i in e.optional, item) for i, item in enumerate(items)])
 
     def map_literal(self, e: MapExpr) -> Closure:
-        entries = [(i in e.optional, self.compile(k), self.compile(v)) for i, (k, v) in enumerate(e.entries)]
-
-        def build(f: Value) -> dict[Value, Value]:
-            found: dict[Value, Value] = {}
-            for optional, key, value in entries:
-                k, v = key_of(key(f)), value(f)
-                if not optional:
-                    found[k] = v
-                elif type(v) is not Optional:
-                    raise CelRuntimeError(f"cannot initialize optional entry from {shown(v)}")
-                elif v.has:
-                    found[k] = v.value
-            return found
-
-        return build
+        return closures.built_map(
+            [(i in e.optional, self.compile(k), self.compile(v)) for i, (k, v) in enumerate(e.entries)]
+        )
 
     def struct_literal(self, e: StructExpr) -> Closure:
         # Only the wrappers of protobuf exist; they are the value that they wrap.
@@ -446,7 +418,7 @@ class Compiler:
             self.note(1)
             any_of = step.function == "_||_"
             test, stop = self.branch(step.args[1], 4 if any_of else 3), 3 if any_of else 2
-            return closures.quantifier(items, test, any_of, stop if self.counts else 0)
+            return loops.quantifier(items, test, any_of, stop if self.counts else 0)
         add = step.args[1] if step.function == "_?_:_" else step
         if not isinstance(add, Call):
             return None
@@ -464,8 +436,8 @@ class Compiler:
         """Return the fold of ``map`` and its like; results are appended to one list or map."""
         made = [self.branch(part) for part in parts]
         if add.function == "_+_":
-            return closures.list_collector(items, test, made[0])
-        return closures.map_collector(items, test, made)
+            return loops.list_collector(items, test, made[0])
+        return loops.map_collector(items, test, made)
 
     def general_fold(
         self, e: Comprehension, accu: int, items: closures.Items, init: Closure, inner: dict[str, int]
@@ -478,17 +450,7 @@ class Compiler:
         self.scope = inner
         result = self.compile(e.result)
         self.scope = outer
-
-        def fold(f: Value) -> Value:
-            local = f.locals
-            local[accu] = closures.attempt(init, f)
-            for _ in items.bind(f):
-                if condition(f) is False:
-                    break
-                local[accu] = closures.attempt(step, f)
-            return result(f)
-
-        return fold
+        return loops.fold(items, accu, init, condition, step, result)
 
 
 def _paid(f: Value, key: Value) -> Value:
