@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import structlog
-import yaml
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
@@ -28,6 +27,16 @@ from dra_driver.sim.apiserver.http.requests import (
     verb_of,
     write_options,
 )
+from dra_driver.sim.apiserver.http.responses import (
+    JSON,
+    bytes_response,
+    formed,
+    json_response,
+    no_page,
+    partial,
+    unsupported,
+    warning,
+)
 from dra_driver.sim.apiserver.http.watching import Watch
 from dra_driver.sim.apiserver.objects.protobuf import decode_protobuf
 from dra_driver.sim.apiserver.objects.status import Raw, StatusError
@@ -44,7 +53,6 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_JSON = "application/json"
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 _BODY_TYPES = ("", "application/json", "application/yaml", "*/*")
 _PATCHES = {
@@ -89,13 +97,15 @@ class Handlers:
         try:
             return await self._limited(request)
         except StatusError as e:
-            return _json(e.code, e.raw(), e.headers)
+            return json_response(e.code, e.raw(), e.headers)
         except Exception as e:
             # A bug of ours must look like an answer, or clients wait and tests hang. The log says where.
             if isinstance(e, web.HTTPException | ConnectionError):
                 raise
             log.exception("request failed", method=request.method, path=request.path)
-            return _json(500, StatusError(500, "InternalError", f"Internal error occurred: {e!r}").raw())
+            return json_response(
+                500, StatusError(500, "InternalError", f"Internal error occurred: {e!r}").raw()
+            )
 
     async def _limited(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -104,7 +114,7 @@ class Handlers:
             error = StatusError(
                 413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728", bare=True
             )
-            return _json(413, error.raw())
+            return json_response(413, error.raw())
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path
@@ -139,31 +149,33 @@ class Handlers:
                 body = msgspec.json.encode(discovery.aggregated(kinds, core=path == "/api"))
                 return web.Response(body=body, headers={"Content-Type": _AGGREGATED, "Vary": "Accept"})
             if path == "/apis":
-                return _json(200, discovery.group_list(kinds))
-            return _json(200, {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
+                return json_response(200, discovery.group_list(kinds))
+            return json_response(
+                200, {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+            )
         if path == "/version":
-            return _json(200, discovery.VERSION)
+            return json_response(200, discovery.VERSION)
         if path == "/openapi/v3":
-            return _json(200, discovery.openapi_index(kinds))
+            return json_response(200, discovery.openapi_index(kinds))
         if parts[:2] == ["openapi", "v3"]:
             group, version = (
                 (parts[3], parts[4]) if parts[2] == "apis" and len(parts) > 4 else ("", parts[-1])
             )
-            return _json(200, discovery.openapi_document(kinds, group, version))
+            return json_response(200, discovery.openapi_document(kinds, group, version))
         if parts[0] == "api" and len(parts) == 2:
             return self._group_version("", parts[1])
         if parts[0] == "apis" and len(parts) in (2, 3) and parts[1] in discovery.groups(kinds):
             if len(parts) == 3:
                 return self._group_version(parts[1], parts[2])
-            return _json(
+            return json_response(
                 200, {"kind": "APIGroup", "apiVersion": "v1", **discovery.group_document(kinds, parts[1])}
             )
-        return _no_page()
+        return no_page()
 
     def _group_version(self, group: str, version: str) -> web.Response:
         if version not in discovery.groups(self.registry.kinds).get(group, []):
             raise StatusError.no_resource()
-        return _json(200, discovery.resource_list(self.registry.kinds, group, version))
+        return json_response(200, discovery.resource_list(self.registry.kinds, group, version))
 
     # --- resources ---
 
@@ -172,7 +184,7 @@ class Handlers:
             return await self._review(request)
         found = route(self.registry.kinds, request.path)
         if found is None:
-            return _no_page()
+            return no_page()
         form = accept(request.headers.get("Accept", ""))
         if self.injector is None:
             return await self._verb(request, found, form)
@@ -183,7 +195,7 @@ class Handlers:
         return answer
 
     async def _verb(self, request: web.BaseRequest, found: Route, form: Accept) -> web.StreamResponse:
-        headers = {"Warning": _warning(found.kind.deprecation)} if found.kind.deprecation else {}
+        headers = {"Warning": warning(found.kind.deprecation)} if found.kind.deprecation else {}
         try:
             if found.subresource and found.subresource != "status":
                 return await self._subresource(request, found)
@@ -222,11 +234,11 @@ class Handlers:
             listing.check_version(self.registry, version)
             stored = self.registry.get(found.kind, found.namespace, found.name)
             if form == _PLAIN and "pretty" not in query:
-                return _bytes(200, listing.object_bytes(found.kind, stored), headers)
+                return bytes_response(200, listing.object_bytes(found.kind, stored), headers)
             return self._object(200, found, stored.raw, form, query, headers)
         page = listing.list_page(self.registry, found, query)
         if not form.transform:
-            return _formed(200, listing.encode_list(found.kind, page), form, headers)
+            return formed(200, listing.encode_list(found.kind, page), form, headers)
         objects = [listing.object_raw(found.kind, s.raw) for s in page.items]
         include = query.get("includeObject", "Metadata")
         if form.transform == "Table":
@@ -237,15 +249,15 @@ class Handlers:
                 "kind": "PartialObjectMetadataList",
                 "apiVersion": "meta.k8s.io/v1",
                 "metadata": page.metadata,
-                "items": [_partial(raw) for raw in objects],
+                "items": [partial(raw) for raw in objects],
             }
-        return _formed(200, msgspec.json.encode(made), form, headers)
+        return formed(200, msgspec.json.encode(made), form, headers)
 
     async def _watch(
         self, request: web.BaseRequest, found: Route, form: Accept, headers: dict[str, str]
     ) -> web.StreamResponse:
         watch = Watch(self.registry, found, request.query, form)
-        response = web.StreamResponse(headers={"Content-Type": _JSON, **headers})
+        response = web.StreamResponse(headers={"Content-Type": JSON, **headers})
         opened = OpenWatch(found.kind.plural, request.headers.get("User-Agent", ""), request)
         try:
             await response.prepare(request)
@@ -289,7 +301,7 @@ class Handlers:
             return await self._asking(found, options, write)
         except StatusError as e:
             if isinstance(options, Options) and options.warnings:
-                e.headers["Warning"] = ", ".join(map(_warning, options.warnings))
+                e.headers["Warning"] = ", ".join(map(warning, options.warnings))
             raise
 
     async def _asking(self, found: Route, options: Options | DeleteOptions, write: Callable[[], T]) -> T:
@@ -314,7 +326,7 @@ class Handlers:
         content_type = _content_type(request)
         protobuf = content_type == _PROTOBUF and not found.kind.custom and not found.subresource
         if content_type not in _BODY_TYPES and not protobuf:
-            raise _unsupported("application/json, application/yaml, application/vnd.kubernetes.protobuf")
+            raise unsupported("application/json, application/yaml, application/vnd.kubernetes.protobuf")
         options = write_options(request.query, request.headers.get("User-Agent", ""), kind)
         options.user = self._tokens.user(_bearer(request))
         data = await request.read()
@@ -330,7 +342,7 @@ class Handlers:
         content_type = _content_type(request)
         patch_form = _PATCHES.get(content_type)
         if patch_form is None or (patch_form == "strategic" and found.kind.custom):
-            raise _unsupported(", ".join(t for t in _PATCHES if not (found.kind.custom and "strategic" in t)))
+            raise unsupported(", ".join(t for t in _PATCHES if not (found.kind.custom and "strategic" in t)))
         agent = request.headers.get("User-Agent", "")
         options = write_options(request.query, agent, "PatchOptions", applying=patch_form == "apply")
         options.user = self._tokens.user(_bearer(request))
@@ -356,7 +368,7 @@ class Handlers:
             found, options, lambda: self.registry.delete(found.kind, found.namespace, found.name, options)
         )
         if raw["kind"] == "Status":
-            return _json(200, raw, headers)
+            return json_response(200, raw, headers)
         return self._object(200, found, raw, form, request.query, headers)
 
     async def _delete_all(
@@ -374,7 +386,7 @@ class Handlers:
             except StatusError as e:
                 if e.code != 404:
                     raise
-        return _formed(200, listing.encode_list(found.kind, page), form, headers)
+        return formed(200, listing.encode_list(found.kind, page), form, headers)
 
     def _object(
         self,
@@ -389,25 +401,25 @@ class Handlers:
         if options is not None and options.warnings:
             headers = {
                 "Warning": ", ".join(
-                    [*filter(None, [headers.get("Warning")]), *map(_warning, options.warnings)]
+                    [*filter(None, [headers.get("Warning")]), *map(warning, options.warnings)]
                 )
             }
         kind = found.kind
         if not form.transform and options is not None and not options.dry_run:
             stored = self.registry.collection(kind).get(Key(found.namespace, raw["metadata"].get("name", "")))
             if stored is not None and stored.raw is raw:
-                return _formed(code, listing.object_bytes(kind, stored), form, headers)
+                return formed(code, listing.object_bytes(kind, stored), form, headers)
         shown = listing.object_raw(kind, raw)
         if form.transform == "Table":
             include = query.get("includeObject", "Metadata")
             metadata = {"resourceVersion": raw["metadata"].get("resourceVersion", "")}
             shown = tables.table(kind, [shown], metadata, include, self.registry.clock())
         elif form.transform:
-            shown = _partial(shown)
+            shown = partial(shown)
         body = msgspec.json.encode(shown)
         if query.get("pretty", "").lower() in ("true", "1"):
             body = msgspec.json.format(body, indent=2)
-        return _formed(code, body, form, headers)
+        return formed(code, body, form, headers)
 
     # --- subresources and reviews that are not stored ---
 
@@ -416,10 +428,12 @@ class Handlers:
         match (kind.plural, found.subresource, method):
             case ("pods", "binding", "POST"):
                 body, options = await self._write(request, found, "CreateOptions")
-                return _json(201, pods.bind(self.registry, kind, found.namespace, found.name, body, options))
+                return json_response(
+                    201, pods.bind(self.registry, kind, found.namespace, found.name, body, options)
+                )
             case ("pods", "eviction", "POST"):
                 body, _ = await self._write(request, found, "CreateOptions")
-                return _json(201, pods.evict(self.registry, kind, found.namespace, found.name, body))
+                return json_response(201, pods.evict(self.registry, kind, found.namespace, found.name, body))
             case ("pods", "log", "GET"):
                 self.registry.get(kind, found.namespace, found.name)
                 text = self.pod_log(found.namespace, found.name, request.query.get("container", ""))
@@ -427,7 +441,7 @@ class Handlers:
             case ("namespaces", "finalize", "PUT"):
                 body, options = await self._write(request, found, "UpdateOptions")
                 raw, _ = self.registry.update(kind, "", found.name, body, options)
-                return _json(200, raw)
+                return json_response(200, raw)
             case ("serviceaccounts", "token", "POST"):
                 return await self._token_request(request, found)
             case _:
@@ -437,11 +451,11 @@ class Handlers:
     async def _token_request(self, request: web.BaseRequest, found: Route) -> web.Response:
         """Answer a ``TokenRequest`` with a token that this server knows as the account's."""
         content_type = _content_type(request)
-        body = decode_body(await request.read(), _JSON, "TokenRequest") if content_type == _JSON else {}
+        body = decode_body(await request.read(), JSON, "TokenRequest") if content_type == JSON else {}
         self.registry.get(found.kind, found.namespace, found.name)
         token = self._tokens.issue(body, found.namespace, found.name)
         made = identity.token_request(body, found.namespace, found.name, token, self.registry.now())
-        return _json(201, made)
+        return json_response(201, made)
 
     async def _review(self, request: web.BaseRequest) -> web.Response:
         """Answer a ``SelfSubjectAccessReview``: every authenticated client may do everything."""
@@ -450,9 +464,9 @@ class Handlers:
         if request.method != "POST":
             raise StatusError.method_not_allowed()
         body: Any = {}
-        if _content_type(request) in ("", _JSON):
-            body = decode_body(await request.read(), _JSON, "SelfSubjectAccessReview")
-        return _json(201, identity.access_review(body))
+        if _content_type(request) in ("", JSON):
+            body = decode_body(await request.read(), JSON, "SelfSubjectAccessReview")
+        return json_response(201, identity.access_review(body))
 
 
 _PLAIN = Accept("json", "")
@@ -471,40 +485,3 @@ def _content_type(request: web.BaseRequest) -> str:
 async def _optional_body(request: web.BaseRequest) -> Any:
     data = await request.read()
     return decode_body(data, _content_type(request), "DeleteOptions") if data.strip() else None
-
-
-def _partial(raw: Raw) -> Raw:
-    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": raw["metadata"]}
-
-
-def _unsupported(accepted: str) -> StatusError:
-    return StatusError(
-        415,
-        "UnsupportedMediaType",
-        f"the body of the request was in an unknown format - accepted media types include: {accepted}",
-        bare=True,
-    )
-
-
-def _warning(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-    return f'299 - "{escaped}"'
-
-
-def _no_page() -> web.Response:
-    return web.Response(status=404, text="404 page not found\n")
-
-
-def _json(code: int, raw: Raw, headers: Mapping[str, str] | None = None) -> web.Response:
-    return _bytes(code, msgspec.json.encode(raw), headers)
-
-
-def _bytes(code: int, body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(status=code, body=body, headers={"Content-Type": _JSON, **(headers or {})})
-
-
-def _formed(code: int, body: bytes, form: Accept, headers: Mapping[str, str]) -> web.Response:
-    if form.form == "yaml":
-        text = yaml.safe_dump(msgspec.json.decode(body), sort_keys=False)
-        return web.Response(status=code, text=text, headers={"Content-Type": "application/yaml", **headers})
-    return _bytes(code, body, headers)
