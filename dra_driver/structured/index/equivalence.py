@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from dra_driver.api.core import Node
 from dra_driver.ownership import PoolID
 from dra_driver.structured.index.columns import BASE, TOPOLOGY_COLUMN, Column, Columns, Facts
+from dra_driver.structured.index.components import Component, components_of
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.pools import DeviceEntry, LocalPools, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState, PoolState
 from dra_driver.structured.model.types import (
-    NodePolicy,
     PoolPolicies,
     PoolPolicy,
     Strategy,
@@ -46,29 +46,6 @@ _PER_NODE, _PER_CLASS, _PER_PART = 256, 512, 240
 _PER_LAYOUT, _PER_COLUMN, _PER_DEVICE, _PER_KIND, _PER_COMPONENT = 1024, 128, 640, 512, 1024
 # Columns and devices of a node that are looked at in the time of a step.
 _ITEMS_PER_STEP = 8
-
-
-@dataclass(slots=True, eq=False)
-class Component:
-    """Devices of a layout that share counters, or a single device.
-
-    Attributes:
-        pool: position of the pool in the view.
-        positions: of the devices, among all devices of the node.
-        offset: position of the pool's first device.
-        content: kinds of the devices, counter sets that they consume, and how the pool is used.
-        sets: counter sets that the devices consume.
-        shareable: whether shares of a device can be allocated.
-        spread: whether the policy for nodes of the pool is to spread.
-    """
-
-    pool: int
-    positions: tuple[int, ...]
-    offset: int
-    content: tuple[Hashable, ...]
-    sets: tuple[str, ...]
-    shareable: bool
-    spread: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -340,7 +317,7 @@ class FleetIndex:
             kinds=tuple(kinds),
             columns=values,
             structure=(base[0], topology, policies),
-            components=tuple(_components(pools, kinds, policies)),
+            components=tuple(components_of(pools, kinds, policies)),
             plain=not any(e.shareable or e.device.consumes_counters for e in entries),
             sizes=tuple(len(p.devices) for p in pools),
             policies=policies,
@@ -451,41 +428,6 @@ def _bits(pool: PoolView) -> dict[str, int]:
     for i, entry in enumerate(pool.devices):
         bits[entry.id.device] = bits.get(entry.id.device, 0) | 1 << i
     return bits
-
-
-def _components(
-    pools: Sequence[PoolView], kinds: Sequence[int], policies: Sequence[PoolPolicy | None]
-) -> Iterable[Component]:
-    """Iterate over the components of a layout: devices connected by counter sets that they have in common."""
-    offset = 0
-    for number, pool in enumerate(pools):
-        groups: list[tuple[set[str], list[int]]] = []
-        for i, entry in enumerate(pool.devices):
-            sets = {c.counter_set for c in entry.device.consumes_counters}
-            positions = [offset + i]
-            # Union of the groups that this device connects; the lists are short, a GPU has some dozen
-            # partitions.
-            if sets:
-                touching = [g for g in groups if g[0] & sets]
-                for group in touching:
-                    sets |= group[0]
-                    positions = [*group[1], *positions]
-                    groups.remove(group)
-            groups.append((sets, sorted(positions)))
-        for sets, positions in groups:
-            entries = [pool.devices[p - offset] for p in positions]
-            policy = policies[number]
-            spread = policy is not None and policy.nodes is NodePolicy.SPREAD
-            yield Component(
-                number,
-                tuple(positions),
-                offset,
-                (tuple(kinds[p] for p in positions), tuple(sorted(sets)), spread),
-                tuple(sorted(sets)),
-                any(e.shareable for e in entries),
-                spread,
-            )
-        offset += len(pool.devices)
 
 
 def _insert(names: list[str], name: str) -> None:
