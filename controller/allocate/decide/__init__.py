@@ -11,8 +11,14 @@ from __future__ import annotations
 from controller.allocate.decide.decisions import Decisions
 from controller.allocate.decide.earlier_users import kept_others_back
 from controller.allocate.decide.groups.group_members import Gang, GroupFinder, Standing
-from controller.allocate.decide.messages import (
+from controller.allocate.decide.learned import (
     LONGEST_LEARNED,
+    GroupHeld,
+    Learned,
+    NamespaceStruck,
+    QuestionHeavy,
+)
+from controller.allocate.decide.messages import (
     Change,
     ClaimAssumed,
     ClaimGone,
@@ -20,13 +26,10 @@ from controller.allocate.decide.messages import (
     Decision,
     DecisionOverran,
     DevicesSetAside,
-    GroupHeld,
     GroupMembers,
     GroupWrite,
     Hard,
     Lane,
-    Learned,
-    NamespaceStruck,
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
@@ -38,7 +41,6 @@ from controller.allocate.decide.messages import (
     PodQuestion,
     PoolChanged,
     Proceed,
-    QuestionHeavy,
     Refuse,
     SetAside,
     Settings,

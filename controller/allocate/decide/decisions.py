@@ -10,8 +10,14 @@ from controller.allocate.decide.earlier_users import EarlierUsers, kept_others_b
 from controller.allocate.decide.groups.gangs import Gangs
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem, signature_of_group
 from controller.allocate.decide.heavy import HeavyQuestions, Known, Strikes
-from controller.allocate.decide.messages import (
+from controller.allocate.decide.learned import (
     LONGEST_LEARNED,
+    GroupHeld,
+    Learned,
+    NamespaceStruck,
+    QuestionHeavy,
+)
+from controller.allocate.decide.messages import (
     Change,
     ClaimAssumed,
     ClaimGone,
@@ -19,13 +25,10 @@ from controller.allocate.decide.messages import (
     Decision,
     DecisionOverran,
     DevicesSetAside,
-    GroupHeld,
     GroupMembers,
     GroupWrite,
     Hard,
     Lane,
-    Learned,
-    NamespaceStruck,
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
@@ -35,7 +38,6 @@ from controller.allocate.decide.messages import (
     PodID,
     PodQuestion,
     PoolChanged,
-    QuestionHeavy,
     Refuse,
     SetAside,
     Settings,

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from controller.allocate.decide.learned import GroupHeld, Learned, NamespaceStruck, QuestionHeavy
 from controller.allocate.decide.order import Rank
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import DriverName, ObjectKey, Uid
@@ -27,7 +28,6 @@ from dra_driver.ownership import PoolID
 from dra_driver.structured import DEFAULT_POLICY, GroupLabels, PoolPolicy
 
 __all__ = [
-    "LONGEST_LEARNED",
     "Change",
     "ClaimAssumed",
     "ClaimGone",
@@ -35,13 +35,10 @@ __all__ = [
     "Decision",
     "DecisionOverran",
     "DevicesSetAside",
-    "GroupHeld",
     "GroupMembers",
     "GroupWrite",
     "Hard",
     "Lane",
-    "Learned",
-    "NamespaceStruck",
     "NodeTurnedDown",
     "ObjectGone",
     "ObjectSeen",
@@ -53,7 +50,6 @@ __all__ = [
     "PodQuestion",
     "PoolChanged",
     "Proceed",
-    "QuestionHeavy",
     "Refuse",
     "SetAside",
     "Settings",
@@ -66,8 +62,6 @@ __all__ = [
 # Timers may be early by a little.
 _SLACK_SECONDS: Final = 0.1
 
-LONGEST_LEARNED: Final = 1_024
-"""Characters of a message that is kept for the next process."""
 
 Watched = (
     Node | Pod | PodGroup | DeviceClass | ResourceSlice | DeviceInventory | DeviceTaintRule | StorageObject
@@ -209,51 +203,6 @@ class DecisionOverran:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionHeavy:
-    """What is held against the question that a pod asks, because of the work that it took.
-
-    Attributes:
-        pod: that asks it.
-        until: when it is worked out again.
-        delay: seconds of the pause, which doubles.
-        message: of the refusal.
-        hard: whether it belongs into the slow lane.
-        gave_up: whether the last decision met a limit.
-    """
-
-    pod: ObjectKey
-    until: float
-    delay: float
-    message: str
-    hard: bool
-    gave_up: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceStruck:
-    """How many decisions for a namespace have been given up, less what time has made up for.
-
-    Attributes:
-        namespace: its name.
-        number: of decisions, when the last of them was given up.
-        since: when that was.
-    """
-
-    namespace: str
-    number: int
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
-class GroupHeld:
-    """Since when a part of a group has been holding devices."""
-
-    namespace: str
-    name: str
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
     """Devices that would serve a pod.
 
@@ -314,19 +263,6 @@ Change = (
     | VolumesKnown
     | PodGroupsUnknown
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What is remembered about a pod, its namespace and its group beside what there is of them.
-
-    It lasts for longer than the process that learned it: whose questions take much work must not be forgotten
-    because one of them has ended it.
-    """
-
-    question: QuestionHeavy | None = None
-    namespace: NamespaceStruck | None = None
-    group: GroupHeld | None = None
 
 
 # --- questions and answers ----------------------------------------------------------------------------------
