@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from controller.allocate.decide.earlier_users import EarlierUsers, kept_others_back
 from controller.allocate.decide.groups.gangs import Gangs
-from controller.allocate.decide.groups.group_members import Gang, GroupProblem, signature_of_group
-from controller.allocate.decide.heavy import HeavyQuestions, Known, Strikes
+from controller.allocate.decide.groups.group_members import Gang, GroupProblem
+from controller.allocate.decide.heavy import HeavyQuestions
 from controller.allocate.decide.learned import (
-    LONGEST_LEARNED,
     GroupHeld,
     Learned,
     NamespaceStruck,
     QuestionHeavy,
 )
+from controller.allocate.decide.memory import Memory
 from controller.allocate.decide.messages import (
     Change,
     ClaimAssumed,
@@ -26,7 +26,6 @@ from controller.allocate.decide.messages import (
     DecisionOverran,
     DevicesSetAside,
     GroupMembers,
-    GroupWrite,
     Hard,
     Lane,
     NodeTurnedDown,
@@ -44,14 +43,13 @@ from controller.allocate.decide.messages import (
     VolumesKnown,
     Wait,
     Watched,
-    Write,
 )
 from controller.allocate.decide.nodes.node_backoff import NodeBackoff, changed_node
 from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.nodes.placement import Placements, same_for_pods
 from controller.allocate.decide.nodes.reports import has_node, suitable_nodes
-from controller.allocate.decide.nodes.signatures import requests_of, signature_of
 from controller.allocate.decide.questions import NoFit
+from controller.allocate.decide.refusals import Refusals
 from controller.allocate.decide.set_aside import NOTE, SetAsideDevices
 from controller.allocate.decide.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView
@@ -77,7 +75,6 @@ from dra_driver.api.resource import DeviceClass, ResourceClaim
 from dra_driver.api.scheduling import PodGroup
 from dra_driver.fleet import ShapeCount
 from dra_driver.nodefit.volumes import STORAGE_KINDS
-from dra_driver.resourceclaim import foreign_gates, is_generated
 from dra_driver.structured import Budget
 
 __all__ = ["Decisions"]
@@ -131,6 +128,8 @@ class Decisions:
             self._earlier,
             self._pod_groups.find,
         )
+        self._refusals = Refusals(self._pods, self._claims, self._decider)
+        self._memory = Memory(self._heavy, self._gangs, self._claims)
         self._supposed = Suppositions(
             self._pods,
             self._claims,
@@ -167,14 +166,8 @@ class Decisions:
                 self._backoff.add(uid, node_name, at)
             case DecisionOverran(pod_key, at):
                 self._heavy.overran(pod_key.namespace, self._key_of(pod_key), at)
-            case QuestionHeavy(pod_key, until, delay, message, hard, gave_up):
-                question = self._key_of(pod_key)
-                if question is not None:
-                    self._heavy.restore(question, Known(until, delay, message, hard, gave_up))
-            case NamespaceStruck(namespace, number, since):
-                self._heavy.restore_strikes(namespace, Strikes(number, since))
-            case GroupHeld(namespace, name, since):
-                self._gangs.restore((namespace, name), since)
+            case QuestionHeavy() | NamespaceStruck() | GroupHeld():
+                self._memory.restore(change, self._key_of)
             case DevicesSetAside():
                 self._set_aside.put(change)
                 self._improved(True)
@@ -187,7 +180,7 @@ class Decisions:
 
     def _key_of(self, key: ObjectKey) -> Hashable | None:
         pod = self._pods.get(key)
-        return None if pod is None else self._key(pod, self._group_of(pod))
+        return None if pod is None else self._memory.key(pod, self._group_of(pod))
 
     def _group_of(self, pod: Pod) -> Gang | GroupProblem | None:
         """Return the group of a pod as far as it concerns us.
@@ -347,7 +340,7 @@ class Decisions:
             return PodAnswer(self._version, Wait("the pod does not exist"))
         group = self._group_of(pod)
         if isinstance(group, GroupProblem):
-            problem = Wait(group.message) if group.passing else self._refusal_of(pod, group)
+            problem = Wait(group.message) if group.passing else self._refusals.of_problem(pod, group)
             return self._complete(PodAnswer(self._version, problem, GroupMembers(*group.key)), pod, now)
         if question.set_aside:
             return None
@@ -366,11 +359,9 @@ class Decisions:
                 return self._complete(PodAnswer(self._version, known, members), pod, now)
         if not self._heavy:
             return None
-        key = self._key(pod, group)
+        key = self._memory.key(pod, group)
         if (left := self._heavy.left(key, now)) > 0:
-            signature = signature_of_group(group.key) if group is not None else str(pod.key).encode()
-            refusal = Refuse(self._heavy.message(key), signature=signature)
-            gave_up = self._heavy.was_given_up(key)
+            refusal, gave_up = self._memory.refusal(key, pod, group), self._heavy.was_given_up(key)
             answer = PodAnswer(self._version, refusal, members, pause=left, gave_up=gave_up)
             return self._complete(answer, pod, now)
         if question.lane is Lane.FAST and self._heavy.is_hard(pod.metadata.namespace, key, now):
@@ -418,7 +409,7 @@ class Decisions:
         avoid = self._avoided(pod, now)
         found = self._decider.decide(pod, budget, avoid, earlier=self._earlier.of(pod, now))
         if isinstance(found, NoFit):
-            return self._refusal(pod, found, avoid), found.gave_up
+            return self._refusals.of(pod, found, avoid), found.gave_up
         return found, False
 
     def learn(self, question: PodQuestion, answer: PodAnswer) -> PodAnswer:
@@ -431,42 +422,12 @@ class Decisions:
             held = answer.learned.group
             since = held.since if held is not None else None
             self._gangs.restore((answer.group.namespace, answer.group.name), since)
-        namespace, key = pod.metadata.namespace, self._key(pod, self._group_of(pod))
-        if isinstance(answer.decision, Write | GroupWrite):
-            self._heavy.served(namespace, key, question.now)
-        elif isinstance(answer.decision, Refuse):
-            if answer.cut and question.lane is Lane.FAST:
-                self._heavy.gave_up(namespace, key, question.now)
-                return replace(answer, decision=Hard())
-            pause = self._heavy.refused(
-                namespace,
-                key,
-                answer.seconds,
-                answer.decision.message,
-                question.now,
-                gave_up=answer.gave_up,
-            )
-            return replace(answer, pause=pause)
-        return answer
+        return self._memory.learn(question, pod, self._group_of(pod), answer)
 
     def learned(self, question: PodQuestion) -> Learned:
         """Return what is remembered of a question that was worked out, or that has to wait."""
-        key, namespace = question.pod.key, question.pod.key.namespace
-        struck = self._heavy.strikes(namespace)
-        strikes = NamespaceStruck(namespace, struck.number, struck.since) if struck is not None else None
         pod = self._pod(question.pod)
-        if pod is None:
-            return Learned(None, strikes)
-        group = self._group_of(pod)
-        known = self._heavy.known(self._key(pod, group))
-        since = self._gangs.held_since(group.key) if group is not None else None
-        heavy = held = None
-        if known is not None:
-            text = known.message[:LONGEST_LEARNED]
-            heavy = QuestionHeavy(key, known.until, known.delay, text, known.hard, known.gave_up)
-        if group is not None and since is not None:
-            held = GroupHeld(*group.key, since)
-        return Learned(heavy, strikes, held)
+        return self._memory.learned(question, pod, self._group_of(pod) if pod is not None else None)
 
     # --- devices that are set aside -------------------------------------------------------------------------
 
@@ -502,16 +463,7 @@ class Decisions:
             limit: that was met, such as ``2 s of CPU time``.
             seconds: of CPU time that it took.
         """
-        pod = self._pod(question.pod)
-        claims = [c for key in claims_of(pod) if (c := self._claims.get(key)) is not None] if pod else []
-        waiting = tuple(c for c in claims if c.status.allocation is None)
-        names = ", ".join(c.metadata.name for c in waiting) or "none"
-        refusal = Refuse(
-            f"the decision about claim {names} was stopped: it took more than {limit}; ask for fewer "
-            "alternatives, fewer devices in one claim, or with simpler selectors",
-            waiting,
-            signature=str(question.pod.key).encode(),
-        )
+        refusal = self._refusals.of_stopped(question.pod.key, self._pod(question.pod), limit)
         return self.learn(question, PodAnswer(self._version, refusal, steps=0, seconds=seconds, gave_up=True))
 
     def _pod(self, pod_id: PodID) -> Pod | None:
@@ -524,14 +476,6 @@ class Decisions:
         settings = self._settings
         return self._heavy.budget(settings.group_decision_seconds if is_group else settings.decision_seconds)
 
-    def _key(self, pod: Pod, group: Gang | GroupProblem | None) -> Hashable:
-        """Return what makes two questions cost the same work."""
-        if group is not None:
-            return signature_of_group(group.key)
-        claims = (self._claims.get(key) for key in claims_of(pod))
-        asked = requests_of(c for c in claims if c is not None and c.status.allocation is None)
-        return pod.metadata.namespace, asked
-
     def _complete(self, answer: PodAnswer, pod: Pod, now: float) -> PodAnswer:
         uids = {
             pod.metadata.uid,
@@ -542,32 +486,6 @@ class Decisions:
             for node, seconds in self._backoff.nodes(uid, now).items():
                 avoided[node] = min(seconds, avoided.get(node, seconds))
         return replace(answer, avoided=tuple(sorted(avoided.items()))) if avoided else answer
-
-    def _refusal(self, pod: Pod, decision: NoFit, avoid: Collection[str]) -> Refuse:
-        entries = pod.spec.resource_claims
-        alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
-        return Refuse(
-            decision.message,
-            decision.claims,
-            # A pod that merely shares a claim lets another pod go first.
-            tuple(c for c in decision.undo if not self._serves_another(c, pod)),
-            decision.elsewhere,
-            signature_of(
-                pod,
-                decision.claims if alone else (),
-                avoid,
-                self._decider.beside(pod),
-                self._decider.volume_needs(pod),
-            ),
-            decision.new_node and not decision.gave_up,
-        )
-
-    def _refusal_of(self, pod: Pod, problem: GroupProblem) -> Refuse:
-        """Return the refusal of a pod whose group is wrong; it is reported where the pod has no gate, too."""
-        claims = (self._claims.get(key) for key in claims_of(pod))
-        waiting = (c for c in claims if c is not None and c.status.allocation is None)
-        ours = tuple(c for c in waiting if not self._decider.is_theirs(c))
-        return Refuse(problem.message, ours, signature=signature_of_group(problem.key))
 
     def _avoided(self, pod: Pod, now: float) -> Collection[str]:
         """Return the nodes that are left out for a pod.
@@ -580,18 +498,3 @@ class Decisions:
         if suitable and suitable > len(self._placements.candidates(pod, avoided).nodes):
             return self._backoff.recent(pod.metadata.uid, now)
         return avoided
-
-    def _serves_another(self, claim: ResourceClaim, pod: Pod) -> bool:
-        """Return whether another pod that has everything it needs is about to run with the claim."""
-        for other in self._pods.by_index(CLAIM_INDEX, claim.key):
-            gone = is_finished(other) or bool(other.metadata.deletion_timestamp)
-            if gone or foreign_gates(other) or other.metadata.uid == pod.metadata.uid:
-                continue
-            needed = [self._claims.get(key) for key in claims_of(other)]
-            # The claims of a pod are written one after the other.
-            if all(
-                c is not None and (c.status.allocation is not None or self._claims.is_assumed(c))
-                for c in needed
-            ):
-                return True
-        return False

@@ -1,0 +1,96 @@
+"""Why pods are refused, as the answers say it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from controller.allocate.decide.groups.group_members import GroupProblem, signature_of_group
+from controller.allocate.decide.messages import Refuse
+from controller.allocate.decide.nodes.signatures import signature_of
+from controller.allocate.decide.questions import NoFit
+from controller.allocate.decide.solving import PodDecider
+from controller.allocate.decide.state.claims import ClaimView
+from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claims_of, is_finished
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.resourceclaim import foreign_gates, is_generated
+
+__all__ = ["Refusals"]
+
+
+class Refusals:
+    """Makes refusals of what was found out about pods.
+
+    Args:
+        pods: with the index ``CLAIM_INDEX``.
+        claims: what is taken.
+        decider: knows whose claims are, and where pods can go.
+    """
+
+    def __init__(self, pods: Objects[Pod], claims: ClaimView, decider: PodDecider) -> None:
+        self._pods = pods
+        self._claims = claims
+        self._decider = decider
+
+    def of(self, pod: Pod, decision: NoFit, avoid: Collection[str]) -> Refuse:
+        """Return the refusal of a pod that does not fit; ``avoid``: nodes that were left out."""
+        entries = pod.spec.resource_claims
+        alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
+        return Refuse(
+            decision.message,
+            decision.claims,
+            # A pod that merely shares a claim lets another pod go first.
+            tuple(c for c in decision.undo if not self._serves_another(c, pod)),
+            decision.elsewhere,
+            signature_of(
+                pod,
+                decision.claims if alone else (),
+                avoid,
+                self._decider.beside(pod),
+                self._decider.volume_needs(pod),
+            ),
+            decision.new_node and not decision.gave_up,
+        )
+
+    def of_problem(self, pod: Pod, problem: GroupProblem) -> Refuse:
+        """Return the refusal of a pod whose group is wrong; it is reported where the pod has no gate, too."""
+        ours = tuple(c for c in self._waiting(pod) if not self._decider.is_theirs(c))
+        return Refuse(problem.message, ours, signature=signature_of_group(problem.key))
+
+    def of_stopped(self, key: ObjectKey, pod: Pod | None, limit: str) -> Refuse:
+        """Return the refusal of a pod the working out of whose question was stopped.
+
+        Args:
+            key: of the pod.
+            pod: if it is still there.
+            limit: that was met, such as ``2 s of CPU time``.
+        """
+        waiting = self._waiting(pod) if pod is not None else ()
+        names = ", ".join(c.metadata.name for c in waiting) or "none"
+        return Refuse(
+            f"the decision about claim {names} was stopped: it took more than {limit}; ask for fewer "
+            "alternatives, fewer devices in one claim, or with simpler selectors",
+            waiting,
+            signature=str(key).encode(),
+        )
+
+    def _waiting(self, pod: Pod) -> tuple[ResourceClaim, ...]:
+        """Return the claims of a pod that are not allocated."""
+        claims = (self._claims.get(key) for key in claims_of(pod))
+        return tuple(c for c in claims if c is not None and c.status.allocation is None)
+
+    def _serves_another(self, claim: ResourceClaim, pod: Pod) -> bool:
+        """Return whether another pod that has everything it needs is about to run with the claim."""
+        for other in self._pods.by_index(CLAIM_INDEX, claim.key):
+            gone = is_finished(other) or bool(other.metadata.deletion_timestamp)
+            if gone or foreign_gates(other) or other.metadata.uid == pod.metadata.uid:
+                continue
+            needed = [self._claims.get(key) for key in claims_of(other)]
+            # The claims of a pod are written one after the other.
+            if all(
+                c is not None and (c.status.allocation is not None or self._claims.is_assumed(c))
+                for c in needed
+            ):
+                return True
+        return False
