@@ -20,9 +20,10 @@ from controller.allocate.decide import (
     nodes_of,
 )
 from controller.allocate.releasing.doubles import HELD_INDEX, pools_held
-from controller.allocate.state.pod_groups import PodGroupInformer
+from controller.allocate.state.pod_groups import PodGroupInformer, served_pod_groups
+from controller.allocate.state.served import informer_if_served
 from controller.allocate.state.storage import PODS_OF_CLAIM, StorageInformers
-from controller.allocate.state.taint_rules import informer_of_rules, until_rules_are_known
+from controller.allocate.state.taint_rules import served_rules, until_rules_are_known
 from controller.publish.publisher import POOL_INDEX, pool_of
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Namespace, Node, Pod
 from dra_driver.api.names import PREEMPTIBLE_LABEL
@@ -100,10 +101,10 @@ class Informers:
                 },
             ),
             storage=StorageInformers(client),
-            pod_groups=await PodGroupInformer.of(client),
+            pod_groups=PodGroupInformer(await informer_if_served(client, served_pod_groups)),
             budgets=Informer(client, POD_DISRUPTION_BUDGETS),
             kept_namespaces=Informer(client, NAMESPACES, label_selector=f"{PREEMPTIBLE_LABEL}=false"),
-            taint_rules=await informer_of_rules(client),
+            taint_rules=await informer_if_served(client, served_rules),
         )
 
     def all(self) -> tuple[Informer[Any], ...]:

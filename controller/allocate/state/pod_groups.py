@@ -13,6 +13,7 @@ import structlog
 
 from controller.allocate.decide import GROUP_INDEX, MISSING, pod_group_key
 from controller.allocate.signal import Signal
+from controller.allocate.state.served import newest_served
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Resource
 from dra_driver.api.scheduling import (
@@ -22,8 +23,7 @@ from dra_driver.api.scheduling import (
     PodGroup,
     pod_groups,
 )
-from dra_driver.errors import DraError
-from dra_driver.kube import Backoff, Handler, Informer
+from dra_driver.kube import Handler, Informer
 from dra_driver.ports import KubeClient
 
 __all__ = ["PodGroupChanges", "PodGroupInformer", "served_pod_groups"]
@@ -40,10 +40,8 @@ async def served_pod_groups(client: KubeClient) -> Resource[PodGroup] | None:
     Raises:
         ApiError, ApiUnavailable: the API server does not say.
     """
-    for version in POD_GROUP_VERSIONS:
-        if POD_GROUPS in await client.served(SCHEDULING_GROUP, version):
-            return pod_groups(version)
-    return None
+    version = await newest_served(client, SCHEDULING_GROUP, POD_GROUPS, POD_GROUP_VERSIONS)
+    return pod_groups(version) if version is not None else None
 
 
 class PodGroupInformer:
@@ -66,20 +64,6 @@ class PodGroupInformer:
             self.settled.set()
         else:
             informer.access_changed.append(self._access_changed)
-
-    @classmethod
-    async def of(cls, client: KubeClient) -> PodGroupInformer:
-        """Return one that is not started, after the API server has said whether it serves the kind."""
-        backoff = Backoff(base=0.5, cap=10.0)
-        while True:
-            try:
-                resource = await served_pod_groups(client)
-            except DraError as e:
-                delay = backoff.next()
-                log.error("cannot ask the API server for its kinds", error=str(e), retry_in=round(delay, 2))
-                await asyncio.sleep(delay)
-            else:
-                return cls(Informer(client, resource) if resource is not None else None)
 
     @property
     def unknown(self) -> str:

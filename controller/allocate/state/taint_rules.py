@@ -8,13 +8,14 @@ from typing import Final
 
 import structlog
 
+from controller.allocate.state.served import newest_served
 from dra_driver.api.meta import Resource
 from dra_driver.api.resource import DeviceTaintRule, device_taint_rules
 from dra_driver.errors import DraError, Forbidden, NotFound
-from dra_driver.kube import Backoff, Informer
+from dra_driver.kube import Informer
 from dra_driver.ports import KubeClient
 
-__all__ = ["informer_of_rules", "served_rules", "until_rules_are_known"]
+__all__ = ["VERSIONS", "served_rules", "until_rules_are_known"]
 
 log = structlog.get_logger(__name__)
 
@@ -28,27 +29,8 @@ async def served_rules(client: KubeClient) -> Resource[DeviceTaintRule] | None:
     Raises:
         ApiError, ApiUnavailable: the API server does not say.
     """
-    for version in VERSIONS:
-        if "devicetaintrules" in await client.served("resource.k8s.io", version):
-            return device_taint_rules(version)
-    return None
-
-
-async def informer_of_rules(client: KubeClient) -> Informer[DeviceTaintRule] | None:
-    """Return an informer that is not started; None where the kind is not served.
-
-    The API server is asked until it answers.
-    """
-    backoff = Backoff(base=0.5, cap=10.0)
-    while True:
-        try:
-            resource = await served_rules(client)
-        except DraError as e:
-            delay = backoff.next()
-            log.error("cannot ask the API server for its kinds", error=str(e), retry_in=round(delay, 2))
-            await asyncio.sleep(delay)
-        else:
-            return Informer(client, resource) if resource is not None else None
+    version = await newest_served(client, "resource.k8s.io", "devicetaintrules", VERSIONS)
+    return device_taint_rules(version) if version is not None else None
 
 
 async def until_rules_are_known(client: KubeClient, rules: Informer[DeviceTaintRule]) -> None:

@@ -17,7 +17,8 @@ from controller.allocate.decide import Decision, Decisions, PodID, PodQuestion, 
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.following import follow
-from controller.allocate.state.taint_rules import informer_of_rules, until_rules_are_known
+from controller.allocate.state.served import informer_if_served
+from controller.allocate.state.taint_rules import served_rules, until_rules_are_known
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.meta import ObjectKey
@@ -210,13 +211,13 @@ def test_the_version_is_found_and_absence_is_fine() -> None:
     async def scenario() -> None:
         cluster = FakeClient()
         cluster.withdraw(RULES)
-        assert await informer_of_rules(cluster) is None
+        assert await informer_if_served(cluster, served_rules) is None
         cluster.serve(device_taint_rules("v1alpha3"))
-        informer = await informer_of_rules(cluster)
+        informer = await informer_if_served(cluster, served_rules)
         assert informer is not None
         assert informer.resource.version == "v1alpha3"
         cluster.serve(device_taint_rules("v1beta2"))
-        informer = await informer_of_rules(cluster)
+        informer = await informer_if_served(cluster, served_rules)
         assert informer is not None
         assert informer.resource.version == "v1beta2"
 
