@@ -18,7 +18,7 @@ from dra_driver.api.meta import Resource, WireObject
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import DecodeError, InvalidQuantity
 
-__all__ = ["convert", "decode", "decode_strict", "encode", "from_json", "to_raw", "unknown_fields"]
+__all__ = ["convert", "decode", "decode_strict", "encode", "from_json", "plain", "to_raw", "unknown_fields"]
 
 _T = TypeVar("_T")
 
@@ -126,10 +126,14 @@ def encode(value: object) -> bytes:
     return _encoder.encode(value)
 
 
+def plain(value: object) -> Any:
+    """Return a struct, or data with structs, as plain data."""
+    return msgspec.json.decode(_encoder.encode(value))
+
+
 def to_raw(resource: Resource[Any], value: WireObject) -> dict[str, Any]:
     """Return the object as plain data with ``apiVersion`` and ``kind``, ready to be sent."""
-    body: dict[str, Any] = msgspec.json.decode(_encoder.encode(value))
-    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **plain(value)}
 
 
 # Every object may carry these, whether or not its struct names them.

@@ -280,11 +280,11 @@ class InventoryKeeper:
         patch: dict[str, Any] = {}
         if current.spec != wanted and self._altered != (wanted, current.spec):
             # What has its default is absent from the encoding, and a merge patch keeps what is absent.
-            patch["spec"] = {**_plain(wanted), "devices": _plain(wanted).get("devices", [])}
+            patch["spec"] = {**codec.plain(wanted), "devices": codec.plain(wanted).get("devices", [])}
             patch["spec"]["truncated"] = wanted.truncated
             patch["spec"]["publisher"] = wanted.publisher
         if not current.metadata.owner_references:
-            patch["metadata"] = {"ownerReferences": [_plain(await self._owner())]}
+            patch["metadata"] = {"ownerReferences": [codec.plain(await self._owner())]}
         if not patch:
             return current
         patch.setdefault("metadata", {})["resourceVersion"] = current.metadata.resource_version
@@ -307,7 +307,7 @@ class InventoryKeeper:
         patch = {
             "metadata": {"resourceVersion": current.metadata.resource_version},
             "status": {
-                "discovery": {"problems": [_plain(p) for p in discovery.problems]},
+                "discovery": {"problems": [codec.plain(p) for p in discovery.problems]},
                 "activity": {"busy": list(activity.busy), "idle": list(activity.idle)},
             },
         }
@@ -472,11 +472,6 @@ def discovery_condition(reports: Sequence[BackendReport]) -> Condition:
         message=conditions.cut("; ".join(r.message for r in broken)),
         last_transition_time="",
     )
-
-
-def _plain(value: object) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.json.decode(codec.encode(value))
-    return plain
 
 
 def _waking(wake: Changes) -> Handler[Any]:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import structlog
 
 from dra_driver.api import codec, names
@@ -159,7 +158,7 @@ class ClaimStatusWriter:
             "apiVersion": RESOURCE_CLAIMS.api_version,
             "kind": RESOURCE_CLAIMS.kind,
             "metadata": {"name": record.name, "namespace": record.namespace, "uid": record.uid},
-            "status": {"devices": msgspec.json.decode(codec.encode(entries))},
+            "status": {"devices": codec.plain(entries)},
         }
         await self._client.apply(
             RESOURCE_CLAIMS, body, field_manager=FIELD_MANAGER, subresource="status", force=True

@@ -233,11 +233,11 @@ class Observation:
                 for r in self._table.reports
             ],
             "devices": [
-                {"uuid": d.uuid, **_plain(msgspec.structs.replace(d.device, partitions=()))}
+                {"uuid": d.uuid, **codec.plain(msgspec.structs.replace(d.device, partitions=()))}
                 for d in self._table.devices
             ],
             "claims": [
-                {**_plain(msgspec.structs.replace(c, spec=None)), "state": c.state.value}
+                {**codec.plain(msgspec.structs.replace(c, spec=None)), "state": c.state.value}
                 for c in self._reservations.claims()
             ],
         }
@@ -251,11 +251,6 @@ def _sample(source: TelemetrySource) -> Sequence[DeviceSample]:
         # A backend of a third party must not cost all metrics.
         log.warning("devices could not be sampled", error=f"{type(e).__name__}: {e}")
         return ()
-
-
-def _plain(value: object) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.json.decode(codec.encode(value))
-    return plain
 
 
 def _channel(path: Path) -> grpc.aio.Channel:

@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from dra_driver.api import codec
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import DeviceAttribute
@@ -94,7 +92,5 @@ def _device(driver: str, device: PreparedDevice) -> dict[str, Any]:
             attributes["uuid"] = DeviceAttribute(string_value=device.partition.uuid)
     found: dict[str, Any] = {"driver": driver, "pool": device.pool, "name": device.device}
     if attributes:
-        found["attributes"] = {
-            name: msgspec.json.decode(codec.encode(value)) for name, value in sorted(attributes.items())
-        }
+        found["attributes"] = {name: codec.plain(value) for name, value in sorted(attributes.items())}
     return found

@@ -13,7 +13,6 @@ import functools
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, ClassVar
 
-import msgspec
 import structlog
 
 from dra_driver import resourceclaim
@@ -169,7 +168,7 @@ class ClaimController:
                     }
                 ],
             },
-            "spec": _raw(template.spec.spec),
+            "spec": codec.plain(template.spec.spec),
         }
         claim = await self._api.create(RESOURCE_CLAIMS, body, pod.metadata.namespace)
         # Wait until the informer has seen it; otherwise the next sync would create a second one.
@@ -198,7 +197,7 @@ class ClaimController:
             ):
                 continue
             reserved = [*claim.status.reserved_for, resourceclaim.pod_reference(pod)]
-            await self._write_status(claim, {"reservedFor": _raw(reserved)})
+            await self._write_status(claim, {"reservedFor": codec.plain(reserved)})
 
     # --- claims: reservations, deallocation, deletion -----------------------------------------------------
 
@@ -210,7 +209,7 @@ class ClaimController:
         protected = CLAIM_FINALIZER in (claim.metadata.finalizers or ())
         if len(valid) < len(claim.status.reserved_for):
             deallocate = protected and not valid and claim.status.allocation is not None
-            status: dict[str, Any] = {"reservedFor": _raw(valid) or None}
+            status: dict[str, Any] = {"reservedFor": codec.plain(valid) or None}
             claim = await self._write_status(claim, {**status, **(_NOT_ALLOCATED if deallocate else {})})
             if deallocate:
                 await self._remove_finalizer(claim)
@@ -266,11 +265,6 @@ class ClaimController:
 
 
 _NOT_ALLOCATED: Mapping[str, Any] = {"allocation": None, "devices": None}
-
-
-def _raw(value: object) -> Any:
-    """Return structs as plain data."""
-    return msgspec.json.decode(codec.encode(value))
 
 
 def _generate_name(pod: str, entry: str) -> str:
@@ -379,7 +373,7 @@ class GarbageCollector:
     async def _orphan_dependents(self, owner: MetaObject) -> None:
         for informer, item in self._dependents(owner):
             left = [r for r in item.metadata.owner_references or () if r.uid != owner.metadata.uid]
-            await self._patch(informer, item, {"ownerReferences": _raw(left) or None})
+            await self._patch(informer, item, {"ownerReferences": codec.plain(left) or None})
 
     async def _release(self, informer: Informer[MetaObject], item: MetaObject, finalizer: str) -> None:
         left = [f for f in item.metadata.finalizers or () if f != finalizer]

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any
-
-import msgspec
 
 from dra_driver import resourceclaim
 from dra_driver.api import codec
@@ -98,7 +95,7 @@ class ExtendedResources:
                     }
                 ],
             },
-            "spec": {"devices": {"requests": _raw(list(requests))}},
+            "spec": {"devices": {"requests": codec.plain(list(requests))}},
         }
         claim = await self._api.create(RESOURCE_CLAIMS, body, pod.metadata.namespace)
         self._made[pod.metadata.uid] = claim
@@ -106,7 +103,10 @@ class ExtendedResources:
 
     async def tell(self, pod: Pod, claim: ResourceClaim, share: resourceclaim.Share) -> None:
         """Write into the pod's status which container gets which request."""
-        status = {"resourceClaimName": claim.metadata.name, "requestMappings": _raw(list(share.mappings))}
+        status = {
+            "resourceClaimName": claim.metadata.name,
+            "requestMappings": codec.plain(list(share.mappings)),
+        }
         await self._api.merge_patch(
             PODS,
             pod.metadata.name,
@@ -138,8 +138,3 @@ class ExtendedResources:
 def served_by_classes(wanted: Mapping[str, DeviceClass], node: Node) -> Mapping[str, DeviceClass]:
     """Return those of the requested resources that this node does not offer through a device plugin."""
     return {name: c for name, c in wanted.items() if not node.status.allocatable.get(name)}
-
-
-def _raw(value: object) -> Any:
-    """Return structs as plain data."""
-    return msgspec.json.decode(codec.encode(value))
