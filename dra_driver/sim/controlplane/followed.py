@@ -41,9 +41,11 @@ class FollowedCluster:
         return self._assumed.get(key) or self._claims.get(key)
 
     def assume(self, claim: ResourceClaim) -> None:
-        """Assume a claim, which is the answer to a write."""
-        self._assumed[claim.key] = claim
-        self._changed(claim)
+        """Assume a claim that was written or read; one that is older than what is known changes nothing."""
+        known = self.claim(claim.key)
+        if known is None or is_newer(claim.metadata.resource_version, known.metadata.resource_version):
+            self._assumed[claim.key] = claim
+            self._changed(claim)
 
     def forget_what_is_seen(self) -> None:
         """Forget assumed claims that the watch has shown, or has shown to be deleted."""

@@ -18,21 +18,18 @@ them to another claim; what then happens on the node is tested without a schedul
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import structlog
 
 from dra_driver import resourceclaim, structured
-from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.meta import ObjectKey, Resource
-from dra_driver.api.names import CANNOT_ALLOCATE, CLAIM_FINALIZER, NOT_ON_NODE
+from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
@@ -41,12 +38,12 @@ from dra_driver.api.resource import (
     DeviceClass,
     ResourceClaim,
 )
-from dra_driver.errors import ApiUnavailable, Conflict, DraError, Invalid, NotFound
+from dra_driver.errors import Conflict, DraError, Invalid, NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, SystemClock
 from dra_driver.kube.clock import rfc3339
-from dra_driver.ownership import is_newer
 from dra_driver.ports import KubeClient
 from dra_driver.sim.controlplane import node_filters
+from dra_driver.sim.controlplane.claim_writer import ClaimWriter, PreBindError
 from dra_driver.sim.controlplane.extended_resources import ExtendedResources, owner_uids, served_by_classes
 from dra_driver.sim.controlplane.followed import FollowedCluster
 from dra_driver.sim.controlplane.neighbour_filters import NeighbourFilters
@@ -64,8 +61,6 @@ STILL = "still not schedulable"
 # Changes come in bursts (the slices of a pool, the pods that waited for them): one round handles them all.
 DEBOUNCE = 0.01
 RETRY = 1.0
-# Writes of one reservation that may meet a conflict: client-go's DefaultRetry.
-ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +78,6 @@ class _Unschedulable:
     reason: str = "Unschedulable"
     early: bool = False
     of_claims: bool = True
-
-
-class _PreBindError(DraError):
-    """A claim cannot be reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +129,7 @@ class Scheduler:
         self._cluster = FollowedCluster(
             slices=self._slices, classes=self._classes, nodes=self._nodes, claims=self._claims
         )
-        self._unanswered: set[ObjectKey] = set()  # claims of which nobody knows whether they were written
+        self._claim_writer = ClaimWriter(api, self._cluster.assume)
         self._bound: dict[str, str] = {}  # pod UID → node, until the watch shows it
         self._reported: dict[str, str] = {}  # pod UID → last condition written
 
@@ -184,7 +175,7 @@ class Scheduler:
             if now < self._not_before.get(pod.metadata.uid, (0.0, 0.0))[0] or self._hints.waits(pod, now):
                 continue  # a timer wakes the next round, or a change
             try:
-                await self._learn_outcomes()
+                await self._claim_writer.learn_outcomes()
                 await self._schedule(this, pod, binding)
             except (Conflict, NotFound) as e:
                 log.debug("somebody was faster", pod=str(pod.key), error=str(e))
@@ -192,16 +183,6 @@ class Scheduler:
             except DraError as e:
                 log.warning("pod not scheduled, will be tried again", pod=str(pod.key), error=str(e))
                 self._again()
-
-    async def _learn_outcomes(self) -> None:
-        for key in list(self._unanswered):
-            with contextlib.suppress(NotFound):
-                found = await self._api.get(RESOURCE_CLAIMS, key.name, key.namespace)
-                known = self._cluster.claim(key)
-                version = found.metadata.resource_version
-                if known is None or is_newer(version, known.metadata.resource_version):
-                    self._cluster.assume(found)
-            self._unanswered.discard(key)
 
     def _again(self) -> None:
         asyncio.get_running_loop().call_later(RETRY, self._dirty.set)
@@ -259,8 +240,8 @@ class Scheduler:
             if decision.share is not None:
                 claims.append(await self._extended.create(pod, decision.share.requests))
             for claim, allocation in zip(claims, decision.allocations, strict=True):
-                await self._reserve(pod, claim, allocation)
-        except (Invalid, _PreBindError) as e:
+                await self._claim_writer.reserve(pod, claim, allocation)
+        except (Invalid, PreBindError) as e:
             await self._refuse(pod, _failed_to_reserve(e))
             return
         if decision.share is not None:
@@ -276,7 +257,7 @@ class Scheduler:
             await self._nominate(pod, decision.node)
             await asyncio.sleep(self.slow_binding)
             for claim, allocation in zip(claims, decision.allocations, strict=True):
-                reserved.append(await self._reserve(pod, claim, allocation))
+                reserved.append(await self._claim_writer.reserve(pod, claim, allocation))
             await self._bind(pod, decision.node)
             bound = True
         except DraError as e:
@@ -289,9 +270,9 @@ class Scheduler:
 
     async def _not_bound(self, pod: Pod, reserved: Sequence[ResourceClaim], error: DraError) -> None:
         """Give reservations back, and report what is not for the next round to find out."""
-        await self._unreserve(pod, reserved)
+        await self._claim_writer.unreserve(pod, reserved)
         try:
-            if isinstance(error, Invalid | _PreBindError):
+            if isinstance(error, Invalid | PreBindError):
                 await self._refuse(pod, _failed_to_reserve(error))
         except DraError as e:
             log.debug("pod is gone, or the server is", pod=str(pod.key), error=str(e))
@@ -305,14 +286,6 @@ class Scheduler:
             await self._api.merge_patch(
                 PODS, pod.metadata.name, patch, pod.metadata.namespace, subresource="status"
             )
-
-    async def _unreserve(self, pod: Pod, claims: Sequence[ResourceClaim]) -> None:
-        for claim in claims:
-            others = [r for r in claim.status.reserved_for if r.uid != pod.metadata.uid]
-            try:
-                await self._patch_claim(claim, {"status": {"reservedFor": _raw(others) or None}}, "status")
-            except DraError as e:
-                log.warning("claim stays reserved", claim=str(claim.key), error=str(e))
 
     async def _decide(
         self, this: _Round, pod: Pod, claims: Sequence[ResourceClaim]
@@ -362,7 +335,7 @@ class Scheduler:
             await self._extended.delete(pod, left_over)
             after = "deletion of ResourceClaim completed"
         for claim in ruled_out_by.values():
-            if await self._deallocated(pod, claim):
+            if await self._claim_writer.deallocate(pod, claim):
                 after = "deallocation of ResourceClaim completed"
                 break
         ordered = [reasons[n.metadata.name] for n in this.nodes]
@@ -409,74 +382,6 @@ class Scheduler:
         return None
 
     # --- writing --------------------------------------------------------------------------------------------
-
-    async def _reserve(self, pod: Pod, claim: ResourceClaim, allocation: AllocationResult) -> ResourceClaim:
-        """Reserve a claim for a pod. After a conflict it is read again, and reserved as it is then.
-
-        Raises:
-            _PreBindError: it was allocated, or deallocated, by another in the meantime.
-        """
-        allocated = claim.status.allocation is not None
-        for _ in range(ATTEMPTS):
-            try:
-                return await self._reserve_once(pod, claim, allocation)
-            except Conflict:
-                claim = await self._api.get(RESOURCE_CLAIMS, claim.metadata.name, claim.metadata.namespace)
-                if (claim.status.allocation is not None) != allocated:
-                    what = "deallocated" if allocated else "allocated"
-                    raise _PreBindError(f"claim {claim.key} got {what} elsewhere in the meantime") from None
-        raise _PreBindError(f"claim {claim.key} changes all the time")
-
-    async def _reserve_once(
-        self, pod: Pod, claim: ResourceClaim, allocation: AllocationResult
-    ) -> ResourceClaim:
-        if claim.status.allocation is None and CLAIM_FINALIZER not in (claim.metadata.finalizers or ()):
-            claim = await self._patch_claim(
-                claim, {"metadata": {"finalizers": [*(claim.metadata.finalizers or ()), CLAIM_FINALIZER]}}
-            )
-        status: dict[str, Any] = {}
-        if claim.status.allocation is None or claim.status.allocation.allocation_timestamp is None:
-            # If another writer allocated without a timestamp, the API server refuses this, as with the real
-            # scheduler.
-            status["allocation"] = _raw(allocation) | {"allocationTimestamp": rfc3339(time.time())}
-        if not resourceclaim.is_reserved_for(claim, pod.metadata.uid):
-            reserved = [*claim.status.reserved_for, resourceclaim.pod_reference(pod)]
-            status["reservedFor"] = _raw(reserved)
-        elif claim.status.allocation is not None:
-            return claim
-        try:
-            return await self._patch_claim(claim, {"status": status}, "status")
-        except Invalid as e:
-            raise Invalid(
-                f"add reservation to claim {claim.key}: {e}", code=e.code, reason=e.reason, causes=e.causes
-            ) from e
-
-    async def _deallocated(self, pod: Pod, claim: ResourceClaim) -> bool:
-        """Deallocate a claim (PostFilter) that no other pod has reserved, whoever allocated it."""
-        if any(ref.uid != pod.metadata.uid for ref in claim.status.reserved_for):
-            return False
-        await self._patch_claim(
-            claim, {"status": {"allocation": None, "reservedFor": None, "devices": None}}, "status"
-        )
-        return True
-
-    async def _patch_claim(
-        self, claim: ResourceClaim, patch: Mapping[str, Any], subresource: str = ""
-    ) -> ResourceClaim:
-        metadata = {**patch.get("metadata", {}), "resourceVersion": claim.metadata.resource_version}
-        try:
-            changed = await self._api.merge_patch(
-                RESOURCE_CLAIMS,
-                claim.metadata.name,
-                {**patch, "metadata": metadata},
-                claim.metadata.namespace,
-                subresource=subresource,
-            )
-        except ApiUnavailable:
-            self._unanswered.add(claim.key)
-            raise
-        self._cluster.assume(changed)
-        return changed
 
     async def _bind(self, pod: Pod, node: str) -> None:
         binding: Resource[MetaObject] = Resource(
@@ -545,8 +450,3 @@ def _allows(claim: ResourceClaim, node: Node) -> bool:
 
 def _on_any(call: Any) -> Handler[Any]:
     return Handler(added=lambda _: call(), updated=lambda _old, _new: call(), deleted=lambda _: call())
-
-
-def _raw(value: object) -> Any:
-    """Return structs as plain data."""
-    return msgspec.json.decode(codec.encode(value))
