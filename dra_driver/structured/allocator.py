@@ -27,7 +27,6 @@ from dra_driver.structured.model.budget import STEPS_PER_QUESTION, Budget, Budge
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import (
-    Allocated,
     DoesNotFit,
     Failed,
     NodePolicy,
@@ -38,10 +37,8 @@ from dra_driver.structured.model.types import (
     PoolPolicy,
     Strategy,
 )
-from dra_driver.structured.search import bestfit
-from dra_driver.structured.search.bounds import too_few_devices
-from dra_driver.structured.search.results import allocation_results
-from dra_driver.structured.search.search import Pick, Search, SearchLimitError
+from dra_driver.structured.search.one_node import Answer, first_on_node, search_on_node
+from dra_driver.structured.search.search import Pick
 
 __all__ = ["allocate"]
 
@@ -98,28 +95,6 @@ def allocate(
     if strategy is Strategy.FIRST_FIT and pools is None:
         return question.first_fit()
     return question.best_fit()
-
-
-class _Answer:
-    """An answer on one node, with the allocation results made.
-
-    Raises:
-        FatalError: a node selector that an allocation cannot carry.
-    """
-
-    __slots__ = ("_chosen", "_picks", "_problem", "outcome")
-
-    def __init__(
-        self, problem: NodeProblem, picks: Sequence[Sequence[Pick]], chosen: Sequence[Sequence[int]]
-    ) -> None:
-        self._problem, self._picks, self._chosen = problem, picks, chosen
-        self.outcome = Allocated(problem.node.metadata.name, allocation_results(problem, picks, chosen))
-
-    def key(self) -> tuple[object, ...]:
-        """Return what decides between answers of different parts of a fleet; less is better."""
-        ranks = tuple(rank for claim in self._chosen for rank in claim)
-        score = bestfit.score_of(self._problem, self._picks, ranks)
-        return (*score.between_nodes, self.outcome.node)
 
 
 class _Question:
@@ -187,7 +162,7 @@ class _Question:
         for node in self._nodes():
             number += 1
             try:
-                outcome = _first_on_node(self._problem(node))
+                outcome = first_on_node(self._problem(node))
             except (BudgetExhausted, RecursionError):
                 return _gave_up()
             if isinstance(outcome, Failed) and outcome.only_this_node:
@@ -242,7 +217,7 @@ class _Question:
         best: Callable[[Snapshot, Callable[[str], bool] | None], Choice | None],
         allowed: Callable[[str], bool] | None,
         refused: set[str],
-    ) -> _Answer | None:
+    ) -> Answer | None:
         """Return the best answer of which an allocation can be made; add other nodes to ``refused``."""
         while True:
             choice = best(self._snapshot, allowed)
@@ -268,7 +243,7 @@ class _Question:
 
             return in_role
 
-        answers: list[_Answer | None] = []
+        answers: list[Answer | None] = []
         try:
             answers.append(self._best(request_class, request_class.best, only(Role.BEST), refused))
             answers.append(self._best(request_class, request_class.best_mixed, only(Role.MIXED), refused))
@@ -283,10 +258,10 @@ class _Question:
                 raise
         found = [a for a in answers if a is not None]
         if len(found) > 1:
-            found.sort(key=_Answer.key)
+            found.sort(key=Answer.key)
         return found[0].outcome if found else None
 
-    def _first_by_classes(self, fleet: Fleet, request_class: RequestClass) -> _Answer | Failed | None:
+    def _first_by_classes(self, fleet: Fleet, request_class: RequestClass) -> Answer | Failed | None:
         """Return Kubernetes' answer for nodes with first-fit pools only; one node of each class is asked."""
         for names, nodes in fleet.classes(request_class, self._allowed()):
             if (
@@ -295,10 +270,10 @@ class _Question:
             ):
                 continue
             problem = self._problem(self._snapshot.nodes[names[0]])
-            found = _search_on_node(problem)
+            found = search_on_node(problem)
             if found is None:
                 request_class.infeasible.add(nodes)
-            elif isinstance(found, _Answer) or not found.only_this_node:
+            elif isinstance(found, Answer) or not found.only_this_node:
                 return found
             elif found.gave_up:
                 request_class.unsolved.add(nodes)
@@ -317,7 +292,7 @@ class _Question:
         """Whether a claim is allocated already, which may exclude nodes."""
         return any(c.status.allocation is not None for c in self._claims)
 
-    def _found(self, request_class: RequestClass, choice: Choice) -> _Answer:
+    def _found(self, request_class: RequestClass, choice: Choice) -> Answer:
         """Return the answer for these claims on this node, from one for equal claims on an equal node."""
         plans = tuple(
             replace(plan, name=str(claim.key), claim=claim, allocation=claim.status.allocation)
@@ -334,7 +309,7 @@ class _Question:
             candidate = problem.look(alternative, entry, pool)
             assert isinstance(candidate, Candidate), candidate
             picks[place.claim].append(Pick(alternative, candidate, problem.share(alternative, candidate)))
-        return _Answer(problem, picks, choice.chosen)
+        return Answer(problem, picks, choice.chosen)
 
     def _confirm_refusal(self, fleet: Fleet, request_class: RequestClass, refused: set[str]) -> Outcome:
         """Refuse, after asking Kubernetes' search once per class where it might say something else."""
@@ -352,7 +327,7 @@ class _Question:
                 or request_class.may_fail(self._snapshot, nodes.layout)
             ):
                 continue
-            outcome = _first_on_node(self._problem(self._snapshot.nodes[names[0]]))
+            outcome = first_on_node(self._problem(self._snapshot.nodes[names[0]]))
             if isinstance(outcome, Failed) and outcome.only_this_node:
                 failures.append(outcome)
                 failed += len(names)
@@ -467,36 +442,3 @@ def _gave_up() -> Failed:
 
 def _without(allowed: Callable[[str], bool] | None, refused: Collection[str]) -> Callable[[str], bool]:
     return lambda name: name not in refused and (allowed is None or allowed(name))
-
-
-def _first_on_node(problem: NodeProblem) -> Allocated | Failed | None:
-    """Return Kubernetes' answer for one node; None if nothing fits."""
-    found = _search_on_node(problem)
-    return found.outcome if isinstance(found, _Answer) else found
-
-
-def _search_on_node(problem: NodeProblem) -> _Answer | Failed | None:
-    """Run Kubernetes' search on one node; return None if nothing fits."""
-    node = problem.node.metadata.name
-    try:
-        problem.prepare(strict=True)
-        search = Search(problem, on_solution=lambda _: True)
-        if not too_few_devices(problem) and search.run():
-            return _Answer(problem, search.picks, search.chosen)
-    except FatalError as e:
-        return Failed(str(e), only_this_node=e.only_this_node, node=node)
-    except SearchLimitError:
-        return Failed(
-            f"node {node}: gave up, the claims allow too many combinations of its devices",
-            only_this_node=True,
-            node=node,
-            gave_up=True,
-        )
-    invalid = [str(pool.id) for pool in problem.pools if pool.invalid]
-    if invalid:
-        return Failed(
-            f"node {node}: nothing fits, and these pools are invalid: {', '.join(invalid)}",
-            only_this_node=True,
-            node=node,
-        )
-    return None
