@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dra_driver.sim.apiserver.objects.kinds import Kind
 from dra_driver.sim.apiserver.objects.status import Raw
-from dra_driver.sim.apiserver.writing.reviews import ADMINISTRATOR, Reviews
+from dra_driver.sim.apiserver.writing.reviews import ADMINISTRATOR, Review, Reviews
 
 __all__ = ["Options"]
 
@@ -36,3 +37,19 @@ class Options:
     reviews: Reviews | None = None
     drawn: dict[str, str] = field(default_factory=dict)
     user: Raw = field(default_factory=lambda: ADMINISTRATOR)
+
+    def review_of(
+        self, kind: Kind, operation: str, namespace: str, new: Raw, old: Raw | None, subresource: str
+    ) -> Review:
+        """Return the review of a write with these options, for policies and webhooks."""
+        return Review(
+            operation=operation,
+            kind=kind,
+            namespace=namespace,
+            name=new["metadata"].get("name", ""),
+            subresource=subresource,
+            new=new,
+            old=old,
+            dry_run=self.dry_run,
+            user=self.user,
+        )

@@ -239,7 +239,7 @@ class Registry:
         """Return the object as mutating webhooks change it."""
         if options.reviews is None:
             return raw, context
-        review = _review(kind, operation, namespace, raw, old, options, subresource)
+        review = options.review_of(kind, operation, namespace, raw, old, subresource)
         changed = options.reviews.mutated(review)
         if changed is None:
             return raw, context
@@ -256,7 +256,7 @@ class Registry:
         subresource: str = "",
     ) -> None:
         """Ask the policies and the validating webhooks, and return if none refuses."""
-        review = _review(kind, operation, namespace, raw, old, options, subresource)
+        review = options.review_of(kind, operation, namespace, raw, old, subresource)
         self.policies.check(review)
         if options.reviews is not None:
             options.reviews.validated(review)
@@ -483,28 +483,6 @@ def _carry_system_fields(old: Raw, new: Raw) -> None:
     for name in ("generateName", "deletionTimestamp", "deletionGracePeriodSeconds"):
         if name in old and not new.get(name):
             new[name] = old[name]
-
-
-def _review(
-    kind: Kind,
-    operation: str,
-    namespace: str,
-    raw: Raw,
-    old: Raw | None,
-    options: Options,
-    subresource: str,
-) -> Review:
-    return Review(
-        operation=operation,
-        kind=kind,
-        namespace=namespace,
-        name=raw["metadata"].get("name", ""),
-        subresource=subresource,
-        new=raw,
-        old=old,
-        dry_run=options.dry_run,
-        user=options.user,
-    )
 
 
 def _waiting(metadata: Raw) -> bool:
