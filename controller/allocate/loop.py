@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Final
 
 import structlog
@@ -43,7 +42,7 @@ from controller.observe.tracing import span
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.names import CLAIM_FINALIZER
-from dra_driver.api.resource import AllocationResult, ResourceClaim, ResourceClaimConsumerReference
+from dra_driver.api.resource import ResourceClaim, ResourceClaimConsumerReference
 from dra_driver.api.scheduling import PodGroup
 from dra_driver.errors import ApiError
 from dra_driver.kube import Handler, Informer
@@ -443,7 +442,11 @@ class Allocator:
         with self._decider.accepting(answered):
             for pod, write in writes:
                 self._take(pod, write)
-        problems = await self._write_side_by_side(writes)
+        problems = await self._writer.allocate_all(
+            (claim, allocation, self._consumer(pod, claim))
+            for pod, write in writes
+            for claim, allocation in write.allocations
+        )
         log.info(
             "group could not be allocated" if problems else "group allocated",
             group=called(group.name, group.namespace),
@@ -460,22 +463,6 @@ class Allocator:
         await self._proceed_all(group, {pod_id for pod_id, _ in decision.writes})
         for pod_id in group.waiting:
             self._wakeups.queue.add(pod_id.key)  # they are told why they wait
-
-    async def _write_side_by_side(self, writes: Sequence[tuple[Pod, Write]]) -> list[ApiError]:
-        """Write all allocations; return what was refused."""
-        problems: list[ApiError] = []
-
-        async def one(pod: Pod, claim: ResourceClaim, allocation: AllocationResult) -> None:
-            try:
-                await self._writer.allocate(claim, allocation, self._consumer(pod, claim))
-            except ApiError as e:
-                problems.append(e)
-
-        async with asyncio.TaskGroup() as tasks:
-            for pod, write in writes:
-                for claim, allocation in write.allocations:
-                    tasks.create_task(one(pod, claim, allocation))
-        return problems
 
     def _consumer(self, pod: Pod, claim: ResourceClaim) -> ResourceClaimConsumerReference | None:
         """Return for what a claim of a pod is reserved at once; None where kube-scheduler does that."""

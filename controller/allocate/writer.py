@@ -9,6 +9,7 @@ never see because they are bound already.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -100,6 +101,28 @@ class Writer:
                 self._assume_cache.note(found)
                 raise Conflict(f"claim {claim.key} was allocated by another", code=409, reason="Conflict")
             current = found
+
+    async def allocate_all(
+        self,
+        writes: Iterable[tuple[ResourceClaim, AllocationResult, ResourceClaimConsumerReference | None]],
+    ) -> list[ApiError]:
+        """Write allocations side by side, each as ``allocate`` does; return what was refused."""
+        problems: list[ApiError] = []
+
+        async def one(
+            claim: ResourceClaim,
+            allocation: AllocationResult,
+            consumer: ResourceClaimConsumerReference | None,
+        ) -> None:
+            try:
+                await self.allocate(claim, allocation, consumer)
+            except ApiError as e:
+                problems.append(e)
+
+        async with asyncio.TaskGroup() as tasks:
+            for write in writes:
+                tasks.create_task(one(*write))
+        return problems
 
     async def _once(
         self,
