@@ -11,22 +11,18 @@ from controller.allocate.decide.earlier_users import EarlierUser
 from controller.allocate.decide.messages import Proceed, Wait, Write
 from controller.allocate.decide.nodes.placement import Placement
 from controller.allocate.decide.state.ownership import ClaimOwnership, OwnedClaim
-from controller.allocate.decide.state.pool_owners import Owner
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.ownership import PoolID
-from dra_driver.structured import AllocatedState, PoolPolicies
+from dra_driver.structured import AllocatedState
 
 __all__ = [
     "NoFit",
     "PodDecision",
-    "PoolTerms",
     "Question",
     "Trial",
     "first_problem",
     "why_behind",
     "why_nominated",
-    "why_withheld",
 ]
 
 
@@ -98,21 +94,6 @@ class Trial:
             self.claims[claim.metadata.uid] = msgspec.structs.replace(claim, status=status)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolTerms:
-    """Which pools decisions may use.
-
-    Attributes:
-        ours: with their policies.
-        withheld: why others are not used.
-        blocked: number of pools that are changing hands.
-    """
-
-    ours: PoolPolicies
-    withheld: Mapping[PoolID, str]
-    blocked: int
-
-
 def why_nominated(nominated: Mapping[str, str]) -> str:
     """Return that pods may be bound elsewhere with the same claims: node by pod."""
     named = ", ".join(f"pod {pod} to node {node}" for node, pod in sorted(nominated.items()))
@@ -125,17 +106,6 @@ def why_behind(user: EarlierUser) -> str:
         f"kube-scheduler looks first at pod {user.name}, which shares claim {user.claim}; it would "
         "deallocate the claim, because that pod cannot run with what is free now"
     )
-
-
-def why_withheld(owner: Owner | None) -> str:
-    """Return why this controller does not allocate from a pool, as a predicate."""
-    match owner:
-        case Owner.OTHERS:
-            return "allocated by kube-scheduler"
-        case Owner.OTHER_CONTROLLER:
-            return "allocated by another controller"
-        case _:
-            return "blocked during republishing or handover"
 
 
 def first_problem(owned: Sequence[OwnedClaim]) -> str:

@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
-from typing import TypeVar
 
 from controller.allocate.decide.earlier_users import EarlierUser
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
@@ -17,18 +16,17 @@ from controller.allocate.decide.nodes.placement import FreeRoom, Placements
 from controller.allocate.decide.questions import (
     NoFit,
     PodDecision,
-    PoolTerms,
     Question,
     Trial,
     first_problem,
     why_behind,
     why_nominated,
-    why_withheld,
 )
 from controller.allocate.decide.state.claims import ClaimView, node_of
 from controller.allocate.decide.state.cluster_state import ClusterState
 from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claims_of, is_finished
 from controller.allocate.decide.state.ownership import ClaimOwnership
+from controller.allocate.decide.state.usable_pools import PoolTerms, UsablePools
 from dra_driver.api.core import Pod
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.fleet import RequestShape, ShapeCount, count_shapes
@@ -46,8 +44,6 @@ from dra_driver.structured import (
     GroupRefused,
     Level,
     Outcome,
-    PersistentMap,
-    PoolPolicies,
     PoolPolicy,
     Room,
     Snapshot,
@@ -59,8 +55,6 @@ from dra_driver.structured import (
 from dra_driver.structured.matching.constraints import attribute_of
 
 __all__ = ["PodDecider"]
-
-_V = TypeVar("_V")
 
 
 class PodDecider:
@@ -82,20 +76,11 @@ class PodDecider:
         pods: Objects[Pod],
         placements: Placements,
     ) -> None:
-        self._default = settings.policy
+        self._pools = UsablePools(settings.policy)
         self._cluster = cluster
         self._claims = claims
         self._pods = pods
         self._placements = placements
-        # Pools that are changing hands; pools with another policy than the default.
-        self._blocked: set[PoolID] = set()
-        self._policies: dict[PoolID, PoolPolicy] = {}
-        # Our pools with their policies; every pool with its policy; why pools are not used; those for
-        # which all three are made anew.
-        self._ours: PoolPolicies = PersistentMap()
-        self._every: PoolPolicies = PersistentMap()
-        self._withheld: PersistentMap[PoolID, str] = PersistentMap()
-        self._stale: set[PoolID] = set()
         # What is taken for the question at hand, where it is not what the claims hold.
         self._supposed: AllocatedState | None = None
 
@@ -115,21 +100,13 @@ class PodDecider:
 
     def set_pool(self, pool: PoolID, *, blocked: bool, policy: PoolPolicy) -> None:
         """Take in what the publishing side says about a pool."""
-        if blocked:
-            self._blocked.add(pool)
-        else:
-            self._blocked.discard(pool)
-        if policy == self._default:
-            self._policies.pop(pool, None)
-        else:
-            self._policies[pool] = policy
-        self._stale.add(pool)
+        self._pools.set(pool, blocked=blocked, policy=policy)
 
     @property
     def terms(self) -> PoolTerms:
         """Which pools may be used."""
         self._current()
-        return PoolTerms(self._ours, self._withheld, len(self._blocked))
+        return self._pools.terms
 
     def refresh(self) -> None:
         """Take in what has changed; questions do the same."""
@@ -137,20 +114,11 @@ class PodDecider:
 
     def _current(self) -> ClusterState:
         cluster, before = self._cluster, self._cluster.snapshot
-        self._stale |= cluster.refresh()
-        if not self._stale and cluster.snapshot is before:
+        changed = self._pools.update(cluster, cluster.refresh())
+        if not changed and cluster.snapshot is before:
             return cluster
-        if self._stale:
-            # Maps that come from one another: the allocator looks at the pools that differ, and no others.
-            known = {p: self._policies.get(p, self._default) for p in self._stale if p in cluster.pools}
-            ours = {p: policy for p, policy in known.items() if p in cluster.own and p not in self._blocked}
-            withheld = {p: why_withheld(cluster.owner(p)) for p in known if p not in ours}
-            self._every = _changed(self._every, known, self._stale)
-            self._ours = _changed(self._ours, ours, self._stale)
-            self._withheld = _changed(self._withheld, withheld, self._stale)
-            self._stale = set()
         # What nodes are is not for the pod to pay that happens to be asked about first.
-        prepare(cluster.snapshot.with_allocated(self._claims.allocated), self._ours)
+        prepare(cluster.snapshot.with_allocated(self._claims.allocated), self._pools.ours)
         return cluster
 
     def _snapshot(self, trial: Trial | None) -> Snapshot:
@@ -167,7 +135,7 @@ class PodDecider:
     def are_ours(self, pools: Collection[PoolID]) -> bool:
         """Return whether every pool is this controller's to allocate from."""
         self._current()
-        return all(pool in self._ours for pool in pools)
+        return all(pool in self._pools.ours for pool in pools)
 
     def is_ours(self, allocation: AllocationResult) -> bool:
         """Return whether every device of an allocation is from a pool of ours."""
@@ -208,19 +176,27 @@ class PodDecider:
         if not owners or any(owner is not ClaimOwnership.OURS for owner in owners):
             return None
         return room(
-            self._snapshot(None), claims, ignore_taint=is_controller_taint, pools=self._ours, budget=budget
+            self._snapshot(None),
+            claims,
+            ignore_taint=is_controller_taint,
+            pools=self._pools.ours,
+            budget=budget,
         )
 
     def shapes_state(self) -> tuple[object, ...]:
         """Return what the counts of request shapes rest on; compared by identity, since its parts are."""
-        return (self._current().snapshot, self._claims.allocated, self._ours)
+        return (self._current().snapshot, self._claims.allocated, self._pools.ours)
 
     def count_shapes(
         self, shapes: Sequence[RequestShape], budget: Callable[[], Budget]
     ) -> tuple[ShapeCount, ...]:
         """Count request shapes in our pools, beside everything that is allocated or assumed."""
         return count_shapes(
-            self._snapshot(None), shapes, ignore_taint=is_controller_taint, pools=self._ours, budget=budget
+            self._snapshot(None),
+            shapes,
+            ignore_taint=is_controller_taint,
+            pools=self._pools.ours,
+            budget=budget,
         )
 
     def beside(self, pod: Pod) -> bytes:
@@ -363,8 +339,8 @@ class PodDecider:
             least=least,
             free=free.nodes,
             ignore_taint=is_controller_taint,
-            pools=self._ours,
-            withheld=self._withheld,
+            pools=self._pools.ours,
+            withheld=self._pools.withheld,
             budget=budget,
         )
 
@@ -447,8 +423,8 @@ class PodDecider:
             claims,
             nodes=nodes,
             ignore_taint=is_controller_taint,
-            pools=self._ours,
-            withheld=self._withheld,
+            pools=self._pools.ours,
+            withheld=self._pools.withheld,
             budget=budget,
         )
 
@@ -475,7 +451,7 @@ class PodDecider:
                 claims,
                 nodes=left,
                 ignore_taint=is_controller_taint,
-                pools=self._every,
+                pools=self._pools.every,
                 budget=budget,
             )
             if not isinstance(outcome, Allocated):
@@ -513,15 +489,3 @@ class PodDecider:
             and not c.metadata.deletion_timestamp
             and self.is_ours(c.status.allocation)
         )
-
-
-def _changed(
-    known: PersistentMap[PoolID, _V], now: Mapping[PoolID, _V], asked: Collection[PoolID]
-) -> PersistentMap[PoolID, _V]:
-    """Return what is known, where those pools have these values and no others.
-
-    Where nothing differs, it is the same object.
-    """
-    set_ = {p: value for p, value in now.items() if known.get(p) != value}
-    gone = [p for p in asked if p not in now and p in known]
-    return known.updated(set_, gone) if set_ or gone else known

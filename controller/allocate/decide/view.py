@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import msgspec
 
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem
-from controller.allocate.decide.questions import PoolTerms
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.cluster_state import ClusterState
 from controller.allocate.decide.state.objects import called
+from controller.allocate.decide.state.usable_pools import PoolTerms
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.resource import (
