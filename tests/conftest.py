@@ -22,6 +22,7 @@ sys.path.extend(
 )
 sys.path.append(str(Path(__file__).parent / "sim"))
 
+import cold_start
 from examples import PROFILE, examples
 
 hypothesis.settings.register_profile("default", derandomize=True, deadline=None, max_examples=examples(100))
@@ -47,9 +48,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.long)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Compile a share of what is not compiled yet. Nothing of what is collected is garbage."""
+    gc.disable()
+    cold_start.compile_share(session.config)
+
+
 def pytest_collection_finish() -> None:
     """Leave all modules and tests out of the garbage collector's later rounds."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
