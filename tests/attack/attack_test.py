@@ -141,9 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    args = _parser().parse_args()
+    args = _parser().parse_args(arguments)
     chosen = _chosen(args)
     if args.list:
         for attack in chosen:
