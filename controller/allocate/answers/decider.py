@@ -249,9 +249,9 @@ class Decider:
                 return True
 
     def _claims_of(self, pod: Pod, answer: PodAnswer) -> set[ObjectKey]:
-        """Return the claims of the pod, or of all members of its group."""
-        members = [p.key for p in answer.group.pods] if answer.group is not None else [pod.key]
-        pods = (self._journal.pod(key) for key in members)
+        """Return the claims of the pod, and of all members of its group that the answer names."""
+        members = {p.key for p in answer.group.pods} if answer.group is not None else set[ObjectKey]()
+        pods = (self._journal.pod(key) for key in members | {pod.key})
         return {key for p in pods if p is not None for key in claims_of(p)}
 
     def _may_undo(self, undo: Sequence[ResourceClaim], own: set[ObjectKey], knowledge: Knowledge) -> bool:

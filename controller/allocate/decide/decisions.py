@@ -340,15 +340,15 @@ class Decisions:
             return PodAnswer(self._version, Wait("the pod does not exist"))
         group = self._group_of(pod)
         if isinstance(group, GroupProblem):
-            problem = Wait(group.message) if group.passing else self._refusals.of_problem(pod, group)
-            return self._complete(PodAnswer(self._version, problem, GroupMembers(*group.key)), pod, now)
+            held = self._gangs.in_disorder(pod, group, now)
+            decision = held if isinstance(held, Wait) else self._refusals.of_problem(pod, group, held)
+            return self._complete(PodAnswer(self._version, decision, GroupMembers(*group.key)), pod, now)
         if question.set_aside:
             return None
         # Without its members: each of them is told of them once, when the answer is worked out.
         members = None
         if group is not None:
             members = GroupMembers(*group.key, group.size, priority=group.priority)
-        if group is not None:
             known = self._gangs.known_refusal(group, pod, self._improvements, now)
             if known is not None:
                 # Those of the others were told of when the answer was worked out.

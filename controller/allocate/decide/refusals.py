@@ -53,10 +53,16 @@ class Refusals:
             decision.new_node and not decision.gave_up,
         )
 
-    def of_problem(self, pod: Pod, problem: GroupProblem) -> Refuse:
-        """Return the refusal of a pod whose group is wrong; it is reported where the pod has no gate, too."""
+    def of_problem(self, pod: Pod, problem: GroupProblem, undo: tuple[ResourceClaim, ...]) -> Refuse:
+        """Return the refusal of a pod whose group is wrong; it is reported where the pod has no gate, too.
+
+        Args:
+            pod: the one that is refused.
+            problem: what is wrong.
+            undo: what the pod has to give back.
+        """
         ours = tuple(c for c in self._waiting(pod) if not self._decider.is_theirs(c))
-        return Refuse(problem.message, ours, signature=signature_of_group(problem.key))
+        return Refuse(problem.message, ours, undo, signature=signature_of_group(problem.key))
 
     def of_stopped(self, key: ObjectKey, pod: Pod | None, limit: str) -> Refuse:
         """Return the refusal of a pod the working out of whose question was stopped.

@@ -264,7 +264,7 @@ class Gangs:
                 rests_on = self._rests_on(standing, now)
                 self._refused[gang.key] = _Refused(changes, rests_on, state, refusal)
             return refusal
-        if held and isinstance(answer, GroupWrite) and self._time_left(gang, now) <= 0:
+        if held and isinstance(answer, GroupWrite) and self._time_left(gang.key, now) <= 0:
             return self._refusal(gang, f"{gang.called} was not allocated as a whole in time", (), held)
         if held and isinstance(answer, Wait) and not answer.poll:
             return self._incomplete(gang, answer.reason, held, now)  # a claim of a member is missing
@@ -402,12 +402,18 @@ class Gangs:
             # The pool may become ours again, and no event leads to a look at a pod that only waits.
             others = self._held(self._standing(gang), ours=False)
             return Wait(reason, _POLL_SECONDS if others else 0.0, volumes)
-        left = self._time_left(gang, now)
+        left = self._time_left(gang.key, now)
         return Wait(reason, left, volumes) if left > 0 else self._refusal(gang, reason, (), held)
 
-    def _time_left(self, gang: Gang, now: float) -> float:
+    def in_disorder(self, pod: Pod, problem: GroupProblem, now: float) -> Wait | tuple[ResourceClaim, ...]:
+        """Return what a pod whose group is wrong gives back; ``Wait`` while it may keep that."""
+        held = self._tentative(pod, {pod.metadata.uid}) if is_gated(pod) else ()
+        left = self._time_left(problem.key, now) if held else 0.0
+        return Wait(problem.message, left) if left > 0 or (problem.passing and not held) else held
+
+    def _time_left(self, key: GroupKey, now: float) -> float:
         """Return the seconds for which a part of the group may go on holding devices."""
-        return self._partial_since.setdefault(gang.key, now) + self._timeout - now
+        return self._partial_since.setdefault(key, now) + self._timeout - now
 
     def _held(self, standing: Standing, *, ours: bool = True) -> tuple[ResourceClaim, ...]:
         """Return the allocations that go where the group is not allocated as a whole: tentative ones.
@@ -426,17 +432,20 @@ class Gangs:
             stays = uid in standing.running or (standing.has_started and uid in standing.served)
             if stays or (standing.keeps and not is_gated(pod)):
                 continue
-            for claim in self._claims_of(pod):
-                allocation = claim.status.allocation
-                if (
-                    allocation is not None
-                    and not claim.status.reserved_for
-                    and not self._claims.is_assumed(claim)
-                    and not self._is_with_others(claim, mine)
-                    and (not ours or self._decider.is_ours(allocation))
-                ):
-                    found[claim.metadata.uid] = claim
+            found.update((c.metadata.uid, c) for c in self._tentative(pod, mine, ours=ours))
         return tuple(found.values())
+
+    def _tentative(self, pod: Pod, mine: Collection[str], *, ours: bool = True) -> tuple[ResourceClaim, ...]:
+        """Return the claims of a pod that are allocated and not reserved; ``mine``: UIDs of the members."""
+        return tuple(
+            claim
+            for claim in self._claims_of(pod)
+            if (allocation := claim.status.allocation) is not None
+            and not claim.status.reserved_for
+            and not self._claims.is_assumed(claim)
+            and not self._is_with_others(claim, mine)
+            and (not ours or self._decider.is_ours(allocation))
+        )
 
     def _is_with_others(self, claim: ResourceClaim, mine: Collection[str]) -> bool:
         """Return whether kube-scheduler may be placing a pod that is no member with a claim."""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from controller_harness import NS, OURS, Harness, claim, cluster_of, node, pod, pool, request, run
 from fake_client import FakeClient
-from group_members import member
+from group_members import allocate, member
 
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.names import (
@@ -299,3 +299,27 @@ def test_topology_is_asked_for_by_annotation() -> None:
         assert h.devices("c")[0][0] == "n1"
 
     run(cluster, scenario)
+
+
+@pytest.mark.parametrize("wrong", ["size", "podgroup"])
+def test_a_gated_member_of_a_group_that_is_wrong_gives_its_devices_back_in_time(wrong: str) -> None:
+    cluster = cluster_of(n1=(40, 40))
+    if wrong == "size":
+        for name, size in (("a", 3), ("b", 2)):
+            member(cluster, name, size)
+    else:
+        claim(cluster, "a")
+        pod(cluster, "a", "a", schedulingGroup={"podGroupName": "gone"})
+    allocate(cluster, "a", "n1", "gpu-0")
+
+    async def scenario(h: Harness) -> None:
+        await h.quiet()
+        assert h.devices("a") == [("n1", "gpu-0")]
+        await asyncio.sleep(5)
+        assert h.devices("a") == []
+        assert h.gates("a") != []
+        before = len(cluster.writes)
+        await asyncio.sleep(10)
+        assert [w for w in cluster.writes[before:] if w.kind == "ResourceClaim"] == []
+
+    run(cluster, scenario, group_seconds=3.0)
